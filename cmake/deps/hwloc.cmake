@@ -1,0 +1,5 @@
+find_path(HWLOC_INCLUDE_DIR hwloc.h REQUIRED)
+find_library(HWLOC_LIBRARY hwloc REQUIRED)
+add_library(deplo_hwloc INTERFACE)
+target_include_directories(deplo_hwloc INTERFACE ${HWLOC_INCLUDE_DIR})
+target_link_libraries(deplo_hwloc INTERFACE ${HWLOC_LIBRARY})

@@ -1,0 +1,1 @@
+find_package(nlohmann_json 3.11 REQUIRED)

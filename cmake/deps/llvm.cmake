@@ -1,0 +1,11 @@
+# Linked statically with hidden symbols, so that deplo imports beside any other LLVM.
+list(APPEND CMAKE_PREFIX_PATH /usr/lib/llvm-22)
+find_package(ZLIB REQUIRED)
+find_package(LLVM 22.1 REQUIRED CONFIG)
+add_library(deplo_llvm INTERFACE)
+target_include_directories(deplo_llvm SYSTEM INTERFACE ${LLVM_INCLUDE_DIRS})
+target_compile_definitions(deplo_llvm INTERFACE ${LLVM_DEFINITIONS_LIST})
+llvm_map_components_to_libnames(DEPLO_LLVM_LIBS X86CodeGen X86AsmParser X86Desc X86Info OrcJIT Passes)
+target_link_libraries(deplo_llvm INTERFACE ${DEPLO_LLVM_LIBS})
+target_compile_options(deplo_llvm INTERFACE -fno-rtti)
+target_link_options(deplo_llvm INTERFACE -Wl,--exclude-libs,ALL -Wl,--gc-sections)

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace deplo {
+
+enum class DType : uint8_t { boolean, u8, i8, i16, i32, i64, f16, bf16, f32, f64 };
+
+/// Bytes of one element in memory (a bool is one byte, 0 or 1).
+int64_t size_of(DType dtype);
+bool is_float(DType dtype);
+/// True for the integers, without bool.
+bool is_integer(DType dtype);
+bool is_signed(DType dtype);
+/// "bool", "u8", "i8", ... "f64": the spelling of every IR level.
+std::string_view to_string(DType dtype);
+std::optional<DType> parse_dtype(std::string_view text);
+/// The type in which arithmetic on `dtype` happens: float32 for f16 and bf16, itself otherwise.
+DType compute_type(DType dtype);
+
+// Round-to-nearest-even conversions of the 16-bit float formats, bit patterns in the low half.
+float bf16_to_f32(uint16_t bits);
+uint16_t f32_to_bf16(float value);
+float f16_to_f32(uint16_t bits);
+uint16_t f32_to_f16(float value);
+
+}  // namespace deplo

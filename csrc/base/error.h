@@ -1,0 +1,60 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace deplo {
+
+/// Base of every error that deplo raises; each subclass is one Python class of the same name.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// The caller's mistake: a bad option, a malformed .ir file, an input of the wrong shape.
+class UserError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// deplo does not compile this in full: the op stays in ATen, with this text as the recorded reason.
+class UnsupportedError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A bug in deplo: names the level and the pass.
+class InternalError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// An index out of range at run time: eager's IndexError.
+class IndexError : public Error {
+ public:
+  using Error::Error;
+};
+
+[[noreturn]] void throw_internal(const char* file, int line, const char* condition, const std::string& text);
+
+}  // namespace deplo
+
+/// Checks input. The text is formatted only on failure and should quote the offending value.
+#define DEPLO_CHECK(condition, ...)                             \
+  do {                                                          \
+    if (!(condition)) throw ::deplo::UserError(::fmt::format(__VA_ARGS__)); \
+  } while (false)
+
+/// Refuses what deplo does not handle in full.
+#define DEPLO_SUPPORT(condition, ...)                                  \
+  do {                                                                 \
+    if (!(condition)) throw ::deplo::UnsupportedError(::fmt::format(__VA_ARGS__)); \
+  } while (false)
+
+/// Checks what deplo itself guarantees.
+#define DEPLO_ASSERT(condition, ...)                                                                    \
+  do {                                                                                                  \
+    if (!(condition)) ::deplo::throw_internal(__FILE__, __LINE__, #condition, ::fmt::format(__VA_ARGS__)); \
+  } while (false)

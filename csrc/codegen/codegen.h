@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/context.h"
+#include "kernel_ir/ir.h"
+
+namespace deplo {
+
+/// What a kernel receives: buffers in the order of its params, symbols in the order of its symbols.
+struct KernelArgs {
+  void* const* buffers;
+  const int64_t* symbols;
+  int32_t* error;    ///< the error word: an ErrorCode, set and never cleared by kernels
+  void* scratch;     ///< scratch_bytes of this thread, aligned to 64
+};
+
+/// Runs piece `thread` of `threads` of the kernel; the union of all pieces is the kernel.
+using KernelFn = void (*)(const KernelArgs* args, int64_t thread, int64_t threads);
+
+/// Machine code of one kernel; the code lives as long as the object.
+class CompiledKernel {
+ public:
+  virtual ~CompiledKernel() = default;
+  virtual KernelFn function() const = 0;
+};
+
+struct CodegenStats {
+  int compiled = 0;      ///< kernels for which LLVM ran
+  int memory_hits = 0;
+  int disk_hits = 0;
+  double seconds = 0;    ///< wall time
+};
+
+struct CodegenOptions {
+  std::string cache_dir;  ///< empty: no disk cache
+  int64_t cache_limit_bytes = 1LL << 30;
+  int workers = 1;        ///< threads that compile
+};
+
+/// Compiles kernels for this CPU, equal kernels once; results in the order given. Throws InternalError, or
+/// UnsupportedError when built without LLVM.
+std::vector<std::shared_ptr<CompiledKernel>> compile_cpu_kernels(const std::vector<Ref<kernel_ir::Kernel>>& kernels, const PassContext& context,
+                                                                 const CodegenOptions& options, CodegenStats* stats);
+/// LLVM IR (after optimisation) and assembly of one kernel, as text.
+std::string cpu_llvm_text(const kernel_ir::Kernel& kernel, const PassContext& context);
+std::string cpu_assembly_text(const kernel_ir::Kernel& kernel, const PassContext& context);
+/// The CPU found, or restricted to `features` ("avx2", "avx512", "sse"); names both on an unknown value.
+TargetInfo cpu_target_info(const std::string& features);
+/// Versions of LLVM and of the generated code's format, part of every cache key; "" without LLVM.
+std::string codegen_version();
+
+/// CUDA C++ text of a kernel whose loops were mapped to blocks and threads. No header is included.
+std::string cuda_text(const kernel_ir::Kernel& kernel);
+
+}  // namespace deplo

@@ -1,0 +1,376 @@
+#include "expr/expr.h"
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "expr/node.h"
+
+namespace deplo {
+namespace {
+
+struct NodeHash {
+  size_t operator()(const ExprNode* n) const {
+    size_t h = static_cast<size_t>(n->kind) * 1099511628211ULL ^ std::hash<int64_t>()(n->value) ^ std::hash<std::string>()(n->name);
+    for (const Expr& e : n->operands) h = h * 31 + std::hash<const void*>()(e.node());
+    return h;
+  }
+};
+
+struct NodeEqual {
+  bool operator()(const ExprNode* a, const ExprNode* b) const {
+    return a->kind == b->kind && a->value == b->value && a->name == b->name && a->operands == b->operands;
+  }
+};
+
+// Sharded so that compiling threads seldom meet. Nodes live as long as the process: they are few and small.
+struct Table {
+  std::mutex mutex;
+  std::unordered_map<const ExprNode*, std::unique_ptr<ExprNode>, NodeHash, NodeEqual> nodes;
+};
+
+std::vector<Table>& tables() {
+  static auto* shards = new std::vector<Table>(16);
+  return *shards;
+}
+
+int64_t floor_divide(int64_t a, int64_t b) {
+  int64_t q = a / b;
+  return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q;
+}
+
+bool atoms_less(const std::vector<Expr>& a, const std::vector<Expr>& b) {
+  size_t n = std::min(a.size(), b.size());
+  for (size_t i = 0; i < n; ++i)
+    if (int c = compare(a[i], b[i])) return c < 0;
+  return a.size() > b.size();  // constants (no atoms) last
+}
+
+Expr binary(ExprKind kind, Expr a, Expr b) { return intern({kind, 0, "", {a, b}}); }
+
+}  // namespace
+
+Expr intern(ExprNode node) {
+  Table& table = tables()[NodeHash()(&node) % tables().size()];
+  std::lock_guard lock(table.mutex);
+  Expr e{};
+  if (auto it = table.nodes.find(&node); it != table.nodes.end()) {
+    e.node_ = it->first;
+    return e;
+  }
+  auto owned = std::make_unique<ExprNode>(std::move(node));
+  e.node_ = owned.get();
+  table.nodes.emplace(e.node_, std::move(owned));
+  return e;
+}
+
+Expr::Expr() {
+  static const auto* zero = new ExprNode{ExprKind::constant, 0, "", {}};
+  node_ = zero;
+}
+
+Expr::Expr(int64_t value) : Expr() {
+  if (value != 0) *this = intern({ExprKind::constant, value, "", {}});
+}
+
+Expr Expr::symbol(const std::string& name) { return intern({ExprKind::symbol, 0, name, {}}); }
+ExprKind Expr::kind() const { return node_->kind; }
+int64_t Expr::value() const { return node_->value; }
+const std::string& Expr::name() const { return node_->name; }
+const std::vector<Expr>& Expr::operands() const { return node_->operands; }
+
+std::optional<int64_t> Expr::as_constant() const {
+  if (!is_constant()) return std::nullopt;
+  return value();
+}
+
+int compare(Expr a, Expr b) {
+  if (a == b) return 0;
+  if (a.kind() != b.kind()) {
+    // Symbols first, constants last: the order in which people write terms.
+    auto rank = [](ExprKind k) { return k == ExprKind::symbol ? 0 : k == ExprKind::constant ? 9 : static_cast<int>(k); };
+    return rank(a.kind()) < rank(b.kind()) ? -1 : 1;
+  }
+  if (a.is_constant()) return a.value() < b.value() ? -1 : 1;
+  if (a.is_symbol()) return a.name().compare(b.name()) < 0 ? -1 : 1;
+  const auto& x = a.operands();
+  const auto& y = b.operands();
+  for (size_t i = 0; i < std::min(x.size(), y.size()); ++i)
+    if (int c = compare(x[i], y[i])) return c;
+  return x.size() < y.size() ? -1 : 1;
+}
+
+std::vector<Term> terms_of(Expr e) {
+  auto one = [](Expr t) -> Term {
+    if (t.is_constant()) return {t.value(), {}};
+    if (t.kind() == ExprKind::mul) {
+      Term term{1, {}};
+      for (const Expr& factor : t.operands()) {
+        if (factor.is_constant())
+          term.coefficient *= factor.value();
+        else
+          term.atoms.push_back(factor);
+      }
+      return term;
+    }
+    return {1, {t}};
+  };
+  std::vector<Term> terms;
+  if (e.kind() == ExprKind::add)
+    for (const Expr& t : e.operands()) terms.push_back(one(t));
+  else if (!e.is(0))
+    terms.push_back(one(e));
+  return terms;
+}
+
+Expr atoms_product(const Term& term) { return from_terms({{1, term.atoms}}); }
+
+Expr from_terms(std::vector<Term> terms) {
+  std::sort(terms.begin(), terms.end(), [](const Term& a, const Term& b) { return atoms_less(a.atoms, b.atoms); });
+  std::vector<Term> merged;
+  for (Term& term : terms) {
+    if (!merged.empty() && merged.back().atoms == term.atoms)
+      merged.back().coefficient += term.coefficient;
+    else
+      merged.push_back(std::move(term));
+  }
+  std::vector<Expr> sum;
+  for (const Term& term : merged) {
+    if (term.coefficient == 0) continue;
+    if (term.atoms.empty()) {
+      sum.emplace_back(term.coefficient);
+    } else if (term.atoms.size() == 1 && term.coefficient == 1) {
+      sum.push_back(term.atoms[0]);
+    } else {
+      std::vector<Expr> factors = term.atoms;
+      if (term.coefficient != 1) factors.emplace_back(term.coefficient);
+      sum.push_back(intern({ExprKind::mul, 0, "", std::move(factors)}));
+    }
+  }
+  if (sum.empty()) return 0;
+  if (sum.size() == 1) return sum[0];
+  return intern({ExprKind::add, 0, "", std::move(sum)});
+}
+
+Expr operator+(Expr a, Expr b) {
+  if (a.is(0)) return b;
+  if (b.is(0)) return a;
+  auto terms = terms_of(a);
+  for (Term& term : terms_of(b)) terms.push_back(std::move(term));
+  return from_terms(std::move(terms));
+}
+
+Expr operator-(Expr a, Expr b) { return a + Expr(-1) * b; }
+
+Expr operator*(Expr a, Expr b) {
+  if (a.is(1)) return b;
+  if (b.is(1)) return a;
+  std::vector<Term> terms;
+  for (const Term& x : terms_of(a)) {
+    for (const Term& y : terms_of(b)) {
+      Term term{x.coefficient * y.coefficient, x.atoms};
+      term.atoms.insert(term.atoms.end(), y.atoms.begin(), y.atoms.end());
+      std::sort(term.atoms.begin(), term.atoms.end(), [](const Expr& p, const Expr& q) { return compare(p, q) < 0; });
+      terms.push_back(std::move(term));
+    }
+  }
+  return from_terms(std::move(terms));
+}
+
+namespace {
+
+// Splits a into quotient * b + rest, taking every term that b divides exactly.
+std::pair<Expr, Expr> divide_terms(Expr a, Expr b) {
+  Expr quotient = 0;
+  Expr rest = 0;
+  for (const Term& term : terms_of(a)) {
+    Expr t = from_terms({term});
+    if (auto q = exact_quotient(t, b))
+      quotient = quotient + *q;
+    else if (auto c = b.as_constant(); c && term.atoms.empty()) {
+      quotient = quotient + floor_divide(term.coefficient, *c);
+      rest = rest + (term.coefficient - floor_divide(term.coefficient, *c) * *c);
+    } else {
+      rest = rest + t;
+    }
+  }
+  return {quotient, rest};
+}
+
+}  // namespace
+
+Expr floordiv(Expr a, Expr b) {
+  if (b.is(1) || a.is(0)) return a;
+  DEPLO_ASSERT(!b.is(0), "floordiv of {} by zero", print(a));
+  if (a.is_constant() && b.is_constant()) return floor_divide(a.value(), b.value());
+  if (a == b) return 1;
+  auto [quotient, rest] = divide_terms(a, b);
+  if (rest.is(0)) return quotient;
+  if (rest.kind() == ExprKind::floordiv && b.is_constant() && rest.operands()[1].is_constant())
+    return quotient + floordiv(rest.operands()[0], rest.operands()[1] * b);
+  if (rest.is_constant() && b.is_constant()) return quotient + floor_divide(rest.value(), b.value());
+  return quotient + binary(ExprKind::floordiv, rest, b);
+}
+
+Expr mod(Expr a, Expr b) {
+  if (b.is(1) || a.is(0) || a == b) return 0;
+  DEPLO_ASSERT(!b.is(0), "mod of {} by zero", print(a));
+  if (a.is_constant() && b.is_constant()) return a.value() - floor_divide(a.value(), b.value()) * b.value();
+  Expr rest = divide_terms(a, b).second;
+  if (rest.is(0)) return 0;
+  if (rest.is_constant() && b.is_constant()) return mod(rest, b);
+  if (rest.kind() == ExprKind::mod && exact_quotient(rest.operands()[1], b)) return mod(rest.operands()[0], b);
+  return binary(ExprKind::mod, rest, b);
+}
+
+Expr min(Expr a, Expr b) {
+  if (a == b) return a;
+  if (auto c = (a - b).as_constant()) return *c <= 0 ? a : b;
+  return compare(a, b) < 0 ? binary(ExprKind::min, a, b) : binary(ExprKind::min, b, a);
+}
+
+Expr max(Expr a, Expr b) {
+  if (a == b) return a;
+  if (auto c = (a - b).as_constant()) return *c >= 0 ? a : b;
+  return compare(a, b) < 0 ? binary(ExprKind::max, a, b) : binary(ExprKind::max, b, a);
+}
+
+Expr ceildiv(Expr a, Expr b) { return floordiv(a + b - 1, b); }
+
+Expr product(const std::vector<Expr>& factors) {
+  Expr result = 1;
+  for (const Expr& f : factors) result = result * f;
+  return result;
+}
+
+Cond less(Expr a, Expr b) { return {Cond::Kind::ge0, b - a - 1}; }
+Cond less_equal(Expr a, Expr b) { return {Cond::Kind::ge0, b - a}; }
+Cond equal(Expr a, Expr b) { return {Cond::Kind::eq0, a - b}; }
+Cond not_equal(Expr a, Expr b) { return {Cond::Kind::ne0, a - b}; }
+Range axis_range(Expr extent) { return {Expr(0), extent - 1}; }
+
+Expr substitute(Expr e, const Substitution& values) {
+  switch (e.kind()) {
+    case ExprKind::constant: return e;
+    case ExprKind::symbol: {
+      auto it = values.find(e.name());
+      return it == values.end() ? e : it->second;
+    }
+    case ExprKind::add: {
+      Expr sum = 0;
+      for (const Expr& t : e.operands()) sum = sum + substitute(t, values);
+      return sum;
+    }
+    case ExprKind::mul: {
+      Expr result = 1;
+      for (const Expr& t : e.operands()) result = result * substitute(t, values);
+      return result;
+    }
+    case ExprKind::floordiv: return floordiv(substitute(e.operands()[0], values), substitute(e.operands()[1], values));
+    case ExprKind::mod: return mod(substitute(e.operands()[0], values), substitute(e.operands()[1], values));
+    case ExprKind::min: return min(substitute(e.operands()[0], values), substitute(e.operands()[1], values));
+    case ExprKind::max: return max(substitute(e.operands()[0], values), substitute(e.operands()[1], values));
+  }
+  return e;
+}
+
+Cond substitute(const Cond& cond, const Substitution& values) { return {cond.kind, substitute(cond.expr, values)}; }
+
+int64_t evaluate(Expr e, const std::map<std::string, int64_t>& values) {
+  auto operand = [&](size_t i) { return evaluate(e.operands()[i], values); };
+  switch (e.kind()) {
+    case ExprKind::constant: return e.value();
+    case ExprKind::symbol: {
+      auto it = values.find(e.name());
+      DEPLO_ASSERT(it != values.end(), "no value for symbol {}", e.name());
+      return it->second;
+    }
+    case ExprKind::add: {
+      int64_t sum = 0;
+      for (const Expr& t : e.operands()) sum += evaluate(t, values);
+      return sum;
+    }
+    case ExprKind::mul: {
+      int64_t result = 1;
+      for (const Expr& t : e.operands()) result *= evaluate(t, values);
+      return result;
+    }
+    case ExprKind::floordiv: return floor_divide(operand(0), operand(1));
+    case ExprKind::mod: {
+      int64_t a = operand(0);
+      int64_t b = operand(1);
+      return a - floor_divide(a, b) * b;
+    }
+    case ExprKind::min: return std::min(operand(0), operand(1));
+    case ExprKind::max: return std::max(operand(0), operand(1));
+  }
+  return 0;
+}
+
+bool evaluate(const Cond& cond, const std::map<std::string, int64_t>& values) {
+  int64_t v = evaluate(cond.expr, values);
+  switch (cond.kind) {
+    case Cond::Kind::ge0: return v >= 0;
+    case Cond::Kind::eq0: return v == 0;
+    case Cond::Kind::ne0: return v != 0;
+  }
+  return false;
+}
+
+void collect_symbols(Expr e, std::set<std::string>& symbols) {
+  if (e.is_symbol()) symbols.insert(e.name());
+  for (const Expr& t : e.operands()) collect_symbols(t, symbols);
+}
+
+std::set<std::string> symbols_of(Expr e) {
+  std::set<std::string> symbols;
+  collect_symbols(e, symbols);
+  return symbols;
+}
+
+bool uses(Expr e, const std::string& symbol) {
+  if (e.is_symbol()) return e.name() == symbol;
+  return std::any_of(e.operands().begin(), e.operands().end(), [&](const Expr& t) { return uses(t, symbol); });
+}
+
+std::optional<Expr> linear_coefficient(Expr e, const std::string& symbol) {
+  Expr coefficient = 0;
+  for (const Term& term : terms_of(e)) {
+    Term rest{term.coefficient, {}};
+    int power = 0;
+    for (const Expr& atom : term.atoms) {
+      if (atom.is_symbol() && atom.name() == symbol)
+        ++power;
+      else if (uses(atom, symbol))
+        return std::nullopt;
+      else
+        rest.atoms.push_back(atom);
+    }
+    if (power > 1) return std::nullopt;
+    if (power == 1) coefficient = coefficient + from_terms({rest});
+  }
+  return coefficient;
+}
+
+std::optional<Expr> exact_quotient(Expr e, Expr divisor) {
+  auto divisor_terms = terms_of(divisor);
+  if (divisor_terms.size() != 1) return e == divisor ? std::optional<Expr>(1) : std::nullopt;
+  const Term& d = divisor_terms[0];
+  if (d.coefficient == 0) return std::nullopt;
+  Expr quotient = 0;
+  for (Term term : terms_of(e)) {
+    if (term.coefficient % d.coefficient != 0) return std::nullopt;
+    term.coefficient /= d.coefficient;
+    for (const Expr& atom : d.atoms) {
+      auto it = std::find(term.atoms.begin(), term.atoms.end(), atom);
+      if (it == term.atoms.end()) return std::nullopt;
+      term.atoms.erase(it);
+    }
+    quotient = quotient + from_terms({term});
+  }
+  return quotient;
+}
+
+}  // namespace deplo

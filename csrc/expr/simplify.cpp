@@ -1,0 +1,312 @@
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "base/error.h"
+#include "expr/expr.h"
+#include "expr/node.h"
+
+namespace deplo {
+namespace {
+
+using Bound = std::optional<int64_t>;
+
+Bound add(Bound a, Bound b) {
+  int64_t r = 0;
+  if (!a || !b || __builtin_add_overflow(*a, *b, &r)) return std::nullopt;
+  return r;
+}
+
+Bound multiply(Bound a, Bound b) {
+  int64_t r = 0;
+  if (a && *a == 0) return 0;
+  if (b && *b == 0) return 0;
+  if (!a || !b || __builtin_mul_overflow(*a, *b, &r)) return std::nullopt;
+  return r;
+}
+
+Interval multiply(const Interval& a, const Interval& b) {
+  if (a.lo && b.lo && *a.lo >= 0 && *b.lo >= 0) return {multiply(a.lo, b.lo), a.hi && b.hi ? multiply(a.hi, b.hi) : std::nullopt};
+  if (!a.lo || !a.hi || !b.lo || !b.hi) {
+    // A constant factor keeps a half-open interval.
+    const Interval* c = a.lo && a.hi && *a.lo == *a.hi ? &a : b.lo && b.hi && *b.lo == *b.hi ? &b : nullptr;
+    if (!c) return {};
+    const Interval& x = c == &a ? b : a;
+    Bound k = c->lo;
+    return *k >= 0 ? Interval{x.lo ? multiply(k, x.lo) : std::nullopt, x.hi ? multiply(k, x.hi) : std::nullopt}
+                   : Interval{x.hi ? multiply(k, x.hi) : std::nullopt, x.lo ? multiply(k, x.lo) : std::nullopt};
+  }
+  Bound corners[] = {multiply(a.lo, b.lo), multiply(a.lo, b.hi), multiply(a.hi, b.lo), multiply(a.hi, b.hi)};
+  Interval r{corners[0], corners[0]};
+  for (const Bound& c : corners) {
+    if (!c || !r.lo) return {};
+    r.lo = std::min(*r.lo, *c);
+    r.hi = std::max(*r.hi, *c);
+  }
+  return r;
+}
+
+int64_t floor_divide(int64_t a, int64_t b) {
+  int64_t q = a / b;
+  return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q;
+}
+
+constexpr int kMaxDepth = 12;
+
+Interval interval(Expr e, const Ranges& ranges, int depth);
+
+// Replaces one axis whose bounds are symbolic by the extreme that makes e smallest (or largest); nothing if none is linear in e.
+std::optional<Expr> eliminate_one(Expr e, const Ranges& ranges, bool lowest, const std::set<std::string>* only, int depth) {
+  for (const std::string& name : symbols_of(e)) {
+    if (only && !only->count(name)) continue;
+    auto it = ranges.find(name);
+    if (it == ranges.end()) continue;
+    bool symbolic = (it->second.lo && !it->second.lo->is_constant()) || (it->second.hi && !it->second.hi->is_constant());
+    if (!only && !symbolic) continue;
+    auto c = linear_coefficient(e, name);
+    if (!c) continue;
+    Interval sign = interval(*c, ranges, depth + 1);
+    bool positive = sign.lo && *sign.lo >= 0;
+    bool negative = sign.hi && *sign.hi <= 0;
+    if (!positive && !negative) continue;
+    const auto& extreme = positive == lowest ? it->second.lo : it->second.hi;
+    if (!extreme) continue;
+    return substitute(e, {{name, *extreme}});
+  }
+  return std::nullopt;
+}
+
+Interval atom_interval(Expr e, const Ranges& ranges, int depth) {
+  switch (e.kind()) {
+    case ExprKind::constant: return {e.value(), e.value()};
+    case ExprKind::symbol: {
+      auto it = ranges.find(e.name());
+      if (it == ranges.end() || depth > kMaxDepth) return {};
+      Interval r;
+      if (it->second.lo) r.lo = interval(*it->second.lo, ranges, depth + 1).lo;
+      if (it->second.hi) r.hi = interval(*it->second.hi, ranges, depth + 1).hi;
+      return r;
+    }
+    case ExprKind::floordiv: {
+      Interval a = interval(e.operands()[0], ranges, depth + 1);
+      Interval b = interval(e.operands()[1], ranges, depth + 1);
+      Interval r;
+      if (!b.lo || *b.lo < 1) {
+        if (a.lo && *a.lo >= 0) return {0, a.hi};
+        return {};
+      }
+      if (a.lo) r.lo = *a.lo >= 0 ? (b.hi ? floor_divide(*a.lo, *b.hi) : 0) : floor_divide(*a.lo, *b.lo);
+      if (a.hi) r.hi = *a.hi >= 0 ? floor_divide(*a.hi, *b.lo) : (b.hi ? floor_divide(*a.hi, *b.hi) : -1);
+      return r;
+    }
+    case ExprKind::mod: {
+      Interval b = interval(e.operands()[1], ranges, depth + 1);
+      Interval a = interval(e.operands()[0], ranges, depth + 1);
+      Interval r{0, b.hi ? Bound(*b.hi - 1) : std::nullopt};
+      if (a.lo && *a.lo >= 0 && a.hi && (!r.hi || *a.hi < *r.hi)) r.hi = a.hi;
+      return r;
+    }
+    case ExprKind::min:
+    case ExprKind::max: {
+      Interval a = interval(e.operands()[0], ranges, depth + 1);
+      Interval b = interval(e.operands()[1], ranges, depth + 1);
+      Interval r;
+      if (e.kind() == ExprKind::min) {
+        if (a.lo && b.lo) r.lo = std::min(*a.lo, *b.lo);
+        r.hi = a.hi && b.hi ? Bound(std::min(*a.hi, *b.hi)) : a.hi ? a.hi : b.hi;
+      } else {
+        r.lo = a.lo && b.lo ? Bound(std::max(*a.lo, *b.lo)) : a.lo ? a.lo : b.lo;
+        if (a.hi && b.hi) r.hi = std::max(*a.hi, *b.hi);
+      }
+      return r;
+    }
+    case ExprKind::add:
+    case ExprKind::mul: break;
+  }
+  return interval(e, ranges, depth + 1);
+}
+
+Interval interval(Expr e, const Ranges& ranges, int depth) {
+  if (depth > kMaxDepth) return {};
+  Interval sum{0, 0};
+  for (const Term& term : terms_of(e)) {
+    Interval t{term.coefficient, term.coefficient};
+    for (const Expr& atom : term.atoms) t = multiply(t, atom_interval(atom, ranges, depth));
+    sum = {add(sum.lo, t.lo), add(sum.hi, t.hi)};
+  }
+  if (depth <= 4 && terms_of(e).size() > 1) {
+    // Terms that share a symbol (s0 - 1 - i with i <= s0 - 1) cancel only after substitution.
+    if (!sum.lo || *sum.lo < 0)
+      if (auto low = eliminate_one(e, ranges, true, nullptr, depth)) {
+        Interval tighter = interval(*low, ranges, depth + 1);
+        if (tighter.lo && (!sum.lo || *tighter.lo > *sum.lo)) sum.lo = tighter.lo;
+      }
+    if (!sum.hi || *sum.hi >= 0)
+      if (auto high = eliminate_one(e, ranges, false, nullptr, depth)) {
+        Interval tighter = interval(*high, ranges, depth + 1);
+        if (tighter.hi && (!sum.hi || *tighter.hi < *sum.hi)) sum.hi = tighter.hi;
+      }
+  }
+  return sum;
+}
+
+bool within(Expr e, Expr extent, const Ranges& ranges) {
+  return provably_nonnegative(e, ranges) && provably_nonnegative(extent - 1 - e, ranges);
+}
+
+// Splits e into (multiples of g, rest) by its coefficients.
+std::pair<Expr, Expr> split_multiples(Expr e, int64_t g) {
+  Expr multiples = 0;
+  Expr rest = 0;
+  for (const Term& term : terms_of(e)) {
+    Expr t = from_terms({term});
+    if (!term.atoms.empty() && term.coefficient % g == 0)
+      multiples = multiples + t;
+    else
+      rest = rest + t;
+  }
+  return {multiples, rest};
+}
+
+Expr simplify_division(Expr a, Expr b, const Ranges& ranges, bool want_mod) {
+  Expr quotient = 0;
+  Expr rest = a;
+  if (within(rest, b, ranges)) return want_mod ? rest : quotient;
+  // Taking an exact multiple of b out of the numerator may leave a rest within [0, b).
+  for (const Term& term : terms_of(a)) {
+    Expr t = from_terms({term});
+    if (auto q = exact_quotient(t, b)) {
+      quotient = quotient + *q;
+      rest = rest - t;
+    }
+  }
+  if (within(rest, b, ranges)) return want_mod ? rest : quotient;
+  if (auto c = b.as_constant()) {
+    // (g*x + r) / (g*d) with 0 <= r < g is x / d.
+    std::set<int64_t> divisors;
+    for (const Term& term : terms_of(rest))
+      if (!term.atoms.empty()) divisors.insert(std::gcd(term.coefficient, *c));
+    for (auto it = divisors.rbegin(); it != divisors.rend(); ++it) {
+      int64_t g = *it;
+      if (g <= 1) continue;
+      auto [multiples, r] = split_multiples(rest, g);
+      if (multiples.is(0) || !within(r, g, ranges)) continue;
+      Expr x = *exact_quotient(multiples, g);
+      return want_mod ? Expr(g) * simplify(mod(x, *c / g), ranges) + r : quotient + simplify(floordiv(x, *c / g), ranges);
+    }
+  }
+  return want_mod ? mod(rest, b) : quotient + floordiv(rest, b);
+}
+
+// k * (a mod b) + k*b * (a floordiv b) is k * a.
+Expr recombine(Expr e) {
+  auto terms = terms_of(e);
+  for (const Term& term : terms) {
+    for (size_t i = 0; i < term.atoms.size(); ++i) {
+      if (term.atoms[i].kind() != ExprKind::mod) continue;
+      Expr a = term.atoms[i].operands()[0];
+      Expr b = term.atoms[i].operands()[1];
+      Term rest{term.coefficient, term.atoms};
+      rest.atoms.erase(rest.atoms.begin() + static_cast<long>(i));
+      Expr k = from_terms({rest});
+      Expr partner = k * b * floordiv(a, b);
+      auto partner_terms = terms_of(partner);
+      bool present = partner_terms.size() == 1 && std::any_of(terms.begin(), terms.end(), [&](const Term& t) {
+                       return t.atoms == partner_terms[0].atoms && t.coefficient == partner_terms[0].coefficient;
+                     });
+      if (present) return recombine(e - from_terms({term}) - partner + k * a);
+    }
+  }
+  return e;
+}
+
+}  // namespace
+
+Interval bounds(Expr e, const Ranges& ranges) { return interval(e, ranges, 0); }
+
+bool provably_nonnegative(Expr e, const Ranges& ranges) {
+  Interval r = interval(e, ranges, 0);
+  return r.lo && *r.lo >= 0;
+}
+
+std::optional<bool> decide(const Cond& cond, const Ranges& ranges) {
+  Interval r = interval(cond.expr, ranges, 0);
+  bool never_zero = (r.lo && *r.lo > 0) || (r.hi && *r.hi < 0);
+  bool always_zero = r.lo && r.hi && *r.lo == 0 && *r.hi == 0;
+  switch (cond.kind) {
+    case Cond::Kind::ge0:
+      if (r.lo && *r.lo >= 0) return true;
+      if (r.hi && *r.hi < 0) return false;
+      return std::nullopt;
+    case Cond::Kind::eq0:
+      if (always_zero) return true;
+      if (never_zero) return false;
+      return std::nullopt;
+    case Cond::Kind::ne0:
+      if (never_zero) return true;
+      if (always_zero) return false;
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+std::optional<Expr> upper_bound(Expr e, const std::set<std::string>& eliminate, const Ranges& ranges) {
+  for (size_t round = 0; round <= eliminate.size(); ++round) {
+    bool left = false;
+    for (const std::string& name : eliminate) left = left || uses(e, name);
+    if (!left) return e;
+    auto next = eliminate_one(e, ranges, false, &eliminate, 0);
+    if (!next) return std::nullopt;
+    e = *next;
+  }
+  return std::nullopt;
+}
+
+Expr simplify(Expr e, const Ranges& ranges) {
+  switch (e.kind()) {
+    case ExprKind::constant:
+    case ExprKind::symbol: break;
+    case ExprKind::add: {
+      Expr sum = 0;
+      for (const Expr& t : e.operands()) sum = sum + simplify(t, ranges);
+      e = recombine(sum);
+      break;
+    }
+    case ExprKind::mul: {
+      Expr result = 1;
+      for (const Expr& t : e.operands()) result = result * simplify(t, ranges);
+      e = result;
+      break;
+    }
+    case ExprKind::floordiv:
+    case ExprKind::mod: {
+      Expr a = simplify(e.operands()[0], ranges);
+      Expr b = simplify(e.operands()[1], ranges);
+      e = simplify_division(a, b, ranges, e.kind() == ExprKind::mod);
+      break;
+    }
+    case ExprKind::min:
+    case ExprKind::max: {
+      Expr a = simplify(e.operands()[0], ranges);
+      Expr b = simplify(e.operands()[1], ranges);
+      bool is_min = e.kind() == ExprKind::min;
+      if (provably_nonnegative(b - a, ranges))
+        e = is_min ? a : b;
+      else if (provably_nonnegative(a - b, ranges))
+        e = is_min ? b : a;
+      else
+        e = is_min ? min(a, b) : max(a, b);
+      break;
+    }
+  }
+  // A symbol whose range is one value is that value.
+  if (e.is_symbol()) {
+    Interval r = bounds(e, ranges);
+    if (r.lo && r.hi && *r.lo == *r.hi) return *r.lo;
+  }
+  return e;
+}
+
+Cond simplify(const Cond& cond, const Ranges& ranges) { return {cond.kind, simplify(cond.expr, ranges)}; }
+
+}  // namespace deplo

@@ -1,0 +1,209 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/ref.h"
+#include "expr/expr.h"
+#include "loop_ir/ir.h"
+#include "program_ir/module.h"
+#include "scalar/functions.h"
+
+namespace deplo::kernel_ir {
+
+// Kernel IR: imperative code for one kernel with explicit vectors. Codegen translates it and decides nothing.
+//
+//   kernel @k0_softmax(x: ptr f32, out y: ptr f32) symbols (s0) chunks s0 // 4 scratch 0
+//     for i in (s0*thread // threads)..(s0*(thread + 1) // threads) step 1:
+//       ninf: f32x8 = splat -inf
+//       var m0: f32x8 = ninf
+//       for j in 0..2048 step 8:
+//         a: f32x8 = load x[i*2048 + j]
+//         b: f32x8 = max(m0, a)
+//         m0 <- b
+//       m: f32 = lanes max(m0)
+//       ...
+//       n: mask8 = first s0 - j
+//       t: f32x8 = load x[i*2048 + j] mask n else ninf
+//       g: f32x8 = load x[j] stride 64
+//       h: f32x8 = load w[0] gather idx
+//       store y[i*2048 + j] = e mask n
+//
+// Semantics: every value has a type: a dtype and a number of lanes (1: scalar; bool lanes are a mask). Statements run in
+// order; a value is defined once and visible to later statements of its block and nested blocks. `var` declares a mutable register, `<-`
+// assigns it; reading a var's name gives its current value. Index expressions are i64 arithmetic over symbols, loop variables, `thread`, `threads`
+// (GPU: block_x, block_y, block_z, thread_x, thread_y) and scalar i64 values and vars in scope. Offsets are in elements from a pointer's base.
+// A vector load or store touches offset + lane * stride, or offset + gather[lane]; lanes whose mask is off touch no memory
+// (loads give `else`, or 0). No alignment is assumed. Out-of-range accesses are errors of the producer: verified nowhere, checked by the interpreter.
+// `first n` is the mask of lanes l < n (n may be negative or exceed the lanes). `if` takes a guard over scalars, or a scalar bool value.
+// Functions of the scalar table apply lane by lane, all operands of one lane count. `error code if c` sets the error word when any
+// lane of the bool value c is true.
+
+struct Type {
+  DType dtype = DType::f32;
+  int lanes = 1;
+  bool operator==(const Type&) const = default;
+};
+
+struct Stmt;
+using Block = std::vector<Ref<Stmt>>;
+
+/// name: type = fn(operands); also constant (a splat of the literal) and index (value + lane * lane_step).
+struct Let {
+  std::string name;
+  Type type;
+  Fn fn = Fn::constant;
+  std::vector<std::string> operands;
+  Scalar literal;
+  Expr index;
+  Expr lane_step;
+};
+
+/// A scalar value in every lane.
+struct Splat {
+  std::string name;
+  Type type;
+  std::string operand;
+};
+
+/// The mask of lanes below count.
+struct FirstLanes {
+  std::string name;
+  int lanes = 1;
+  Expr count;
+};
+
+/// All lanes of a vector combined pairwise (lane l with l + n/2, and so on) by a binary function: sum is add.
+struct ReduceLanes {
+  std::string name;
+  DType dtype = DType::f32;
+  Fn fn = Fn::add;
+  std::string operand;
+};
+
+/// Lane `lane` of a vector as a scalar.
+struct Extract {
+  std::string name;
+  DType dtype = DType::f32;
+  std::string operand;
+  int lane = 0;
+};
+
+/// Lanes chosen from the concatenation of a and b (b may be empty).
+struct Shuffle {
+  std::string name;
+  Type type;
+  std::string a;
+  std::string b;
+  std::vector<int> lanes;
+};
+
+struct Load {
+  std::string name;
+  Type type;
+  std::string buffer;
+  Expr offset;
+  Expr stride = 1;     ///< between lanes; 1 for scalars
+  std::string gather;  ///< name of an integer vector of per-lane offsets; empty: none
+  std::string mask;    ///< name of a bool value with as many lanes; empty: all
+  std::string passthrough;  ///< value of the lanes that are off; empty: 0
+};
+
+struct Store {
+  std::string buffer;
+  Expr offset;
+  Expr stride = 1;
+  std::string gather;
+  std::string value;
+  std::string mask;
+  Combiner combiner = Combiner::set;  ///< read-modify-write, lane after lane
+  bool atomic = false;                ///< other threads may combine into the same place
+};
+
+struct Var {
+  std::string name;
+  Type type;
+  std::string init;
+};
+
+struct Assign {
+  std::string name;
+  std::string value;
+};
+
+struct For {
+  std::string name;
+  Expr lo;
+  Expr hi;
+  Expr step = 1;
+  int unroll = 1;  ///< a hint to codegen
+  Block body;
+};
+
+struct If {
+  std::vector<Cond> guard;
+  std::string condition;  ///< a scalar bool value; used when guard is empty
+  Block then;
+  Block otherwise;
+};
+
+enum class Space : uint8_t { stack, scratch, shared };
+
+/// An array visible in the rest of the block. scratch arrays lie at `offset` bytes in the thread's scratch memory.
+struct Alloc {
+  std::string name;
+  DType dtype = DType::f32;
+  Expr count;
+  Space space = Space::stack;
+  Expr offset;
+};
+
+struct Prefetch {
+  std::string buffer;
+  Expr offset;
+  int level = 1;
+};
+
+struct Barrier {};
+
+struct SetError {
+  loop_ir::ErrorCode code = loop_ir::ErrorCode::index_out_of_range;
+  std::string condition;
+};
+
+struct Stmt {
+  std::variant<Let, Splat, FirstLanes, ReduceLanes, Extract, Shuffle, Load, Store, Var, Assign, For, If, Alloc, Prefetch, Barrier, SetError> node;
+};
+
+struct Param {
+  std::string name;
+  DType dtype = DType::f32;
+  loop_ir::ParamKind kind = loop_ir::ParamKind::in;
+  bool operator==(const Param&) const = default;
+};
+
+struct Kernel {
+  std::string name;
+  std::vector<Param> params;
+  std::vector<std::string> symbols;  ///< passed in this order
+  Block body;
+  Expr chunks = 1;
+  Expr scratch_bytes = 0;            ///< per thread
+  std::vector<Expr> grid;            ///< GPU: blocks in x, y, z; empty on a CPU
+  std::vector<Expr> block;           ///< GPU: threads in x, y
+  std::vector<std::string> provenance;
+};
+
+using Module = ModuleOf<Kernel>;
+
+std::string print(const Kernel& kernel);
+std::string print(const Module& module);
+Module parse(const std::string& text, const std::string& file = "<kernel>");
+void verify(const Kernel& kernel);
+void verify(const Module& module);
+bool equal(const Kernel& a, const Kernel& b);
+
+}  // namespace deplo::kernel_ir

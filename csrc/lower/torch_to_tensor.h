@@ -1,0 +1,13 @@
+#pragma once
+
+#include "tensor_ir/ir.h"
+#include "torch_ir/ir.h"
+
+namespace deplo {
+
+/// Decomposes every ATen call into elementwise, reduction, scan, indexmap and scatter by the one table of rules in
+/// torch_to_tensor/. An overload without a rule, or one whose rule throws UnsupportedError, becomes a library op with the
+/// reason. Before: verified Torch IR. After: verified Tensor IR, dtypes and broadcasts explicit.
+tensor_ir::Graph lower_torch_to_tensor(const torch_ir::Graph& graph);
+
+}  // namespace deplo

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/context.h"
+#include "kernel_ir/ir.h"
+#include "loop_ir/ir.h"
+#include "tensor_ir/ir.h"
+#include "tile_ir/ir.h"
+#include "torch_ir/ir.h"
+
+namespace deplo {
+
+template <class Module>
+struct Pass {
+  std::string name;  ///< verb_noun: also the file, the function, the dump tag and the test folder
+  std::function<Module(Module, const PassContext&)> run;
+  std::string doc;
+};
+
+/// The only list of passes, in the order in which they run at each level.
+const std::vector<Pass<tensor_ir::Graph>>& tensor_passes();
+const std::vector<Pass<loop_ir::Module>>& loop_passes();
+const std::vector<Pass<tile_ir::Module>>& tile_passes();
+const std::vector<Pass<kernel_ir::Module>>& kernel_passes();
+
+/// Sees the text after each lowering and pass: level ("tensor"), pass name ("lower" for the lowering itself), text, whether it changed.
+using Observer = std::function<void(const std::string& level, const std::string& pass, const std::string& text, bool changed)>;
+
+struct PipelineOptions {
+  std::string stop_after;  ///< a level or a pass; empty: run to kernel
+  bool verify_each = false;
+  Observer observer;       ///< may be empty
+};
+
+/// What the pipeline made, level by level; levels after stop_after are empty.
+struct Compiled {
+  tensor_ir::Graph tensor;
+  loop_ir::Module loop;
+  tile_ir::Module tile;
+  kernel_ir::Module kernel;
+  std::string reached;  ///< the last level that was made
+};
+
+Compiled run_pipeline(const torch_ir::Graph& graph, const PassContext& context, const PipelineOptions& options);
+/// Resumes from IR text of any level (named by its first keyword).
+Compiled run_pipeline_from_text(const std::string& text, const std::string& file, const PassContext& context, const PipelineOptions& options);
+
+}  // namespace deplo

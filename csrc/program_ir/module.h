@@ -1,0 +1,91 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/ref.h"
+#include "expr/expr.h"
+#include "torch_ir/ir.h"
+
+namespace deplo {
+
+// What Loop, Tile and Kernel IR share: a program of steps over buffers, whose kernels are of one level.
+//
+//   program @net(x: f32[s0, 64] strides [64, 1] user, w: f32[64, 64] strides [64, 1] parameter static) where s0 in 2..
+//     buffer t0: f32[s0, 64] strides [64, 1]
+//     buffer p0: f32[4, 64, 16] strides [1024, 16, 1] packed
+//     once call @k1_pack(w, p0)
+//     call @k0_linear_relu(x, p0, t0)
+//     library aten.sort.stable(self=t0, dim=0) -> t1, t2 reason "sort"
+//     return t1, s0, none
+//
+// Semantics: steps run in order. Buffers never overlap unless one is declared `alias of`; the memory plan decides who
+// reuses whose memory. `once` steps read only static inputs and constants, and run again only when one of those changed;
+// what they write (buffers marked packed) lives as long as the program. Inputs may be written by steps (mutation).
+// A kernel's parameters are bound to buffers by position.
+
+enum class BufferKind : uint8_t {
+  input,   ///< the caller's memory
+  temp,    ///< lives inside one call: the arena
+  output,  ///< allocated for the caller
+  packed,  ///< written by `once` steps, kept between calls
+};
+
+struct Buffer {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<Expr> shape;
+  std::vector<Expr> strides;  ///< in elements
+  BufferKind kind = BufferKind::temp;
+  torch_ir::InputKind input_kind = torch_ir::InputKind::user;  ///< of inputs
+  bool is_static = false;                                      ///< of inputs
+  bool operator==(const Buffer&) const = default;
+};
+
+struct CallStep {
+  std::string kernel;
+  std::vector<std::string> arguments;
+  bool once = false;
+  bool operator==(const CallStep&) const = default;
+};
+
+struct LibraryStep {
+  std::string op;
+  std::vector<std::pair<std::string, Attribute>> arguments;  ///< ValueName names a buffer
+  std::vector<std::string> results;
+  std::string reason;
+  bool operator==(const LibraryStep&) const = default;
+};
+
+using Step = std::variant<CallStep, LibraryStep>;
+
+template <class Kernel>
+struct ModuleOf {
+  std::string name;
+  Ranges symbols;
+  std::vector<std::string> symbol_inputs;  ///< symbols given as inputs of their own, `s1: sym`; see input_order
+  std::vector<Buffer> buffers;             ///< inputs first, in calling order
+  std::vector<std::string> input_order;    ///< names of input buffers and symbol inputs in calling order
+  std::vector<Step> steps;
+  std::vector<Attribute> outputs;  ///< ValueName of a buffer, Expr or None
+  std::vector<Ref<Kernel>> kernels;
+
+  const Buffer* find_buffer(const std::string& buffer) const {
+    for (const Buffer& b : buffers)
+      if (b.name == buffer) return &b;
+    return nullptr;
+  }
+  const Kernel* find_kernel(const std::string& kernel) const {
+    for (const auto& k : kernels)
+      if (k->name == kernel) return k.get();
+    return nullptr;
+  }
+};
+
+/// Row-major strides.
+std::vector<Expr> contiguous_strides(const std::vector<Expr>& shape);
+
+}  // namespace deplo

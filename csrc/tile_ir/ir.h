@@ -1,0 +1,144 @@
+#pragma once
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/ref.h"
+#include "expr/expr.h"
+#include "loop_ir/ir.h"
+
+namespace deplo::tile_ir {
+
+// Tile IR: the nests of Loop IR with their schedule made explicit: order, tiles, threads, vector axes, staging. Target-neutral.
+//
+//   tile @k0_softmax(x: f32[s0, 2048] strides [2048, 1], out y: f32[s0, 2048] strides [2048, 1]) where s0 in 2.. chunks s0 // 4
+//     parallel i in 0..s0:
+//       reduce m: f32 = max(a) lanes j in 0..2048 by 4:
+//         a = load x[i, j]
+//       for lanes j in 0..2048 by 4:
+//         ...
+//   a contraction's register block:
+//         alloc acc: f32[6, 16] register
+//         unroll r in 0..6:
+//           for lanes c in 0..16:
+//             z: f32 = constant 0.0
+//             store acc[r, c] = z
+//         for k in 0..512:
+//           unroll r in 0..6:
+//             a = load pa[t, k, r]
+//             for lanes c in 0..16:
+//               b = load pb[p, k, c]
+//               s = load acc[r, c]
+//               f = fma(a, b, s)
+//               store acc[r, c] = f
+//
+// Semantics: statements run in order. Loops run over lo, lo + step, ... < hi, with a kind:
+//   serial    in increasing order
+//   parallel  outermost only, at most one on the path to any statement: iterations are independent and may run on different threads;
+//             the partition into `chunks` pieces depends on shapes alone
+//   lanes     iterations are independent and may run at once in vector registers; step 1; `by u`: u vectors in flight. Innermost
+//             but for serial/unroll loops that contain no other lanes loop; tails are handled by the lowering. In a reduce: u x V partial results, combined as a tree
+//   unroll    constant extent; the body is repeated
+//   block_x, block_y, block_z, thread_x, thread_y   GPU indices; step 1; a thread loop's extent is constant
+// `alloc` declares memory private to the enclosing parallel iteration (shared: to the block), of undefined contents:
+//   register  indexed by unroll axes, constants and at most one lanes axis (its last dimension): becomes vector variables
+//   stack     a small array of constant size
+//   scratch   per-thread memory from the runtime; the shape may be symbolic in sizes (not axes); base aligned to 64 bytes
+//   shared    GPU block memory
+// `if` runs its body when the guard holds; a guard may use axes. `barrier` joins a GPU block. `prefetch` is a hint.
+// Values, loads, stores, checks and reductions mean what they mean in Loop IR. Reduce axes are loops with kinds (outer first).
+
+struct Stmt;
+using Block = std::vector<Ref<Stmt>>;
+
+using loop_ir::Check;
+using loop_ir::ErrorCode;
+using loop_ir::Let;
+using loop_ir::Load;
+using loop_ir::Param;
+using loop_ir::ParamKind;
+using loop_ir::Store;
+
+enum class LoopKind : uint8_t { serial, parallel, lanes, unroll, block_x, block_y, block_z, thread_x, thread_y };
+
+struct Axis {
+  std::string name;
+  Expr lo;
+  Expr hi;
+  int64_t step = 1;
+  LoopKind kind = LoopKind::serial;
+  int64_t by = 1;  ///< lanes: vectors in flight; serial: unroll factor
+  bool operator==(const Axis&) const = default;
+};
+
+struct For {
+  Axis axis;
+  Block body;
+};
+
+struct Reduce {
+  std::vector<std::string> results;
+  std::vector<DType> dtypes;
+  Combiner combiner = Combiner::sum;
+  std::vector<std::string> operands;
+  std::vector<Axis> axes;
+  Block body;
+};
+
+struct Scan {
+  std::vector<std::string> results;
+  std::vector<DType> dtypes;
+  Combiner combiner = Combiner::sum;
+  std::vector<std::string> operands;
+  Axis axis;  ///< serial
+  Block body;
+  Block then;
+};
+
+enum class Space : uint8_t { reg, stack, scratch, shared };
+
+struct Alloc {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<Expr> shape;  ///< row-major
+  Space space = Space::stack;
+};
+
+struct If {
+  std::vector<Cond> guard;
+  Block body;
+};
+
+struct Barrier {};
+
+struct Prefetch {
+  std::string buffer;
+  std::vector<Expr> index;
+  int level = 1;  ///< cache level to bring the line to: 1, 2 or 3
+};
+
+struct Stmt {
+  std::variant<Let, Load, Store, For, Reduce, Scan, Alloc, If, Check, Barrier, Prefetch> node;
+};
+
+struct Kernel {
+  std::string name;
+  std::vector<Param> params;
+  Ranges symbols;
+  Block body;
+  Expr chunks = 1;       ///< pieces into which the parallel loop is worth splitting, from shapes alone
+  std::string schedule;  ///< the Schedule that was applied, as text
+  std::vector<std::string> provenance;
+};
+
+using Module = ModuleOf<Kernel>;
+
+std::string print(const Kernel& kernel);
+std::string print(const Module& module);
+Module parse(const std::string& text, const std::string& file = "<tile>");
+void verify(const Kernel& kernel);
+void verify(const Module& module);
+bool equal(const Kernel& a, const Kernel& b);
+
+}  // namespace deplo::tile_ir
