@@ -17,7 +17,7 @@ struct ValueName {
   std::string name;
   bool operator==(const ValueName&) const = default;
 };
-/// An enumerator or device that PyTorch prints as a bare word: channels_last, strided, cpu, sum.
+/// A memory format, layout or device: channels_last, strided, cpu. The set is closed (is_word); a device with an index is a string.
 struct Word {
   std::string text;
   bool operator==(const Word&) const = default;
@@ -33,6 +33,7 @@ struct Attribute {
 };
 
 class Lexer;
+bool is_word(const std::string& text);
 std::string print(const Attribute& attribute);
 Attribute parse_attribute(Lexer& lexer);
 

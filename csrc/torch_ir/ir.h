@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -26,7 +27,8 @@ namespace deplo::torch_ir {
 //     return %0, s0, none
 //
 // A node with several results: `%a: f32[4], %b: i64[4] = aten.max.dim(...)`; a result that is unused by the op (None) is
-// typed `none`. A symbolic integer input is `s1: sym`.
+// typed `none`. A symbolic integer input is `s1: sym`. Strides left out are the contiguous ones (default_strides), an
+// input's kind left out is user; print() leaves out the strides where they are the contiguous ones.
 
 struct TensorType {
   DType dtype = DType::f32;
@@ -75,11 +77,19 @@ struct Graph {
   std::vector<Attribute> outputs;  ///< ValueName, Expr or None
 };
 
+/// Row-major strides as PyTorch gives them: an extent of 0 counts as 1.
+std::vector<Expr> default_strides(const std::vector<Expr>& shape);
+std::string_view to_string(InputKind kind);
+
+std::string print(const TensorType& type);
+std::string print(const Node& node);
 std::string print(const Graph& graph);
 /// Throws UserError with file, line and column.
 Graph parse(const std::string& text, const std::string& file = "<torch>");
-/// Throws InternalError: undefined or redefined names, ranks of shape and strides that differ, unknown write targets.
+/// Throws InternalError: undefined or redefined names, ranks of shape and strides that differ, unknown write targets, symbols without a
+/// range or that follow from no input.
 void verify(const Graph& graph);
+/// Structural; a NaN attribute equals itself.
 bool equal(const Graph& a, const Graph& b);
 
 }  // namespace deplo::torch_ir
