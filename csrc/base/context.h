@@ -11,11 +11,11 @@ using SizeHints = std::map<std::string, int64_t>;
 
 /// What a CPU or GPU offers, as schedules and lowerings see it.
 struct TargetInfo {
-  std::string name = "cpu";           ///< "cpu" or "cuda"
-  std::set<std::string> features;     ///< "avx2", "fma", "avx512f", ... or "sm_90"
-  int vector_bytes = 32;              ///< 16 (SSE), 32 (AVX2), 64 (AVX-512)
+  std::string name = "cpu";        ///< "cpu" or "cuda"
+  std::set<std::string> features;  ///< "avx2", "fma", "avx512f", ... or "sm_90"
+  int vector_bytes = 32;           ///< 16 (SSE), 32 (AVX2), 64 (AVX-512)
   int vector_registers = 16;
-  int threads = 1;                    ///< hint for costs; never baked into code
+  int threads = 1;  ///< hint for costs; never baked into code
   int64_t l1_bytes = 32 << 10;
   int64_t l2_bytes = 512 << 10;
   int64_t l3_bytes = 32 << 20;
@@ -25,8 +25,8 @@ struct TargetInfo {
 struct PassContext {
   TargetInfo target;
   SizeHints hints;
-  std::set<std::string> disabled;                 ///< names of passes to skip
-  std::map<std::string, std::string> schedules;   ///< kernel name or canonical nest -> schedule text given by the user
+  std::set<std::string> disabled;                ///< names of passes to skip
+  std::map<std::string, std::string> schedules;  ///< kernel name or canonical nest -> schedule text given by the user
   bool fast_math_2ulp = false;
 };
 

@@ -42,19 +42,19 @@ class IndexError : public Error {
 }  // namespace deplo
 
 /// Checks input. The text is formatted only on failure and should quote the offending value.
-#define DEPLO_CHECK(condition, ...)                             \
-  do {                                                          \
+#define DEPLO_CHECK(condition, ...)                                         \
+  do {                                                                      \
     if (!(condition)) throw ::deplo::UserError(::fmt::format(__VA_ARGS__)); \
   } while (false)
 
 /// Refuses what deplo does not handle in full.
-#define DEPLO_SUPPORT(condition, ...)                                  \
-  do {                                                                 \
+#define DEPLO_SUPPORT(condition, ...)                                              \
+  do {                                                                             \
     if (!(condition)) throw ::deplo::UnsupportedError(::fmt::format(__VA_ARGS__)); \
   } while (false)
 
 /// Checks what deplo itself guarantees.
-#define DEPLO_ASSERT(condition, ...)                                                                    \
-  do {                                                                                                  \
+#define DEPLO_ASSERT(condition, ...)                                                                       \
+  do {                                                                                                     \
     if (!(condition)) ::deplo::throw_internal(__FILE__, __LINE__, #condition, ::fmt::format(__VA_ARGS__)); \
   } while (false)

@@ -57,8 +57,8 @@ void Lexer::tokenize(std::string_view text, bool layout) {
     }
     char c = text[i];
     if (c == '\n') {
-      if (layout && brackets == 0 && !tokens_.empty() && tokens_.back().kind != Token::Kind::newline &&
-          tokens_.back().kind != Token::Kind::indent && tokens_.back().kind != Token::Kind::dedent)
+      if (layout && brackets == 0 && !tokens_.empty() && tokens_.back().kind != Token::Kind::newline && tokens_.back().kind != Token::Kind::indent &&
+          tokens_.back().kind != Token::Kind::dedent)
         add(Token::Kind::newline, "end of line", column());
       ++i;
       ++line;

@@ -26,16 +26,16 @@ class Lexer {
 
   const Token& peek(int ahead = 0) const;
   Token next();
-  bool at(std::string_view text) const;              ///< the next token is this identifier or symbol
-  bool accept(std::string_view text);                ///< takes it if so
-  void expect(std::string_view text);                ///< takes it, or fails
-  std::string identifier(std::string_view what);     ///< an identifier, or fails naming `what`
-  int64_t integer(std::string_view what);            ///< a possibly negative integer
-  double number(std::string_view what);              ///< integer, float, inf, nan, with optional minus
-  std::string quoted(std::string_view what);         ///< a string literal, unescaped
+  bool at(std::string_view text) const;           ///< the next token is this identifier or symbol
+  bool accept(std::string_view text);             ///< takes it if so
+  void expect(std::string_view text);             ///< takes it, or fails
+  std::string identifier(std::string_view what);  ///< an identifier, or fails naming `what`
+  int64_t integer(std::string_view what);         ///< a possibly negative integer
+  double number(std::string_view what);           ///< integer, float, inf, nan, with optional minus
+  std::string quoted(std::string_view what);      ///< a string literal, unescaped
   bool at_end() const;
   void skip_newlines();
-  [[noreturn]] void fail(std::string_view message) const;              ///< at the next token
+  [[noreturn]] void fail(std::string_view message) const;  ///< at the next token
   [[noreturn]] void fail(const Token& where, std::string_view message) const;
 
  private:

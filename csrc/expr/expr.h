@@ -27,14 +27,14 @@ enum class ExprKind : uint8_t { constant, symbol, add, mul, floordiv, mod, min, 
 
 class Expr {
  public:
-  Expr();  ///< 0
-  Expr(int64_t value);  // NOLINT(google-explicit-constructor): integers are expressions
+  Expr();                                                 ///< 0
+  Expr(int64_t value);                                    // NOLINT(google-explicit-constructor): integers are expressions
   Expr(int value) : Expr(static_cast<int64_t>(value)) {}  // NOLINT(google-explicit-constructor)
   static Expr symbol(const std::string& name);
 
   ExprKind kind() const;
-  int64_t value() const;                     ///< of a constant
-  const std::string& name() const;           ///< of a symbol
+  int64_t value() const;            ///< of a constant
+  const std::string& name() const;  ///< of a symbol
   const std::vector<Expr>& operands() const;
   bool is_constant() const { return kind() == ExprKind::constant; }
   bool is_symbol() const { return kind() == ExprKind::symbol; }
@@ -72,8 +72,8 @@ struct Cond {
   Expr expr;  ///< compared with zero
   bool operator==(const Cond&) const = default;
 };
-Cond less(Expr a, Expr b);           ///< a < b
-Cond less_equal(Expr a, Expr b);     ///< a <= b
+Cond less(Expr a, Expr b);        ///< a < b
+Cond less_equal(Expr a, Expr b);  ///< a <= b
 Cond equal(Expr a, Expr b);
 Cond not_equal(Expr a, Expr b);
 

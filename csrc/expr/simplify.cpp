@@ -150,9 +150,7 @@ Interval interval(Expr e, const Ranges& ranges, int depth) {
   return sum;
 }
 
-bool within(Expr e, Expr extent, const Ranges& ranges) {
-  return provably_nonnegative(e, ranges) && provably_nonnegative(extent - 1 - e, ranges);
-}
+bool within(Expr e, Expr extent, const Ranges& ranges) { return provably_nonnegative(e, ranges) && provably_nonnegative(extent - 1 - e, ranges); }
 
 // Splits e into (multiples of g, rest) by its coefficients.
 std::pair<Expr, Expr> split_multiples(Expr e, int64_t g) {

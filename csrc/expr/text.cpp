@@ -1,5 +1,6 @@
-#include "base/error.h"
 #include "base/text.h"
+
+#include "base/error.h"
 #include "expr/expr.h"
 #include "expr/node.h"
 

@@ -1,0 +1,197 @@
+#include "passes/kernel/expand_math.h"
+
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "passes/kernel/vector_math.h"
+
+namespace deplo {
+namespace {
+
+using namespace kernel_ir;
+
+template <class Node>
+Ref<Stmt> make(Node node) {
+  return std::make_shared<Stmt>(Stmt{std::move(node)});
+}
+
+/// Appends statements to a block; a value is its name and type.
+class Emitter {
+ public:
+  struct Value {
+    std::string name;
+    Type type;
+  };
+
+  Emitter(Block& out, std::string prefix) : out_(out), prefix_(std::move(prefix)) {}
+
+  Value literal(DType dtype, double value) {
+    auto key = std::make_pair(dtype, print_key(value));
+    if (auto it = literals_.find(key); it != literals_.end()) return it->second;
+    Let let{fresh(), {dtype, lanes_}, Fn::constant, {}, {}, {}, {}};
+    let.literal = is_float(dtype) ? Scalar::of_float(dtype, value) : Scalar::of_int(dtype, static_cast<int64_t>(value));
+    Value v{let.name, let.type};
+    out_.push_back(make(std::move(let)));
+    literals_.emplace(key, v);
+    return v;
+  }
+
+  Value apply(Fn fn, std::initializer_list<Value> operands) {
+    DType dtype = operands.begin()[operands.size() - 1].type.dtype;
+    if (info(fn).signature == Signature::predicate) dtype = DType::boolean;
+    return let(fn, dtype, operands);
+  }
+  Value cast(Value x, DType dtype) { return let(Fn::cast, dtype, {x}); }
+  Value bitcast(Value x, DType dtype) { return let(Fn::bitcast, dtype, {x}); }
+
+  Value patch(Value mask, Fn fn, Value x, Value y) {
+    Var var{fresh(), y.type, y.name};
+    Value result{var.name, var.type};
+    out_.push_back(make(std::move(var)));
+    std::string any = mask.name;
+    if (lanes_ > 1) {
+      any = fresh();
+      out_.push_back(make(ReduceLanes{any, DType::boolean, Fn::bit_or, mask.name}));
+    }
+    If branch;
+    branch.condition = any;
+    std::swap(out_, branch.then);
+    Value exact = cast(let(fn, DType::f64, {cast(x, DType::f64)}), DType::f32);
+    Value chosen = let(Fn::where, y.type.dtype, {mask, exact, y});
+    out_.push_back(make(Assign{result.name, chosen.name}));
+    std::swap(out_, branch.then);
+    out_.push_back(make(std::move(branch)));
+    return result;
+  }
+
+  void set_lanes(int lanes) { lanes_ = lanes; }
+
+ private:
+  static int64_t print_key(double value) { return __builtin_bit_cast(int64_t, value); }
+  std::string fresh() { return prefix_ + ".m" + std::to_string(next_++); }
+  Value let(Fn fn, DType dtype, std::initializer_list<Value> operands) {
+    Let node{fresh(), {dtype, lanes_}, fn, {}, {}, {}, {}};
+    for (const Value& v : operands) node.operands.push_back(v.name);
+    Value v{node.name, node.type};
+    out_.push_back(make(std::move(node)));
+    return v;
+  }
+
+  Block& out_;
+  std::string prefix_;
+  std::map<std::pair<DType, int64_t>, Value> literals_;
+  int lanes_ = 1;
+  int next_ = 0;
+};
+
+using Math = VectorMath<Emitter>;
+using Unary = Emitter::Value (Math::*)(Emitter::Value);
+using Binary = Emitter::Value (Math::*)(Emitter::Value, Emitter::Value);
+
+Unary unary_sequence(Fn fn) {
+  switch (fn) {
+    case Fn::exp: return &Math::exp;
+    case Fn::exp2: return &Math::exp2;
+    case Fn::expm1: return &Math::expm1;
+    case Fn::log: return &Math::log;
+    case Fn::log2: return &Math::log2;
+    case Fn::log10: return &Math::log10;
+    case Fn::log1p: return &Math::log1p;
+    case Fn::sin: return &Math::sin;
+    case Fn::cos: return &Math::cos;
+    case Fn::tan: return &Math::tan;
+    case Fn::asin: return &Math::asin;
+    case Fn::acos: return &Math::acos;
+    case Fn::atan: return &Math::atan;
+    case Fn::sinh: return &Math::sinh;
+    case Fn::cosh: return &Math::cosh;
+    case Fn::tanh: return &Math::tanh;
+    case Fn::asinh: return &Math::asinh;
+    case Fn::acosh: return &Math::acosh;
+    case Fn::atanh: return &Math::atanh;
+    case Fn::erf: return &Math::erf;
+    default: return nullptr;
+  }
+}
+
+Binary binary_sequence(Fn fn) {
+  switch (fn) {
+    case Fn::pow: return &Math::pow;
+    case Fn::atan2: return &Math::atan2;
+    case Fn::hypot: return &Math::hypot;
+    default: return nullptr;
+  }
+}
+
+/// The statements that compute `let`, the last of which defines its name; nothing if it stays.
+std::optional<Block> expand(const Let& let) {
+  if (let.type.dtype != DType::f32) return std::nullopt;
+  Unary unary = unary_sequence(let.fn);
+  Binary binary = binary_sequence(let.fn);
+  if (!unary && !binary) return std::nullopt;
+  Block block;
+  Emitter emitter(block, let.name);
+  emitter.set_lanes(let.type.lanes);
+  Math math(emitter);
+  Emitter::Value x{let.operands[0], let.type};
+  Emitter::Value result = unary ? (math.*unary)(x) : (math.*binary)(x, {let.operands[1], let.type});
+  const auto* last = std::get_if<Let>(&block.back()->node);
+  if (last && last->name == result.name) {
+    Let renamed = *last;
+    renamed.name = let.name;
+    block.back() = make(std::move(renamed));
+  } else {
+    block.push_back(make(Let{let.name, let.type, Fn::cast, {result.name}, {}, {}, {}}));
+  }
+  return block;
+}
+
+Block expand_block(const Block& block) {
+  Block out;
+  bool changed = false;
+  for (const auto& stmt : block) {
+    if (const auto* let = std::get_if<Let>(&stmt->node)) {
+      if (auto sequence = expand(*let)) {
+        out.insert(out.end(), sequence->begin(), sequence->end());
+        changed = true;
+        continue;
+      }
+    } else if (const auto* loop = std::get_if<For>(&stmt->node)) {
+      Block body = expand_block(loop->body);
+      if (body != loop->body) {
+        For rebuilt = *loop;
+        rebuilt.body = std::move(body);
+        out.push_back(make(std::move(rebuilt)));
+        changed = true;
+        continue;
+      }
+    } else if (const auto* branch = std::get_if<If>(&stmt->node)) {
+      If rebuilt = *branch;
+      rebuilt.then = expand_block(branch->then);
+      rebuilt.otherwise = expand_block(branch->otherwise);
+      if (rebuilt.then != branch->then || rebuilt.otherwise != branch->otherwise) {
+        out.push_back(make(std::move(rebuilt)));
+        changed = true;
+        continue;
+      }
+    }
+    out.push_back(stmt);
+  }
+  return changed ? out : block;
+}
+
+}  // namespace
+
+kernel_ir::Module expand_math(kernel_ir::Module module, const PassContext& /*ctx*/) {
+  for (auto& kernel : module.kernels) {
+    Block body = expand_block(kernel->body);
+    if (body == kernel->body) continue;
+    auto rebuilt = std::make_shared<Kernel>(*kernel);
+    rebuilt->body = std::move(body);
+    kernel = std::move(rebuilt);
+  }
+  return module;
+}
+
+}  // namespace deplo

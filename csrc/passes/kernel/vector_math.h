@@ -1,0 +1,366 @@
+#pragma once
+
+#include <initializer_list>
+
+#include "scalar/functions.h"
+
+namespace deplo {
+
+/// float32 functions as sequences of arithmetic, comparisons and selects on vectors. Error at most 1 ulp over the full range; NaN,
+/// infinities, denormals and -0 as IEEE 754-2019 recommends. Hot functions (exp, exp2, tanh, erf) run in float32; the others run in
+/// float64 inside and round once, which leaves them below 0.51 ulp. Polynomials are minimax fits (Remez) of the quotient
+/// named beside them, made for this file.
+///
+/// `B` builds or evaluates values:
+///   using Value;  Value literal(DType, double);  Value apply(Fn, std::initializer_list<Value>);  Value cast(Value, DType);
+///   Value bitcast(Value, DType);  Value patch(Value mask, Fn, Value x, Value y): y, but fn(x) computed lane by lane where mask holds.
+template <class B>
+class VectorMath {
+ public:
+  using V = typename B::Value;
+  explicit VectorMath(B& builder) : b_(builder) {}
+
+  V exp(V x) {
+    // Clamped just beyond the results 0 and inf; the comparisons let NaN through.
+    x = where(gt(x, f(89)), f(89), x);
+    x = where(lt(x, f(-105)), f(-105), x);
+    auto t = fma(x, f(0x1.715476p+0), f(kMagic32));
+    auto n = sub(t, f(kMagic32));
+    // The upper part of ln 2 has 10 bits: n times it is exact.
+    auto r = fma(n, f(-0.693359375), x);
+    r = fma(n, f(0x1.bd0106p-13), r);
+    // (e^r - 1 - r) / r^2 on |r| <= 0.35
+    auto q = polynomial(DType::f32, r, {0x1.0p-1, 0x1.555486p-3, 0x1.555454p-5, 0x1.124148p-7, 0x1.6dbc78p-10});
+    auto p = add(fma(mul(r, r), q, r), f(1));
+    return scale(p, t);
+  }
+
+  V exp2(V x) {
+    x = where(gt(x, f(129)), f(129), x);
+    x = where(lt(x, f(-151)), f(-151), x);
+    auto t = add(x, f(kMagic32));
+    auto r = sub(x, sub(t, f(kMagic32)));
+    return scale(exp2_polynomial(r), t);
+  }
+
+  V tanh(V x) {
+    auto a = abs(x);
+    auto u = mul(a, a);
+    // (tanh(x)/x - 1) / x^2 on |x| <= 1
+    auto p = polynomial(
+        DType::f32, u, {-0x1.555552p-2, 0x1.11106ep-3, -0x1.b9fdep-5, 0x1.64fc0ep-6, -0x1.19eb5ep-7, 0x1.94d37cp-9, -0x1.bc3c4cp-11, 0x1.01fdb8p-13});
+    auto small = fma(mul(a, u), p, a);
+    auto c = where(gt(a, f(10)), f(10), a);
+    auto e = exp(add(c, c));
+    auto large = sub(f(1), div(f(2), add(e, f(1))));
+    return copysign(where(lt(a, f(1)), small, large), x);
+  }
+
+  V erf(V x) {
+    auto a = abs(x);
+    // erf(x)/x - 1 in x^2 on |x| <= 1
+    auto p =
+        polynomial(DType::f32, mul(a, a),
+                   {0x1.06eba8p-3, -0x1.812746p-2, 0x1.ce2f0ap-4, -0x1.b829d8p-6, 0x1.562b1ap-8, -0x1.bcd7dep-11, 0x1.d8b888p-14, -0x1.44cfb2p-17});
+    auto small = fma(a, p, a);
+    // log2(1 - erf(x)) on [1, 3.93]; beyond, erf rounds to 1
+    auto c = where(gt(a, f(3.93)), f(3.93), a);
+    auto l = polynomial(DType::f32, c,
+                        {0x1.35279ap-12, -0x1.a137bap+0, -0x1.d399d6p-1, -0x1.40fd3ap-3, 0x1.2be11p-5, -0x1.94e4dp-8, 0x1.5ece5cp-11, -0x1.325f18p-15,
+                         0x1.85620ep-22});
+    auto t = add(l, f(kMagic32));
+    auto r = sub(l, sub(t, f(kMagic32)));
+    auto bits = add(bitcast(exp2_polynomial(r), DType::i32), shl(bitcast(t, DType::i32), i32(23)));
+    // The integer steps lose NaN; the polynomial keeps it.
+    auto large = sub(f(1), bitcast(bits, DType::f32));
+    return copysign(where(ge(a, f(1)), large, small), x);
+  }
+
+  V log(V x) { return finish_log(x, log64(wide(x))); }
+  V log2(V x) { return finish_log(x, mul(log64(wide(x)), d(0x1.71547652b82fep+0))); }
+  V log10(V x) { return finish_log(x, mul(log64(wide(x)), d(0x1.bcb7b1526e50ep-2))); }
+
+  V log1p(V x) {
+    auto y = narrow(log1p64(wide(x)));
+    y = where(eq(x, f(-1)), f(-kInf), y);
+    y = where(eq(x, f(kInf)), x, y);
+    y = where(eq(x, f(0)), x, y);
+    return where(not_(ge(x, f(-1))), f(kNaN), y);
+  }
+
+  V expm1(V x) { return where(eq(x, f(0)), x, narrow(expm1_64(clamp64(wide(x), 200)))); }
+
+  V sinh(V x) {
+    auto a = abs(clamp64(wide(x), 200));
+    auto e = exp64(a);
+    auto large = mul(sub(e, div(d(1), e)), d(0.5));
+    auto u = mul(a, a);
+    auto small = fma(mul(a, u), polynomial(DType::f64, u, {1.0 / 6, 1.0 / 120, 1.0 / 5040, 1.0 / 362880}), a);
+    return copysign(narrow(where(lt(a, d(0.125)), small, large)), x);
+  }
+
+  V cosh(V x) {
+    auto e = exp64(abs(clamp64(wide(x), 200)));
+    return narrow(mul(add(e, div(d(1), e)), d(0.5)));
+  }
+
+  V sin(V x) { return trigonometric(Fn::sin, x); }
+  V cos(V x) { return trigonometric(Fn::cos, x); }
+  V tan(V x) { return trigonometric(Fn::tan, x); }
+
+  V asinh(V x) {
+    auto a = abs(wide(x));
+    auto u = mul(a, a);
+    auto y = narrow(log1p64(add(a, div(u, add(d(1), sqrt(add(u, d(1))))))));
+    y = where(eq(abs(x), f(kInf)), f(kInf), y);
+    y = where(b_.apply(Fn::ne, {x, x}), x, y);
+    return where(eq(x, f(0)), x, copysign(y, x));
+  }
+
+  V acosh(V x) {
+    auto w = sub(wide(x), d(1));
+    auto y = narrow(log1p64(add(w, sqrt(mul(w, add(w, d(2)))))));
+    y = where(eq(x, f(kInf)), x, y);
+    y = where(eq(x, f(1)), f(0), y);
+    return where(not_(ge(x, f(1))), f(kNaN), y);
+  }
+
+  V atanh(V x) {
+    auto a = abs(wide(x));
+    auto y = narrow(mul(log1p64(div(add(a, a), sub(d(1), a))), d(0.5)));
+    auto ax = abs(x);
+    y = where(eq(ax, f(1)), f(kInf), y);
+    y = where(not_(le(ax, f(1))), f(kNaN), y);
+    return where(eq(x, f(0)), x, copysign(y, x));
+  }
+
+  V asin(V x) {
+    auto a = abs(wide(x));
+    auto root = sqrt(mul(sub(d(1), a), d(0.5)));
+    auto big = gt(a, d(0.5));
+    auto s = asin_polynomial(where(big, root, a));
+    auto y = where(big, sub(d(kHalfPi), add(s, s)), s);
+    return where(le(abs(x), f(1)), copysign(narrow(y), x), f(kNaN));
+  }
+
+  V acos(V x) {
+    auto w = wide(x);
+    auto a = abs(w);
+    auto root = sqrt(mul(sub(d(1), a), d(0.5)));
+    auto big = gt(a, d(0.5));
+    auto s = asin_polynomial(where(big, root, w));
+    auto near_one = add(s, s);
+    auto y = where(big, where(lt(w, d(0)), sub(d(2 * kHalfPi), near_one), near_one), sub(d(kHalfPi), s));
+    return where(le(abs(x), f(1)), narrow(y), f(kNaN));
+  }
+
+  V atan(V x) {
+    auto a = abs(wide(x));
+    auto inverted = gt(a, d(1));
+    auto y = atan01(where(inverted, div(d(1), a), a));
+    return copysign(narrow(where(inverted, sub(d(kHalfPi), y), y)), x);
+  }
+
+  /// Angle of the point (x, y), quadrant by the signs, also those of zeros and infinities (C's atan2).
+  V atan2(V y, V x) {
+    auto a = abs(wide(y));
+    auto c = abs(wide(x));
+    auto steep = gt(a, c);
+    auto numerator = where(steep, c, a);
+    auto denominator = where(steep, a, c);
+    auto q = div(numerator, denominator);
+    q = where(eq(denominator, d(0)), d(0), q);
+    q = where(eq(numerator, d(kInf)), d(1), q);
+    auto t = atan01(q);
+    t = where(steep, sub(d(kHalfPi), t), t);
+    t = where(b_.apply(Fn::signbit, {x}), sub(d(2 * kHalfPi), t), t);
+    auto unordered = or_(b_.apply(Fn::ne, {x, x}), b_.apply(Fn::ne, {y, y}));
+    return where(unordered, f(kNaN), copysign(narrow(t), y));
+  }
+
+  V hypot(V x, V y) {
+    auto a = wide(x);
+    auto c = wide(y);
+    auto r = narrow(sqrt(fma(a, a, mul(c, c))));
+    return where(or_(eq(abs(x), f(kInf)), eq(abs(y), f(kInf))), f(kInf), r);
+  }
+
+  /// C's pow with all its special cases.
+  V pow(V x, V y) {
+    auto a = abs(wide(x));
+    auto w = wide(y);
+    auto l = log64(a);
+    l = where(eq(a, d(0)), d(-kInf), l);
+    l = where(eq(a, d(kInf)), d(kInf), l);
+    // NaN is not less than anything and survives log64 only through x itself.
+    l = where(b_.apply(Fn::ne, {a, a}), a, l);
+    auto r = exp64(clamp64(mul(w, l), 200));
+    auto ay = abs(y);
+    auto whole = eq(b_.apply(Fn::trunc, {ay}), ay);
+    auto half = mul(ay, f(0.5));
+    auto odd = and_(whole, not_(eq(b_.apply(Fn::trunc, {half}), half)));
+    auto result = narrow(r);
+    auto negative = b_.apply(Fn::signbit, {x});
+    result = where(and_(negative, odd), b_.apply(Fn::neg, {result}), result);
+    auto invalid = and_(and_(lt(x, f(0)), not_(whole)), lt(abs(x), f(kInf)));
+    result = where(invalid, f(kNaN), result);
+    result = where(and_(eq(abs(x), f(1)), eq(ay, f(kInf))), f(1), result);
+    return where(or_(eq(x, f(1)), eq(y, f(0))), f(1), result);
+  }
+
+ private:
+  static constexpr double kMagic32 = 12582912.0;          // 1.5 * 2^23: adding it rounds to an integer in the low bits
+  static constexpr double kMagic64 = 6755399441055744.0;  // 1.5 * 2^52
+  static constexpr double kHalfPi = 0x1.921fb54442d18p+0;
+  static constexpr double kInf = __builtin_inf();
+  static constexpr double kNaN = __builtin_nan("");
+
+  V f(double c) { return b_.literal(DType::f32, c); }
+  V d(double c) { return b_.literal(DType::f64, c); }
+  V i32(double c) { return b_.literal(DType::i32, c); }
+  V i64(double c) { return b_.literal(DType::i64, c); }
+  V add(V x, V y) { return b_.apply(Fn::add, {x, y}); }
+  V sub(V x, V y) { return b_.apply(Fn::sub, {x, y}); }
+  V mul(V x, V y) { return b_.apply(Fn::mul, {x, y}); }
+  V div(V x, V y) { return b_.apply(Fn::div, {x, y}); }
+  V fma(V x, V y, V z) { return b_.apply(Fn::fma, {x, y, z}); }
+  V sqrt(V x) { return b_.apply(Fn::sqrt, {x}); }
+  V abs(V x) { return b_.apply(Fn::abs, {x}); }
+  V copysign(V x, V y) { return b_.apply(Fn::copysign, {x, y}); }
+  V shl(V x, V y) { return b_.apply(Fn::shl, {x, y}); }
+  V shr(V x, V y) { return b_.apply(Fn::shr, {x, y}); }
+  V and_(V x, V y) { return b_.apply(Fn::bit_and, {x, y}); }
+  V or_(V x, V y) { return b_.apply(Fn::bit_or, {x, y}); }
+  V not_(V x) { return b_.apply(Fn::bit_not, {x}); }
+  V lt(V x, V y) { return b_.apply(Fn::lt, {x, y}); }
+  V le(V x, V y) { return b_.apply(Fn::le, {x, y}); }
+  V gt(V x, V y) { return b_.apply(Fn::gt, {x, y}); }
+  V ge(V x, V y) { return b_.apply(Fn::ge, {x, y}); }
+  V eq(V x, V y) { return b_.apply(Fn::eq, {x, y}); }
+  V where(V c, V x, V y) { return b_.apply(Fn::where, {c, x, y}); }
+  V wide(V x) { return b_.cast(x, DType::f64); }
+  V narrow(V x) { return b_.cast(x, DType::f32); }
+  V bitcast(V x, DType t) { return b_.bitcast(x, t); }
+
+  V clamp64(V x, double limit) {
+    x = where(gt(x, d(limit)), d(limit), x);
+    return where(lt(x, d(-limit)), d(-limit), x);
+  }
+
+  /// Horner's rule, lowest coefficient first.
+  V polynomial(DType t, V x, std::initializer_list<double> c) {
+    const double* p = c.end() - 1;
+    V r = b_.literal(t, *p);
+    while (p != c.begin()) r = fma(r, x, b_.literal(t, *--p));
+    return r;
+  }
+
+  /// p * 2^n in two steps, so that a denormal result is rounded once; n lies in the low bits of t = n + kMagic32.
+  V scale(V p, V t) {
+    auto n = sub(bitcast(t, DType::i32), i32(0x4b400000));
+    auto half = shr(n, i32(1));
+    auto s1 = bitcast(shl(add(half, i32(127)), i32(23)), DType::f32);
+    auto s2 = bitcast(shl(add(sub(n, half), i32(127)), i32(23)), DType::f32);
+    return mul(mul(p, s1), s2);
+  }
+
+  /// 2^r on |r| <= 0.5 by (2^r - 1) / r.
+  V exp2_polynomial(V r) {
+    auto q = polynomial(DType::f32, r, {0x1.62e43p-1, 0x1.ebfbep-3, 0x1.c6b08ep-5, 0x1.3b2a1cp-7, 0x1.5d874cp-10, 0x1.444024p-13, 0x1.00dc64p-16});
+    return fma(r, q, f(1));
+  }
+
+  /// e^x in float64 for |x| <= 200, relative error 2e-14.
+  V exp64(V x) {
+    auto t = fma(x, d(0x1.71547652b82fep+0), d(kMagic64));
+    auto n = sub(t, d(kMagic64));
+    auto r = fma(n, d(-0x1.62e42fefa39efp-1), x);
+    r = fma(n, d(-0x1.abc9e3b39803fp-56), r);
+    auto p = polynomial(DType::f64, r,
+                        {0x1.0000000000043p+0, 0x1.000000000003dp+0, 0x1.ffffffffe5427p-2, 0x1.5555555544c8ap-3, 0x1.5555558be302ap-5,
+                         0x1.1111113a5e64fp-7, 0x1.6c1625a0b2d3p-10, 0x1.a01955eea4d32p-13, 0x1.a1851ca92182cp-16, 0x1.731b3a8641a1cp-19});
+    return bitcast(add(bitcast(p, DType::i64), shl(bitcast(t, DType::i64), i64(52))), DType::f64);
+  }
+
+  V expm1_64(V x) {
+    auto large = sub(exp64(x), d(1));
+    auto small = fma(mul(x, x), polynomial(DType::f64, x, {1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120}), x);
+    return where(lt(abs(x), d(0x1p-8)), small, large);
+  }
+
+  /// log(v), v = 1 + w normal and positive: 2 atanh(s) with s = e / (2 + e), e = m - 1 for the mantissa m in [sqrt(1/2), sqrt(2)).
+  V log_core(V v, V w) {
+    auto bits = bitcast(v, DType::i64);
+    // 1024 is added to the exponent so that the shift works on a non-negative number.
+    auto k = shr(add(bits, i64(0x1p62 - 0x3fe6a09e667f3c00p0)), i64(52));
+    auto n = sub(bitcast(or_(k, i64(0x4330000000000000p0)), DType::f64), d(0x1p52 + 1024));
+    auto m = bitcast(sub(bits, shl(sub(k, i64(1024)), i64(52))), DType::f64);
+    auto e = where(eq(k, i64(1024)), w, sub(m, d(1)));
+    auto s = div(e, add(e, d(2)));
+    // 2 atanh(s)/s in s^2
+    auto p = polynomial(DType::f64, mul(s, s),
+                        {0x1.0p+1, 0x1.55555555555b5p-1, 0x1.9999999978bc1p-2, 0x1.24924946fa00bp-2, 0x1.c71c4e70c3144p-3, 0x1.7466ed0ac9584p-3,
+                         0x1.399118abb4892p-3, 0x1.2fa6fb27b0525p-3});
+    return fma(n, d(0x1.62e42fefa39efp-1), mul(s, p));
+  }
+  V log64(V v) { return log_core(v, sub(v, d(1))); }
+  V log1p64(V w) { return log_core(add(w, d(1)), w); }
+
+  V finish_log(V x, V wide_log) {
+    auto y = narrow(wide_log);
+    y = where(eq(x, f(0)), f(-kInf), y);
+    y = where(eq(x, f(kInf)), x, y);
+    return where(not_(ge(x, f(0))), f(kNaN), y);
+  }
+
+  /// atan on [0, 1]: above tan(pi/8) by atan(x) = pi/4 + atan((x - 1) / (x + 1)).
+  V atan01(V x) {
+    auto upper = gt(x, d(0x1.a827999fcef32p-2));
+    auto z = where(upper, div(sub(x, d(1)), add(x, d(1))), x);
+    auto p = polynomial(DType::f64, mul(z, z),
+                        {0x1.ffffffffffff8p-1, -0x1.5555555550a55p-2, 0x1.99999992740fdp-3, -0x1.24924706d181ep-3, 0x1.c71bce6291026p-4,
+                         -0x1.744edea727797p-4, 0x1.3a512d10d07a9p-4, -0x1.0a894c26e4695p-4, 0x1.9bf0be648e1dep-5, -0x1.9f9365b11fdf5p-6});
+    auto y = mul(z, p);
+    return where(upper, add(y, d(kHalfPi / 2)), y);
+  }
+
+  /// asin on [-0.5, 0.5] by asin(x)/x in x^2.
+  V asin_polynomial(V x) {
+    auto p =
+        polynomial(DType::f64, mul(x, x),
+                   {0x1.000000000001p+0, 0x1.55555555371dp-3, 0x1.3333335821b86p-4, 0x1.6db6c9da90cafp-5, 0x1.f1cb63514c6cbp-6, 0x1.6e3e477338dc2p-6,
+                    0x1.1fb0aa9c0919bp-6, 0x1.998d63e6b9c72p-7, 0x1.28932032d092dp-6, -0x1.f4fa8f76b0adbp-8, 0x1.044358398c034p-5});
+    return mul(x, p);
+  }
+
+  /// Reduction by multiples of pi/2 in float64 (Cody and Waite, two parts): exact enough for |x| < 2^30; larger arguments are patched.
+  V trigonometric(Fn fn, V x) {
+    auto w = wide(x);
+    auto t = fma(w, d(0x1.45f306dc9c883p-1), d(kMagic64));
+    auto n = sub(t, d(kMagic64));
+    auto r = fma(n, d(-kHalfPi), w);
+    r = fma(n, d(-0x1.1a62633145c07p-54), r);
+    auto quadrant = bitcast(t, DType::i64);
+    auto u = mul(r, r);
+    auto s = mul(r, polynomial(DType::f64, u,
+                               {0x1.fffffffffffd9p-1, -0x1.5555555550e5cp-3, 0x1.1111110bd4a6ap-7, -0x1.a019f8954954ap-13, 0x1.71d72ac95aea5p-19,
+                                -0x1.a94e11bb55ebfp-26}));
+    auto c = polynomial(DType::f64, u,
+                        {1.0, -0x1.fffffffffff78p-2, 0x1.555555554e6e6p-5, -0x1.6c16c163b5a62p-10, 0x1.a019f7ef8d6e6p-16, -0x1.27df3a7a29493p-22,
+                         0x1.1b895026c31ecp-29});
+    auto swapped = eq(and_(quadrant, i64(1)), i64(1));
+    V y = s;
+    if (fn == Fn::tan) {
+      y = div(where(swapped, b_.apply(Fn::neg, {c}), s), where(swapped, s, c));
+    } else {
+      auto turns = fn == Fn::sin ? quadrant : add(quadrant, i64(1));
+      y = fn == Fn::sin ? where(swapped, c, s) : where(swapped, s, c);
+      y = where(eq(and_(turns, i64(2)), i64(2)), b_.apply(Fn::neg, {y}), y);
+    }
+    return b_.patch(gt(abs(x), f(0x1p30)), fn, x, narrow(y));
+  }
+
+  B& b_;
+};
+
+}  // namespace deplo
