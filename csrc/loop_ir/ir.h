@@ -16,9 +16,9 @@ namespace deplo::loop_ir {
 //
 //   loop @k0_softmax(x: f32[s0, 2048], out y: f32[s0, 2048]) where s0 in 2.. from "softmax"
 //     for i in s0:
-//       reduce m: f32 = max(a) j in 2048:
+//       reduce m: f32 = max(a) over j in 2048:
 //         a = load x[i, j]
-//       reduce s: f32 = sum(e) j in 2048:
+//       reduce s: f32 = sum(e) over j in 2048:
 //         a = load x[i, j]
 //         d = sub(a, m)
 //         e = exp(d)
@@ -29,13 +29,13 @@ namespace deplo::loop_ir {
 // Semantics. `for` runs its body once per index in [0, extent), in any order: iterations are independent but for
 // combining stores. `reduce` evaluates its body at every point of its axes and combines the operands in an
 // implementation-chosen association; its results are defined after it. `scan` does so in increasing order along one axis and
-// runs `then` after each update, where the results are the running values (inclusive). Names are SSA: a name is defined once per kernel
+// runs its `then:` block after each update, where the results are the running values (inclusive). Names are SSA: a name is defined once per kernel
 // scope and visible to later statements of its block and of nested blocks; a nested block may not redefine a visible name.
 // Index expressions may use axes in scope, symbols, and i64 values in scope (`k = load idx[i]`, then `load w[k, j]`).
 // `load b[..] if guard else c` reads only where the guard holds. `store b[..] = v if guard` likewise. An index is in range wherever the guard holds.
-// `store add b[..] = v` combines with what is there; iterations of a `for` may collide in it, in which case that loop is a
+// `store sum b[..] = v` combines with what is there; iterations of a `for` may collide in it, in which case that loop is a
 // sequential one. `local` declares a buffer private to each iteration of the enclosing loops, of undefined contents.
-// `check` sets the kernel's error word (code) if its condition is false, and goes on; guards keep later accesses in range.
+// `check k >= 0 else index_out_of_range` sets the kernel's error word if its condition is false, and goes on; guards keep later accesses in range.
 // Buffers never overlap. Loads of a buffer that the kernel writes see the writes of earlier statements of the same iteration
 // of the shared loops, never of other iterations.
 // Low-precision floats are loaded as stored: bodies compute in compute_type(dtype) through explicit casts.

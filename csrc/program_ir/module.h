@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -14,9 +16,9 @@ namespace deplo {
 
 // What Loop, Tile and Kernel IR share: a program of steps over buffers, whose kernels are of one level.
 //
-//   program @net(x: f32[s0, 64] strides [64, 1] user, w: f32[64, 64] strides [64, 1] parameter static) where s0 in 2..
-//     buffer t0: f32[s0, 64] strides [64, 1]
-//     buffer p0: f32[4, 64, 16] strides [1024, 16, 1] packed
+//   program @net(x: f32[s0, 64] user, w: f32[64, 64] strides [1, 64] parameter static, s1: sym) where s0 in 2..
+//     buffer t0: f32[s0, 64]
+//     buffer p0: f32[4, 64, 16] packed
 //     once call @k1_pack(w, p0)
 //     call @k0_linear_relu(x, p0, t0)
 //     library aten.sort.stable(self=t0, dim=0) -> t1, t2 reason "sort"
@@ -25,7 +27,8 @@ namespace deplo {
 // Semantics: steps run in order. Buffers never overlap unless one is declared `alias of`; the memory plan decides who
 // reuses whose memory. `once` steps read only static inputs and constants, and run again only when one of those changed;
 // what they write (buffers marked packed) lives as long as the program. Inputs may be written by steps (mutation).
-// A kernel's parameters are bound to buffers by position.
+// A kernel's parameters are bound to buffers by position. Strides are in elements, row-major where the text has none.
+// Names of buffers carry no %; inside the arguments of a library step a bare word that names a buffer is that buffer.
 
 enum class BufferKind : uint8_t {
   input,   ///< the caller's memory
@@ -62,8 +65,8 @@ struct LibraryStep {
 
 using Step = std::variant<CallStep, LibraryStep>;
 
-template <class Kernel>
-struct ModuleOf {
+/// The part of a module that does not depend on the level of its kernels.
+struct ProgramBody {
   std::string name;
   Ranges symbols;
   std::vector<std::string> symbol_inputs;  ///< symbols given as inputs of their own, `s1: sym`; see input_order
@@ -71,13 +74,23 @@ struct ModuleOf {
   std::vector<std::string> input_order;    ///< names of input buffers and symbol inputs in calling order
   std::vector<Step> steps;
   std::vector<Attribute> outputs;  ///< ValueName of a buffer, Expr or None
-  std::vector<Ref<Kernel>> kernels;
 
   const Buffer* find_buffer(const std::string& buffer) const {
     for (const Buffer& b : buffers)
       if (b.name == buffer) return &b;
     return nullptr;
   }
+  Buffer* find_buffer(const std::string& buffer) {
+    for (Buffer& b : buffers)
+      if (b.name == buffer) return &b;
+    return nullptr;
+  }
+};
+
+template <class Kernel>
+struct ModuleOf : ProgramBody {
+  std::vector<Ref<Kernel>> kernels;
+
   const Kernel* find_kernel(const std::string& kernel) const {
     for (const auto& k : kernels)
       if (k->name == kernel) return k.get();
@@ -85,7 +98,14 @@ struct ModuleOf {
   }
 };
 
-/// Row-major strides.
+/// One argument or result type that a kernel expects.
+struct ParamType {
+  DType dtype = DType::f32;
+  bool writes = false;
+};
+/// The parameters of a kernel by name; nothing if there is no such kernel.
+using FindParams = std::function<std::optional<std::vector<ParamType>>(const std::string& kernel)>;
+/// Row-major strides in elements, as PyTorch gives them: a constant size 0 counts as 1.
 std::vector<Expr> contiguous_strides(const std::vector<Expr>& shape);
 
 }  // namespace deplo

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/array.h"
+#include "program_ir/module.h"
+
+namespace deplo {
+
+/// Runs one ATen call for an interpreter: the overload, its arguments (sizes already numbers), and the array of every ValueName
+/// that occurs in them. Returns one array per result. Throws UnsupportedError if it cannot.
+using LibraryCall = std::function<std::vector<Array>(const std::string& op, const std::vector<std::pair<std::string, Attribute>>& arguments,
+                                                     const std::map<std::string, Array>& arrays)>;
+
+/// A LibraryCall that knows no op.
+LibraryCall no_library();
+
+/// The arguments with every size expression evaluated.
+std::vector<std::pair<std::string, Attribute>> evaluate_arguments(const std::vector<std::pair<std::string, Attribute>>& arguments,
+                                                                  const std::map<std::string, int64_t>& symbols);
+
+std::vector<int64_t> evaluate_shape(const std::vector<Expr>& shape, const std::map<std::string, int64_t>& symbols);
+
+/// Adds the symbols that a shape determines by itself (a size that is a bare symbol); UserError if another size then disagrees.
+void bind_symbols(const std::vector<Expr>& shape, const std::vector<int64_t>& sizes, const std::string& name,
+                  std::map<std::string, int64_t>& symbols);
+
+/// Runs one kernel over the arrays bound to its parameters, in place.
+using KernelCall =
+    std::function<void(const std::string& kernel, const std::vector<Array*>& arguments, const std::map<std::string, int64_t>& symbols)>;
+
+/// The meaning of a program: runs its steps in order. `inputs` are in calling order, a symbol input as a 0-d i64 array; `symbols` may
+/// be empty where shapes determine them. Returns the outputs (an integer as 0-d i64, None as an empty bool array), then every
+/// input that a step writes, in calling order.
+std::vector<Array> interpret(const ProgramBody& program, const FindParams& find_params, const std::vector<Array>& inputs,
+                             std::map<std::string, int64_t> symbols, const KernelCall& call, const LibraryCall& library);
+
+}  // namespace deplo

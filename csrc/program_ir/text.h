@@ -1,0 +1,70 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "program_ir/module.h"
+#include "scalar/functions.h"
+
+namespace deplo {
+
+// Pieces of text that the kernel levels share. parse_x reads what print_x writes.
+
+/// " where s0 in 2.., s1 in 1..8", or nothing.
+std::string print_ranges(const Ranges& ranges);
+Ranges parse_ranges(Lexer& lexer);
+/// "[s0, 64]".
+std::string print_shape(const std::vector<Expr>& shape);
+std::vector<Expr> parse_shape(Lexer& lexer);
+/// "f32[s0, 64] strides [64, 1]"; row-major strides are left out.
+struct TypeText {
+  DType dtype = DType::f32;
+  std::vector<Expr> shape;
+  std::vector<Expr> strides;
+};
+std::string print_type(DType dtype, const std::vector<Expr>& shape, const std::vector<Expr>& strides);
+TypeText parse_type(Lexer& lexer);
+DType parse_dtype(Lexer& lexer);
+/// "1.5", "7", "true": what kind of number it is follows from the dtype.
+std::string print_literal(const Scalar& literal);
+Scalar parse_literal(Lexer& lexer, DType dtype);
+/// ` from "a", "b"`, or nothing.
+std::string print_provenance(const std::vector<std::string>& provenance);
+std::vector<std::string> parse_provenance(Lexer& lexer);
+
+/// The `program @...` block; "" for a module that holds nothing but kernels.
+std::string print(const ProgramBody& program);
+/// Reads a program block from a lexer with layout; call it only at `program`.
+ProgramBody parse_program(Lexer& lexer);
+
+/// Throws InternalError: undefined buffers, a wrong number or dtype of arguments, a buffer read before it is written.
+void verify(const ProgramBody& program, const FindParams& find_params);
+
+/// A module's text: the program, then its kernels, separated by blank lines.
+template <class Kernel>
+std::string print_module(const ModuleOf<Kernel>& module) {
+  std::string text = print(static_cast<const ProgramBody&>(module));
+  for (const auto& kernel : module.kernels) {
+    if (!text.empty()) text += '\n';
+    text += print(*kernel);
+  }
+  return text;
+}
+
+/// Reads a module whose kernels `parse_kernel(lexer)` reads (a kernel starts at `keyword`: loop, tile, kernel).
+template <class Kernel, class ParseKernel>
+ModuleOf<Kernel> parse_module(const std::string& text, const std::string& file, const std::string& keyword, const ParseKernel& parse_kernel) {
+  Lexer lexer(text, file, true);
+  ModuleOf<Kernel> module;
+  lexer.skip_newlines();
+  if (lexer.at("program")) static_cast<ProgramBody&>(module) = parse_program(lexer);
+  for (lexer.skip_newlines(); !lexer.at_end(); lexer.skip_newlines()) {
+    if (!lexer.at(keyword)) lexer.fail(fmt::format("expected '{} @name(...)', found '{}'", keyword, lexer.peek().text));
+    module.kernels.push_back(std::make_shared<Kernel>(parse_kernel(lexer)));
+  }
+  return module;
+}
+
+}  // namespace deplo
