@@ -1,0 +1,79 @@
+#pragma once
+
+#include <string_view>
+
+namespace deplo {
+
+/// Device helpers in front of every CUDA text. They include no header, so that NVRTC compiles them alone; the CPU emulator compiles the same text.
+inline constexpr std::string_view kCudaPrelude = R"cuda(typedef struct { unsigned short bits; } deplo_f16;
+typedef struct { unsigned short bits; } deplo_bf16;
+template <class T, class S> __device__ inline T deplo_bits(S s) { union { S from; T to; } u; u.from = s; return u.to; }
+__device__ inline float deplo_from_bf16(deplo_bf16 v) { return deplo_bits<float>((unsigned)v.bits << 16); }
+__device__ inline deplo_bf16 deplo_to_bf16(float v) {
+  unsigned b = deplo_bits<unsigned>(v);
+  deplo_bf16 r;
+  r.bits = (b & 0x7fffffffu) > 0x7f800000u ? (unsigned short)((b >> 16) | 0x40u) : (unsigned short)((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
+  return r;
+}
+__device__ inline float deplo_from_f16(deplo_f16 h) {
+  unsigned s = (unsigned)(h.bits & 0x8000u) << 16, e = (h.bits >> 10) & 31u, m = h.bits & 0x3ffu;
+  if (e == 31) return deplo_bits<float>(s | 0x7f800000u | (m << 13));
+  if (e) return deplo_bits<float>(s | ((e + 112) << 23) | (m << 13));
+  return deplo_bits<float>(s | deplo_bits<unsigned>((float)m * 5.9604644775390625e-08f));
+}
+__device__ inline deplo_f16 deplo_to_f16(float v) {
+  unsigned b = deplo_bits<unsigned>(v), s = (b >> 16) & 0x8000u, m = b & 0x7fffffffu, r;
+  if (m > 0x7f800000u) r = 0x7e00u;
+  else if (m >= 0x477ff000u) r = 0x7c00u;
+  else if (m < 0x38800000u) r = deplo_bits<unsigned>(deplo_bits<float>(m) + 0.5f) - deplo_bits<unsigned>(0.5f);
+  else r = (m + 0xfffu + ((m >> 13) & 1u) - 0x38000000u) >> 13;
+  deplo_f16 h;
+  h.bits = (unsigned short)(s | r);
+  return h;
+}
+__device__ inline float deplo_inf32() { return deplo_bits<float>(0x7f800000u); }
+__device__ inline float deplo_nan32() { return deplo_bits<float>(0x7fc00000u); }
+__device__ inline double deplo_inf64() { return deplo_bits<double>(0x7ff0000000000000ull); }
+__device__ inline double deplo_nan64() { return deplo_bits<double>(0x7ff8000000000000ull); }
+__device__ inline bool deplo_signbit(float v) { return deplo_bits<unsigned>(v) >> 31; }
+__device__ inline bool deplo_signbit(double v) { return deplo_bits<unsigned long long>(v) >> 63; }
+__device__ inline long long deplo_floordiv(long long a, long long b) { long long q = a / b; return q - (a % b != 0 && (a < 0) != (b < 0)); }
+__device__ inline long long deplo_mod(long long a, long long b) { return a - deplo_floordiv(a, b) * b; }
+__device__ inline long long deplo_min_i(long long a, long long b) { return a < b ? a : b; }
+__device__ inline long long deplo_max_i(long long a, long long b) { return a > b ? a : b; }
+template <class T> __device__ inline T deplo_min(T a, T b) { return a != a ? a : b != b ? b : a < b ? a : b; }
+template <class T> __device__ inline T deplo_max(T a, T b) { return a != a ? a : b != b ? b : a > b ? a : b; }
+template <class T> __device__ inline T deplo_add(T a, T b) { return a + b; }
+template <class T> __device__ inline T deplo_mul(T a, T b) { return a * b; }
+template <class T> __device__ inline T deplo_abs_i(T a) { return a < 0 ? (T)(0ull - (unsigned long long)a) : a; }
+template <class T> __device__ inline T deplo_trunc_div(T a, T b, int* error) {
+  if (b == 0) { *error = 2; return 0; }
+  return b == (T)-1 ? (T)(0ull - (unsigned long long)a) : (T)(a / b);
+}
+template <class T> __device__ inline T deplo_rem_c(T a, T b, int* error) {
+  if (b == 0) { *error = 2; return 0; }
+  return b == (T)-1 ? (T)0 : (T)(a % b);
+}
+template <class T> __device__ inline T deplo_rem_python(T a, T b, int* error) {
+  T r = deplo_rem_c(a, b, error);
+  return r != 0 && (r < 0) != (b < 0) ? (T)(r + b) : r;
+}
+template <class T> __device__ inline T deplo_floor_div(T a, T b, int* error) {
+  T q = deplo_trunc_div(a, b, error);
+  return b != 0 && deplo_rem_c(a, b, error) != 0 && (a < 0) != (b < 0) ? (T)(q - 1) : q;
+}
+__device__ inline float deplo_remainder_f(float a, float b) { float r = fmodf(a, b); return r != 0 && (r < 0) != (b < 0) ? r + b : r; }
+__device__ inline double deplo_remainder_f(double a, double b) { double r = fmod(a, b); return r != 0 && (r < 0) != (b < 0) ? r + b : r; }
+template <class T> __device__ inline T deplo_pow_i(T x, T n) {
+  if (n < 0) return x == 1 ? (T)1 : x == (T)-1 ? (T)(n % 2 ? -1 : 1) : (T)0;
+  unsigned long long r = 1, b = (unsigned long long)x;
+  for (unsigned long long k = (unsigned long long)n; k; k >>= 1, b *= b) if (k & 1) r *= b;
+  return (T)r;
+}
+template <class T> __device__ inline T deplo_shl(T x, T n) { return n < 0 || n >= (T)(8 * sizeof(T)) ? (T)0 : (T)((unsigned long long)x << n); }
+template <class T> __device__ inline T deplo_shr(T x, T n) { return n < 0 || n >= (T)(8 * sizeof(T)) ? (T)(x < 0 ? -1 : 0) : (T)(x >> n); }
+__device__ inline long long deplo_float_to_i64(double v) { return v >= -9223372036854775808.0 && v < 9223372036854775808.0 ? (long long)v : (-9223372036854775807LL - 1); }
+__device__ inline int deplo_float_to_i32(double v) { return v > -2147483649.0 && v < 2147483648.0 ? (int)v : (-2147483647 - 1); }
+)cuda";
+
+}  // namespace deplo
