@@ -1,0 +1,95 @@
+#include "target/cuda/nvrtc.h"
+
+#include <dlfcn.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/error.h"
+
+namespace deplo {
+namespace {
+
+// The part of NVRTC's C interface (nvrtc.h of CUDA 13) that deplo calls, so that building needs no CUDA.
+using Program = struct Opaque*;
+struct Nvrtc {
+  int (*create)(Program*, const char*, const char*, int, const char* const*, const char* const*) = nullptr;
+  int (*compile)(Program, int, const char* const*) = nullptr;
+  int (*log_size)(Program, size_t*) = nullptr;
+  int (*log)(Program, char*) = nullptr;
+  int (*cubin_size)(Program, size_t*) = nullptr;
+  int (*cubin)(Program, char*) = nullptr;
+  int (*destroy)(Program*) = nullptr;
+  const char* (*error_text)(int) = nullptr;
+};
+
+template <class F>
+void load(void* handle, const char* name, F& function) {
+  function = reinterpret_cast<F>(dlsym(handle, name));
+  DEPLO_SUPPORT(function, "this libnvrtc has no {}: install nvidia-cuda-nvrtc 13.0", name);
+}
+
+std::shared_ptr<const Nvrtc> open_nvrtc(const std::string& path) {
+  static std::mutex mutex;
+  static std::map<std::string, std::shared_ptr<const Nvrtc>> opened;
+  std::lock_guard lock(mutex);
+  if (auto it = opened.find(path); it != opened.end()) return it->second;
+  void* handle = nullptr;
+  if (!path.empty()) {
+    handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  } else {
+    for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"})
+      if (!handle) handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  }
+  if (!handle) {
+    const char* why = dlerror();
+    throw UnsupportedError(
+        fmt::format("NVRTC could not be opened ({}): install the package nvidia-cuda-nvrtc 13.0 to compile for CUDA", why ? why : "not found"));
+  }
+  auto api = std::make_shared<Nvrtc>();
+  load(handle, "nvrtcCreateProgram", api->create);
+  load(handle, "nvrtcCompileProgram", api->compile);
+  load(handle, "nvrtcGetProgramLogSize", api->log_size);
+  load(handle, "nvrtcGetProgramLog", api->log);
+  load(handle, "nvrtcGetCUBINSize", api->cubin_size);
+  load(handle, "nvrtcGetCUBIN", api->cubin);
+  load(handle, "nvrtcDestroyProgram", api->destroy);
+  load(handle, "nvrtcGetErrorString", api->error_text);
+  opened[path] = api;
+  return api;
+}
+
+}  // namespace
+
+NvrtcOutput nvrtc_compile(const std::string& text, const std::string& arch, const std::string& library) {
+  auto api = open_nvrtc(library);
+  Program program = nullptr;
+  int status = api->create(&program, text.c_str(), "deplo.cu", 0, nullptr, nullptr);
+  DEPLO_ASSERT(status == 0, "NVRTC could not make a program: {}", api->error_text(status));
+  struct Closer {
+    const Nvrtc& api;
+    Program* program;
+    ~Closer() { api.destroy(program); }
+  } closer{*api, &program};
+  std::string arch_option = "--gpu-architecture=" + arch;
+  // FMA contraction is allowed by the numerics of every target; nothing else is relaxed.
+  std::vector<const char*> options{arch_option.c_str(), "--std=c++17", "--fmad=true"};
+  status = api->compile(program, static_cast<int>(options.size()), options.data());
+  NvrtcOutput out;
+  size_t size = 0;
+  if (api->log_size(program, &size) == 0 && size > 1) {
+    out.log.resize(size);
+    api->log(program, out.log.data());
+    out.log.resize(size - 1);
+  }
+  DEPLO_ASSERT(status == 0, "NVRTC ({}) refused a kernel: {}\n{}", arch, api->error_text(status), out.log);
+  status = api->cubin_size(program, &size);
+  DEPLO_ASSERT(status == 0 && size > 0, "NVRTC gave no machine code for {}", arch);
+  out.cubin.resize(size);
+  api->cubin(program, out.cubin.data());
+  return out;
+}
+
+}  // namespace deplo
