@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -38,6 +39,12 @@ std::shared_ptr<const Nvrtc> open_nvrtc(const std::string& path) {
   if (auto it = opened.find(path); it != opened.end()) return it->second;
   void* handle = nullptr;
   if (!path.empty()) {
+    // NVRTC opens its builtins by name alone; having them loaded from beside it makes that name resolve.
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(path).parent_path(), ignored)) {
+      std::string name = entry.path().filename().string();
+      if (name.starts_with("libnvrtc-builtins.so")) dlopen(entry.path().c_str(), RTLD_NOW | RTLD_GLOBAL);
+    }
     handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   } else {
     for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"})
