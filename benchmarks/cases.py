@@ -1,0 +1,119 @@
+"""Single layers and chains with the figures that say how far each is from the machine's limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+@dataclass
+class Bench:
+    """A function of one input set, with its work: floating-point operations and the bytes that must move at least."""
+
+    name: str
+    module: nn.Module
+    inputs: Callable[[int], tuple[torch.Tensor, ...]]
+    flops: float = 0.0
+    bytes: float = 0.0
+
+
+class _Lambda(nn.Module):
+    def __init__(self, f: Callable[..., Any], **parameters: torch.Tensor) -> None:
+        super().__init__()
+        self.f = f
+        for name, value in parameters.items():
+            self.register_parameter(name, nn.Parameter(value, requires_grad=False))
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        return self.f(*args, **dict(self.named_parameters()))
+
+
+def _random(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[int], tuple[torch.Tensor, ...]]:
+    return lambda seed: (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype),)
+
+
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+
+
+def _rms(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w
+
+
+def _stencil(x: torch.Tensor) -> torch.Tensor:
+    return 0.2 * (x[:, 1:-1, 1:-1] + x[:, :-2, 1:-1] + x[:, 2:, 1:-1] + x[:, 1:-1, :-2] + x[:, 1:-1, 2:])
+
+
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), -1) @ v
+
+
+def _qkv(*shape: int) -> Callable[[int], tuple[torch.Tensor, ...]]:
+    return lambda seed: tuple(torch.randn(*shape, generator=torch.Generator().manual_seed(3 * seed + i)) for i in range(3))
+
+
+def _linear(m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> Bench:
+    size = torch.empty((), dtype=dtype).element_size()
+    suffix = " bf16" if dtype == torch.bfloat16 else ""
+    return Bench(f"linear {k}x{n} s{m}{suffix}", nn.Linear(k, n, bias=False).to(dtype), _random(m, k, dtype=dtype), 2.0 * m * n * k, size * (m * k + n * k + m * n))
+
+
+def _conv(name: str, c: int, o: int, hw: int, kernel: int, stride: int = 1, groups: int = 1) -> Bench:
+    module = nn.Conv2d(c, o, kernel, stride, kernel // 2, groups=groups, bias=False)
+    out = (hw + stride - 1) // stride
+    flops = 2.0 * o * out * out * (c // groups) * kernel * kernel
+    return Bench(name, module, _random(1, c, hw, hw), flops, 4.0 * (c * hw * hw + o * out * out + module.weight.numel()))
+
+
+def pointwise_and_norms() -> list[Bench]:
+    """Chains whose limit is memory traffic."""
+    return [
+        Bench("relu(x+1)*2 (8)", _Lambda(lambda x: torch.relu(x + 1) * 2), _random(8), 0, 64),
+        Bench("gelu tanh (512,18944)", _Lambda(_gelu), _random(512, 18944), 0, 8.0 * 512 * 18944),
+        Bench("rms norm (1,512,2048)", _Lambda(_rms, w=torch.randn(2048)), _random(1, 512, 2048), 0, 8.0 * 512 * 2048),
+        Bench("layer norm (4096,768)", nn.LayerNorm(768), _random(4096, 768), 0, 8.0 * 4096 * 768),
+        Bench("softmax (1,28,2048,2048)", _Lambda(lambda x: torch.softmax(x, -1)), _random(1, 28, 2048, 2048), 0, 8.0 * 28 * 2048 * 2048),
+        Bench("softmax (4096,1024)", _Lambda(lambda x: torch.softmax(x, -1)), _random(4096, 1024), 0, 8.0 * 4096 * 1024),
+        Bench("two 5-tap stencils 3x2048x2048", _Lambda(lambda x: _stencil(_stencil(x))), _random(3, 2048, 2048), 0, 8.0 * 3 * 2048 * 2048),
+        Bench("transpose (2048,2048)", _Lambda(lambda x: x.t().contiguous()), _random(2048, 2048), 0, 8.0 * 2048 * 2048),
+        Bench("sum all 1e7", _Lambda(lambda x: x.sum()), _random(10_000_000), 0, 4e7),
+        Bench("sum(0) (4096,1024)", _Lambda(lambda x: x.sum(0)), _random(4096, 1024), 0, 4.0 * 4096 * 1024),
+    ]
+
+
+def contractions() -> list[Bench]:
+    """Linear layers, gates and attention."""
+    rows = [_linear(m, 3584, 3584) for m in (1, 4, 32, 128, 512)]
+    rows += [_linear(512, 18944, 3584), _linear(197, 768, 768), _linear(197, 3072, 768), _linear(128, 768, 3072)]
+    rows += [_linear(m, 3584, 3584, torch.bfloat16) for m in (1, 32, 128)]
+    for m in (1, 512):
+        gate = _Lambda(lambda x, g, u: F.silu(x @ g) * (x @ u), g=torch.randn(1024, 3072) / 32, u=torch.randn(1024, 3072) / 32)
+        rows.append(Bench(f"swiglu 1024-3072 s{m}", gate, _random(m, 1024), 4.0 * m * 1024 * 3072, 4.0 * (2 * 1024 * 3072 + m * 4096)))
+    for shape in ((1, 12, 512, 64), (1, 8, 2048, 64)):
+        b, h, s, d = shape
+        rows.append(Bench(f"attention by hand {shape}".replace(" ", ""), _Lambda(_attention), _qkv(*shape), 4.0 * b * h * s * s * d, 16.0 * b * h * s * d))
+    causal = _Lambda(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    rows.append(Bench("sdpa causal (1,32,512,64)", causal, _qkv(1, 32, 512, 64), 2.0 * 32 * 512 * 512 * 64, 16.0 * 32 * 512 * 64))
+    return rows
+
+
+def convolutions() -> list[Bench]:
+    """The distinct convolutions of ResNet-50, and a depthwise one."""
+    rows = [_conv("conv 7x7 s2 3-64 224", 3, 64, 224, 7, 2)]
+    for hw, width, out in ((56, 64, 256), (28, 128, 512), (14, 256, 1024), (7, 512, 2048)):
+        rows.append(_conv(f"conv 1x1 {out}-{width} {hw}", out, width, hw, 1))
+        rows.append(_conv(f"conv 3x3 {width} {hw}", width, width, hw, 3))
+        rows.append(_conv(f"conv 1x1 {width}-{out} {hw}", width, out, hw, 1))
+    for hw, width in ((56, 128), (28, 256), (14, 512)):
+        rows.append(_conv(f"conv 3x3 s2 {width} {hw}", width, width, hw, 3, 2))
+    rows.append(_conv("depthwise 3x3 96 112", 96, 96, 112, 3, groups=96))
+    return rows
+
+
+SUITES: dict[str, Callable[[], list[Bench]]] = {"pointwise": pointwise_and_norms, "contractions": contractions, "convolutions": convolutions}
