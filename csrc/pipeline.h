@@ -30,9 +30,9 @@ const std::vector<Pass<kernel_ir::Module>>& kernel_passes();
 using Observer = std::function<void(const std::string& level, const std::string& pass, const std::string& text, bool changed)>;
 
 struct PipelineOptions {
-  std::string stop_after;  ///< a level or a pass; empty: run to kernel
+  std::string stop_after;  ///< a level, a pass or lower_to_<level> (a level before its passes); empty: run to kernel
   bool verify_each = false;
-  Observer observer;       ///< may be empty
+  Observer observer;  ///< may be empty
 };
 
 /// What the pipeline made, level by level; levels after stop_after are empty.
@@ -43,6 +43,9 @@ struct Compiled {
   kernel_ir::Module kernel;
   std::string reached;  ///< the last level that was made
 };
+
+/// "torch", "tensor", "loop", "tile" or "kernel": the level of IR text, by its keywords. UserError if it has none.
+std::string level_of(const std::string& text, const std::string& file);
 
 Compiled run_pipeline(const torch_ir::Graph& graph, const PassContext& context, const PipelineOptions& options);
 /// Resumes from IR text of any level (named by its first keyword).

@@ -1,0 +1,190 @@
+#include "pipeline.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "lower/lower.h"
+#include "lower/torch_to_tensor.h"
+#include "passes/kernel/expand_math.h"
+
+namespace deplo {
+namespace {
+
+constexpr std::array<std::string_view, 5> kLevels{"torch", "tensor", "loop", "tile", "kernel"};
+
+size_t depth(std::string_view level) {
+  auto at = std::find(kLevels.begin(), kLevels.end(), level);
+  DEPLO_ASSERT(at != kLevels.end(), "'{}' is not a level", level);
+  return static_cast<size_t>(at - kLevels.begin());
+}
+
+/// Runs one step and adds level and pass to whatever goes wrong in it.
+template <class F>
+auto guarded(std::string_view level, std::string_view pass, F&& run) {
+  try {
+    return run();
+  } catch (const InternalError& error) {
+    throw InternalError(fmt::format("[{}/{}] {}", level, pass, error.what()));
+  }
+}
+
+class Runner {
+ public:
+  Runner(const PassContext& context, const PipelineOptions& options) : context_(context), options_(options) {}
+
+  /// Verifies and shows what a lowering (or a parser) made, then runs the level's passes.
+  template <class M>
+  M level(std::string_view level, M module, const std::vector<Pass<M>>& passes) {
+    check(level, "lower", module);
+    if (options_.observer) options_.observer(std::string(level), "lower", print(module), true);
+    if (options_.stop_after == "lower_to_" + std::string(level)) return stop(std::move(module));
+    for (const Pass<M>& pass : passes) {
+      if (stopped_) break;
+      if (!context_.disabled.contains(pass.name)) module = run(level, pass, std::move(module));
+      if (options_.stop_after == pass.name) stopped_ = true;
+    }
+    if (!options_.verify_each && !passes.empty()) check(level, passes.back().name, module);
+    if (options_.stop_after == level) stopped_ = true;
+    return module;
+  }
+
+  bool stopped() const { return stopped_; }
+
+ private:
+  template <class M>
+  M stop(M module) {
+    stopped_ = true;
+    return module;
+  }
+
+  template <class M>
+  void check(std::string_view level, std::string_view pass, const M& module) {
+    guarded(level, pass, [&] { verify(module); });
+  }
+
+  template <class M>
+  M run(std::string_view level, const Pass<M>& pass, M module) {
+    std::string before = options_.observer ? print(module) : std::string();
+    module = guarded(level, pass.name, [&] { return pass.run(std::move(module), context_); });
+    if (options_.verify_each) check(level, pass.name, module);
+    if (options_.observer) {
+      std::string after = print(module);
+      options_.observer(std::string(level), pass.name, after, after != before);
+    }
+    return module;
+  }
+
+  const PassContext& context_;
+  const PipelineOptions& options_;
+  bool stopped_ = false;
+};
+
+/// Continues from `reached`, whose module `made` holds as a parser or lowering left it.
+void run_from(Compiled& made, std::string reached, const PassContext& context, const PipelineOptions& options) {
+  Runner runner(context, options);
+  size_t start = depth(reached);
+  auto enter = [&](std::string_view level, auto&& lower) {
+    if (runner.stopped() || depth(level) < start) return false;
+    if (depth(level) > start) guarded(level, "lower", lower);
+    made.reached = level;
+    return true;
+  };
+  if (enter("tensor", [] {})) made.tensor = runner.level("tensor", std::move(made.tensor), tensor_passes());
+  if (enter("loop", [&] { made.loop = lower_tensor_to_loop(made.tensor, context); }))
+    made.loop = runner.level("loop", std::move(made.loop), loop_passes());
+  if (enter("tile", [&] { made.tile = lower_loop_to_tile(made.loop, context); }))
+    made.tile = runner.level("tile", std::move(made.tile), tile_passes());
+  if (enter("kernel", [&] { made.kernel = lower_tile_to_kernel(made.tile, context); }))
+    made.kernel = runner.level("kernel", std::move(made.kernel), kernel_passes());
+}
+
+template <class M>
+void append_names(std::vector<std::string>& names, const std::vector<Pass<M>>& passes) {
+  for (const Pass<M>& pass : passes) names.push_back(pass.name);
+}
+
+/// Refuses a stop_after or a disabled pass that does not exist: a misspelt one would silently change nothing.
+void check_names(const PassContext& context, const PipelineOptions& options) {
+  std::vector<std::string> names;
+  append_names(names, tensor_passes());
+  append_names(names, loop_passes());
+  append_names(names, tile_passes());
+  append_names(names, kernel_passes());
+  for (const std::string& name : context.disabled)
+    DEPLO_CHECK(std::find(names.begin(), names.end(), name) != names.end(), "cannot disable '{}': the passes are {}", name, joined(names));
+  for (std::string_view level : kLevels) {
+    names.emplace_back(level);
+    if (level != "torch") names.push_back("lower_to_" + std::string(level));
+  }
+  DEPLO_CHECK(options.stop_after.empty() || std::find(names.begin(), names.end(), options.stop_after) != names.end(),
+              "cannot stop after '{}': the passes and levels are {}", options.stop_after, joined(names));
+}
+
+}  // namespace
+
+const std::vector<Pass<tensor_ir::Graph>>& tensor_passes() {
+  static const std::vector<Pass<tensor_ir::Graph>> passes{};
+  return passes;
+}
+
+const std::vector<Pass<loop_ir::Module>>& loop_passes() {
+  static const std::vector<Pass<loop_ir::Module>> passes{};
+  return passes;
+}
+
+const std::vector<Pass<tile_ir::Module>>& tile_passes() {
+  static const std::vector<Pass<tile_ir::Module>> passes{};
+  return passes;
+}
+
+const std::vector<Pass<kernel_ir::Module>>& kernel_passes() {
+  static const std::vector<Pass<kernel_ir::Module>> passes{
+      {"expand_math", expand_math, "replaces float32 exp, log, tanh, erf, ... by vector sequences"},
+  };
+  return passes;
+}
+
+std::string level_of(const std::string& text, const std::string& file) {
+  Lexer lexer(text, file, /*layout=*/false);
+  for (std::string_view level : kLevels)
+    if (lexer.at(level)) return std::string(level);
+  if (!lexer.at("program")) lexer.fail("expected torch, tensor, loop, tile, kernel or program");
+  // A program block says nothing about the level of its kernels; the first kernel after it does.
+  while (!lexer.at_end()) {
+    for (std::string_view level : {"loop", "tile", "kernel"})
+      if (lexer.at(level) && lexer.peek(1).text.starts_with('@')) return std::string(level);
+    lexer.next();
+  }
+  return "kernel";
+}
+
+Compiled run_pipeline(const torch_ir::Graph& graph, const PassContext& context, const PipelineOptions& options) {
+  check_names(context, options);
+  Compiled made;
+  made.reached = "torch";
+  guarded("torch", "import", [&] { torch_ir::verify(graph); });
+  if (options.observer) options.observer("torch", "import", torch_ir::print(graph), true);
+  if (options.stop_after == "torch") return made;
+  made.tensor = guarded("tensor", "lower", [&] { return lower_torch_to_tensor(graph); });
+  run_from(made, "tensor", context, options);
+  return made;
+}
+
+Compiled run_pipeline_from_text(const std::string& text, const std::string& file, const PassContext& context, const PipelineOptions& options) {
+  std::string level = level_of(text, file);
+  if (level == "torch") return run_pipeline(torch_ir::parse(text, file), context, options);
+  check_names(context, options);
+  Compiled made;
+  made.reached = level;
+  if (level == "tensor") made.tensor = tensor_ir::parse(text, file);
+  if (level == "loop") made.loop = loop_ir::parse(text, file);
+  if (level == "tile") made.tile = tile_ir::parse(text, file);
+  if (level == "kernel") made.kernel = kernel_ir::parse(text, file);
+  run_from(made, level, context, options);
+  return made;
+}
+
+}  // namespace deplo

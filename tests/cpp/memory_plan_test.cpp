@@ -1,0 +1,53 @@
+#include "runtime/memory_plan.h"
+
+#include <catch2/catch.hpp>
+#include <random>
+
+using namespace deplo::runtime;
+
+namespace {
+
+bool overlaps(const MemoryPlan& plan, const std::vector<Lifetime>& lifetimes, size_t a, size_t b) {
+  if (lifetimes[a].last < lifetimes[b].first || lifetimes[b].last < lifetimes[a].first) return false;
+  return plan.offsets[a] < plan.offsets[b] + lifetimes[b].bytes && plan.offsets[b] < plan.offsets[a] + lifetimes[a].bytes;
+}
+
+}  // namespace
+
+TEST_CASE("a chain of buffers reuses two places") {
+  std::vector<Lifetime> chain{{256, 0, 1}, {256, 1, 2}, {256, 2, 3}, {256, 3, 4}};
+  MemoryPlan plan = plan_memory(chain, 64);
+  CHECK(plan.bytes == 512);
+  CHECK(plan.bytes == peak_bytes(chain, 64));
+}
+
+TEST_CASE("a buffer goes to the tightest gap") {
+  // Two large blocks alive throughout leave gaps of 128 and 64 bytes once their small neighbours have died.
+  std::vector<Lifetime> lifetimes{{1024, 0, 9}, {128, 0, 1}, {64, 5, 6}};
+  MemoryPlan plan = plan_memory(lifetimes, 64);
+  CHECK(plan.bytes == 1152);
+  CHECK(plan.offsets[2] == 1024);
+}
+
+TEST_CASE("empty buffers take no memory") {
+  CHECK(plan_memory({}, 64).bytes == 0);
+  CHECK(plan_memory({{0, 0, 3}}, 64).bytes == 0);
+}
+
+TEST_CASE("random lifetimes never overlap and stay near the peak") {
+  std::mt19937 random(7);
+  for (int round = 0; round < 50; ++round) {
+    std::vector<Lifetime> lifetimes;
+    for (int i = 0; i < 60; ++i) {
+      int first = static_cast<int>(random() % 50);
+      lifetimes.push_back({static_cast<int64_t>(random() % 5000), first, first + static_cast<int>(random() % 10)});
+    }
+    MemoryPlan plan = plan_memory(lifetimes, 64);
+    for (size_t a = 0; a < lifetimes.size(); ++a) {
+      REQUIRE(plan.offsets[a] % 64 == 0);
+      REQUIRE(plan.offsets[a] + lifetimes[a].bytes <= plan.bytes);
+      for (size_t b = 0; b < a; ++b) REQUIRE_FALSE(overlaps(plan, lifetimes, a, b));
+    }
+    CHECK(plan.bytes <= 2 * peak_bytes(lifetimes, 64));
+  }
+}

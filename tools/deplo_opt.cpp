@@ -1,0 +1,206 @@
+// Reads IR text of any level, runs passes and lowerings by name, prints the IR that results.
+//
+//   deplo_opt FILE.ir|-                           parse, verify, print
+//   deplo_opt FILE.ir --pass NAME [--pass NAME]   only these, in this order; lower_to_<level> is the lowering alone
+//   deplo_opt FILE.ir --lower LEVEL               the whole pipeline down to LEVEL
+//   options: --target cpu|cuda  --vector-bytes N  --hint s0=32  --disable PASS  --schedule KERNEL=TEXT  --list  --dump
+// Exit status: 0, 1 for an error in the input (UserError), 2 for one in deplo, 3 for what deplo does not support.
+
+#include <algorithm>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+#include "codegen/codegen.h"
+#include "lower/lower.h"
+#include "lower/torch_to_tensor.h"
+#include "pipeline.h"
+
+namespace {
+
+using namespace deplo;
+using AnyModule = std::variant<torch_ir::Graph, tensor_ir::Graph, loop_ir::Module, tile_ir::Module, kernel_ir::Module>;
+
+struct Arguments {
+  std::string file;
+  std::vector<std::string> passes;
+  std::string lower;
+  bool list = false;
+  PassContext context;
+  PipelineOptions options;
+};
+
+std::pair<std::string, std::string> split_pair(const std::string& option, const std::string& text) {
+  size_t at = text.find('=');
+  DEPLO_CHECK(at != std::string::npos, "{} takes NAME=VALUE, not '{}'", option, text);
+  return {text.substr(0, at), text.substr(at + 1)};
+}
+
+int64_t to_integer(const std::string& option, const std::string& text) {
+  try {
+    return std::stoll(text);
+  } catch (const std::logic_error&) {
+    throw UserError(fmt::format("{} takes an integer, not '{}'", option, text));
+  }
+}
+
+void set_target(PassContext& context, const std::string& name) {
+  DEPLO_CHECK(name == "cpu" || name == "cuda", "unknown target '{}': the targets are cpu, cuda", name);
+  context.target.name = name;
+}
+
+Arguments parse_arguments(const std::vector<std::string>& words) {
+  Arguments arguments;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    auto value = [&] {
+      DEPLO_CHECK(i + 1 < words.size(), "{} needs a value", word);
+      return words[++i];
+    };
+    if (word == "--pass") {
+      arguments.passes.push_back(value());
+    } else if (word == "--lower") {
+      arguments.lower = value();
+    } else if (word == "--list") {
+      arguments.list = true;
+    } else if (word == "--dump") {
+      arguments.options.observer = [](const std::string& level, const std::string& pass, const std::string& text, bool changed) {
+        std::cerr << "# " << level << '/' << pass << (changed ? "\n" + text : " (unchanged)\n");
+      };
+    } else if (word == "--target") {
+      set_target(arguments.context, value());
+    } else if (word == "--vector-bytes") {
+      arguments.context.target.vector_bytes = static_cast<int>(to_integer(word, value()));
+    } else if (word == "--hint") {
+      auto [name, size] = split_pair(word, value());
+      arguments.context.hints[name] = to_integer(word, size);
+    } else if (word == "--disable") {
+      arguments.context.disabled.insert(value());
+    } else if (word == "--schedule") {
+      auto [kernel, text] = split_pair(word, value());
+      arguments.context.schedules[kernel] = text;
+    } else {
+      DEPLO_CHECK(word == "-" || !word.starts_with("-"), "unknown option '{}'", word);
+      DEPLO_CHECK(arguments.file.empty(), "more than one file: {} and {}", arguments.file, word);
+      arguments.file = word;
+    }
+  }
+  DEPLO_CHECK(arguments.list || !arguments.file.empty(), "no file: deplo_opt FILE.ir|- [--pass NAME]... [--lower LEVEL]");
+  arguments.options.verify_each = true;
+  return arguments;
+}
+
+std::string read_all(const std::string& file) {
+  if (file == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+  std::ifstream in(file);
+  DEPLO_CHECK(in.good(), "cannot read {}", file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+AnyModule parse_any(const std::string& text, const std::string& file) {
+  std::string level = level_of(text, file);
+  if (level == "torch") return torch_ir::parse(text, file);
+  if (level == "tensor") return tensor_ir::parse(text, file);
+  if (level == "loop") return loop_ir::parse(text, file);
+  if (level == "tile") return tile_ir::parse(text, file);
+  return kernel_ir::parse(text, file);
+}
+
+template <class M>
+std::optional<AnyModule> run_pass(const std::vector<Pass<M>>& passes, const std::string& name, const M& module, const PassContext& context) {
+  auto row = std::find_if(passes.begin(), passes.end(), [&](const Pass<M>& pass) { return pass.name == name; });
+  if (row == passes.end()) return std::nullopt;
+  return row->run(module, context);
+}
+
+/// The pass or lowering `name` applied to a module of its level; nothing if this level has no such pass.
+std::optional<AnyModule> apply(const AnyModule& module, const std::string& name, const PassContext& context) {
+  using Result = std::optional<AnyModule>;
+  return std::visit(Overloaded{[&](const torch_ir::Graph& m) -> Result {
+                                 if (name == "lower_to_tensor") return lower_torch_to_tensor(m);
+                                 return std::nullopt;
+                               },
+                               [&](const tensor_ir::Graph& m) -> Result {
+                                 if (name == "lower_to_loop") return lower_tensor_to_loop(m, context);
+                                 return run_pass(tensor_passes(), name, m, context);
+                               },
+                               [&](const loop_ir::Module& m) -> Result {
+                                 if (name == "lower_to_tile") return lower_loop_to_tile(m, context);
+                                 return run_pass(loop_passes(), name, m, context);
+                               },
+                               [&](const tile_ir::Module& m) -> Result {
+                                 if (name == "lower_to_kernel") return lower_tile_to_kernel(m, context);
+                                 return run_pass(tile_passes(), name, m, context);
+                               },
+                               [&](const kernel_ir::Module& m) -> Result { return run_pass(kernel_passes(), name, m, context); }},
+                    module);
+}
+
+std::string print_any(const Compiled& made) {
+  if (made.reached == "tensor") return print(made.tensor);
+  if (made.reached == "loop") return print(made.loop);
+  if (made.reached == "tile") return print(made.tile);
+  return print(made.kernel);
+}
+
+std::string lower(const std::string& text, const Arguments& arguments) {
+  PipelineOptions options = arguments.options;
+  if (arguments.lower != "cuda") options.stop_after = arguments.lower;
+  if (arguments.lower == "torch") return torch_ir::print(torch_ir::parse(text, arguments.file));
+  Compiled made = run_pipeline_from_text(text, arguments.file, arguments.context, options);
+  if (arguments.lower != "cuda") return print_any(made);
+  std::string out;
+  for (const auto& kernel : made.kernel.kernels) out += cuda_text(*kernel);
+  return out;
+}
+
+std::string run(const Arguments& arguments) {
+  std::string text = read_all(arguments.file);
+  if (!arguments.lower.empty()) return lower(text, arguments);
+  AnyModule module = parse_any(text, arguments.file);
+  std::visit([](const auto& m) { verify(m); }, module);
+  for (const std::string& name : arguments.passes) {
+    std::optional<AnyModule> next = apply(module, name, arguments.context);
+    DEPLO_CHECK(next, "no pass '{}' at this module's level ({})", name, level_of(text, arguments.file));
+    module = std::move(*next);
+    std::visit([](const auto& m) { verify(m); }, module);
+  }
+  return std::visit([](const auto& m) { return print(m); }, module);
+}
+
+template <class M>
+void list(const char* level, const std::vector<Pass<M>>& passes) {
+  for (const Pass<M>& pass : passes) std::cout << level << '\t' << pass.name << '\t' << pass.doc << '\n';
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    Arguments arguments = parse_arguments({argv + 1, argv + argc});
+    if (arguments.list) {
+      list("tensor", tensor_passes());
+      list("loop", loop_passes());
+      list("tile", tile_passes());
+      list("kernel", kernel_passes());
+    } else {
+      std::cout << run(arguments);
+    }
+    return 0;
+  } catch (const UserError& error) {
+    std::cerr << "error: " << error.what() << '\n';
+    return 1;
+  } catch (const UnsupportedError& error) {
+    std::cerr << "unsupported: " << error.what() << '\n';
+    return 3;
+  } catch (const std::exception& error) {
+    std::cerr << "internal error: " << error.what() << '\n';
+    return 2;
+  }
+}
