@@ -1,0 +1,188 @@
+"""The backend function that Dynamo calls, and the compilers that it hands to AOTAutograd."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .core import core
+from .decompositions import decompositions
+from .errors import Error, FallbackWarning, InternalError, UnsupportedError, UserError
+from .executable import Executable
+from .fx_import import Imported, import_graph
+from .inputs import InputInfo, describe_inputs, static_positions
+from .options import Options, read_options
+
+
+def deplo(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The backend of `torch.compile(model, backend="deplo")`.
+
+    `mode` and `options` are those of torch.compile; `deplo.options.KEYS` lists the options. Raises UserError for bad options,
+    and with `strict` also UnsupportedError and InternalError; without it such a graph runs in eager mode, with a warning.
+    """
+    return compile_with(read_options(mode, options), gm, example_inputs)
+
+
+def compile_with(
+    options: Options, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], make: type[Compilation] | None = None
+) -> Callable[..., Any]:
+    """Compiles one graph of Dynamo by `make` (Compilation). AOTAutograd is set up anew each time, since it changes what it is given."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    compilation = (make or Compilation)(options, describe_inputs(gm, example_inputs))
+    compiler = aot_autograd(
+        fw_compiler=compilation.forward,
+        bw_compiler=compilation.backward,
+        inference_compiler=compilation.inference,
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=decompositions(),
+        keep_inference_input_mutations=True,
+    )
+    compiled: Callable[..., Any] = compiler(gm, example_inputs)
+    return compiled
+
+
+@dataclasses.dataclass
+class Record:
+    """What became of one graph; `deplo.explain` shows it."""
+
+    kind: str  # forward, backward, inference
+    torch_ir: str = ""
+    program: Any = None
+    fallback: str = ""  # why the graph runs in eager mode, if it does
+    import_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    hints: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+_collectors: list[list[Record]] = []
+_collectors_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def collect_records() -> Iterator[list[Record]]:
+    """Gathers the records of all graphs that compile inside the block, in any thread."""
+    records: list[Record] = []
+    with _collectors_lock:
+        _collectors.append(records)
+    try:
+        yield records
+    finally:
+        with _collectors_lock:
+            _collectors[:] = [other for other in _collectors if other is not records]
+
+
+def _publish(record: Record) -> None:
+    with _collectors_lock:
+        for records in _collectors:
+            records.append(record)
+
+
+class Compilation:
+    """The compilers of one Dynamo graph: its forward, later its backward, or its inference graph."""
+
+    def __init__(self, options: Options, inputs: list[InputInfo]) -> None:
+        self.options = options
+        self.inputs = inputs
+
+    def forward(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return self._compile("forward", gm, static_positions())
+
+    def backward(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return self._compile("backward", gm, None)
+
+    def inference(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return self._compile("inference", gm, static_positions())
+
+    def _compile(self, kind: str, gm: torch.fx.GraphModule, static: set[int] | None) -> Callable[..., Any]:
+        record = Record(kind)
+        try:
+            return self._program(record, gm, static)
+        except (UnsupportedError, InternalError) as error:
+            if self.options.strict:
+                raise
+            record.fallback = str(error)
+            warn_fallback(kind, error)
+            return eager(gm)
+        finally:
+            _publish(record)
+
+    def _program(self, record: Record, gm: torch.fx.GraphModule, static: set[int] | None) -> Callable[..., Any]:
+        imported = self._import(record, gm, static)
+        start = time.perf_counter()
+        record.program = compile_text(imported, self.options)
+        record.compile_seconds = time.perf_counter() - start
+        return Executable(record.program, imported, None if self.options.strict else eager(gm), record.kind).boxed()
+
+    def _import(self, record: Record, gm: torch.fx.GraphModule, static: set[int] | None) -> Imported:
+        start = time.perf_counter()
+        imported = import_graph(gm, record.kind, self.inputs, static, self.options.target)
+        record.torch_ir, record.hints = imported.text, imported.hints
+        trace_artifact(f"deplo_{record.kind}_torch_ir", imported.text)
+        record.import_seconds = time.perf_counter() - start
+        return imported
+
+
+def compile_text(imported: Imported, options: Options) -> Any:
+    """The core's Program. Every failure that is not the caller's becomes an InternalError that names a file to replay."""
+    module = core()
+    try:
+        return module.compile(imported.text, options.to_json(imported.hints))
+    except (UserError, UnsupportedError):
+        raise
+    except InternalError as error:
+        raise InternalError(f"{error}; replay with: python -m deplo compile {write_replay(imported.text)} --ir kernel") from error
+    except (Error, RuntimeError, ValueError, LookupError, TypeError) as error:
+        path = write_replay(imported.text)
+        raise InternalError(f"[core] {type(error).__name__}: {error}; replay with: python -m deplo compile {path} --ir kernel") from error
+
+
+def write_replay(text: str) -> str:
+    """Writes Torch IR to a file of its own in the temporary folder, readable by its owner only; its path, or a note that it failed."""
+    name = f"deplo-{os.getuid()}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.ir"
+    path = os.path.join(tempfile.gettempdir(), name)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+    except OSError as error:
+        return f"FILE.ir (not written: {error})"
+    return path
+
+
+def eager(gm: torch.fx.GraphModule) -> Callable[..., Any]:
+    """The graph run op by op by ATen, called with a list like a compiled one."""
+
+    def run(args: list[Any]) -> Any:
+        inputs = list(args)
+        args.clear()
+        return gm(*inputs)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def warn_fallback(kind: str, error: Error) -> None:
+    """One warning for one graph."""
+    why = "deplo has a bug there" if isinstance(error, InternalError) else "deplo does not compile it"
+    warnings.warn(f"the {kind} graph runs in eager mode, {why}: {error}", FallbackWarning, stacklevel=2)
+
+
+def trace_artifact(name: str, text: str) -> None:
+    """Adds a text to torch's structured trace, where tlparse shows it."""
+    from torch._logging._internal import trace_structured
+
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=lambda: text)

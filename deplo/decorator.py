@@ -1,0 +1,45 @@
+"""`deplo.jit`: a function or module compiled by deplo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, overload
+
+from .options import read_options
+
+_T = TypeVar("_T", bound=Callable[..., Any])
+
+
+@overload
+def jit(fn: _T, *, mode: str | None = None, options: Mapping[str, Any] | None = None, dynamic: bool | None = None, fullgraph: bool = False) -> _T: ...
+
+
+@overload
+def jit(
+    fn: None = None, *, mode: str | None = None, options: Mapping[str, Any] | None = None, dynamic: bool | None = None, fullgraph: bool = False
+) -> Callable[[_T], _T]: ...
+
+
+def jit(
+    fn: Any = None, *, mode: str | None = None, options: Mapping[str, Any] | None = None, dynamic: bool | None = None, fullgraph: bool = False
+) -> Any:
+    """Compiles a function or a module, as a call or a decorator, with or without arguments.
+
+    The arguments are those of torch.compile: `dynamic=True` makes all sizes symbolic from the first call, `fullgraph=True` makes a
+    graph break an error. Raises UserError for a bad option at once, not at the first call.
+    """
+    read_options(mode, options)
+    if fn is None:
+        return lambda decorated: jit(decorated, mode=mode, options=options, dynamic=dynamic, fullgraph=fullgraph)
+    import torch
+
+    from .backend import deplo
+
+    chosen: Any = {"options": dict(options)} if options else {}
+    if mode is not None and options:
+        # torch.compile takes one of the two; the mode's options are defaults for the others.
+        base = read_options(mode)
+        chosen["options"] = {**({"tune": base.tune} if base.tune != "off" else {}), **options}
+    elif mode is not None:
+        chosen["mode"] = mode
+    return torch.compile(fn, backend=deplo, dynamic=dynamic, fullgraph=fullgraph, **chosen)

@@ -1,0 +1,89 @@
+"""A compiled graph as AOTAutograd calls it: picks the program's arguments, runs it, and rebuilds the outputs that alias something."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import sizes
+from .errors import FallbackWarning, InternalError
+from .fx_import import Imported, Output
+
+
+class Executable:
+    """One program with the maps from the FX graph's inputs and outputs to its own.
+
+    Calls are boxed: `call(args)` clears the list that it is given. Safe to call from several threads.
+    """
+
+    def __init__(self, program: Any, imported: Imported, eager: Callable[..., Any] | None, kind: str) -> None:
+        self.program = program
+        self.kind = kind
+        self._run = program.run
+        self._eager = eager  # for a bug that shows only at run time; None with strict
+        self._arguments = imported.arguments
+        self._constants = imported.constants
+        self._outputs = [_reader(output, imported.symbols) for output in imported.outputs]
+        self._direct = all(output.kind == "result" and output.index == i for i, output in enumerate(imported.outputs))
+        self._failed = False
+        self._lock = threading.Lock()
+
+    def boxed(self) -> Callable[[list[Any]], Any]:
+        """The function for AOTAutograd."""
+
+        def call(args: list[Any]) -> Any:
+            if self._failed and self._eager is not None:
+                return self._eager(args)
+            inputs = list(args)
+            args.clear()
+            try:
+                results = self._run([inputs[i] for i in self._arguments] + self._constants)
+            except InternalError as error:
+                return self._fall_back(inputs, error)
+            if self._direct:
+                return results
+            return [read(results, inputs) for read in self._outputs]
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        call._deplo = self  # type: ignore[attr-defined]
+        return call
+
+    def _fall_back(self, inputs: list[Any], error: InternalError) -> Any:
+        # The core reports a bug before any mutation is committed, so that the graph can run again.
+        if self._eager is None:
+            raise error
+        with self._lock:
+            if not self._failed:
+                self._failed = True
+                warnings.warn(f"the {self.kind} graph runs in eager mode from now on, deplo has a bug there: {error}", FallbackWarning, stacklevel=3)
+        return self._eager(inputs)
+
+
+def _reader(output: Output, symbols: dict[str, tuple[int, int | None]]) -> Callable[[list[Any], list[Any]], Any]:
+    if output.kind == "constant":
+        return lambda results, inputs: output.value
+    if output.kind == "input":
+        return lambda results, inputs: inputs[output.index]
+    if output.kind == "result":
+        return lambda results, inputs: results[output.index]
+    return _view_reader(output, symbols)
+
+
+def _view_reader(output: Output, symbols: dict[str, tuple[int, int | None]]) -> Callable[[list[Any], list[Any]], Any]:
+    shape, strides, offset = output.layout
+    exprs = [*shape, *strides, offset]
+    names = sorted({str(symbol.name) for expr in exprs for symbol in expr.free_symbols})
+    places = [symbols[name] for name in names]
+    layout = sizes.evaluator(names, exprs)
+    rank = len(shape)
+
+    def read(results: list[Any], inputs: list[Any]) -> torch.Tensor:
+        base: torch.Tensor = inputs[output.index] if output.of_input else results[output.index]
+        values = layout(*(inputs[at] if dim is None else inputs[at].shape[dim] for at, dim in places))
+        return base.as_strided(values[:rank], values[rank : 2 * rank], base.storage_offset() + values[-1])
+
+    return read

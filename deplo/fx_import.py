@@ -1,0 +1,396 @@
+"""FX graphs of ATen overloads, as AOTAutograd makes them, to Torch IR text.
+
+Every argument is kept under its schema name; sizes and strides stay symbolic; `copy_` to an input becomes a `write`;
+results of multi-output ops are named in place of `getitem`; nodes that compute symbolic integers become expressions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import operator
+import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from . import sizes
+from .errors import UnsupportedError
+from .inputs import InputInfo, placeholder_info
+
+DTYPES = {
+    torch.bool: "bool",
+    torch.uint8: "u8",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+}
+
+# Checks of metadata that is constant in a traced graph; they return nothing.
+_METADATA_CHECKS = {"aten._assert_tensor_metadata.default"}
+
+
+@dataclasses.dataclass
+class Output:
+    """Where one output of the FX graph comes from at run time."""
+
+    kind: str  # "result" of the program, "input" passed through, "view" of a result or input, "constant"
+    index: int = -1  # of the result or of the FX graph's input
+    of_input: bool = False  # a view of an input, not of a result
+    value: Any = None  # of a constant
+    layout: Any = None  # of a view: sizes, strides and the offset from its base, as sympy expressions
+
+
+@dataclasses.dataclass
+class Imported:
+    """A graph in Torch IR, and how its caller's arguments and results map to the program's."""
+
+    text: str
+    arguments: list[int]  # positions of the FX graph's inputs that the program takes, in order
+    constants: list[torch.Tensor]  # appended to the arguments
+    outputs: list[Output]
+    symbols: dict[str, tuple[int, int | None]]  # symbol -> input position, and dimension (None: the input itself)
+    hints: dict[str, int]
+
+
+def import_graph(
+    gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo] = (), static: set[int] | None = None, device: str = "cpu"
+) -> Imported:
+    """Torch IR of `gm`, whose nodes carry fake tensors in `meta["val"]`.
+
+    `inputs` says what the inputs of Dynamo's graph are, `static` which positions keep their storage. Raises
+    UnsupportedError for what Torch IR cannot say (complex and quantised dtypes, sparse layouts, other devices, higher-order ops,
+    sizes that depend on data).
+    """
+    return _Importer(gm, name, inputs, static, device).run()
+
+
+class _Importer:
+    def __init__(self, gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo], static: set[int] | None, device: str) -> None:
+        self.gm = gm
+        self.name = name
+        self.outer = inputs
+        self.static = static
+        self.device = device
+        self.names: dict[torch.fx.Node, str] = {}
+        self.taken: set[str] = set()
+        self.used_symbols: dict[str, Any] = {}
+        self.shape_env: Any = None
+        self.inputs: list[str] = []
+        self.arguments: list[int] = []
+        self.positions: dict[torch.fx.Node, int] = {}
+        self.constants: list[torch.Tensor] = []
+        self.constant_inputs: list[str] = []
+        self.lines: list[str] = []
+        self.writes: list[str] = []
+        self.symbols: dict[str, tuple[int, int | None]] = {}
+        self.owner: dict[int, torch.fx.Node] = {}  # storage of a fake tensor -> the node that made it
+
+    def run(self) -> Imported:
+        nodes = list(self.gm.graph.nodes)
+        mutated = {node.args[0] for node in nodes if node.op == "call_function" and node.target is torch.ops.aten.copy_.default}
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        for position, node in enumerate(placeholders):
+            self._placeholder(node, position, node in mutated)
+        outputs: list[Output] = []
+        returned: list[str] = []
+        for node in nodes:
+            if node.op == "get_attr":
+                self._constant(node)
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                outputs, returned = self._outputs(node)
+            elif node.op != "placeholder":
+                raise UnsupportedError(f"the graph has a {node.op} node ({node.target})")
+        text = self._text(returned)
+        hints = {name: hint for name, symbol in self.used_symbols.items() if (hint := sizes.hint_of(symbol, self.shape_env)) is not None}
+        return Imported(text, self.arguments, self.constants, outputs, self.symbols, hints)
+
+    def _text(self, returned: list[str]) -> str:
+        ranges = [f"{name} in {sizes.range_text(symbol, self.shape_env)}" for name, symbol in sorted(self.used_symbols.items())]
+        head = f"torch @{self.name}({', '.join(self.inputs + self.constant_inputs)})"
+        head += f" where {', '.join(ranges)}" if ranges else ""
+        tail = "  return " + ", ".join(returned) if returned else "  return"
+        return "\n".join([head, *self.lines, *self.writes, tail]) + "\n"
+
+    # Names
+
+    def _fresh(self, wanted: str) -> str:
+        wanted = re.sub(r"\W", "_", wanted)
+        name, count = wanted, 1
+        while name in self.taken:
+            name, count = f"{wanted}_{count}", count + 1
+        self.taken.add(name)
+        return "%" + name
+
+    # Sizes and types
+
+    def _expr(self, size: int | torch.SymInt) -> str:
+        if isinstance(size, torch.SymInt):
+            self.shape_env = self.shape_env or size.node.shape_env
+        return self._sympy(sizes.expr_of(size))
+
+    def _sympy(self, expr: Any) -> str:
+        for symbol in expr.free_symbols:
+            self.used_symbols.setdefault(str(symbol.name), symbol)
+        return sizes.outer_text(expr)
+
+    def _type(self, value: torch.Tensor, what: str) -> str:
+        if value.layout != torch.strided or value.is_nested:
+            raise UnsupportedError(f"{what} has the layout {value.layout}")
+        if value.dtype not in DTYPES:
+            raise UnsupportedError(f"{what} has the dtype {value.dtype}")
+        if value.device.type != self.device:
+            raise UnsupportedError(f"{what} is on {value.device}, the target is {self.device}")
+        if value.is_neg() or value.is_conj():
+            raise UnsupportedError(f"{what} is a lazily negated or conjugated view")
+        shape = [self._expr(size) for size in value.shape]
+        strides = [self._expr(stride) for stride in value.stride()]
+        return f"{DTYPES[value.dtype]}[{', '.join(shape)}] strides [{', '.join(strides)}]"
+
+    def _own(self, node: torch.fx.Node, value: torch.Tensor) -> None:
+        self.owner.setdefault(_storage(value), node)
+
+    # Inputs
+
+    def _placeholder(self, node: torch.fx.Node, position: int, mutated: bool) -> None:
+        self.positions[node] = position
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            self._symbol_input(value, position)
+        elif isinstance(value, torch.Tensor):
+            info = placeholder_info(node, position, self.outer, self.static)
+            self.names[node] = name = self._fresh(info.name)
+            self._own(node, value)
+            static = " static" if info.is_static and not mutated else ""
+            self.inputs.append(f"{name}: {self._type(value, f'input {name}')} {info.kind}{static}")
+            self.arguments.append(position)
+            for dim, size in enumerate(value.shape):
+                expr = sizes.expr_of(size)
+                if expr.is_Symbol:
+                    self.symbols.setdefault(str(expr.name), (position, dim))
+        # None, numbers and script objects: no argument of the program; a use of one is refused where it occurs.
+
+    def _symbol_input(self, value: torch.SymInt, position: int) -> None:
+        expr = sizes.expr_of(value)
+        if not expr.is_Symbol or self.symbols.get(str(expr.name), (0, 0))[1] is None:
+            return
+        name = self._expr(value)
+        self.taken.add(name)
+        self.symbols[name] = (position, None)
+        self.inputs.append(f"{name}: sym")
+        self.arguments.append(position)
+
+    def _constant(self, node: torch.fx.Node) -> None:
+        value = operator.attrgetter(str(node.target))(self.gm)
+        if not isinstance(value, torch.Tensor):
+            return  # a submodule of a higher-order op, which is refused itself
+        fake = node.meta.get("val")
+        self.names[node] = name = self._fresh(str(node.target))
+        shown = fake if isinstance(fake, torch.Tensor) else value
+        self.constant_inputs.append(f"{name}: {self._type(shown, f'constant {name}')} constant static")
+        self.constants.append(value)
+        self._own(node, shown)
+
+    # Nodes
+
+    def _call(self, node: torch.fx.Node) -> None:
+        value = node.meta.get("val")
+        if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node) and node in self.names:
+            return
+        if isinstance(value, (int, torch.SymInt, torch.SymBool, torch.SymFloat, float, bool)):
+            return  # an expression at its uses
+        if node.target is torch.ops.aten.copy_.default:
+            self._write(node)
+            return
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise UnsupportedError(f"{_describe(node.target)} is not an ATen overload{_where(node)}")
+        op = str(node.target)
+        if op in _METADATA_CHECKS:
+            return
+        if node.target._schema.is_mutable:
+            raise UnsupportedError(f"{op} mutates its arguments{_where(node)}")
+        arguments = ", ".join(f"{key}={text}" for key, text in self._arguments(node))
+        results = self._results(node, value)
+        source, module = provenance(node)
+        line = "  " + (", ".join(results) + " = " if results else "") + f"{op}({arguments})"
+        line += f" at {_quote(source)}" if source else ""
+        line += f" in {_quote(module)}" if module else ""
+        self.lines.append(line)
+
+    def _results(self, node: torch.fx.Node, value: Any) -> list[str]:
+        if value is None:
+            return []
+        if isinstance(value, torch.Tensor):
+            self.names[node] = name = self._fresh(node.name)
+            self._own(node, value)
+            return [f"{name}: {self._type(value, str(node.target))}"]
+        if not isinstance(value, (tuple, list)):
+            raise UnsupportedError(f"{node.target} returns a {type(value).__name__}{_where(node)}")
+        getitems = {user.args[1]: user for user in reversed(list(node.users)) if user.target is operator.getitem}
+        results = []
+        for index, item in enumerate(value):
+            user = getitems.get(index)
+            name = self._fresh(user.name if user is not None else f"{node.name}_{index}")
+            if isinstance(item, torch.Tensor):
+                results.append(f"{name}: {self._type(item, str(node.target))}")
+            elif item is None:
+                results.append(f"{name}: none")
+            else:
+                raise UnsupportedError(f"result {index} of {node.target} is a {type(item).__name__}{_where(node)}")
+            for other in node.users:
+                if other.target is operator.getitem and other.args[1] == index:
+                    self.names[other] = name
+                    if isinstance(item, torch.Tensor):
+                        self._own(other, item)
+        return results
+
+    def _write(self, node: torch.fx.Node) -> None:
+        target, source = node.args[0], node.args[1]
+        if not isinstance(target, torch.fx.Node) or target.op != "placeholder" or not isinstance(source, torch.fx.Node):
+            raise UnsupportedError(f"copy_ to something that is not an input{_where(node)}")
+        to, value = target.meta["val"], source.meta["val"]
+        if value.dtype != to.dtype or [self._expr(s) for s in value.shape] != [self._expr(s) for s in to.shape]:
+            raise UnsupportedError(f"copy_ converts {value.dtype}{tuple(value.shape)} to {to.dtype}{tuple(to.shape)}{_where(node)}")
+        self.writes.append(f"  write {self.names[source]} to {self.names[target]}")
+        self.names[node] = self.names[target]
+        self.positions[node] = self.positions[target]
+
+    # Arguments
+
+    def _arguments(self, node: torch.fx.Node) -> Iterable[tuple[str, str]]:
+        assert isinstance(node.target, torch._ops.OpOverload)
+        schema = node.target._schema.arguments
+        given = {arg.name: value for arg, value in zip(schema, node.args, strict=False)}
+        given.update(node.kwargs)
+        for arg in schema:
+            if arg.name in given:
+                yield arg.name, self._argument(given[arg.name], str(arg.type), node)
+
+    def _argument(self, value: Any, kind: str, node: torch.fx.Node) -> str:
+        if isinstance(value, torch.fx.Node):
+            if value in self.names:
+                return self.names[value]
+            value = value.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                raise UnsupportedError(f"{node.target} uses a tensor that is not a value of the graph{_where(node)}")
+        if isinstance(value, (list, tuple)):
+            return "[" + ", ".join(self._argument(item, kind, node) for item in value) + "]"
+        if value is None:
+            return "none"
+        if kind == "bool" and isinstance(value, int):
+            value = bool(value)
+        if isinstance(value, bool) and "int" in kind:
+            value = int(value)
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, float) or (isinstance(value, int) and "float" in kind and "Scalar" not in kind):
+            return _float_text(float(value))
+        if isinstance(value, (int, torch.SymInt)):
+            return self._expr(value)
+        if isinstance(value, str):
+            return _quote(value)
+        if isinstance(value, torch.dtype) and value in DTYPES:
+            return DTYPES[value]
+        if isinstance(value, (torch.memory_format, torch.layout)):
+            return str(value).removeprefix("torch.")
+        if isinstance(value, torch.device):
+            return value.type if value.index is None else _quote(str(value))
+        raise UnsupportedError(f"{node.target} has the argument {value!r} of type {type(value).__name__}{_where(node)}")
+
+    # Outputs
+
+    def _outputs(self, node: torch.fx.Node) -> tuple[list[Output], list[str]]:
+        returned: list[str] = []
+        items: Any = node.args[0]
+        items = list(items) if isinstance(items, (tuple, list)) else [items]
+        roots = [self._root(item) for item in items]
+        shared = {root for root in roots if root is not None and roots.count(root) > 1}
+        return [self._output(item, root, shared, returned) for item, root in zip(items, roots, strict=True)], returned
+
+    def _root(self, item: Any) -> torch.fx.Node | None:
+        value = item.meta.get("val") if isinstance(item, torch.fx.Node) else None
+        return self.owner.get(_storage(value)) if isinstance(value, torch.Tensor) else None
+
+    def _output(self, item: Any, root: torch.fx.Node | None, shared: set[torch.fx.Node], returned: list[str]) -> Output:
+        if not isinstance(item, torch.fx.Node):
+            if item is not None and not isinstance(item, (int, float, bool)):
+                raise UnsupportedError(f"the graph returns a {type(item).__name__}")
+            return Output("constant", value=item)
+        value = item.meta.get("val")
+        if item in self.positions:
+            return Output("input", self.positions[item])
+        if isinstance(value, torch.SymInt):
+            return Output("result", _index_of(returned, self._expr(value)))
+        if value is None or isinstance(value, (int, float, bool)):
+            return Output("constant", value=value)
+        if not isinstance(value, torch.Tensor) or item not in self.names:
+            raise UnsupportedError(f"the graph returns a {type(value).__name__}")
+        base = root.meta.get("val") if root is not None else None
+        is_view = root is not None and root is not item and (root in self.positions or root in shared)
+        if is_view and isinstance(base, torch.Tensor) and base.dtype == value.dtype:
+            assert root is not None
+            layout = self._layout(value, base)
+            if root in self.positions:
+                return Output("view", self.positions[root], True, layout=layout)
+            return Output("view", _index_of(returned, self.names[root]), layout=layout)
+        return Output("result", _index_of(returned, self.names[item]))
+
+    def _layout(self, value: torch.Tensor, base: torch.Tensor) -> tuple[list[Any], list[Any], Any]:
+        offset = sizes.expr_of(value.storage_offset()) - sizes.expr_of(base.storage_offset())
+        layout = [sizes.expr_of(s) for s in value.shape], [sizes.expr_of(s) for s in value.stride()], offset
+        for expr in [*layout[0], *layout[1], offset]:
+            self._sympy(expr)
+        return layout
+
+
+def _storage(value: torch.Tensor) -> int:
+    return int(value.untyped_storage()._cdata)
+
+
+def _index_of(returned: list[str], name: str) -> int:
+    if name not in returned:
+        returned.append(name)
+    return returned.index(name)
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _float_text(value: float) -> str:
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return repr(value)
+
+
+def _describe(target: Any) -> str:
+    return str(getattr(target, "__name__", target))
+
+
+def _where(node: torch.fx.Node) -> str:
+    source, module = provenance(node)
+    return (f" at {source}" if source else "") + (f" in {module}" if module else "")
+
+
+def provenance(node: torch.fx.Node) -> tuple[str, str]:
+    """The user's source line (`net.py:12`) and module path (`layers.0.attn`) of a node; empty where unknown."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    inside = os.path.dirname(torch.__file__) + os.sep
+    outside = [frame for frame in frames if not frame[0].startswith(inside)]
+    source = f"{os.path.basename(outside[-1][0])}:{outside[-1][1]}" if outside else ""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = str(list(stack.values())[-1][0]) if stack else ""
+    path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", re.sub(r"^[LG]\[['\"]\w+['\"]\]\.?", "", path))
+    return source, re.sub(r"(?:^|\.)_modules(?=\.)", "", path).strip(".")

@@ -1,0 +1,168 @@
+"""The options of `torch.compile(..., backend="deplo", options={...})` and the DEPLO_* variables: checked and read here, nowhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .errors import UserError
+
+_MODES = {
+    None: {},
+    "default": {},
+    "reduce-overhead": {},
+    "max-autotune": {"tune": "full"},
+    "max-autotune-no-cudagraphs": {"tune": "full"},
+}
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False, "": False}
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    raise ValueError("true or false")
+
+
+def _one_of(*choices: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if value not in choices:
+            raise ValueError("one of " + ", ".join(map(repr, choices)))
+        return str(value)
+
+    return check
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, (str, os.PathLike)):
+        raise ValueError("a string")
+    return os.fspath(value)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = [part for part in re.split(r"[,\s]+", value) if part]
+    if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in value):
+        raise ValueError("a list of names, or one string with commas")
+    return tuple(sorted(value)) if isinstance(value, (set, frozenset)) else tuple(value)
+
+
+def _threads(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 4096:
+        raise ValueError("a number from 0 (as torch.get_num_threads()) to 4096")
+    return value
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)):
+        return int(match[1]) * _UNITS[match[2].upper()]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError("a number of bytes, as 1073741824 or '1G' (0: no limit)")
+    return value
+
+
+def _schedules(value: Any) -> dict[str, str]:
+    if isinstance(value, str):
+        value = {"": value}
+    if not isinstance(value, Mapping) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
+        raise ValueError("schedule text, or a dict from kernel name to schedule text")
+    return dict(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One option: how it is checked, its default, its variable, and a line of help."""
+
+    check: Callable[[Any], Any]
+    default: Any
+    variable: str
+    help: str
+
+
+KEYS: dict[str, Key] = {
+    "target": Key(_one_of("cpu", "cuda"), "cpu", "", "what the kernels are made for"),
+    "strict": Key(_flag, False, "DEPLO_STRICT", "raise instead of running a graph in eager mode when deplo cannot compile it"),
+    "threads": Key(_threads, 0, "", "threads of a program; 0 follows torch.get_num_threads()"),
+    "disable": Key(_names, (), "DEPLO_DISABLE", "names of passes to skip"),
+    "dump": Key(_text, "", "DEPLO_DUMP", "print the IR after this level or pass, or 'all'"),
+    "dump_dir": Key(_text, "", "DEPLO_DUMP_DIR", "write one numbered file a pass into this folder"),
+    "stop_after": Key(_text, "", "DEPLO_STOP_AFTER", "stop the dumps after this level or pass (command line)"),
+    "time": Key(_flag, False, "DEPLO_TIME", "print the time that each pass takes"),
+    "schedule": Key(_schedules, {}, "", "schedules given by hand: text, or a dict from kernel name to text"),
+    "cache_dir": Key(_text, "", "DEPLO_CACHE_DIR", "folder of compiled kernels; empty: the user's cache folder"),
+    "features": Key(_text, "", "DEPLO_FEATURES", "use no more CPU features than these, as avx2"),
+    "memory_limit": Key(_bytes, 0, "", "largest arena and packed weights in bytes, as '4G'; 0: no limit"),
+    "tune": Key(_one_of("off", "fast", "full"), "off", "", "measure schedules on this machine"),
+}
+
+
+class Options:
+    """Checked options. Attributes are the names in KEYS; two equal sets of options compare equal."""
+
+    target: str
+    strict: bool
+    threads: int
+    disable: tuple[str, ...]
+    dump: str
+    dump_dir: str
+    stop_after: str
+    time: bool
+    schedule: dict[str, str]
+    cache_dir: str
+    features: str
+    memory_limit: int
+    tune: str
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.__dict__.update({name: values.get(name, key.default) for name, key in KEYS.items()})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Options) and vars(self) == vars(other)
+
+    def __repr__(self) -> str:
+        changed = [f"{name}={getattr(self, name)!r}" for name, key in KEYS.items() if getattr(self, name) != key.default]
+        return f"Options({', '.join(changed)})"
+
+    def replace(self, **changes: Any) -> Options:
+        """A copy with some options changed; the new values are checked like given ones."""
+        return Options({**vars(self), **{name: _checked(name, value, f"option {name!r}") for name, value in changes.items()}})
+
+    def to_json(self, hints: Mapping[str, int] | None = None) -> str:
+        """What the core reads; `hints` are example values of symbols, for costs only."""
+        return json.dumps({**vars(self), "disable": list(self.disable), "hints": dict(hints or {})}, sort_keys=True)
+
+
+def _checked(name: str, value: Any, where: str) -> Any:
+    if name not in KEYS:
+        close = difflib.get_close_matches(name, KEYS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else "."
+        raise UserError(f"unknown option {name!r}{hint} Known options: {', '.join(sorted(KEYS))}.")
+    try:
+        return KEYS[name].check(value)
+    except ValueError as error:
+        raise UserError(f"{where} is {value!r}, expected {error}") from None
+
+
+def read_options(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
+    """Defaults, then `mode`, then the DEPLO_* variables, then `options`, each checked.
+
+    Raises UserError for an unknown key (with a suggestion and the known ones), a value out of range, or an unknown mode.
+    """
+    if mode not in _MODES:
+        known = ", ".join(repr(m) for m in _MODES if m)
+        raise UserError(f"unknown mode {mode!r}. Known modes: {known}.")
+    values: dict[str, Any] = dict(_MODES[mode])
+    for name, key in KEYS.items():
+        text = os.environ.get(key.variable) if key.variable else None
+        if text is not None:
+            values[name] = _checked(name, text, key.variable)
+    for name, value in (options or {}).items():
+        values[name] = _checked(name, value, f"option {name!r}")
+    return Options(values)

@@ -1,0 +1,120 @@
+"""Symbolic sizes: sympy expressions of a ShapeEnv as text of deplo's integer expressions, with ranges and hints.
+
+Nothing here may install a guard: expressions are read from `sym.node.expr`, never compared or converted by int() or bool().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+
+from .errors import UnsupportedError
+
+_INT64_MAX = (1 << 63) - 1
+
+
+def expr_of(size: int | torch.SymInt) -> sympy.Expr:
+    """The sympy expression of a size, as it stands."""
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(int(size))
+
+
+def _infix(operator: str) -> Callable[[Sequence[str]], str]:
+    return lambda args: "(" + f" {operator} ".join(args) + ")"
+
+
+def _call(name: str) -> Callable[[Sequence[str]], str]:
+    def text(args: Sequence[str]) -> str:
+        result = args[0]
+        for arg in args[1:]:
+            result = f"{name}({result}, {arg})"
+        return result
+
+    return text
+
+
+# By class name: the classes move between torch's modules from version to version.
+_FUNCTIONS: dict[str, Callable[[Sequence[str]], str]] = {
+    "FloorDiv": _infix("//"),
+    "CleanDiv": _infix("//"),
+    "Mod": _infix("%"),
+    "PythonMod": _infix("%"),
+    "ModularIndexing": lambda a: f"(({a[0]} // {a[1]}) % {a[2]})",
+    "CeilDiv": lambda a: f"(({a[0]} + {a[1]} - 1) // {a[1]})",
+    "Max": _call("max"),
+    "Min": _call("min"),
+    "Identity": lambda a: a[0],
+}
+
+
+def _rounded_quotient(expr: sympy.Expr) -> str | None:
+    """floor, ceil or trunc of an integer quotient (trunc only where neither side can be negative)."""
+    name = type(expr).__name__
+    if name not in ("FloorToInt", "CeilToInt", "TruncToInt") or type(expr.args[0]).__name__ != "IntTrueDiv":
+        return None
+    a, b = (to_text(arg) for arg in expr.args[0].args)
+    if name == "CeilToInt":
+        return f"(({a} + {b} - 1) // {b})"
+    if name == "TruncToInt" and not all(arg.is_nonnegative for arg in expr.args[0].args):
+        return None
+    return f"({a} // {b})"
+
+
+def to_text(expr: sympy.Expr) -> str:
+    """Text that csrc/expr parses to the same integer. Raises UnsupportedError for what it has no operator for."""
+    if expr.is_Integer:
+        value = int(expr)
+        if not -_INT64_MAX - 1 <= value <= _INT64_MAX:
+            raise UnsupportedError(f"the size {value} does not fit in 64 bits")
+        return str(value)
+    if expr.is_Symbol:
+        return str(expr.name)
+    if expr.is_Add:
+        return "(" + " + ".join(to_text(arg) for arg in expr.args) + ")"
+    if expr.is_Mul:
+        return "*".join(to_text(arg) if not arg.is_Integer or arg >= 0 else f"({arg})" for arg in expr.args)
+    if expr.is_Pow and expr.exp.is_Integer and 0 < expr.exp <= 16:
+        return "*".join([to_text(expr.base)] * int(expr.exp))
+    if type(expr).__name__ == "PowByNatural" and expr.args[1].is_Integer and 0 < expr.args[1] <= 16:
+        return "*".join([to_text(expr.args[0])] * int(expr.args[1]))
+    if (function := _FUNCTIONS.get(type(expr).__name__)) is not None:
+        return function([to_text(arg) for arg in expr.args])
+    if (text := _rounded_quotient(expr)) is not None:
+        return text
+    raise UnsupportedError(f"the symbolic size {expr} uses {type(expr).__name__}, which deplo's expressions do not have")
+
+
+def outer_text(expr: sympy.Expr) -> str:
+    """to_text without the parentheses around a whole sum."""
+    text = to_text(expr)
+    return text[1:-1] if expr.is_Add else text
+
+
+def _bound(value: Any) -> str:
+    return str(int(value)) if getattr(value, "is_Integer", False) and abs(int(value)) < _INT64_MAX else ""
+
+
+def range_text(symbol: sympy.Symbol, shape_env: Any) -> str:
+    """`2..4096`: the inclusive range that the guards of this graph allow, open where unbounded."""
+    values = shape_env.var_to_range.get(symbol) if shape_env is not None else None
+    return ".." if values is None else f"{_bound(values.lower)}..{_bound(values.upper)}"
+
+
+def hint_of(symbol: sympy.Symbol, shape_env: Any) -> int | None:
+    """The example value that Dynamo saw; nothing for unbacked symbols. The dict's name differs between torch versions."""
+    for name in ("backed_var_to_val", "var_to_val"):
+        values: Mapping[Any, Any] | None = getattr(shape_env, name, None) if shape_env is not None else None
+        if values is not None:
+            value: Any = values.get(symbol)
+            return int(value) if getattr(value, "is_Integer", False) else None
+    return None
+
+
+def evaluator(symbols: Sequence[str], exprs: Sequence[sympy.Expr]) -> Callable[..., tuple[int, ...]]:
+    """A function from the values of `symbols`, in order, to those of `exprs`."""
+    body = ", ".join(to_text(e) for e in exprs)
+    code = f"lambda {', '.join(symbols)}: ({body}{',' if exprs else ''})"
+    function: Callable[..., tuple[int, ...]] = eval(code, {"__builtins__": {}, "min": min, "max": max})  # text made above, of integers and symbols
+    return function

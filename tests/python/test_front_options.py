@@ -1,0 +1,51 @@
+"""Options, modes and DEPLO_* variables."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deplo.errors import UserError
+from deplo.options import KEYS, read_options
+
+
+def test_defaults_are_complete_json():
+    assert set(json.loads(read_options().to_json({"s0": 3}))) == {*KEYS, "hints"}
+
+
+def test_unknown_key_suggests_and_lists():
+    with pytest.raises(UserError, match="unknown option 'treads'; did you mean 'threads'.*cache_dir.*tune"):
+        read_options(options={"treads": 2})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"target": "tpu"}, {"threads": -1}, {"threads": True}, {"disable": 3}, {"memory_limit": "lots"}, {"tune": "yes"}, {"strict": "maybe"}],
+)
+def test_bad_values_name_the_option(options):
+    with pytest.raises(UserError, match=next(iter(options))):
+        read_options(options=options)
+
+
+def test_values_are_normalised():
+    options = read_options(options={"memory_limit": "2G", "disable": "a, b", "schedule": "tile m 4"})
+    assert (options.memory_limit, options.disable, options.schedule) == (2 << 30, ("a", "b"), {"": "tile m 4"})
+
+
+def test_modes():
+    assert read_options("max-autotune").tune == "full"
+    assert read_options("max-autotune", {"tune": "off"}).tune == "off"
+    with pytest.raises(UserError, match="unknown mode 'fastest'"):
+        read_options("fastest")
+
+
+def test_variables_are_defaults_and_checked(monkeypatch):
+    monkeypatch.setenv("DEPLO_STRICT", "1")
+    monkeypatch.setenv("DEPLO_DISABLE", "fuse_loops,unroll")
+    assert read_options().strict
+    assert not read_options(options={"strict": False}).strict
+    assert read_options().disable == ("fuse_loops", "unroll")
+    monkeypatch.setenv("DEPLO_STRICT", "perhaps")
+    with pytest.raises(UserError, match="DEPLO_STRICT"):
+        read_options()
