@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "loop_ir/ir.h"
+
+namespace deplo::loop_ir {
+
+/// How a block touches one buffer that it does not declare.
+struct Access {
+  std::string buffer;
+  bool reads = false;
+  bool writes = false;
+};
+
+/// The buffers that a block touches, in order of first touch, without its locals.
+std::vector<Access> accesses(const Block& block);
+
+/// Parameters for a body over a program's buffers, named like them: inputs in order of first touch, then those it writes.
+/// A buffer in `updated` keeps what the body does not overwrite: inout.
+std::vector<Param> make_params(const Block& body, const ProgramBody& program, const std::vector<std::string>& updated = {});
+
+}  // namespace deplo::loop_ir

@@ -1,0 +1,230 @@
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "loop_ir/params.h"
+#include "lower/lower.h"
+#include "lower/tensor_to_loop/lift.h"
+
+namespace deplo {
+namespace {
+
+using loop_ir::Kernel;
+using loop_ir::Module;
+using tensor_ir::Graph;
+using tensor_ir::TensorType;
+
+void collect_words(const Attribute& attribute, std::set<std::string>& words) {
+  if (const auto* list = std::get_if<std::vector<Attribute>>(&attribute.value))
+    for (const Attribute& item : *list) collect_words(item, words);
+  if (const auto* word = std::get_if<Word>(&attribute.value)) words.insert(word->text);
+}
+
+void collect_expr_symbols(const std::vector<Expr>& list, std::set<std::string>& names) {
+  for (const Expr& e : list) collect_symbols(e, names);
+}
+
+// Keywords of the text of the kernel levels, which a buffer may not be called.
+constexpr const char* kKeywords[] = {"in", "out", "inout", "if", "else", "and", "over", "for", "min", "max", "none", "true", "false", "inf", "nan", "return"};
+
+struct Lowering {
+  const Graph& graph;
+  Module module;
+  std::map<std::string, const TensorType*> types;
+  std::map<std::string, std::string> buffer_of;
+  loop_ir::Names names;
+  std::set<std::string> reserved;
+  std::vector<Expr> no_strides;
+
+  // Names of buffers must differ from symbols, keywords and the bare words of library arguments.
+  void reserve_names() {
+    std::set<std::string> taken(std::begin(kKeywords), std::end(kKeywords));
+    for (const auto& [name, range] : graph.symbols) taken.insert(name);
+    for (const auto& op : graph.ops) {
+      const auto* library = std::get_if<tensor_ir::Library>(&op->node);
+      if (!library) continue;
+      for (const auto& [name, value] : library->arguments) collect_words(value, taken);
+    }
+    for (const auto& input : graph.inputs)
+      if (input.kind == torch_ir::InputKind::symbol) taken.insert(input.name);
+    for (const std::string& name : taken) {
+      names.reserve(name);
+      reserved.insert(name);
+    }
+  }
+
+  std::string new_buffer_name(const std::string& value) {
+    std::string stem;
+    for (char c : value)
+      if (std::isalnum(static_cast<unsigned char>(c)) || c == '_') stem += c;
+    if (stem.empty() || !std::isalpha(static_cast<unsigned char>(stem[0]))) stem = "t" + stem;
+    // An input keeps its name if it is free; the digit makes fresh() keep it.
+    std::string name = std::isdigit(static_cast<unsigned char>(stem.back())) || reserved.count(stem) ? names.fresh(stem) : stem;
+    names.reserve(name);
+    reserved.insert(name);
+    return name;
+  }
+
+  std::string add_buffer(const std::string& value, const TensorType& type, std::vector<Expr> strides, BufferKind kind) {
+    std::string name = new_buffer_name(value);
+    module.buffers.push_back({name, type.dtype, type.shape, std::move(strides), kind, torch_ir::InputKind::user, false});
+    return name;
+  }
+
+  void add_inputs() {
+    for (const tensor_ir::Input& input : graph.inputs) {
+      if (input.kind == torch_ir::InputKind::symbol) {
+        module.symbol_inputs.push_back(input.name);
+        module.input_order.push_back(input.name);
+        continue;
+      }
+      std::string name = add_buffer(input.name, input.type, input.strides, BufferKind::input);
+      module.buffers.back().input_kind = input.kind;
+      module.buffers.back().is_static = input.is_static;
+      module.input_order.push_back(name);
+      types[input.name] = &input.type;
+      buffer_of[input.name] = name;
+    }
+  }
+
+  // The strides that the first output holding this value wants; row-major if it is no output.
+  std::vector<Expr> strides_of(const std::string& value, const TensorType& type, bool& is_output) const {
+    for (const tensor_ir::Output& output : graph.outputs) {
+      const auto* name = std::get_if<ValueName>(&output.value.value);
+      if (!name || name->name != value) continue;
+      is_output = true;
+      return output.strides.size() == type.shape.size() ? output.strides : contiguous_strides(type.shape);
+    }
+    return contiguous_strides(type.shape);
+  }
+
+  void add_values() {
+    for (const auto& op : graph.ops) {
+      const auto* library = std::get_if<tensor_ir::Library>(&op->node);
+      for (size_t k = 0; k < op->results.size(); ++k) {
+        const tensor_ir::Value& value = op->results[k];
+        types[value.name] = &value.type;
+        bool is_output = false;
+        std::vector<Expr> strides = strides_of(value.name, value.type, is_output);
+        if (library && k < library->strides.size()) {
+          // ATen chooses the layout; an output that wants another one is a copy.
+          is_output = is_output && library->strides[k] == strides;
+          strides = library->strides[k];
+        }
+        buffer_of[value.name] = add_buffer(value.name, value.type, strides, is_output ? BufferKind::output : BufferKind::temp);
+      }
+    }
+  }
+
+  lift::Tensors tensors() const {
+    return {[this](const std::string& value) -> const TensorType& { return *types.at(value); },
+            [this](const std::string& value) { return buffer_of.at(value); }, graph.symbols, reserved};
+  }
+
+  void add_kernel(lift::Nest nest, const std::string& provenance) {
+    Kernel kernel;
+    kernel.name = fmt::format("k{}", module.kernels.size());
+    kernel.body = loop_ir::make_nest(nest.axes, std::move(nest.body));
+    kernel.params = loop_ir::make_params(kernel.body, module, nest.updates ? nest.written : std::vector<std::string>{});
+    std::set<std::string> used;
+    collect_kernel_symbols(kernel, used);
+    for (const auto& [name, range] : graph.symbols)
+      if (used.count(name)) kernel.symbols[name] = range;
+    if (!provenance.empty()) kernel.provenance.push_back(provenance);
+    CallStep step{kernel.name, {}, false};
+    for (const loop_ir::Param& p : kernel.params) step.arguments.push_back(p.name);
+    module.kernels.push_back(std::make_shared<Kernel>(std::move(kernel)));
+    module.steps.emplace_back(std::move(step));
+  }
+
+  // Every symbol of the program may bound another: kernels know all that occur in them or in the ranges of those.
+  void collect_kernel_symbols(const Kernel& kernel, std::set<std::string>& used) const { used = loop_ir::symbols_of(kernel, graph.symbols); }
+
+  Attribute rename(const Attribute& attribute) const {
+    if (const auto* value = std::get_if<ValueName>(&attribute.value)) return {ValueName{buffer_of.at(value->name)}};
+    if (const auto* list = std::get_if<std::vector<Attribute>>(&attribute.value)) {
+      std::vector<Attribute> items;
+      for (const Attribute& item : *list) items.push_back(rename(item));
+      return {std::move(items)};
+    }
+    return attribute;
+  }
+
+  void add_steps() {
+    for (const auto& op : graph.ops) {
+      if (const auto* library = std::get_if<tensor_ir::Library>(&op->node)) {
+        LibraryStep step{library->op, {}, {}, library->reason};
+        for (const auto& [name, value] : library->arguments) step.arguments.emplace_back(name, rename(value));
+        for (const auto& result : op->results) step.results.push_back(buffer_of.at(result.name));
+        module.steps.emplace_back(std::move(step));
+        continue;
+      }
+      for (lift::Nest& nest : lift::lift(*op, tensors())) add_kernel(std::move(nest), op->provenance);
+    }
+  }
+
+  bool is_input(const std::string& value) const {
+    return std::any_of(graph.inputs.begin(), graph.inputs.end(), [&](const auto& input) { return input.name == value; });
+  }
+
+  bool is_written(const std::string& input) const {
+    return std::any_of(graph.writes.begin(), graph.writes.end(), [&](const auto& w) { return w.input == input && w.value != input; });
+  }
+
+  std::string add_copy(const std::string& value, std::vector<Expr> strides, BufferKind kind) {
+    const TensorType& type = *types.at(value);
+    std::string target = add_buffer(value + "_copy", type, std::move(strides), kind);
+    add_kernel(lift::lift_copy(buffer_of.at(value), target, type, tensors()), "");
+    return target;
+  }
+
+  // Outputs before writes: an output that is an input denotes what the input held when the call began.
+  void add_outputs() {
+    for (const tensor_ir::Output& output : graph.outputs) {
+      const auto* name = std::get_if<ValueName>(&output.value.value);
+      if (!name) {
+        module.outputs.push_back(output.value);
+        continue;
+      }
+      const std::string& value = name->name;
+      const Buffer* buffer = module.find_buffer(buffer_of.at(value));
+      std::vector<Expr> strides = output.strides.size() == buffer->shape.size() ? output.strides : buffer->strides;
+      bool as_is = buffer->strides == strides && (buffer->kind == BufferKind::output || (buffer->kind == BufferKind::input && !is_written(value)));
+      module.outputs.push_back({ValueName{as_is ? buffer->name : add_copy(value, strides, BufferKind::output)}});
+    }
+  }
+
+  void add_writes() {
+    // A value that is itself an input some write overwrites is read before any of them.
+    std::map<std::string, std::string> source;
+    for (const auto& write : graph.writes) {
+      bool snapshot = write.value != write.input && is_input(write.value) && is_written(write.value);
+      if (snapshot && !source.count(write.value)) source[write.value] = add_copy(write.value, contiguous_strides(types.at(write.value)->shape), BufferKind::temp);
+    }
+    for (const auto& write : graph.writes) {
+      if (write.value == write.input) continue;
+      std::string from = source.count(write.value) ? source.at(write.value) : buffer_of.at(write.value);
+      add_kernel(lift::lift_copy(from, buffer_of.at(write.input), *types.at(write.input), tensors()), "");
+    }
+  }
+
+  Module run() {
+    module.name = graph.name;
+    module.symbols = graph.symbols;
+    reserve_names();
+    add_inputs();
+    add_values();
+    add_steps();
+    add_outputs();
+    add_writes();
+    return std::move(module);
+  }
+};
+
+}  // namespace
+
+loop_ir::Module lower_tensor_to_loop(const Graph& graph, const PassContext&) { return Lowering{graph, {}, {}, {}, {}, {}, {}}.run(); }
+
+}  // namespace deplo
