@@ -58,4 +58,61 @@ std::vector<Param> make_params(const Block& body, const ProgramBody& program, co
   return inputs;
 }
 
+void for_each_expr(const Block& block, const std::function<void(const Expr&)>& f) {
+  auto all = [&](const std::vector<Expr>& list) {
+    for (const Expr& e : list) f(e);
+  };
+  auto guard = [&](const std::vector<Cond>& list) {
+    for (const Cond& cond : list) f(cond.expr);
+  };
+  for (const auto& stmt : block)
+    std::visit(Overloaded{[&](const Let& s) {
+                            if (s.fn == Fn::index) f(s.index);
+                          },
+                          [&](const Load& s) {
+                            all(s.index);
+                            guard(s.guard);
+                          },
+                          [&](const Store& s) {
+                            all(s.index);
+                            guard(s.guard);
+                          },
+                          [&](const For& s) {
+                            f(s.extent);
+                            for_each_expr(s.body, f);
+                          },
+                          [&](const Reduce& s) {
+                            for (const Axis& axis : s.axes) f(axis.extent);
+                            for_each_expr(s.body, f);
+                          },
+                          [&](const Scan& s) {
+                            f(s.axis.extent);
+                            for_each_expr(s.body, f);
+                            for_each_expr(s.then, f);
+                          },
+                          [&](const Local& s) { all(s.shape); }, [&](const Check& s) { f(s.cond.expr); }},
+               stmt->node);
+}
+
+Ranges used_symbols(const Kernel& kernel, const Ranges& symbols) {
+  std::set<std::string> used;
+  for (const Param& p : kernel.params) {
+    for (const Expr& e : p.shape) collect_symbols(e, used);
+    for (const Expr& e : p.strides) collect_symbols(e, used);
+  }
+  for_each_expr(kernel.body, [&](const Expr& e) { collect_symbols(e, used); });
+  Ranges result;
+  for (bool grew = true; grew;) {
+    grew = false;
+    for (const auto& [name, range] : symbols) {
+      if (!used.count(name) || result.count(name)) continue;
+      result[name] = range;
+      if (range.lo) collect_symbols(*range.lo, used);
+      if (range.hi) collect_symbols(*range.hi, used);
+      grew = true;
+    }
+  }
+  return result;
+}
+
 }  // namespace deplo::loop_ir

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -20,5 +21,11 @@ std::vector<Access> accesses(const Block& block);
 /// Parameters for a body over a program's buffers, named like them: inputs in order of first touch, then those it writes.
 /// A buffer in `updated` keeps what the body does not overwrite: inout.
 std::vector<Param> make_params(const Block& body, const ProgramBody& program, const std::vector<std::string>& updated = {});
+
+/// Calls f(e) on every expression in a block: indices, guards, extents, shapes of locals.
+void for_each_expr(const Block& block, const std::function<void(const Expr&)>& f);
+
+/// Those of `symbols` that occur in the kernel, and in the bounds of those.
+Ranges used_symbols(const Kernel& kernel, const Ranges& symbols);
 
 }  // namespace deplo::loop_ir

@@ -13,7 +13,7 @@ namespace deplo::lift {
 /// What a lifted kernel needs to know of the tensors around it.
 struct Tensors {
   std::function<const tensor_ir::TensorType&(const std::string& value)> type;  ///< of a Tensor IR value
-  std::function<std::string(const std::string& value)> buffer;                  ///< where it lies
+  std::function<std::string(const std::string& value)> buffer;                 ///< where it lies
   const Ranges& symbols;
   const std::set<std::string>& reserved;  ///< names that no axis or value may take
 };

@@ -22,12 +22,9 @@ void collect_words(const Attribute& attribute, std::set<std::string>& words) {
   if (const auto* word = std::get_if<Word>(&attribute.value)) words.insert(word->text);
 }
 
-void collect_expr_symbols(const std::vector<Expr>& list, std::set<std::string>& names) {
-  for (const Expr& e : list) collect_symbols(e, names);
-}
-
 // Keywords of the text of the kernel levels, which a buffer may not be called.
-constexpr const char* kKeywords[] = {"in", "out", "inout", "if", "else", "and", "over", "for", "min", "max", "none", "true", "false", "inf", "nan", "return"};
+constexpr const char* kKeywords[] = {"in",  "out", "inout", "if",   "else",  "and", "over", "for",
+                                     "min", "max", "none",  "true", "false", "inf", "nan",  "return"};
 
 struct Lowering {
   const Graph& graph;
@@ -36,7 +33,7 @@ struct Lowering {
   std::map<std::string, std::string> buffer_of;
   loop_ir::Names names;
   std::set<std::string> reserved;
-  std::vector<Expr> no_strides;
+  std::map<std::string, std::vector<std::string>> output_copies;  ///< of a value: outputs that alias it share one
 
   // Names of buffers must differ from symbols, keywords and the bare words of library arguments.
   void reserve_names() {
@@ -128,19 +125,13 @@ struct Lowering {
     kernel.name = fmt::format("k{}", module.kernels.size());
     kernel.body = loop_ir::make_nest(nest.axes, std::move(nest.body));
     kernel.params = loop_ir::make_params(kernel.body, module, nest.updates ? nest.written : std::vector<std::string>{});
-    std::set<std::string> used;
-    collect_kernel_symbols(kernel, used);
-    for (const auto& [name, range] : graph.symbols)
-      if (used.count(name)) kernel.symbols[name] = range;
+    kernel.symbols = loop_ir::used_symbols(kernel, graph.symbols);
     if (!provenance.empty()) kernel.provenance.push_back(provenance);
     CallStep step{kernel.name, {}, false};
     for (const loop_ir::Param& p : kernel.params) step.arguments.push_back(p.name);
     module.kernels.push_back(std::make_shared<Kernel>(std::move(kernel)));
     module.steps.emplace_back(std::move(step));
   }
-
-  // Every symbol of the program may bound another: kernels know all that occur in them or in the ranges of those.
-  void collect_kernel_symbols(const Kernel& kernel, std::set<std::string>& used) const { used = loop_ir::symbols_of(kernel, graph.symbols); }
 
   Attribute rename(const Attribute& attribute) const {
     if (const auto* value = std::get_if<ValueName>(&attribute.value)) return {ValueName{buffer_of.at(value->name)}};
@@ -180,6 +171,13 @@ struct Lowering {
     return target;
   }
 
+  std::string output_copy(const std::string& value, const std::vector<Expr>& strides) {
+    for (const std::string& copy : output_copies[value])
+      if (module.find_buffer(copy)->strides == strides) return copy;
+    output_copies[value].push_back(add_copy(value, strides, BufferKind::output));
+    return output_copies[value].back();
+  }
+
   // Outputs before writes: an output that is an input denotes what the input held when the call began.
   void add_outputs() {
     for (const tensor_ir::Output& output : graph.outputs) {
@@ -192,7 +190,7 @@ struct Lowering {
       const Buffer* buffer = module.find_buffer(buffer_of.at(value));
       std::vector<Expr> strides = output.strides.size() == buffer->shape.size() ? output.strides : buffer->strides;
       bool as_is = buffer->strides == strides && (buffer->kind == BufferKind::output || (buffer->kind == BufferKind::input && !is_written(value)));
-      module.outputs.push_back({ValueName{as_is ? buffer->name : add_copy(value, strides, BufferKind::output)}});
+      module.outputs.push_back({ValueName{as_is ? buffer->name : output_copy(value, strides)}});
     }
   }
 
@@ -201,7 +199,8 @@ struct Lowering {
     std::map<std::string, std::string> source;
     for (const auto& write : graph.writes) {
       bool snapshot = write.value != write.input && is_input(write.value) && is_written(write.value);
-      if (snapshot && !source.count(write.value)) source[write.value] = add_copy(write.value, contiguous_strides(types.at(write.value)->shape), BufferKind::temp);
+      if (snapshot && !source.count(write.value))
+        source[write.value] = add_copy(write.value, contiguous_strides(types.at(write.value)->shape), BufferKind::temp);
     }
     for (const auto& write : graph.writes) {
       if (write.value == write.input) continue;
