@@ -22,6 +22,7 @@ from .executable import Executable
 from .fx_import import Imported, import_graph
 from .inputs import InputInfo, describe_inputs, static_positions
 from .options import Options, read_options
+from .progress import progress
 
 
 def deplo(
@@ -123,7 +124,8 @@ class Compilation:
     def _program(self, record: Record, gm: torch.fx.GraphModule, static: set[int] | None) -> Callable[..., Any]:
         imported = self._import(record, gm, static)
         start = time.perf_counter()
-        record.program = compile_text(imported, self.options)
+        with progress(f"compiling the {record.kind} graph of {imported.text.count(chr(10)) - 2} calls"):
+            record.program = compile_text(imported, self.options)
         record.compile_seconds = time.perf_counter() - start
         return Executable(record.program, imported, None if self.options.strict else eager(gm), record.kind).boxed()
 

@@ -29,6 +29,7 @@ class Executable:
         self._constants = imported.constants
         self._outputs = [_reader(output, imported.symbols) for output in imported.outputs]
         self._direct = all(output.kind == "result" and output.index == i for i, output in enumerate(imported.outputs))
+        self._writes = imported.writes
         self._failed = False
         self._lock = threading.Lock()
 
@@ -53,13 +54,14 @@ class Executable:
         return call
 
     def _fall_back(self, inputs: list[Any], error: InternalError) -> Any:
-        # The core reports a bug before any mutation is committed, so that the graph can run again.
         if self._eager is None:
             raise error
         with self._lock:
             if not self._failed:
                 self._failed = True
                 warnings.warn(f"the {self.kind} graph runs in eager mode from now on, deplo has a bug there: {error}", FallbackWarning, stacklevel=3)
+        if self._writes:
+            raise error  # some inputs may be written already: running the graph again could apply a mutation twice
         return self._eager(inputs)
 
 

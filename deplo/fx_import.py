@@ -59,6 +59,7 @@ class Imported:
     outputs: list[Output]
     symbols: dict[str, tuple[int, int | None]]  # symbol -> input position, and dimension (None: the input itself)
     hints: dict[str, int]
+    writes: bool  # whether the graph writes to its inputs
 
 
 def import_graph(
@@ -113,7 +114,7 @@ class _Importer:
                 raise UnsupportedError(f"the graph has a {node.op} node ({node.target})")
         text = self._text(returned)
         hints = {name: hint for name, symbol in self.used_symbols.items() if (hint := sizes.hint_of(symbol, self.shape_env)) is not None}
-        return Imported(text, self.arguments, self.constants, outputs, self.symbols, hints)
+        return Imported(text, self.arguments, self.constants, outputs, self.symbols, hints, bool(self.writes))
 
     def _text(self, returned: list[str]) -> str:
         ranges = [f"{name} in {sizes.range_text(symbol, self.shape_env)}" for name, symbol in sorted(self.used_symbols.items())]
@@ -126,6 +127,8 @@ class _Importer:
 
     def _fresh(self, wanted: str) -> str:
         wanted = re.sub(r"\W", "_", wanted)
+        if re.fullmatch(r"[suz][a-z]*\d+", wanted):
+            wanted += "_value"  # below Torch IR a buffer named like a symbol would be taken for it
         name, count = wanted, 1
         while name in self.taken:
             name, count = f"{wanted}_{count}", count + 1

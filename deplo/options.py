@@ -96,7 +96,7 @@ KEYS: dict[str, Key] = {
     "stop_after": Key(_text, "", "DEPLO_STOP_AFTER", "stop the dumps after this level or pass (command line)"),
     "time": Key(_flag, False, "DEPLO_TIME", "print the time that each pass takes"),
     "schedule": Key(_schedules, {}, "", "schedules given by hand: text, or a dict from kernel name to text"),
-    "cache_dir": Key(_text, "", "DEPLO_CACHE_DIR", "folder of compiled kernels; empty: the user's cache folder"),
+    "cache_dir": Key(_text, None, "DEPLO_CACHE_DIR", "folder of compiled kernels; empty: none on disk; by default the user's cache folder"),
     "features": Key(_text, "", "DEPLO_FEATURES", "use no more CPU features than these, as avx2"),
     "memory_limit": Key(_bytes, 0, "", "largest arena and packed weights in bytes, as '4G'; 0: no limit"),
     "tune": Key(_one_of("off", "fast", "full"), "off", "", "measure schedules on this machine"),
@@ -115,7 +115,7 @@ class Options:
     stop_after: str
     time: bool
     schedule: dict[str, str]
-    cache_dir: str
+    cache_dir: str | None
     features: str
     memory_limit: int
     tune: str
@@ -136,7 +136,15 @@ class Options:
 
     def to_json(self, hints: Mapping[str, int] | None = None) -> str:
         """What the core reads; `hints` are example values of symbols, for costs only."""
-        return json.dumps({**vars(self), "disable": list(self.disable), "hints": dict(hints or {})}, sort_keys=True)
+        values = {**vars(self), "cache_dir": self.cache_folder(), "disable": list(self.disable), "hints": dict(hints or {})}
+        return json.dumps(values, sort_keys=True)
+
+    def cache_folder(self) -> str:
+        """Where compiled kernels are kept; empty for nowhere."""
+        if self.cache_dir is not None:
+            return os.path.abspath(os.path.expanduser(self.cache_dir)) if self.cache_dir else ""
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        return os.path.join(base, "deplo")
 
 
 def _checked(name: str, value: Any, where: str) -> Any:

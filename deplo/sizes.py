@@ -54,7 +54,7 @@ def _rounded_quotient(expr: sympy.Expr) -> str | None:
     name = type(expr).__name__
     if name not in ("FloorToInt", "CeilToInt", "TruncToInt") or type(expr.args[0]).__name__ != "IntTrueDiv":
         return None
-    a, b = (to_text(arg) for arg in expr.args[0].args)
+    a, b = (_atom(arg) for arg in expr.args[0].args)
     if name == "CeilToInt":
         return f"(({a} + {b} - 1) // {b})"
     if name == "TruncToInt" and not all(arg.is_nonnegative for arg in expr.args[0].args):
@@ -80,10 +80,15 @@ def to_text(expr: sympy.Expr) -> str:
     if type(expr).__name__ == "PowByNatural" and expr.args[1].is_Integer and 0 < expr.args[1] <= 16:
         return "*".join([to_text(expr.args[0])] * int(expr.args[1]))
     if (function := _FUNCTIONS.get(type(expr).__name__)) is not None:
-        return function([to_text(arg) for arg in expr.args])
+        return function([_atom(arg) for arg in expr.args])
     if (text := _rounded_quotient(expr)) is not None:
         return text
     raise UnsupportedError(f"the symbolic size {expr} uses {type(expr).__name__}, which deplo's expressions do not have")
+
+
+def _atom(expr: sympy.Expr) -> str:
+    text = to_text(expr)
+    return f"({text})" if expr.is_Mul or expr.is_Pow else text
 
 
 def outer_text(expr: sympy.Expr) -> str:

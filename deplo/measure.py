@@ -1,0 +1,56 @@
+"""Comparing and timing for the command line and `deplo.explain`."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+def _double(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def compare(result: Any, fn: Callable[..., Any], inputs: Sequence[Any]) -> str:
+    """A line with the largest error of `result` and of eager, both against float64 where `fn` runs in float64."""
+    expected = fn(*inputs)
+    try:
+        exact = fn(*[_double(x) for x in inputs])
+    except RuntimeError:
+        exact = expected
+    pairs = zip(*(torch.utils._pytree.tree_leaves(value) for value in (result, expected, exact)), strict=True)
+    ours = theirs = 0.0
+    for got, eager, judge in pairs:
+        if isinstance(got, torch.Tensor) and got.numel() and judge.shape == got.shape:
+            ours = max(ours, _distance(got, judge))
+            theirs = max(theirs, _distance(eager, judge))
+    return f"largest error: deplo {ours:.3g}, eager {theirs:.3g}"
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    a, b = a.detach().double(), b.detach().double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    return float(torch.where(same, 0.0, (a - b).abs()).max())
+
+
+def time_interleaved(functions: dict[str, Callable[[], Any]], budget: float = 1.0) -> dict[str, float]:
+    """Median seconds a call of each function; they take turns, so that a change of the machine's speed meets all of them."""
+    loops = {}
+    for name, function in functions.items():
+        for _ in range(3):
+            function()
+        start = time.perf_counter()
+        function()
+        loops[name] = max(1, min(1000, int(0.01 / max(time.perf_counter() - start, 1e-7))))
+    samples: dict[str, list[float]] = {name: [] for name in functions}
+    end = time.perf_counter() + budget * len(functions)
+    while time.perf_counter() < end or len(next(iter(samples.values()))) < 5:
+        for name, function in functions.items():
+            start = time.perf_counter()
+            for _ in range(loops[name]):
+                function()
+            samples[name].append((time.perf_counter() - start) / loops[name])
+    return {name: statistics.median(values) for name, values in samples.items()}

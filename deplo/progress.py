@@ -1,0 +1,37 @@
+"""A progress line on a terminal for compilations that take over a second."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def progress(what: str, after: float = 1.0) -> Iterator[None]:
+    """Shows `deplo: <what> ... 3 s` on stderr from `after` seconds on; nothing when stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done = threading.Event()
+
+    def show() -> None:
+        start = time.monotonic()
+        shown = False
+        while not done.wait(after if not shown else 0.5):
+            shown = True
+            sys.stderr.write(f"\rdeplo: {what} ... {time.monotonic() - start:.0f} s")
+            sys.stderr.flush()
+        if shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    thread = threading.Thread(target=show, name="deplo-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

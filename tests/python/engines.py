@@ -1,0 +1,66 @@
+"""What runs the Torch IR in a test: deplo's core, or ATen node by node (which needs no extension and judges the front alone)."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch_ir_eager
+
+from deplo import backend
+from deplo.options import read_options
+
+
+def _has_core() -> bool:
+    try:
+        import deplo._C  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+needs_core = pytest.mark.skipif(not _has_core(), reason="deplo's extension is not built")
+ENGINES = ["aten", pytest.param("deplo", marks=needs_core)]
+
+
+class Compiler:
+    """torch.compile with deplo and strict; `graphs` counts what Dynamo captured, `programs` holds what was made."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, fn, options=None, **keywords):
+        checked = read_options(options={"strict": True, **(options or {})})
+
+        def compile_one(gm, example_inputs):
+            self.graphs += 1
+            return backend.compile_with(checked, gm, example_inputs)
+
+        return torch.compile(fn, backend=compile_one, **keywords)
+
+
+@pytest.fixture(params=ENGINES)
+def compiler(request, monkeypatch):
+    if request.param == "aten":
+        monkeypatch.setattr(backend, "core", lambda: torch_ir_eager.Core)
+    torch._dynamo.reset()
+    yield Compiler()
+    torch._dynamo.reset()
+
+
+def same(actual, expected, scale: float = 8.0, strides: bool = True) -> None:
+    """Equal up to `scale` units in the last place of the largest value; exact for integers and bools."""
+    leaves = functools.partial(torch.utils._pytree.tree_leaves)
+    for got, want in zip(leaves(actual), leaves(expected), strict=True):
+        if not isinstance(want, torch.Tensor):
+            assert got == want
+            continue
+        got, want = got.detach(), want.detach()
+        assert got.dtype == want.dtype and got.shape == want.shape
+        assert not strides or got.stride() == want.stride()
+        if want.is_floating_point():
+            largest = float(want[want.isfinite()].abs().max()) if want.isfinite().any() else 0.0
+            torch.testing.assert_close(got, want, rtol=0, atol=scale * torch.finfo(want.dtype).eps * max(largest, 1e-30), equal_nan=True)
+        else:
+            torch.testing.assert_close(got, want, rtol=0, atol=0)

@@ -1,0 +1,347 @@
+"""The backend as PyTorch meets it: calls, mutation, aliases, threads, modes, training, dynamic sizes, fallback."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from engines import compiler, same
+from torch import nn
+
+import deplo
+from deplo import backend, executable
+from deplo.errors import FallbackWarning, InternalError, UnsupportedError, UserError
+
+__all__ = ["compiler"]
+
+
+def test_grad_modes(compiler):
+    fn = compiler(lambda x: torch.softmax(x * 2, -1))
+    x = torch.randn(4, 8)
+    expected = torch.softmax(x * 2, -1)
+    same(fn(x), expected)
+    with torch.no_grad():
+        same(fn(x), expected)
+    with torch.inference_mode():
+        y = fn(x)
+        same(y, expected)
+        assert y.is_inference()
+        same(fn(x.clone()), expected)
+
+
+def test_outputs_survive_the_next_call(compiler):
+    fn = compiler(lambda x: x + 1)
+    with torch.no_grad():
+        first = fn(torch.zeros(100))
+        second = fn(torch.ones(100))
+    assert first.data_ptr() != second.data_ptr()
+    same(first, torch.ones(100))
+
+
+def test_mutation_of_inputs_and_buffers(compiler):
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(3))
+
+        def forward(self, x):
+            self.calls.add_(x.sum(0))
+            x.mul_(2)
+            return x + self.calls
+
+    model, reference = Counter(), Counter()
+    fn = compiler(model)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(4, 3)
+            y = x.clone()
+            same(fn(x), reference(y))
+            same(x, y)
+            same(model.calls, reference.calls)
+
+
+def test_mutation_of_a_view_of_an_input(compiler):
+    def fn(x):
+        x[:, 0].add_(1)
+        return x.sum(1)
+
+    x = torch.randn(4, 3)
+    y = x.clone()
+    with torch.no_grad():
+        same(compiler(fn)(x), fn(y))
+    same(x, y)
+
+
+def test_inputs_that_alias(compiler):
+    def fn(x, y):
+        x.add_(1)
+        return x + y
+
+    base, other = torch.arange(8.0), torch.arange(8.0)
+    with torch.no_grad():
+        same(compiler(fn)(base[:6], base[2:]), fn(other[:6], other[2:]))
+    same(base, other)
+
+
+def test_outputs_alias_as_in_eager(compiler):
+    def fn(x):
+        y = x + 1
+        return y, y.view(-1), y[1:].t(), x.t(), y
+
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        y, flat, tail, turned, again = compiler(fn)(x)
+        same((y, flat, tail, turned, again), fn(x))
+    assert flat.data_ptr() == y.data_ptr() and tail.data_ptr() == y[1:].data_ptr()
+    assert turned.data_ptr() == x.data_ptr()
+
+
+def test_outputs_alias_with_symbolic_sizes(compiler):
+    def fn(x):
+        y = x + 1
+        return y, y[1:].t(), y[:, 2:], x.shape[0] * 2
+
+    fn_compiled = compiler(fn, dynamic=True)
+    with torch.no_grad():
+        for n in (4, 7, 12):
+            x = torch.randn(n, n + 3)
+            results = fn_compiled(x)
+            same(results, fn(x))
+            assert results[1].data_ptr() == results[0][1:].data_ptr()
+    assert compiler.graphs == 1
+
+
+def test_unused_none_and_constant_outputs(compiler):
+    def fn(x, unused):
+        return x * 2, None, 7, {"a": x, "b": [x - 1]}
+
+    x = torch.randn(3)
+    with torch.no_grad():
+        same(compiler(fn)(x, torch.ones(2)), fn(x, None))
+
+
+def test_strides_of_outputs_are_those_of_eager(compiler):
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    for fn in (lambda x: x + 1, lambda x: x.permute(0, 2, 1, 3) * 2, lambda x: x.sum(1), lambda x: torch.empty_like(x).fill_(3)):
+        with torch.no_grad():
+            same(compiler(fn)(x), fn(x))
+
+
+def test_one_graph_for_all_lengths(compiler):
+    weight = torch.randn(16, 16)
+
+    def fn(x):
+        return torch.softmax(x @ weight, -1).sum(1)
+
+    compiled = compiler(fn)
+    with torch.no_grad():
+        for length in range(2, 22):
+            x = torch.randn(1, length, 16)
+            same(compiled(x), fn(x), scale=64)
+    assert compiler.graphs <= 2
+
+
+def test_training_step(compiler):
+    torch.manual_seed(0)
+    model, reference = (nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4)) for _ in range(2))
+    reference.load_state_dict(model.state_dict())
+    fn = compiler(model)
+    x, target = torch.randn(5, 8), torch.randn(5, 4)
+    for net, call in ((model, fn), (reference, reference)):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.mse_loss(call(x), target).backward()
+            optimizer.step()
+    same([p.grad for p in model.parameters()], [p.grad for p in reference.parameters()], scale=256)
+    same(list(model.parameters()), list(reference.parameters()), scale=64)
+
+
+def test_backward_twice_and_non_contiguous_tangents(compiler):
+    def fn(x):
+        return (x.t() * 2).exp()
+
+    x = torch.randn(3, 4, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    compiled = compiler(fn)
+    for tangent in (torch.randn(4, 3), torch.randn(3, 4).t(), torch.ones(()).expand(4, 3)):
+        grads = [torch.autograd.grad(f(v), v, tangent)[0] for f, v in ((compiled, x), (fn, y))]
+        same(*grads, strides=False)
+
+
+def test_two_threads_call_one_function(compiler):
+    fn = compiler(lambda x: torch.softmax(x, -1) * x.shape[0], dynamic=True)
+    with torch.no_grad():
+        fn(torch.randn(4, 8))
+    errors = []
+
+    def work(seed):
+        generator = torch.Generator().manual_seed(seed)
+        try:
+            with torch.no_grad():
+                for step in range(50):
+                    x = torch.randn(2 + (step + seed) % 7, 8, generator=generator)
+                    same(fn(x), torch.softmax(x, -1) * x.shape[0])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_weight_changed_in_place(compiler):
+    model = nn.Linear(16, 8)
+    fn = compiler(model)
+    x = torch.randn(4, 16)
+    with torch.no_grad():
+        same(fn(x), model(x), scale=64)
+        model.weight.mul_(2)
+        same(fn(x), model(x), scale=64)
+        model.weight = nn.Parameter(torch.randn(8, 16))
+        same(fn(x), model(x), scale=64)
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_jit_forms(compiler, fullgraph):
+    @deplo.jit
+    def plain(x):
+        return x + 1
+
+    @deplo.jit(options={"strict": True}, mode="max-autotune", fullgraph=fullgraph)
+    def with_arguments(x):
+        return x + 2
+
+    module = deplo.jit(nn.ReLU())
+    x = torch.randn(5)
+    with torch.no_grad():
+        same((plain(x), with_arguments(x), module(x)), (x + 1, x + 2, x.relu()))
+    with pytest.raises(UserError, match="did you mean 'strict'"):
+        deplo.jit(options={"strikt": True})
+
+
+def test_options_through_torch_compile(compiler):
+    fn = torch.compile(lambda x: x + 1, backend=deplo.deplo, options={"threads": 1})
+    same(fn(torch.zeros(3)), torch.ones(3))
+    bad = torch.compile(lambda x: x + 3, backend=deplo.deplo, options={"thread": 1})
+    with pytest.raises(Exception, match="unknown option 'thread'; did you mean 'threads'"):
+        bad(torch.zeros(3))
+
+
+REFUSED = [
+    pytest.param(lambda x: x * 2, lambda: torch.randn(3, dtype=torch.complex64), "complex64", id="complex"),
+    pytest.param(lambda x: torch.view_as_complex(x).abs(), lambda: torch.randn(3, 2), "complex64", id="complex inside"),
+    pytest.param(lambda x: x * 2, lambda: torch.eye(3).to_sparse(), "sparse", id="sparse"),
+    pytest.param(lambda x: x.to(torch.float32) * 2, lambda: torch.ones(3).to(torch.float8_e4m3fn), "float8", id="float8"),
+]
+
+
+@pytest.mark.parametrize(("fn", "make", "reason"), REFUSED)
+def test_what_is_refused_runs_in_eager_with_one_warning(fn, make, reason):
+    torch._dynamo.reset()
+    x = make()
+    with torch.no_grad():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            compiled = torch.compile(fn, backend=deplo.deplo)
+            results = [compiled(x), compiled(x)]
+        relevant = [w for w in caught if issubclass(w.category, FallbackWarning)]
+        for result in results:
+            torch.testing.assert_close(result, fn(x))
+        assert len(relevant) <= 1
+        if relevant:
+            assert reason in str(relevant[0].message)
+
+
+@pytest.mark.parametrize(("fn", "make", "reason"), REFUSED[:2])
+def test_strict_raises(fn, make, reason):
+    torch._dynamo.reset()
+    with torch.no_grad(), pytest.raises(Exception, match=reason):
+        torch.compile(fn, backend=deplo.deplo, options={"strict": True})(make())
+
+
+class _Broken:
+    """A core whose programs fail, at compile time or when run."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def compile(self, text, options):
+        if self.at == "compile":
+            raise InternalError("[loop] fuse_loops: broken for the test")
+        if self.at == "crash":
+            raise IndexError("vector::_M_range_check")
+        return self
+
+    def run(self, arguments):
+        raise InternalError("[runtime] broken for the test")
+
+
+@pytest.mark.parametrize("at", ["compile", "crash", "run"])
+def test_internal_errors_fall_back_once_or_raise(monkeypatch, at):
+    monkeypatch.setattr(backend, "core", lambda: _Broken(at))
+    torch._dynamo.reset()
+    x = torch.randn(4)
+    with torch.no_grad():
+        with pytest.warns(FallbackWarning, match="deplo has a bug there") as caught:
+            fn = torch.compile(lambda x: x + 1, backend=deplo.deplo)
+            same(fn(x), x + 1)
+            same(fn(x), x + 1)
+        assert len([w for w in caught if w.category is FallbackWarning]) == 1
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match="broken for the test|_M_range_check"):
+            torch.compile(lambda x: x + 1, backend=deplo.deplo, options={"strict": True})(x)
+
+
+def test_a_failed_run_with_mutations_is_not_repeated(monkeypatch):
+    monkeypatch.setattr(backend, "core", lambda: _Broken("run"))
+    torch._dynamo.reset()
+
+    def fn(x):
+        x.add_(1)
+        return x * 2
+
+    x = torch.zeros(4)
+    with torch.no_grad(), pytest.warns(FallbackWarning):
+        compiled = torch.compile(fn, backend=deplo.deplo)
+        with pytest.raises(InternalError):
+            compiled(x)
+        same(x, torch.zeros(4))
+        same(compiled(x), torch.full((4,), 2.0))
+
+
+def test_replay_file_is_named_and_parses(monkeypatch):
+    monkeypatch.setattr(backend, "core", lambda: _Broken("compile"))
+    with pytest.raises(InternalError, match=r"replay with: python -m deplo compile (\S+\.ir)") as caught:
+        backend.compile_text(_imported("torch @f(%x: f32[2] user)\n  return %x\n"), deplo.read_options())
+    path = str(caught.value).split("compile ")[1].split()[0]
+    assert open(path).read().startswith("torch @f")
+
+
+def _imported(text):
+    from deplo.fx_import import Imported
+
+    return Imported(text, [], [], [], {}, {}, False)
+
+
+def test_boxed_calls_clear_their_list():
+    class Identity:
+        def run(self, arguments):
+            return list(arguments)
+
+    imported = _imported("")
+    imported.arguments = [0]
+    call = executable.Executable(Identity(), imported, None, "inference").boxed()
+    arguments = [torch.ones(2)]
+    call(arguments)
+    assert arguments == [] and call._boxed_call
+
+
+def test_unsupported_error_is_an_error_of_deplo():
+    assert issubclass(UnsupportedError, deplo.Error)

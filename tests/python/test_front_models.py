@@ -1,0 +1,81 @@
+"""The models of the census, imported and run from their Torch IR text by ATen: the text loses nothing."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch_ir_eager
+
+from deplo import backend
+from deplo.options import read_options
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import zoo  # noqa: E402
+
+NAMES = [name for name in zoo.NAMES if not name.endswith(("s128", "s512"))]
+
+
+@pytest.fixture(autouse=True)
+def text_runs_in_aten(monkeypatch):
+    monkeypatch.setattr(backend, "core", lambda: torch_ir_eager.Core)
+    torch._dynamo.reset()
+
+
+def compiled(fn, **keywords):
+    return torch.compile(fn, backend=functools.partial(backend.compile_with, read_options(options={"strict": True})), **keywords)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inference(name):
+    case = zoo.build(name, "tiny")
+    fn = compiled(lambda **inputs: case.model(**inputs))
+    with torch.no_grad():
+        case.model(**case.inputs(0))  # makes the KV cache, which reset() fills
+        for seed in range(2):
+            inputs = case.inputs(seed)
+            if case.reset:
+                case.reset()
+            expected = case.model(**inputs)
+            if case.reset:
+                case.reset()
+            torch.testing.assert_close(fn(**inputs), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["bert-base", "gpt2", "t5-small", "resnet-50", "swin-tiny", "vit-base", "convnext-tiny"])
+def test_training(name):
+    case = zoo.build(name, "tiny")
+    case.model.train()
+    inputs = case.inputs(0)
+
+    def gradients(fn):
+        case.model.zero_grad()
+        torch.manual_seed(7)
+        fn(**inputs).square().mean().backward()
+        return {key: p.grad.clone() for key, p in case.model.named_parameters() if p.grad is not None}
+
+    buffers = {key: value.clone() for key, value in case.model.named_buffers()}
+    expected = gradients(lambda **keywords: case.model(**keywords))
+    after = {key: value.clone() for key, value in case.model.named_buffers()}
+    for key, value in case.model.named_buffers():
+        value.copy_(buffers[key])
+    actual = gradients(compiled(lambda **keywords: case.model(**keywords)))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(dict(case.model.named_buffers()), after)
+
+
+@pytest.mark.parametrize("name", ["llama-block-s32", "gpt2", "vit-base"])
+def test_symbolic_sizes(name):
+    case = zoo.build(name, "tiny")
+    fn = compiled(lambda **inputs: case.model(**inputs), dynamic=True)
+    with torch.no_grad():
+        inputs = case.inputs(0)
+        if case.reset:
+            case.reset()
+        expected = case.model(**inputs)
+        if case.reset:
+            case.reset()
+        torch.testing.assert_close(fn(**inputs), expected, rtol=0, atol=0)
