@@ -14,7 +14,7 @@ namespace deplo::tile_ir {
 //
 //   tile @k0_softmax(x: f32[s0, 2048] strides [2048, 1], out y: f32[s0, 2048] strides [2048, 1]) where s0 in 2.. chunks s0 // 4
 //     parallel i in 0..s0:
-//       reduce m: f32 = max(a) lanes j in 0..2048 by 4:
+//       reduce m: f32 = max(a) over lanes j in 0..2048 by 4:
 //         a = load x[i, j]
 //       for lanes j in 0..2048 by 4:
 //         ...
@@ -38,7 +38,8 @@ namespace deplo::tile_ir {
 //   parallel  outermost only, at most one on the path to any statement: iterations are independent and may run on different threads;
 //             the partition into `chunks` pieces depends on shapes alone
 //   lanes     iterations are independent and may run at once in vector registers; step 1; `by u`: u vectors in flight. Innermost
-//             but for serial/unroll loops that contain no other lanes loop; tails are handled by the lowering. In a reduce: u x V partial results, combined as a tree
+//             but for serial/unroll loops that contain no other lanes loop; tails are handled by the lowering. In a reduce: u x V partial results,
+//             combined as a tree
 //   unroll    constant extent; the body is repeated
 //   block_x, block_y, block_z, thread_x, thread_y   GPU indices; step 1; a thread loop's extent is constant
 // `alloc` declares memory private to the enclosing parallel iteration (shared: to the block), of undefined contents:

@@ -1,0 +1,247 @@
+#include "tile_ir/interpret.h"
+
+#include <limits>
+#include <set>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "loop_ir/text.h"
+#include "scalar/combine.h"
+#include "tile_ir/rewrite.h"
+
+namespace deplo::tile_ir {
+namespace {
+
+/// What one thread sees. A thread loop that contains a barrier runs as many of these, copied from the one that reaches it.
+struct Thread {
+  std::map<std::string, int64_t> integers;  ///< symbols, axes and i64 values
+  std::unordered_map<std::string, Scalar> values;
+  std::unordered_map<std::string, std::shared_ptr<Array>> buffers;
+};
+
+struct Machine {
+  const Kernel& kernel;
+  Mode mode;
+  std::set<const Stmt*> joint;  ///< statements that contain a barrier
+  bool division_error = false;
+  ErrorCode error = ErrorCode::none;
+
+  // ---- one thread --------------------------------------------------------------------------------------------------
+
+  static void define(Thread& t, const std::string& name, const Scalar& value) {
+    t.values[name] = value;
+    if (value.dtype == DType::i64) t.integers[name] = value.i;
+  }
+
+  static bool holds(const Thread& t, const std::vector<Cond>& guard) {
+    for (const Cond& cond : guard)
+      if (!evaluate(cond, t.integers)) return false;
+    return true;
+  }
+
+  int64_t place(const Thread& t, const std::string& buffer, const std::vector<Expr>& index) const {
+    std::vector<int64_t> coordinates;
+    for (const Expr& e : index) coordinates.push_back(evaluate(e, t.integers));
+    const Array& array = *t.buffers.at(buffer);
+    try {
+      return array.flat_index(coordinates);
+    } catch (const InternalError& e) {
+      throw InternalError(fmt::format("tile @{}: access of {}: {}", kernel.name, buffer, e.what()));
+    }
+  }
+
+  void run(const Block& block, Thread& t) {
+    for (const auto& stmt : block) {
+      if (joint.count(stmt.get())) {
+        std::vector<Thread*> alone{&t};
+        run_jointly(*stmt, alone);
+      } else {
+        std::visit([&](const auto& s) { run(s, t); }, stmt->node);
+      }
+    }
+  }
+
+  void run(const Let& s, Thread& t) {
+    if (s.fn == Fn::constant) return define(t, s.name, s.literal);
+    if (s.fn == Fn::index) {
+      int64_t value = evaluate(s.index, t.integers);
+      return define(t, s.name, is_float(s.dtype) ? Scalar::of_float(s.dtype, static_cast<double>(value)) : Scalar::of_int(s.dtype, value));
+    }
+    Scalar operands[3];
+    for (size_t k = 0; k < s.operands.size(); ++k) operands[k] = t.values.at(s.operands[k]);
+    define(t, s.name, apply(s.fn, s.dtype, operands, mode, &division_error));
+  }
+
+  void run(const Load& s, Thread& t) { define(t, s.name, holds(t, s.guard) ? t.buffers.at(s.buffer)->get(place(t, s.buffer, s.index)) : s.fill); }
+
+  void run(const Store& s, Thread& t) {
+    if (!holds(t, s.guard)) return;
+    Array& array = *t.buffers.at(s.buffer);
+    int64_t at = place(t, s.buffer, s.index);
+    const Scalar& value = t.values.at(s.value);
+    array.set(at, s.combiner == Combiner::set ? value : combine(s.combiner, array.get(at), value, mode));
+  }
+
+  template <class F>
+  void for_axis(const Axis& axis, Thread& t, const F& f) {
+    int64_t hi = evaluate(axis.hi, t.integers);
+    for (int64_t i = evaluate(axis.lo, t.integers); i < hi; i += axis.step) {
+      t.integers[axis.name] = i;
+      f();
+    }
+  }
+
+  void run(const For& s, Thread& t) {
+    for_axis(s.axis, t, [&] { run(s.body, t); });
+  }
+
+  void run(const If& s, Thread& t) {
+    if (holds(t, s.guard)) run(s.body, t);
+  }
+
+  static std::vector<Scalar> operands(const std::vector<std::string>& names, const Thread& t) {
+    std::vector<Scalar> result;
+    for (const std::string& name : names) result.push_back(t.values.at(name));
+    return result;
+  }
+
+  void reduce(const Reduce& s, size_t at, Accumulator& accumulator, Thread& t) {
+    if (at == s.axes.size()) {
+      run(s.body, t);
+      accumulator.add(operands(s.operands, t));
+      return;
+    }
+    for_axis(s.axes[at], t, [&] { reduce(s, at + 1, accumulator, t); });
+  }
+
+  template <class Combination>
+  static void define_results(const Combination& s, const Accumulator& accumulator, Thread& t) {
+    auto results = accumulator.results(s.dtypes);
+    for (size_t k = 0; k < s.results.size(); ++k) define(t, s.results[k], results[k]);
+  }
+
+  void run(const Reduce& s, Thread& t) {
+    Accumulator accumulator(s.combiner, s.dtypes[0], mode);
+    reduce(s, 0, accumulator, t);
+    define_results(s, accumulator, t);
+  }
+
+  void run(const Scan& s, Thread& t) {
+    Accumulator accumulator(s.combiner, s.dtypes[0], mode);
+    for_axis(s.axis, t, [&] {
+      run(s.body, t);
+      accumulator.add(operands(s.operands, t));
+      define_results(s, accumulator, t);
+      run(s.then, t);
+    });
+  }
+
+  void run(const Alloc& s, Thread& t) {
+    auto array = std::make_shared<Array>(Array::zeros(s.dtype, evaluate_shape(s.shape, t.integers)));
+    // Undefined contents: NaN, or an improbable integer, shows a read before the write.
+    for (double& x : array->floats) x = std::numeric_limits<double>::quiet_NaN();
+    if (s.dtype != DType::boolean)
+      for (int64_t& x : array->ints) x = Scalar::of_int(s.dtype, -0x5a5a5a5a5a5a5a5b).i;
+    t.buffers[s.name] = std::move(array);
+  }
+
+  void run(const Check& s, Thread& t) {
+    if (error == ErrorCode::none && !evaluate(s.cond, t.integers)) error = s.code;
+  }
+
+  void run(const Barrier& /*s*/, Thread& /*t*/) {}
+
+  // Prefetching outside a buffer is allowed.
+  void run(const Prefetch& /*s*/, Thread& /*t*/) {}
+
+  // ---- the threads of a block in step ------------------------------------------------------------------------------
+
+  void run_jointly(const Block& block, const std::vector<Thread*>& threads) {
+    for (const auto& stmt : block) {
+      const auto* alloc = std::get_if<Alloc>(&stmt->node);
+      if (joint.count(stmt.get())) {
+        run_jointly(*stmt, threads);
+      } else if (alloc && alloc->space == Space::shared && !threads.empty()) {
+        run(*alloc, *threads[0]);
+        for (Thread* t : threads) t->buffers[alloc->name] = threads[0]->buffers[alloc->name];
+      } else {
+        for (Thread* t : threads) std::visit([&](const auto& s) { run(s, *t); }, stmt->node);
+      }
+    }
+  }
+
+  void run_jointly(const Stmt& stmt, const std::vector<Thread*>& threads) {
+    if (threads.empty() || std::holds_alternative<Barrier>(stmt.node)) return;
+    if (const auto* branch = std::get_if<If>(&stmt.node)) {
+      bool taken = holds(*threads[0], branch->guard);
+      for (Thread* t : threads)
+        DEPLO_ASSERT(holds(*t, branch->guard) == taken, "tile @{}: a barrier under `if {}`, where threads disagree", kernel.name,
+                     print(branch->guard));
+      if (taken) run_jointly(branch->body, threads);
+      return;
+    }
+    const auto& loop = std::get<For>(stmt.node);
+    const Axis& axis = loop.axis;
+    if (axis.kind == LoopKind::thread_x || axis.kind == LoopKind::thread_y) return run_threads(loop, threads);
+    int64_t lo = evaluate(axis.lo, threads[0]->integers);
+    int64_t hi = evaluate(axis.hi, threads[0]->integers);
+    for (Thread* t : threads)
+      DEPLO_ASSERT(evaluate(axis.lo, t->integers) == lo && evaluate(axis.hi, t->integers) == hi,
+                   "tile @{}: a barrier in the loop {}, whose bounds differ between threads", kernel.name, axis.name);
+    for (int64_t i = lo; i < hi; i += axis.step) {
+      for (Thread* t : threads) t->integers[axis.name] = i;
+      run_jointly(loop.body, threads);
+    }
+  }
+
+  void run_threads(const For& loop, const std::vector<Thread*>& threads) {
+    std::vector<std::unique_ptr<Thread>> copies;
+    for (Thread* t : threads) for_axis(loop.axis, *t, [&] { copies.push_back(std::make_unique<Thread>(*t)); });
+    std::vector<Thread*> inner;
+    for (const auto& copy : copies) inner.push_back(copy.get());
+    run_jointly(loop.body, inner);
+  }
+};
+
+bool find_barriers(const Block& block, std::set<const Stmt*>& joint) {
+  bool found = false;
+  for (const auto& stmt : block) {
+    bool inside = std::visit(Overloaded{[](const Barrier&) { return true; }, [&](const For& s) { return find_barriers(s.body, joint); },
+                                        [&](const If& s) { return find_barriers(s.body, joint); }, [](const auto&) { return false; }},
+                             stmt->node);
+    if (inside) joint.insert(stmt.get());
+    found = found || inside;
+  }
+  return found;
+}
+
+}  // namespace
+
+void interpret(const Kernel& kernel, const std::vector<Array*>& arguments, const std::map<std::string, int64_t>& symbols, Mode mode) {
+  DEPLO_ASSERT(arguments.size() == kernel.params.size(), "tile @{} takes {} arguments, got {}", kernel.name, kernel.params.size(), arguments.size());
+  Machine machine{kernel, mode, {}};
+  find_barriers(kernel.body, machine.joint);
+  Thread thread;
+  thread.integers = symbols;
+  for (size_t i = 0; i < arguments.size(); ++i)
+    thread.buffers[kernel.params[i].name] = std::shared_ptr<Array>(arguments[i], [](Array*) {});  // the caller's
+  machine.run(kernel.body, thread);
+  if (machine.division_error && machine.error == ErrorCode::none) machine.error = ErrorCode::division_by_zero;
+  if (machine.error == ErrorCode::index_out_of_range) throw IndexError(fmt::format("tile @{}: index out of range", kernel.name));
+  DEPLO_CHECK(machine.error == ErrorCode::none, "tile @{}: {}", kernel.name, loop_ir::to_string(machine.error));
+}
+
+std::vector<Array> interpret(const Module& module, const std::vector<Array>& inputs, const std::map<std::string, int64_t>& symbols, Mode mode,
+                             const LibraryCall& library) {
+  auto find_params = [&](const std::string& name) -> std::optional<std::vector<ParamType>> {
+    std::vector<ParamType> params;
+    for (const Param& p : module.find_kernel(name)->params) params.push_back({p.dtype, p.kind != ParamKind::in});
+    return params;
+  };
+  auto call = [&](const std::string& name, const std::vector<Array*>& arguments, const std::map<std::string, int64_t>& sizes) {
+    interpret(*module.find_kernel(name), arguments, sizes, mode);
+  };
+  return deplo::interpret(module, find_params, inputs, symbols, call, library);
+}
+
+}  // namespace deplo::tile_ir

@@ -1,0 +1,159 @@
+#include "base/error.h"
+#include "loop_ir/text.h"
+#include "tile_ir/text.h"
+
+namespace deplo::tile_ir {
+namespace {
+
+struct Parser {
+  Lexer& lexer;
+  loop_ir::TypeScope scope;
+
+  // A loop kind, unless the word is itself an axis name ("lanes in 0..4").
+  std::optional<LoopKind> loop_kind() {
+    if (lexer.peek(1).text == "in") return std::nullopt;
+    for (const auto& [kind, word] : kLoopKinds)
+      if (lexer.accept(word)) return kind;
+    return std::nullopt;
+  }
+
+  Axis axis() {
+    Axis a;
+    if (auto kind = loop_kind()) a.kind = *kind;
+    a.name = lexer.identifier("an axis");
+    lexer.expect("in");
+    a.lo = parse_expr(lexer);
+    lexer.expect("..");
+    a.hi = parse_expr(lexer);
+    if (lexer.accept("step")) a.step = lexer.integer("a step");
+    if (lexer.accept("by")) a.by = lexer.integer("a count");
+    return a;
+  }
+
+  Block block() {
+    Block body;
+    lexer.expect(":");
+    lexer.expect("end of line");
+    lexer.expect("indent");
+    while (!lexer.accept("dedent")) {
+      if (lexer.peek(1).kind == Token::Kind::newline && lexer.accept("pass")) {
+        lexer.expect("end of line");
+        continue;
+      }
+      body.push_back(std::make_shared<Stmt>(statement()));
+    }
+    return body;
+  }
+
+  bool starts_loop() {
+    if (lexer.accept("for")) return true;
+    for (const auto& [kind, word] : kLoopKinds)
+      if (lexer.at(word)) return true;
+    return false;
+  }
+
+  Stmt statement() {
+    const std::string& after = lexer.peek(1).text;
+    bool keyword = after != "=" && after != ":" && after != "[";
+    if (keyword && starts_loop()) {
+      Axis a = axis();
+      return {For{a, block()}};
+    }
+    if (keyword && lexer.accept("reduce")) return {reduce()};
+    if (keyword && lexer.accept("scan")) return {scan()};
+    if (keyword && lexer.accept("if")) {
+      std::vector<Cond> guard = parse_guard(lexer);
+      return {If{guard, block()}};
+    }
+    Stmt stmt = line(keyword);
+    lexer.expect("end of line");
+    return stmt;
+  }
+
+  Stmt line(bool keyword) {
+    if (keyword && lexer.accept("barrier")) return {Barrier{}};
+    if (keyword && lexer.accept("alloc")) return {alloc()};
+    if (keyword && lexer.accept("prefetch")) {
+      Prefetch s;
+      s.buffer = lexer.identifier("a buffer");
+      s.index = parse_shape(lexer);
+      if (lexer.accept("level")) s.level = static_cast<int>(lexer.integer("a cache level"));
+      return {s};
+    }
+    return std::visit([](auto&& s) { return Stmt{std::forward<decltype(s)>(s)}; }, parse_simple(lexer, scope));
+  }
+
+  Alloc alloc() {
+    Alloc s;
+    s.name = lexer.identifier("a buffer");
+    lexer.expect(":");
+    s.dtype = parse_dtype(lexer);
+    s.shape = parse_shape(lexer);
+    scope.buffers[s.name] = s.dtype;
+    for (const auto& [space, word] : kSpaces)
+      if (lexer.accept(word)) {
+        s.space = space;
+        return s;
+      }
+    lexer.fail(fmt::format("expected register, stack, scratch or shared, found '{}'", lexer.peek().text));
+  }
+
+  Reduce reduce() {
+    auto c = parse_combination(lexer, scope);
+    Reduce s{c.results, c.dtypes, c.combiner, c.operands, {}, {}};
+    lexer.accept("over");
+    do s.axes.push_back(axis());
+    while (lexer.accept(","));
+    s.body = block();
+    return s;
+  }
+
+  Scan scan() {
+    auto c = parse_combination(lexer, scope);
+    Scan s{c.results, c.dtypes, c.combiner, c.operands, {}, {}, {}};
+    lexer.accept("over");
+    s.axis = axis();
+    s.body = block();
+    lexer.expect("then");
+    s.then = block();
+    return s;
+  }
+
+  Kernel kernel() {
+    Kernel k;
+    lexer.expect("tile");
+    std::string name = lexer.identifier("a kernel name");
+    if (name.size() < 2 || name[0] != '@') lexer.fail(fmt::format("expected a kernel name like @k0, found '{}'", name));
+    k.name = name.substr(1);
+    k.params = parse_params(lexer, scope);
+    k.symbols = parse_ranges(lexer);
+    if (lexer.accept("chunks")) k.chunks = parse_expr(lexer);
+    if (lexer.accept("schedule")) k.schedule = lexer.quoted("a schedule");
+    k.provenance = parse_provenance(lexer);
+    k.body = kernel_block();
+    return k;
+  }
+
+  // A kernel's head has no colon.
+  Block kernel_block() {
+    Block body;
+    lexer.expect("end of line");
+    lexer.expect("indent");
+    while (!lexer.accept("dedent")) {
+      if (lexer.peek(1).kind == Token::Kind::newline && lexer.accept("pass")) {
+        lexer.expect("end of line");
+        continue;
+      }
+      body.push_back(std::make_shared<Stmt>(statement()));
+    }
+    return body;
+  }
+};
+
+}  // namespace
+
+Module parse(const std::string& text, const std::string& file) {
+  return parse_module<Kernel>(text, file, "tile", [](Lexer& lexer) { return Parser{lexer, {}}.kernel(); });
+}
+
+}  // namespace deplo::tile_ir

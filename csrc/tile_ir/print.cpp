@@ -1,0 +1,94 @@
+#include "base/error.h"
+#include "loop_ir/text.h"
+#include "tile_ir/text.h"
+
+namespace deplo::tile_ir {
+namespace {
+
+std::string print_axis(const Axis& a) {
+  std::string text = fmt::format("{} in {}..{}", a.name, deplo::print(a.lo), deplo::print(a.hi));
+  if (a.step != 1) text += fmt::format(" step {}", a.step);
+  if (a.by != 1) text += fmt::format(" by {}", a.by);
+  return text;
+}
+
+std::string print_reduce_axis(const Axis& a) {
+  return a.kind == LoopKind::serial ? print_axis(a) : fmt::format("{} {}", to_string(a.kind), print_axis(a));
+}
+
+struct Printer {
+  std::string text;
+
+  void line(const std::string& indent, const std::string& content) { text += indent + content + "\n"; }
+
+  void block(const Block& body, const std::string& indent) {
+    if (body.empty()) line(indent, "pass");
+    for (const auto& stmt : body) std::visit([&](const auto& s) { statement(s, indent); }, stmt->node);
+  }
+
+  void statement(const Let& s, const std::string& indent) { line(indent, loop_ir::print(s)); }
+  void statement(const Load& s, const std::string& indent) { line(indent, loop_ir::print(s)); }
+  void statement(const Store& s, const std::string& indent) { line(indent, loop_ir::print(s)); }
+  void statement(const Check& s, const std::string& indent) { line(indent, loop_ir::print(s)); }
+  void statement(const Barrier&, const std::string& indent) { line(indent, "barrier"); }
+  void statement(const Alloc& s, const std::string& indent) {
+    line(indent, fmt::format("alloc {}: {}{} {}", s.name, deplo::to_string(s.dtype), print_shape(s.shape), to_string(s.space)));
+  }
+  void statement(const Prefetch& s, const std::string& indent) {
+    line(indent, fmt::format("prefetch {}{}{}", s.buffer, print_shape(s.index), s.level == 1 ? "" : fmt::format(" level {}", s.level)));
+  }
+  void statement(const For& s, const std::string& indent) {
+    bool alone = s.axis.kind == LoopKind::parallel || s.axis.kind == LoopKind::unroll;
+    std::string head = s.axis.kind == LoopKind::serial ? "for"
+                       : alone                         ? std::string(to_string(s.axis.kind))
+                                                       : fmt::format("for {}", to_string(s.axis.kind));
+    line(indent, fmt::format("{} {}:", head, print_axis(s.axis)));
+    block(s.body, indent + "  ");
+  }
+  void statement(const If& s, const std::string& indent) {
+    line(indent, fmt::format("if {}:", deplo::print(s.guard)));
+    block(s.body, indent + "  ");
+  }
+  void statement(const Reduce& s, const std::string& indent) {
+    std::vector<std::string> axes;
+    for (const Axis& axis : s.axes) axes.push_back(print_reduce_axis(axis));
+    line(indent, fmt::format("reduce {} over {}:", loop_ir::print_combination(s.results, s.dtypes, s.combiner, s.operands), joined(axes)));
+    block(s.body, indent + "  ");
+  }
+  void statement(const Scan& s, const std::string& indent) {
+    line(indent, fmt::format("scan {} over {}:", loop_ir::print_combination(s.results, s.dtypes, s.combiner, s.operands), print_axis(s.axis)));
+    block(s.body, indent + "  ");
+    line(indent, "then:");
+    block(s.then, indent + "  ");
+  }
+};
+
+}  // namespace
+
+std::string_view to_string(LoopKind kind) {
+  for (const auto& [value, word] : kLoopKinds)
+    if (value == kind) return word;
+  return "";
+}
+
+std::string_view to_string(Space space) {
+  for (const auto& [value, word] : kSpaces)
+    if (value == space) return word;
+  return "";
+}
+
+std::string print(const Kernel& kernel) {
+  Printer printer;
+  std::string head = fmt::format("tile @{}{}{}", kernel.name, loop_ir::print_params(kernel.params), print_ranges(kernel.symbols));
+  if (!kernel.chunks.is(1)) head += " chunks " + deplo::print(kernel.chunks);
+  if (!kernel.schedule.empty()) head += " schedule " + quote(kernel.schedule);
+  printer.line("", head + print_provenance(kernel.provenance));
+  printer.block(kernel.body, "  ");
+  return printer.text;
+}
+
+std::string print(const Module& module) { return print_module(module); }
+
+bool equal(const Kernel& a, const Kernel& b) { return print(a) == print(b); }
+
+}  // namespace deplo::tile_ir
