@@ -27,6 +27,7 @@ class Executable:
         self._eager = eager  # for a bug that shows only at run time; None with strict
         self._arguments = imported.arguments
         self._constants = imported.constants
+        self._inputs = imported.inputs
         self._outputs = [_reader(output, imported.symbols) for output in imported.outputs]
         self._direct = all(output.kind == "result" and output.index == i for i, output in enumerate(imported.outputs))
         self._writes = imported.writes
@@ -35,6 +36,8 @@ class Executable:
 
     def boxed(self) -> Callable[[list[Any]], Any]:
         """The function for AOTAutograd."""
+        run, arguments, constants = self._run, self._arguments, self._constants
+        takes_all = not constants and arguments == list(range(self._inputs))
 
         def call(args: list[Any]) -> Any:
             if self._failed and self._eager is not None:
@@ -42,7 +45,7 @@ class Executable:
             inputs = list(args)
             args.clear()
             try:
-                results = self._run([inputs[i] for i in self._arguments] + self._constants)
+                results = run(inputs if takes_all else [inputs[i] for i in arguments] + constants)
             except InternalError as error:
                 return self._fall_back(inputs, error)
             if self._direct:
@@ -76,12 +79,11 @@ def _reader(output: Output, symbols: dict[str, tuple[int, int | None]]) -> Calla
 
 
 def _view_reader(output: Output, symbols: dict[str, tuple[int, int | None]]) -> Callable[[list[Any], list[Any]], Any]:
-    shape, strides, offset = output.layout
-    exprs = [*shape, *strides, offset]
+    exprs = output.layout_exprs()
+    rank = len(output.layout[0])
     names = sorted({str(symbol.name) for expr in exprs for symbol in expr.free_symbols})
     places = [symbols[name] for name in names]
     layout = sizes.evaluator(names, exprs)
-    rank = len(shape)
 
     def read(results: list[Any], inputs: list[Any]) -> torch.Tensor:
         base: torch.Tensor = inputs[output.index] if output.of_input else results[output.index]

@@ -48,12 +48,16 @@ class Output:
     value: Any = None  # of a constant
     layout: Any = None  # of a view: sizes, strides and the offset from its base, as sympy expressions
 
+    def layout_exprs(self) -> list[Any]:
+        return [*self.layout[0], *self.layout[1], self.layout[2]] if self.layout else []
+
 
 @dataclasses.dataclass
 class Imported:
     """A graph in Torch IR, and how its caller's arguments and results map to the program's."""
 
     text: str
+    inputs: int  # how many the FX graph has
     arguments: list[int]  # positions of the FX graph's inputs that the program takes, in order
     constants: list[torch.Tensor]  # appended to the arguments
     outputs: list[Output]
@@ -93,6 +97,7 @@ class _Importer:
         self.lines: list[str] = []
         self.writes: list[str] = []
         self.symbols: dict[str, tuple[int, int | None]] = {}
+        self.input_exprs: list[Any] = []
         self.owner: dict[int, torch.fx.Node] = {}  # storage of a fake tensor -> the node that made it
 
     def run(self) -> Imported:
@@ -113,8 +118,9 @@ class _Importer:
             elif node.op != "placeholder":
                 raise UnsupportedError(f"the graph has a {node.op} node ({node.target})")
         text = self._text(returned)
+        self._check_symbols(outputs)
         hints = {name: hint for name, symbol in self.used_symbols.items() if (hint := sizes.hint_of(symbol, self.shape_env)) is not None}
-        return Imported(text, self.arguments, self.constants, outputs, self.symbols, hints, bool(self.writes))
+        return Imported(text, len(placeholders), self.arguments, self.constants, outputs, self.symbols, hints, bool(self.writes))
 
     def _text(self, returned: list[str]) -> str:
         ranges = [f"{name} in {sizes.range_text(symbol, self.shape_env)}" for name, symbol in sorted(self.used_symbols.items())]
@@ -122,6 +128,16 @@ class _Importer:
         head += f" where {', '.join(ranges)}" if ranges else ""
         tail = "  return " + ", ".join(returned) if returned else "  return"
         return "\n".join([head, *self.lines, *self.writes, tail]) + "\n"
+
+    def _check_symbols(self, outputs: list[Output]) -> None:
+        """Refuses a size that no input gives: one that depends on data, or one that no single size determines."""
+        unknown = sizes.unbound(self.used_symbols.values(), set(self.symbols), self.input_exprs)
+        if unknown:
+            raise UnsupportedError(f"the size {', '.join(unknown)} depends on the values of a tensor, not on the sizes of the inputs")
+        for output in outputs:
+            for expr in output.layout_exprs():
+                if any(str(symbol.name) not in self.symbols for symbol in expr.free_symbols):
+                    raise UnsupportedError(f"an output that is a view has the layout {expr}, of symbols that no input has as a size")
 
     # Names
 
@@ -177,6 +193,7 @@ class _Importer:
             static = " static" if info.is_static and not mutated else ""
             self.inputs.append(f"{name}: {self._type(value, f'input {name}')} {info.kind}{static}")
             self.arguments.append(position)
+            self.input_exprs += [sizes.expr_of(size) for size in (*value.shape, *value.stride())]
             for dim, size in enumerate(value.shape):
                 expr = sizes.expr_of(size)
                 if expr.is_Symbol:
@@ -185,7 +202,9 @@ class _Importer:
 
     def _symbol_input(self, value: torch.SymInt, position: int) -> None:
         expr = sizes.expr_of(value)
-        if not expr.is_Symbol or self.symbols.get(str(expr.name), (0, 0))[1] is None:
+        if not expr.is_Symbol or not sizes.is_integer_symbol(expr, value.node.shape_env):
+            return
+        if self.symbols.get(str(expr.name), (0, 0))[1] is None:
             return
         name = self._expr(value)
         self.taken.add(name)
@@ -308,6 +327,8 @@ class _Importer:
             return str(value).removeprefix("torch.")
         if isinstance(value, torch.device):
             return value.type if value.index is None else _quote(str(value))
+        if isinstance(value, torch.SymBool):
+            raise UnsupportedError(f"{node.target} checks {value.node.expr}, which depends on the values of a tensor{_where(node)}")
         raise UnsupportedError(f"{node.target} has the argument {value!r} of type {type(value).__name__}{_where(node)}")
 
     # Outputs

@@ -5,7 +5,7 @@ Nothing here may install a guard: expressions are read from `sym.node.expr`, nev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -107,14 +107,45 @@ def range_text(symbol: sympy.Symbol, shape_env: Any) -> str:
     return ".." if values is None else f"{_bound(values.lower)}..{_bound(values.upper)}"
 
 
-def hint_of(symbol: sympy.Symbol, shape_env: Any) -> int | None:
-    """The example value that Dynamo saw; nothing for unbacked symbols. The dict's name differs between torch versions."""
+def _example(symbol: sympy.Symbol, shape_env: Any) -> Any:
+    """What Dynamo saw for a symbol. The dict's name differs between torch versions."""
     for name in ("backed_var_to_val", "var_to_val"):
         values: Mapping[Any, Any] | None = getattr(shape_env, name, None) if shape_env is not None else None
         if values is not None:
-            value: Any = values.get(symbol)
-            return int(value) if getattr(value, "is_Integer", False) else None
+            return values.get(symbol)
     return None
+
+
+def hint_of(symbol: sympy.Symbol, shape_env: Any) -> int | None:
+    """An example value; nothing for symbols that stand for data."""
+    value = _example(symbol, shape_env)
+    return int(value) if getattr(value, "is_Integer", False) else None
+
+
+def is_integer_symbol(symbol: sympy.Symbol, shape_env: Any) -> bool:
+    """False for the ragged sizes of nested tensors, which are no integers at run time."""
+    return type(_example(symbol, shape_env)).__name__ != "SingletonInt"
+
+
+def unbound(symbols: Iterable[sympy.Symbol], known: set[str], given: Sequence[sympy.Expr]) -> list[str]:
+    """The symbols whose values follow neither from `known` nor, one unknown at a time, from the sizes and strides `given`."""
+    known = set(known)
+    pending = [expr for expr in given if expr.free_symbols]
+    progress = True
+    while progress:
+        progress = False
+        for expr in pending:
+            left = [symbol for symbol in expr.free_symbols if symbol.name not in known]
+            if len(left) == 1 and _is_linear(expr, left[0]):
+                known.add(str(left[0].name))
+                progress = True
+    return sorted(str(symbol.name) for symbol in symbols if symbol.name not in known)
+
+
+def _is_linear(expr: sympy.Expr, symbol: sympy.Symbol) -> bool:
+    expanded = sympy.expand(expr)
+    factor = expanded.coeff(symbol, 1)
+    return not factor.has(symbol) and factor != 0 and not (expanded - factor * symbol).expand().has(symbol)
 
 
 def evaluator(symbols: Sequence[str], exprs: Sequence[sympy.Expr]) -> Callable[..., tuple[int, ...]]:

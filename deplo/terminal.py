@@ -6,11 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+_KEYWORDS = "torch|tensor|loop|tile|kernel|program|for|in|parallel|reduce|scan|map|scatter|library|schedule|store|load|return|write|to|where|if|else"
 _RULES = (
-    (
-        r"(?<!\w)\b(torch|tensor|loop|tile|kernel|program|for|in|parallel|reduce|scan|map|scatter|library|schedule|store|load|return|write|to|where|if|else)\b",
-        "bold cyan",
-    ),
+    (rf"(?<!\w)\b({_KEYWORDS})\b", "bold cyan"),
     (r"%[\w.]+", "green"),
     (r"@[\w.]+", "bold magenta"),
     (r"\b(bool|[ui](?:8|16|32|64)|f(?:16|32|64)|bf16|ptr|vec)\b", "yellow"),

@@ -145,3 +145,40 @@ def test_aliasing_outputs_come_from_one_result():
 def test_what_torch_ir_cannot_say_is_refused(fn, inputs, reason):
     with pytest.raises(UnsupportedError, match=reason):
         text_of(fn, *inputs)
+
+
+def test_sizes_that_depend_on_data_are_refused():
+    with (
+        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
+        pytest.raises(UnsupportedError, match="depends on the values"),
+    ):
+        text_of(lambda x: x.nonzero() * 2, torch.randn(4))
+
+
+def test_a_symbol_may_follow_from_a_product():
+    import sympy
+
+    from deplo import sizes
+
+    s, t, u = sympy.symbols("s0 s1 u0", integer=True, positive=True)
+    assert sizes.unbound([s, t], set(), [2 * s, s * t]) == []
+    assert sizes.unbound([s, t, u], set(), [s * t]) == ["s0", "s1", "u0"]
+
+
+def test_expressions_of_sizes_read_back_with_the_same_value():
+    import sympy
+    from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
+
+    from deplo import sizes
+
+    s, t = sympy.symbols("s0 s1", integer=True, positive=True)
+    exprs = [
+        FloorDiv(s * t + 1, 2 * t),
+        ModularIndexing(s, 3, 4) * -2 + t**2,
+        Max(1, s - t) + Min(s, t, 5),
+        PythonMod(s + t, 3) * FloorDiv(s, 2) - Mod(t, 2),
+        -s * FloorDiv(t + 1, 2),
+    ]
+    for a in range(2, 9):
+        for b in range(2, 9):
+            assert list(sizes.evaluator(["s0", "s1"], exprs)(a, b)) == [int(e.subs({s: a, t: b})) for e in exprs]
