@@ -39,6 +39,7 @@ struct CodegenOptions {
   std::string cache_dir;  ///< empty: no disk cache
   int64_t cache_limit_bytes = 1LL << 30;
   int workers = 1;        ///< threads that compile
+  bool perf_map = false;  ///< name the code in /tmp/perf-PID.map
 };
 
 /// Compiles kernels for this CPU, equal kernels once; results in the order given. Throws InternalError, or

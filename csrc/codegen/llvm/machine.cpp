@@ -1,0 +1,203 @@
+#include "codegen/llvm/machine.h"
+
+#include <llvm/Analysis/CGSCCPassManager.h>
+#include <llvm/Analysis/LoopAnalysisManager.h>
+#include <llvm/IR/LegacyPassManager.h>
+#include <llvm/MC/TargetRegistry.h>
+#include <llvm/Passes/PassBuilder.h>
+#include <llvm/Support/SHA256.h>
+#include <llvm/Support/TargetSelect.h>
+#include <llvm/Support/raw_ostream.h>
+#include <llvm/TargetParser/Host.h>
+#include <llvm/Transforms/InstCombine/InstCombine.h>
+#include <llvm/Transforms/Scalar/ADCE.h>
+#include <llvm/Transforms/Scalar/EarlyCSE.h>
+#include <llvm/Transforms/Scalar/LICM.h>
+#include <llvm/Transforms/Scalar/LoopPassManager.h>
+#include <llvm/Transforms/Scalar/LoopUnrollPass.h>
+#include <llvm/Transforms/Scalar/SROA.h>
+#include <llvm/Transforms/Scalar/SimplifyCFG.h>
+
+#include <algorithm>
+#include <cctype>
+#include <mutex>
+
+#include "base/error.h"
+#include "codegen/codegen.h"
+#include "codegen/llvm/translate.h"
+
+namespace deplo {
+namespace {
+
+void initialize_target() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    LLVMInitializeX86TargetInfo();
+    LLVMInitializeX86Target();
+    LLVMInitializeX86TargetMC();
+    LLVMInitializeX86AsmPrinter();
+  });
+}
+
+constexpr const char* kTriple = "x86_64-unknown-linux-gnu";
+
+/// The features that decide which instructions appear; the rest of the host's are left alone, so that a restricted target is what it says.
+std::string feature_string(const TargetInfo& target) {
+  std::string text;
+  for (const std::string& f : target.features) text += (text.empty() ? "+" : ",+") + f;
+  return text;
+}
+
+std::string tuning_cpu(const TargetInfo& target) {
+  if (target.features.contains("avx512f")) return "znver4";
+  if (target.features.contains("avx2")) return "znver3";
+  return "x86-64-v2";
+}
+
+/// Promotion of vars to registers, common subexpressions, invariants out of loops: what the generated code needs and no more (O3 costs
+/// twice the time and gains nothing on explicit vectors).
+void optimize(llvm::Module& module, llvm::TargetMachine& machine) {
+  llvm::LoopAnalysisManager loops;
+  llvm::FunctionAnalysisManager functions;
+  llvm::CGSCCAnalysisManager calls;
+  llvm::ModuleAnalysisManager modules;
+  llvm::PassBuilder builder(&machine);
+  builder.registerModuleAnalyses(modules);
+  builder.registerCGSCCAnalyses(calls);
+  builder.registerFunctionAnalyses(functions);
+  builder.registerLoopAnalyses(loops);
+  builder.crossRegisterProxies(loops, functions, calls, modules);
+  llvm::FunctionPassManager passes;
+  passes.addPass(llvm::SROAPass(llvm::SROAOptions::ModifyCFG));
+  passes.addPass(llvm::EarlyCSEPass(true));
+  passes.addPass(llvm::InstCombinePass());
+  passes.addPass(llvm::SimplifyCFGPass());
+  passes.addPass(llvm::createFunctionToLoopPassAdaptor(llvm::LICMPass(llvm::LICMOptions()), /*UseMemorySSA=*/true));
+  passes.addPass(llvm::LoopUnrollPass(llvm::LoopUnrollOptions(2, /*OnlyWhenForced=*/true)));
+  passes.addPass(llvm::EarlyCSEPass(true));
+  passes.addPass(llvm::SimplifyCFGPass());
+  passes.addPass(llvm::ADCEPass());
+  llvm::ModulePassManager pipeline;
+  pipeline.addPass(llvm::createModuleToFunctionPassAdaptor(std::move(passes)));
+  pipeline.run(module, modules);
+}
+
+}  // namespace
+
+std::unique_ptr<llvm::TargetMachine> make_machine(const TargetInfo& target) {
+  initialize_target();
+  std::string error;
+  llvm::Triple triple(kTriple);
+  const llvm::Target* found = llvm::TargetRegistry::lookupTarget(triple, error);
+  DEPLO_ASSERT(found, "[codegen/llvm] {}", error);
+  llvm::TargetOptions options;
+  // Only the fma of the table fuses: compiled code and the interpreter then round alike on every CPU.
+  options.AllowFPOpFusion = llvm::FPOpFusion::Strict;
+  std::unique_ptr<llvm::TargetMachine> machine(found->createTargetMachine(
+      triple, tuning_cpu(target), feature_string(target), options, llvm::Reloc::PIC_, llvm::CodeModel::Small, llvm::CodeGenOptLevel::Default, true));
+  DEPLO_ASSERT(machine, "[codegen/llvm] no target machine for features {}", feature_string(target));
+  return machine;
+}
+
+void build_module(const kernel_ir::Kernel& kernel, const std::string& symbol, const TargetInfo& target, llvm::TargetMachine& machine,
+                  llvm::Module& module) {
+  module.setTargetTriple(machine.getTargetTriple());
+  module.setDataLayout(machine.createDataLayout());
+  translate_kernel(kernel, symbol, module, target);
+  optimize(module, machine);
+}
+
+std::string emit_object(llvm::Module& module, llvm::TargetMachine& machine) {
+  llvm::SmallVector<char, 0> bytes;
+  llvm::raw_svector_ostream out(bytes);
+  llvm::legacy::PassManager passes;
+  bool failed = machine.addPassesToEmitFile(passes, out, nullptr, llvm::CodeGenFileType::ObjectFile);
+  DEPLO_ASSERT(!failed, "[codegen/llvm] the target cannot write object files");
+  passes.run(module);
+  return {bytes.data(), bytes.size()};
+}
+
+std::string sha256_hex(const std::string& bytes) {
+  auto digest = llvm::SHA256::hash(llvm::ArrayRef<uint8_t>(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
+  std::string text;
+  for (uint8_t byte : digest) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+std::string canonical_text(const kernel_ir::Kernel& kernel) {
+  kernel_ir::Kernel anonymous = kernel;
+  anonymous.name = "k";
+  anonymous.provenance.clear();
+  return print(anonymous);
+}
+
+std::string machine_symbol(const kernel_ir::Kernel& kernel, const std::string& key) {
+  std::string ops;
+  for (char c : kernel.name) ops += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  return "deplo_" + ops + "_" + key.substr(0, 12);
+}
+
+std::string cpu_llvm_text(const kernel_ir::Kernel& kernel, const PassContext& context) {
+  auto machine = make_machine(context.target);
+  llvm::LLVMContext llvm_context;
+  llvm::Module module(kernel.name, llvm_context);
+  build_module(kernel, machine_symbol(kernel, sha256_hex(canonical_text(kernel))), context.target, *machine, module);
+  std::string text;
+  llvm::raw_string_ostream out(text);
+  module.print(out, nullptr);
+  return text;
+}
+
+std::string cpu_assembly_text(const kernel_ir::Kernel& kernel, const PassContext& context) {
+  auto machine = make_machine(context.target);
+  machine->Options.MCOptions.AsmVerbose = false;
+  llvm::LLVMContext llvm_context;
+  llvm::Module module(kernel.name, llvm_context);
+  build_module(kernel, machine_symbol(kernel, sha256_hex(canonical_text(kernel))), context.target, *machine, module);
+  llvm::SmallVector<char, 0> bytes;
+  llvm::raw_svector_ostream out(bytes);
+  llvm::legacy::PassManager passes;
+  bool failed = machine->addPassesToEmitFile(passes, out, nullptr, llvm::CodeGenFileType::AssemblyFile);
+  DEPLO_ASSERT(!failed, "[codegen/llvm] the target cannot write assembly");
+  passes.run(module);
+  return {bytes.data(), bytes.size()};
+}
+
+TargetInfo cpu_target_info(const std::string& features) {
+  TargetInfo info;
+  llvm::StringMap<bool> host = llvm::sys::getHostCPUFeatures();
+  auto has = [&](const char* f) { return host.lookup(f); };
+  // In order of width: each set is used only if the CPU has all of it.
+  const std::vector<std::string> sse{"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16"};
+  const std::vector<std::string> avx2{"avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe"};
+  const std::vector<std::string> avx512{"avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512cd"};
+  const std::vector<std::string> extras{"avx512bf16", "avx512vnni", "avx512vbmi"};
+  auto all = [&](const std::vector<std::string>& set) {
+    return std::all_of(set.begin(), set.end(), [&](const std::string& f) { return has(f.c_str()); });
+  };
+  int found = all(sse) ? (all(avx2) ? (all(avx512) ? 3 : 2) : 1) : 0;
+  int wanted = found;
+  if (features == "avx512")
+    wanted = 3;
+  else if (features == "avx2")
+    wanted = 2;
+  else if (features == "sse")
+    wanted = 1;
+  else
+    DEPLO_CHECK(features.empty() || features == "native", "features: '{}' is unknown; known are native, avx512, avx2, sse", features);
+  DEPLO_CHECK(wanted <= found, "features: this CPU ({}) has no {}", std::string(llvm::sys::getHostCPUName()), features);
+  if (wanted >= 1) info.features.insert(sse.begin(), sse.end());
+  if (wanted >= 2) info.features.insert(avx2.begin(), avx2.end());
+  if (wanted >= 3) {
+    info.features.insert(avx512.begin(), avx512.end());
+    for (const std::string& f : extras)
+      if (has(f.c_str())) info.features.insert(f);
+  }
+  info.vector_bytes = wanted >= 3 ? 64 : wanted == 2 ? 32 : 16;
+  info.vector_registers = wanted >= 3 ? 32 : 16;
+  return info;
+}
+
+std::string codegen_version() { return "llvm " LLVM_VERSION_STRING " deplo-codegen 1"; }
+
+}  // namespace deplo
