@@ -20,7 +20,8 @@ from .decompositions import decompositions
 from .errors import Error, FallbackWarning, InternalError, UnsupportedError, UserError
 from .executable import Executable
 from .fx_import import Imported, import_graph
-from .inputs import InputInfo, describe_inputs, static_positions
+from .inputs import InputInfo, describe_inputs, static_names
+from .mixed import Mixed
 from .options import Options, read_options
 from .progress import progress
 
@@ -100,28 +101,50 @@ class Compilation:
         self.inputs = inputs
 
     def forward(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return self._compile("forward", gm, static_positions())
+        return self._compile("forward", gm, static_names(gm))
 
     def backward(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return self._compile("backward", gm, None)
 
     def inference(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return self._compile("inference", gm, static_positions())
+        return self._compile("inference", gm, static_names(gm))
 
-    def _compile(self, kind: str, gm: torch.fx.GraphModule, static: set[int] | None) -> Callable[..., Any]:
-        record = Record(kind)
+    def _compile(self, kind: str, gm: torch.fx.GraphModule, static: set[str] | None) -> Callable[..., Any]:
         try:
-            return self._program(record, gm, static)
-        except (UnsupportedError, InternalError) as error:
+            return self._recorded(kind, gm, static)
+        except UnsupportedError as error:
             if self.options.strict:
                 raise
-            record.fallback = str(error)
-            warn_fallback(kind, error)
-            return eager(gm)
-        finally:
-            _publish(record)
+            parts = Mixed.split(gm, self.options.target)
+            if parts is None:
+                return self._in_eager(kind, gm, error)
+            warn_fallback(kind, error, len(parts.refused))
+            for part in parts.parts:
+                part.call = self._part(kind, part.gm, static)
+            return parts.boxed()
+        except InternalError as error:
+            if self.options.strict:
+                raise
+            return self._in_eager(kind, gm, error)
 
-    def _program(self, record: Record, gm: torch.fx.GraphModule, static: set[int] | None) -> Callable[..., Any]:
+    def _recorded(self, kind: str, gm: torch.fx.GraphModule, static: set[str] | None) -> Callable[..., Any]:
+        record = Record(kind)
+        run = self._program(record, gm, static)
+        _publish(record)
+        return run
+
+    def _part(self, kind: str, gm: torch.fx.GraphModule, static: set[str] | None) -> Callable[..., Any]:
+        try:
+            return self._recorded(kind, gm, static)
+        except (UnsupportedError, InternalError) as error:
+            return self._in_eager(kind, gm, error)
+
+    def _in_eager(self, kind: str, gm: torch.fx.GraphModule, error: Error) -> Callable[..., Any]:
+        _publish(Record(kind, fallback=str(error)))
+        warn_fallback(kind, error)
+        return eager(gm)
+
+    def _program(self, record: Record, gm: torch.fx.GraphModule, static: set[str] | None) -> Callable[..., Any]:
         imported = self._import(record, gm, static)
         start = time.perf_counter()
         with progress(f"compiling the {record.kind} graph of {imported.text.count(chr(10)) - 2} calls"):
@@ -129,7 +152,7 @@ class Compilation:
         record.compile_seconds = time.perf_counter() - start
         return Executable(record.program, imported, None if self.options.strict else eager(gm), record.kind).boxed()
 
-    def _import(self, record: Record, gm: torch.fx.GraphModule, static: set[int] | None) -> Imported:
+    def _import(self, record: Record, gm: torch.fx.GraphModule, static: set[str] | None) -> Imported:
         start = time.perf_counter()
         imported = import_graph(gm, record.kind, self.inputs, static, self.options.target)
         record.torch_ir, record.hints = imported.text, imported.hints
@@ -177,10 +200,11 @@ def eager(gm: torch.fx.GraphModule) -> Callable[..., Any]:
     return run
 
 
-def warn_fallback(kind: str, error: Error) -> None:
-    """One warning for one graph."""
-    why = "deplo has a bug there" if isinstance(error, InternalError) else "deplo does not compile it"
-    warnings.warn(f"the {kind} graph runs in eager mode, {why}: {error}", FallbackWarning, stacklevel=2)
+def warn_fallback(kind: str, error: Error, calls: int = 0) -> None:
+    """One warning for one graph, all of which, or `calls` calls of which, run in eager mode."""
+    what = f"{calls} calls of the {kind} graph run" if calls > 1 else f"one call of the {kind} graph runs" if calls else f"the {kind} graph runs"
+    why = "deplo has a bug there" if isinstance(error, InternalError) else "deplo does not compile that"
+    warnings.warn(f"{what} in eager mode, {why}: {error}", FallbackWarning, stacklevel=2)
 
 
 def trace_artifact(name: str, text: str) -> None:

@@ -12,7 +12,7 @@ from .options import Options, read_options
 
 
 class _CaptureOnly(Compilation):
-    def _program(self, record: Record, gm: torch.fx.GraphModule, static: set[int] | None) -> Callable[..., Any]:
+    def _program(self, record: Record, gm: torch.fx.GraphModule, static: set[str] | None) -> Callable[..., Any]:
         self._import(record, gm, static)
         return eager(gm)
 

@@ -6,6 +6,7 @@ results of multi-output ops are named in place of `getitem`; nodes that compute 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -67,19 +68,37 @@ class Imported:
 
 
 def import_graph(
-    gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo] = (), static: set[int] | None = None, device: str = "cpu"
+    gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo] = (), static: set[str] | None = None, device: str = "cpu"
 ) -> Imported:
     """Torch IR of `gm`, whose nodes carry fake tensors in `meta["val"]`.
 
-    `inputs` says what the inputs of Dynamo's graph are, `static` which positions keep their storage. Raises
+    `inputs` says what the inputs of Dynamo's graph are, `static` which placeholders keep their storage. Raises
     UnsupportedError for what Torch IR cannot say (complex and quantised dtypes, sparse layouts, other devices, higher-order ops,
     sizes that depend on data).
     """
     return _Importer(gm, name, inputs, static, device).run()
 
 
+def refusals(gm: torch.fx.GraphModule, device: str = "cpu") -> dict[torch.fx.Node, str]:
+    """The nodes that Torch IR cannot say, with the reason for each. A node fails too if it reads a tensor that cannot be typed."""
+    importer = _Importer(gm, "part", (), None, device)
+    refused: dict[torch.fx.Node, str] = {}
+    for position, node in enumerate(gm.graph.nodes):
+        try:
+            if node.op == "placeholder":
+                importer._placeholder(node, position, False)
+            elif node.op == "get_attr":
+                importer._constant(node)
+            elif node.op == "call_function" and node not in importer.names:
+                importer._call(node)
+        except UnsupportedError as error:
+            refused[node] = str(error)
+            importer._name_if_typed(node)
+    return refused
+
+
 class _Importer:
-    def __init__(self, gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo], static: set[int] | None, device: str) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo], static: set[str] | None, device: str) -> None:
         self.gm = gm
         self.name = name
         self.outer = inputs
@@ -151,6 +170,15 @@ class _Importer:
         self.taken.add(name)
         return "%" + name
 
+    def _name_if_typed(self, node: torch.fx.Node) -> None:
+        """Lets later nodes read the result of a refused one where it is a plain tensor."""
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return
+        with contextlib.suppress(UnsupportedError):
+            self._type(value, node.name)
+            self.names[node] = self._fresh(node.name)
+
     # Sizes and types
 
     def _expr(self, size: int | torch.SymInt) -> str:
@@ -187,11 +215,12 @@ class _Importer:
         if isinstance(value, torch.SymInt):
             self._symbol_input(value, position)
         elif isinstance(value, torch.Tensor):
-            info = placeholder_info(node, position, self.outer, self.static)
+            info = placeholder_info(node, self.outer, self.static)
+            shown = self._type(value, f"input {info.name}")
             self.names[node] = name = self._fresh(info.name)
             self._own(node, value)
             static = " static" if info.is_static and not mutated else ""
-            self.inputs.append(f"{name}: {self._type(value, f'input {name}')} {info.kind}{static}")
+            self.inputs.append(f"{name}: {shown} {info.kind}{static}")
             self.arguments.append(position)
             self.input_exprs += [sizes.expr_of(size) for size in (*value.shape, *value.stride())]
             for dim, size in enumerate(value.shape):
@@ -217,9 +246,10 @@ class _Importer:
         if not isinstance(value, torch.Tensor):
             return  # a submodule of a higher-order op, which is refused itself
         fake = node.meta.get("val")
-        self.names[node] = name = self._fresh(str(node.target))
         shown = fake if isinstance(fake, torch.Tensor) else value
-        self.constant_inputs.append(f"{name}: {self._type(shown, f'constant {name}')} constant static")
+        text = self._type(shown, f"constant {node.target}")
+        self.names[node] = name = self._fresh(str(node.target))
+        self.constant_inputs.append(f"{name}: {text} constant static")
         self.constants.append(value)
         self._own(node, shown)
 
@@ -253,9 +283,10 @@ class _Importer:
         if value is None:
             return []
         if isinstance(value, torch.Tensor):
+            shown = self._type(value, str(node.target))
             self.names[node] = name = self._fresh(node.name)
             self._own(node, value)
-            return [f"{name}: {self._type(value, str(node.target))}"]
+            return [f"{name}: {shown}"]
         if not isinstance(value, (tuple, list)):
             raise UnsupportedError(f"{node.target} returns a {type(value).__name__}{_where(node)}")
         getitems = {user.args[1]: user for user in reversed(list(node.users)) if user.target is operator.getitem}

@@ -63,15 +63,18 @@ def lifted_parameter(node: torch.fx.Node) -> InputInfo | None:
     return InputInfo(re.sub(r"\W", "_", desc.target), kind, True) if kind and desc is not None else None
 
 
-def static_positions() -> set[int] | None:
-    """Positions of the inputs whose storage AOTAutograd knows to stay; for forward and inference graphs only."""
+def static_names(gm: torch.fx.GraphModule) -> set[str] | None:
+    """Names of the placeholders whose storage AOTAutograd knows to stay; for forward and inference graphs only."""
     context = torch._guards.TracingContext.try_get()
     metadata = getattr(context, "fw_metadata", None)
     indices = getattr(metadata, "static_input_indices", None)
-    return None if indices is None else set(indices)
+    if indices is None:
+        return None
+    names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+    return {names[i] for i in indices if i < len(names)}
 
 
-def placeholder_info(node: torch.fx.Node, position: int, outer: Sequence[InputInfo], static: set[int] | None) -> InputInfo:
+def placeholder_info(node: torch.fx.Node, outer: Sequence[InputInfo], static: set[str] | None) -> InputInfo:
     """Kind, readable name and staticness of one placeholder; mutated inputs lose `is_static` later, where the writes are known."""
     index = outer_index(node)
     if index is not None and index < len(outer):
@@ -79,5 +82,5 @@ def placeholder_info(node: torch.fx.Node, position: int, outer: Sequence[InputIn
     else:
         info = lifted_parameter(node) or InputInfo(re.sub(r"\W", "_", str(node.target)))
     if static is not None:
-        info.is_static = position in static
+        info.is_static = node.name in static
     return info
