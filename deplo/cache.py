@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 
 from .errors import UserError
 from .options import Options
 
-SUFFIX = ".deplo"  # of every entry
+_ENTRY = re.compile(r"[0-9a-f]{64}\.o")
+_MAGIC = b"deplo-kernel-"  # csrc/codegen/llvm/disk_cache.cpp writes both
 
 
 def cache_folder(options: Options) -> str:
@@ -22,13 +24,19 @@ def cache_folder(options: Options) -> str:
 def entries(folder: str) -> list[tuple[str, int]]:
     """Paths and sizes in bytes of the entries; none if there is no such folder."""
     found = []
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            if name.endswith(SUFFIX):
-                path = os.path.join(parent, name)
-                with contextlib.suppress(OSError):
-                    found.append((path, os.stat(path).st_size))
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as items:
+        for item in items:
+            if _ENTRY.fullmatch(item.name) and item.is_file(follow_symlinks=False) and _is_ours(item.path):
+                found.append((item.path, item.stat().st_size))
     return sorted(found)
+
+
+def _is_ours(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
 
 
 def clear(folder: str) -> int:

@@ -49,3 +49,21 @@ def test_variables_are_defaults_and_checked(monkeypatch):
     monkeypatch.setenv("DEPLO_STRICT", "perhaps")
     with pytest.raises(UserError, match="DEPLO_STRICT"):
         read_options()
+
+
+def test_cache_folder_is_shown_and_cleared_without_touching_other_files(tmp_path, monkeypatch):
+    from deplo import cache
+
+    monkeypatch.setenv("DEPLO_CACHE_DIR", str(tmp_path))
+    folder = cache.cache_folder(read_options())
+    assert folder == str(tmp_path)
+    ours, theirs = tmp_path / ("0" * 64 + ".o"), tmp_path / "main.o"
+    ours.write_bytes(b"deplo-kernel-1\nrest")
+    theirs.write_bytes(b"ELF")
+    (tmp_path / ("1" * 64 + ".o")).write_bytes(b"ELF")
+    assert cache.entries(folder) == [(str(ours), 19)]
+    assert cache.clear(folder) == 1 and theirs.exists() and not ours.exists()
+    assert cache.entries(str(tmp_path / "nowhere")) == []
+    monkeypatch.setenv("DEPLO_CACHE_DIR", "")
+    with pytest.raises(UserError, match="switched off"):
+        cache.cache_folder(read_options())

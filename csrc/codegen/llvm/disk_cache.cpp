@@ -49,6 +49,11 @@ bool trusted(const fs::path& path) {
   return lstat(path.c_str(), &status) == 0 && !S_ISLNK(status.st_mode) && status.st_uid == geteuid() && (status.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
+/// A key (SHA-256 in hexadecimal) and ".o": the folder may hold files of others, which the size limit must not remove.
+bool is_entry_name(const std::string& name) {
+  return name.size() == 66 && name.ends_with(".o") && name.find_first_not_of("0123456789abcdef") == 64;
+}
+
 }  // namespace
 
 DiskCache::DiskCache(std::string folder, int64_t limit_bytes) : folder_(std::move(folder)), limit_bytes_(limit_bytes) {
@@ -109,7 +114,7 @@ void DiskCache::trim() const {
   int64_t total = 0;
   std::error_code failed;
   for (const auto& item : fs::directory_iterator(folder_, failed)) {
-    if (item.path().extension() != ".o") continue;
+    if (!is_entry_name(item.path().filename().string())) continue;
     auto bytes = static_cast<int64_t>(item.file_size(failed));
     if (failed) continue;
     files.push_back({item.path(), bytes, item.last_write_time(failed)});
