@@ -106,9 +106,9 @@ struct Load {
   Type type;
   std::string buffer;
   Expr offset;
-  Expr stride = 1;     ///< between lanes; 1 for scalars
-  std::string gather;  ///< name of an integer vector of per-lane offsets; empty: none
-  std::string mask;    ///< name of a bool value with as many lanes; empty: all
+  Expr stride = 1;          ///< between lanes; 1 for scalars
+  std::string gather;       ///< name of an integer vector of per-lane offsets; empty: none
+  std::string mask;         ///< name of a bool value with as many lanes; empty: all
   std::string passthrough;  ///< value of the lanes that are off; empty: 0
 };
 
@@ -191,9 +191,9 @@ struct Kernel {
   std::vector<std::string> symbols;  ///< passed in this order
   Block body;
   Expr chunks = 1;
-  Expr scratch_bytes = 0;            ///< per thread
-  std::vector<Expr> grid;            ///< GPU: blocks in x, y, z; empty on a CPU
-  std::vector<Expr> block;           ///< GPU: threads in x, y
+  Expr scratch_bytes = 0;   ///< per thread
+  std::vector<Expr> grid;   ///< GPU: blocks in x, y, z; empty on a CPU
+  std::vector<Expr> block;  ///< GPU: threads in x, y
   std::vector<std::string> provenance;
 };
 

@@ -154,19 +154,6 @@ struct Verifier {
 
 void verify(const Kernel& kernel) { Verifier{kernel}.run(); }
 
-void verify(const Module& module) {
-  std::set<std::string> names;
-  for (const auto& kernel : module.kernels) {
-    if (!names.insert(kernel->name).second) throw InternalError(fmt::format("two kernels are called @{}", kernel->name));
-    verify(*kernel);
-  }
-  verify(static_cast<const ProgramBody&>(module), [&](const std::string& name) -> std::optional<std::vector<ParamType>> {
-    const Kernel* kernel = module.find_kernel(name);
-    if (!kernel) return std::nullopt;
-    std::vector<ParamType> params;
-    for (const Param& p : kernel->params) params.push_back({p.dtype, p.kind != ParamKind::in});
-    return params;
-  });
-}
+void verify(const Module& module) { verify_module(module); }
 
 }  // namespace deplo::loop_ir

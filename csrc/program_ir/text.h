@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -41,6 +43,23 @@ ProgramBody parse_program(Lexer& lexer);
 
 /// Throws InternalError: undefined buffers, a wrong number or dtype of arguments, a buffer read before it is written.
 void verify(const ProgramBody& program, const FindParams& find_params);
+
+/// Verifies every kernel, that their names differ, and the program that calls them.
+template <class Kernel>
+void verify_module(const ModuleOf<Kernel>& module) {
+  std::set<std::string> names;
+  for (const auto& kernel : module.kernels) {
+    if (!names.insert(kernel->name).second) throw InternalError(fmt::format("two kernels are called @{}", kernel->name));
+    verify(*kernel);
+  }
+  verify(static_cast<const ProgramBody&>(module), [&](const std::string& name) -> std::optional<std::vector<ParamType>> {
+    const Kernel* kernel = module.find_kernel(name);
+    if (!kernel) return std::nullopt;
+    std::vector<ParamType> params;
+    for (const auto& p : kernel->params) params.push_back({p.dtype, static_cast<int>(p.kind) != 0});
+    return params;
+  });
+}
 
 /// A module's text: the program, then its kernels, separated by blank lines.
 template <class Kernel>

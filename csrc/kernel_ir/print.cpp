@@ -1,0 +1,118 @@
+#include "base/error.h"
+#include "kernel_ir/text.h"
+#include "loop_ir/text.h"
+#include "program_ir/text.h"
+
+namespace deplo::kernel_ir {
+namespace {
+
+std::string suffix(const std::string& word, const std::string& name) { return name.empty() ? "" : fmt::format(" {} {}", word, name); }
+
+struct Printer {
+  std::string text;
+
+  void line(const std::string& indent, const std::string& content) { text += indent + content + "\n"; }
+
+  void block(const Block& body, const std::string& indent) {
+    if (body.empty()) line(indent, "pass");
+    for (const auto& stmt : body) std::visit([&](const auto& s) { statement(s, indent); }, stmt->node);
+  }
+
+  static std::string head(const std::string& name, Type type) { return fmt::format("{}: {} = ", name, print(type)); }
+  static std::string place(const std::string& buffer, Expr offset) { return fmt::format("{}[{}]", buffer, deplo::print(offset)); }
+
+  void statement(const Let& s, const std::string& indent) {
+    std::string value = fmt::format("{}({})", to_string(s.fn), joined(s.operands));
+    if (s.fn == Fn::constant) value = "constant " + print_literal(s.literal);
+    if (s.fn == Fn::index) {
+      value = "index " + deplo::print(s.index);
+      if (!s.lane_step.is(0)) value += " step " + deplo::print(s.lane_step);
+    }
+    line(indent, head(s.name, s.type) + value);
+  }
+  void statement(const Splat& s, const std::string& indent) { line(indent, head(s.name, s.type) + "splat " + s.operand); }
+  void statement(const FirstLanes& s, const std::string& indent) {
+    line(indent, head(s.name, {DType::boolean, s.lanes}) + "first " + deplo::print(s.count));
+  }
+  void statement(const ReduceLanes& s, const std::string& indent) {
+    line(indent, head(s.name, {s.dtype, 1}) + fmt::format("lanes {}({})", to_string(s.fn), s.operand));
+  }
+  void statement(const Extract& s, const std::string& indent) {
+    line(indent, head(s.name, {s.dtype, 1}) + fmt::format("extract {} {}", s.operand, s.lane));
+  }
+  void statement(const Shuffle& s, const std::string& indent) {
+    std::vector<std::string> lanes;
+    for (int lane : s.lanes) lanes.push_back(std::to_string(lane));
+    line(indent, head(s.name, s.type) + fmt::format("shuffle {}{} [{}]", s.a, s.b.empty() ? "" : ", " + s.b, joined(lanes)));
+  }
+  void statement(const Load& s, const std::string& indent) {
+    std::string value = "load " + place(s.buffer, s.offset);
+    if (!s.stride.is(1)) value += " stride " + deplo::print(s.stride);
+    line(indent, head(s.name, s.type) + value + suffix("gather", s.gather) + suffix("mask", s.mask) + suffix("else", s.passthrough));
+  }
+  void statement(const Store& s, const std::string& indent) {
+    std::string how = s.combiner == Combiner::set ? "" : std::string(to_string(s.combiner)) + " ";
+    std::string target = fmt::format("store {}{}{} = {}", s.atomic ? "atomic " : "", how, place(s.buffer, s.offset), s.value);
+    if (!s.stride.is(1)) target += " stride " + deplo::print(s.stride);
+    line(indent, target + suffix("gather", s.gather) + suffix("mask", s.mask));
+  }
+  void statement(const Var& s, const std::string& indent) { line(indent, "var " + head(s.name, s.type) + s.init); }
+  void statement(const Assign& s, const std::string& indent) { line(indent, s.name + " <- " + s.value); }
+  void statement(const For& s, const std::string& indent) {
+    std::string unroll = s.unroll > 1 ? fmt::format(" unroll {}", s.unroll) : "";
+    line(indent, fmt::format("for {} in {}..{} step {}{}:", s.name, deplo::print(s.lo), deplo::print(s.hi), deplo::print(s.step), unroll));
+    block(s.body, indent + "  ");
+  }
+  void statement(const If& s, const std::string& indent) {
+    line(indent, s.guard.empty() ? fmt::format("if value {}:", s.condition) : fmt::format("if {}:", deplo::print(s.guard)));
+    block(s.then, indent + "  ");
+    if (s.otherwise.empty()) return;
+    line(indent, "else:");
+    block(s.otherwise, indent + "  ");
+  }
+  void statement(const Alloc& s, const std::string& indent) {
+    std::string where = s.space == Space::stack ? "stack" : s.space == Space::shared ? "shared" : "scratch " + deplo::print(s.offset);
+    line(indent, fmt::format("alloc {}: {}[{}] {}", s.name, deplo::to_string(s.dtype), deplo::print(s.count), where));
+  }
+  void statement(const Prefetch& s, const std::string& indent) {
+    line(indent, fmt::format("prefetch {} level {}", place(s.buffer, s.offset), s.level));
+  }
+  void statement(const Barrier& /*s*/, const std::string& indent) { line(indent, "barrier"); }
+  void statement(const SetError& s, const std::string& indent) {
+    line(indent, fmt::format("error {} if {}", loop_ir::to_string(s.code), s.condition));
+  }
+};
+
+std::string print_list(const std::string& word, const std::vector<Expr>& exprs) {
+  if (exprs.empty()) return "";
+  std::vector<std::string> parts;
+  for (Expr e : exprs) parts.push_back(deplo::print(e));
+  return fmt::format(" {} ({})", word, joined(parts));
+}
+
+}  // namespace
+
+std::string print(Type type) {
+  std::string name(deplo::to_string(type.dtype));
+  return type.lanes == 1 ? name : fmt::format("{}x{}", name, type.lanes);
+}
+
+std::string print(const Kernel& kernel) {
+  std::vector<std::string> params;
+  for (const Param& p : kernel.params) {
+    std::string_view kind = p.kind == loop_ir::ParamKind::in ? "" : p.kind == loop_ir::ParamKind::out ? "out " : "inout ";
+    params.push_back(fmt::format("{}{}: ptr {}", kind, p.name, deplo::to_string(p.dtype)));
+  }
+  Printer printer;
+  printer.line("", fmt::format("kernel @{}({}) symbols ({}) chunks {} scratch {}{}{}{}", kernel.name, joined(params), joined(kernel.symbols),
+                               deplo::print(kernel.chunks), deplo::print(kernel.scratch_bytes), print_list("grid", kernel.grid),
+                               print_list("block", kernel.block), print_provenance(kernel.provenance)));
+  printer.block(kernel.body, "  ");
+  return printer.text;
+}
+
+std::string print(const Module& module) { return print_module(module); }
+
+bool equal(const Kernel& a, const Kernel& b) { return print(a) == print(b); }
+
+}  // namespace deplo::kernel_ir
