@@ -57,7 +57,11 @@ class Jit {
   Jit() {
     make_machine(TargetInfo{});  // registers the target
     llvm::orc::JITTargetMachineBuilder builder(llvm::Triple("x86_64-unknown-linux-gnu"));
-    auto made = llvm::orc::LLJITBuilder().setJITTargetMachineBuilder(std::move(builder)).setLinkProcessSymbolsByDefault(false).create();
+    auto made = llvm::orc::LLJITBuilder()
+                    .setJITTargetMachineBuilder(std::move(builder))
+                    .setLinkProcessSymbolsByDefault(false)
+                    .setPlatformSetUp(llvm::orc::setUpInactivePlatform)
+                    .create();
     if (!made) throw InternalError("[jit] " + text_of(made.takeError()));
     lljit_ = std::move(*made);
     llvm::orc::SymbolMap symbols;
