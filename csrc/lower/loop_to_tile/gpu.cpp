@@ -6,10 +6,12 @@
 #include <set>
 
 #include "base/error.h"
+#include "lower/loop_to_tile/convert.h"
 
 namespace deplo {
 namespace {
 
+using namespace loop_to_tile;
 using tile_ir::LoopKind;
 using tile_ir::Space;
 
@@ -19,44 +21,8 @@ constexpr int64_t kTile = 64;      // outputs of a block along m and n
 constexpr int64_t kPerThread = 4;  // of a thread
 constexpr int64_t kStep = 16;      // of k per stage
 
-template <class Node>
-Ref<tile_ir::Stmt> make(Node node) {
-  return std::make_shared<tile_ir::Stmt>(tile_ir::Stmt{std::move(node)});
-}
-
-Expr sym(const std::string& name) { return Expr::symbol(name); }
-
-tile_ir::Axis axis(std::string name, Expr lo, Expr hi, LoopKind kind = LoopKind::serial, int64_t step = 1) {
-  return {std::move(name), lo, hi, step, kind, 1};
-}
-
 tile_ir::Let zero(const std::string& name, DType dtype) {
   return {name, dtype, Fn::constant, {}, is_float(dtype) ? Scalar::of_float(dtype, 0) : Scalar::of_int(dtype, 0), 0};
-}
-
-std::vector<Expr> substituted(std::vector<Expr> exprs, const Substitution& map) {
-  for (Expr& e : exprs) e = substitute(e, map);
-  return exprs;
-}
-
-std::vector<Cond> substituted(std::vector<Cond> conds, const Substitution& map) {
-  for (Cond& c : conds) c = substitute(c, map);
-  return conds;
-}
-
-/// Walks every statement of a block and its nested blocks.
-template <class F>
-void visit_all(const loop_ir::Block& block, const F& f) {
-  for (const auto& stmt : block) {
-    f(*stmt);
-    std::visit(Overloaded{[&](const loop_ir::For& s) { visit_all(s.body, f); }, [&](const loop_ir::Reduce& s) { visit_all(s.body, f); },
-                          [&](const loop_ir::Scan& s) {
-                            visit_all(s.body, f);
-                            visit_all(s.then, f);
-                          },
-                          [](const auto&) {}},
-               stmt->node);
-  }
 }
 
 Fn combine_fn(Combiner combiner) {
@@ -78,14 +44,9 @@ enum class Share : uint8_t {
 class GpuScheduler {
  public:
   explicit GpuScheduler(const loop_ir::Kernel& kernel) : kernel_(kernel) {
-    const loop_ir::Block* block = &kernel.body;
-    while (block->size() == 1) {
-      const auto* loop = std::get_if<loop_ir::For>(&block->front()->node);
-      if (!loop) break;
-      outer_.push_back({loop->axis, loop->extent});
-      block = &loop->body;
-    }
-    inner_ = block;
+    OuterNest nest = outer_nest(kernel);
+    outer_ = nest.axes;
+    inner_ = nest.inner;
   }
 
   tile_ir::Kernel run() {
@@ -94,7 +55,7 @@ class GpuScheduler {
     out.params = kernel_.params;
     out.symbols = kernel_.symbols;
     out.provenance = kernel_.provenance;
-    if (collides()) {
+    if (!colliding_stores(kernel_).empty()) {
       out.schedule = "serial";
       out.body = serial();
     } else if (auto tiled = contraction()) {
@@ -112,24 +73,6 @@ class GpuScheduler {
 
  private:
   // ---- choice ------------------------------------------------------------------------------------------------
-
-  /// A combining store, or one at a computed place, may meet another iteration's: order matters.
-  bool collides() const {
-    bool found = false;
-    std::set<std::string> values;
-    visit_all(kernel_.body, [&](const loop_ir::Stmt& stmt) {
-      if (const auto* load = std::get_if<loop_ir::Load>(&stmt.node)) values.insert(load->name);
-      if (const auto* let = std::get_if<loop_ir::Let>(&stmt.node)) values.insert(let->name);
-    });
-    visit_all(kernel_.body, [&](const loop_ir::Stmt& stmt) {
-      const auto* store = std::get_if<loop_ir::Store>(&stmt.node);
-      if (!store) return;
-      if (store->combiner != Combiner::set) found = true;
-      for (Expr e : store->index)
-        for (const std::string& s : symbols_of(e)) found = found || values.count(s) > 0;
-    });
-    return found;
-  }
 
   bool shares_rows() const {
     bool loops = false;
@@ -150,23 +93,6 @@ class GpuScheduler {
   }
 
   // ---- outer axes as one linear index ------------------------------------------------------------------------
-
-  static Expr count(const std::vector<loop_ir::Axis>& axes) {
-    Expr n = 1;
-    for (const auto& a : axes) n = n * a.extent;
-    return n;
-  }
-
-  /// Each axis as a function of the linear row-major index.
-  static Substitution unflatten(const std::vector<loop_ir::Axis>& axes, Expr linear) {
-    Substitution map;
-    Expr rest = linear;
-    for (size_t i = axes.size(); i-- > 0;) {
-      map[axes[i].name] = i == 0 ? rest : mod(rest, axes[i].extent);
-      rest = floordiv(rest, axes[i].extent);
-    }
-    return map;
-  }
 
   tile_ir::Block grid(Expr blocks, tile_ir::Block body) const {
     tile_ir::Block threads{make(tile_ir::For{axis("t", 0, kThreads, LoopKind::thread_x), std::move(body)})};
@@ -200,20 +126,12 @@ class GpuScheduler {
     return out;
   }
 
-  void lower(loop_ir::Let s, Share /*share*/, tile_ir::Block& out) {
-    s.index = substitute(s.index, map_);
-    out.push_back(make(std::move(s)));
-  }
+  void lower(loop_ir::Let s, Share /*share*/, tile_ir::Block& out) { out.push_back(make(substituted(std::move(s), map_))); }
 
-  void lower(loop_ir::Load s, Share /*share*/, tile_ir::Block& out) {
-    s.index = substituted(std::move(s.index), map_);
-    s.guard = substituted(std::move(s.guard), map_);
-    out.push_back(make(std::move(s)));
-  }
+  void lower(loop_ir::Load s, Share /*share*/, tile_ir::Block& out) { out.push_back(make(substituted(std::move(s), map_))); }
 
   void lower(loop_ir::Store s, Share share, tile_ir::Block& out) {
-    s.index = substituted(std::move(s.index), map_);
-    s.guard = substituted(std::move(s.guard), map_);
+    s = substituted(std::move(s), map_);
     if (share == Share::alone) {
       out.push_back(make(std::move(s)));
       return;
@@ -222,10 +140,7 @@ class GpuScheduler {
     out.push_back(make(tile_ir::Barrier{}));
   }
 
-  void lower(loop_ir::Check s, Share /*share*/, tile_ir::Block& out) {
-    s.cond = substitute(s.cond, map_);
-    out.push_back(make(s));
-  }
+  void lower(loop_ir::Check s, Share /*share*/, tile_ir::Block& out) { out.push_back(make(substituted(s, map_))); }
 
   void lower(const loop_ir::Local& s, Share share, tile_ir::Block& out) {
     Expr n = product(s.shape);
