@@ -30,9 +30,10 @@ namespace deplo::tensor_ir {
 //     the chosen source is read. An index is in range wherever its guard holds. An indirect coordinate j is the value of
 //     an integer tensor; a negative value counts from the end (wraps once by the extent); outside 0..extent it raises
 //     IndexError. `with j = %idx[i0] unchecked` promises the range 0..extent instead.
-//   scatter      %y: f32[9, 8] = scatter add(%base, %u) (i0, i1) with j = %idx[i0] in 0..9 -> [j, i1]
+//   scatter      %y: f32[9, 8] = scatter sum(%base, %u) (i0, i1) with j = %idx[i0] in 0..9 -> [j, i1]
 //     starts from %base; then, for every element of %u in row-major order, combines it into the given place (if its guard holds).
-//   library      %y: f32[4] = library aten.sort.stable(self=%x, dim=0) reason "sort"      an ATen call as in Torch IR
+//   library      %y: f32[4], %k: i64[4] = library aten.sort.stable(self=%x, dim=0) strides [1], [1] reason "sort"
+//     an ATen call as in Torch IR; the strides are those that ATen gives the results.
 // Provenance: each op may carry `from "name of the torch node"`, which kernels show to people.
 
 struct TensorType {

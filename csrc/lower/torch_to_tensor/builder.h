@@ -2,8 +2,10 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tensor_ir/ir.h"
@@ -34,11 +36,11 @@ class Builder {
   Value map(const TensorType& type, tensor_ir::IndexMap map);
   /// result[i0, ...] = a[index over i0, i1, ...]; always in range.
   Value remap(const Value& a, const Shape& shape, const std::vector<Expr>& index);
-  Value broadcast(const Value& a, const Shape& shape);            ///< right-aligned, sizes 1 expand
+  Value broadcast(const Value& a, const Shape& shape);  ///< right-aligned, sizes 1 expand
   Value permute(const Value& a, const std::vector<int64_t>& dims);
-  Value reshape(const Value& a, const Shape& shape);              ///< same elements in row-major order
+  Value reshape(const Value& a, const Shape& shape);  ///< same elements in row-major order
   Value unsqueeze(const Value& a, int64_t dim);
-  Value squeeze(const Value& a, int64_t dim);                     ///< dim must have size 1
+  Value squeeze(const Value& a, int64_t dim);  ///< dim must have size 1
   Value slice(const Value& a, int64_t dim, Expr start, Expr length, Expr step);
   Value concatenate(const std::vector<Value>& parts, int64_t dim);
   /// a with `fill` around it: before[d] and after[d] elements per dimension (may be negative: crops).
@@ -48,6 +50,18 @@ class Builder {
   /// (free axes then reduce axes, as maps), reduced over the trailing `reduce_axes` dimensions.
   Value contract(const Value& a, const Value& b, int reduce_axes, DType result);
 
+  Value pad(const Value& a, const std::vector<Expr>& before, const std::vector<Expr>& after, Scalar fill);
+  Value constant(const Shape& shape, const Scalar& value);
+  /// An ATen call inside a rule (random bits); `strides` per result, row-major where empty.
+  std::vector<Value> library(std::string op, std::vector<std::pair<std::string, Attribute>> arguments, const std::vector<TensorType>& results,
+                             std::string reason);
+  /// True if the sizes are equal, provably under the ranges.
+  bool same_size(Expr a, Expr b) const;
+  bool same_shape(const Shape& a, const Shape& b) const;
+  /// PyTorch's broadcast of two shapes; UnsupportedError where it depends on a symbol's value.
+  Shape common_shape(const Shape& a, const Shape& b) const;
+  Expr simplified(Expr e, const Shape& shape) const;  ///< e over i0, i1, ... of `shape`
+
   DType dtype_of(const Value& v) const { return v.type.dtype; }
   const std::vector<Ref<tensor_ir::Op>>& ops() const { return ops_; }
   void set_provenance(std::string provenance) { provenance_ = std::move(provenance); }
@@ -55,6 +69,14 @@ class Builder {
   const Ranges& ranges() const { return ranges_; }
   void set_ranges(Ranges ranges) { ranges_ = std::move(ranges); }
   std::vector<Ref<tensor_ir::Op>> take();
+  /// Names that fresh values must not have.
+  void reserve(const std::string& name) { reserved_.insert(name); }
+  size_t mark() const { return ops_.size(); }
+  /// Forgets the ops since `mark`.
+  void roll_back(size_t mark) { ops_.resize(mark); }
+  /// Renames values that ops since `mark` define.
+  void rename_since(size_t mark, const std::map<std::string, std::string>& names);
+  void append(Ref<tensor_ir::Op> op) { ops_.push_back(std::move(op)); }
 
  private:
   std::string fresh();
@@ -62,6 +84,7 @@ class Builder {
   std::vector<Ref<tensor_ir::Op>> ops_;
   std::string provenance_;
   Ranges ranges_;
+  std::set<std::string> reserved_;
   int next_ = 0;
 };
 
@@ -73,18 +96,21 @@ Expr axis(int64_t d);
 /// returns, else the call becomes library: nothing is dropped silently.
 class Call {
  public:
-  Call(const torch_ir::Node& node, const std::map<std::string, Value>& values);
+  using TorchTypes = std::map<std::string, torch_ir::TensorType>;
+  Call(const torch_ir::Node& node, const std::map<std::string, Value>& values, const TorchTypes& types);
   const std::string& op() const;
   Value tensor(std::string_view name) const;
   std::optional<Value> optional_tensor(std::string_view name) const;
   std::vector<Value> tensors(std::string_view name) const;
   std::vector<std::optional<Value>> optional_tensors(std::string_view name) const;
-  Expr size(std::string_view name, std::optional<Expr> fallback = std::nullopt) const;      ///< integer, maybe symbolic
+  Expr size(std::string_view name, std::optional<Expr> fallback = std::nullopt) const;  ///< integer, maybe symbolic
   std::optional<Expr> optional_size(std::string_view name) const;
   int64_t integer(std::string_view name, std::optional<int64_t> fallback = std::nullopt) const;  ///< a constant
   std::vector<Expr> sizes(std::string_view name, std::optional<std::vector<Expr>> fallback = std::nullopt) const;
   std::vector<int64_t> integers(std::string_view name, std::optional<std::vector<int64_t>> fallback = std::nullopt) const;
-  bool has(std::string_view name) const;     ///< given and not None
+  bool has(std::string_view name) const;  ///< given and not None; does not count as asking for it
+  bool is_tensor(std::string_view name) const;
+  bool is_symbolic(std::string_view name) const;  ///< an integer that is no constant
   /// A number that may be bool, integer or float.
   Scalar number(std::string_view name, std::optional<double> fallback = std::nullopt) const;
   double real(std::string_view name, std::optional<double> fallback = std::nullopt) const;
@@ -98,13 +124,17 @@ class Call {
   bool result_used(int k) const;  ///< false if typed `none`
   /// Strides of a tensor argument or result in elements, as PyTorch sees them (as_strided, memory formats).
   std::vector<Expr> result_strides(int k = 0) const;
+  std::vector<Expr> strides(std::string_view name) const;
+  const std::string& value_name(std::string_view name) const;  ///< of a tensor argument, in Torch IR
   std::vector<std::string> unused_arguments() const;
 
  private:
   const torch_ir::Node& node_;
   const std::map<std::string, Value>& values_;
+  const TorchTypes& types_;
   mutable std::vector<std::string> used_;
-  const Attribute* find(std::string_view name) const;
+  const Attribute* find(std::string_view name) const;  ///< null if missing or None; marks it used
+  [[noreturn]] void fail(std::string_view name, std::string_view expected) const;
 };
 
 /// A decomposition: the values of the call's results in order (results typed `none` may be omitted at the end).
@@ -130,11 +160,21 @@ const std::vector<Row>& backward_rules();
 
 /// The rule of an overload, or null.
 Rule find_rule(std::string_view overload);
-/// Overloads left to ATen on purpose, with the reason.
+/// Overloads left to ATen on purpose, with the reason; empty for the others.
 std::string_view library_reason(std::string_view overload);
+/// True for calls whose meaning depends on the strides of their arguments: they cannot be left to ATen, which would see deplo's layout.
+bool needs_layout(std::string_view overload);
 
 // Shared by families.
 /// Result dtype of PyTorch's promotion is call.result().dtype; brings tensor and scalar operands to `dtype` by casts.
 Value as_compute(Builder& b, const Value& v);  ///< casts f16/bf16 to f32, leaves the rest
+/// The tensor or number argument `name` in `dtype`; a number (maybe a symbolic integer) as a rank-0 value.
+Value operand(Builder& b, const Call& call, std::string_view name, DType dtype);
+/// A number argument as a rank-0 value of `dtype`, of `fallback` if it is missing.
+Value scalar_operand(Builder& b, const Call& call, std::string_view name, DType dtype, std::optional<double> fallback = std::nullopt);
+/// PyTorch's promotion of two dtypes of the same category of operands.
+DType promote(DType a, DType b);
+/// PyTorch's common dtype of the tensor and number arguments `names`: tensors with dimensions rule over 0-d ones, those over numbers.
+DType common_dtype(const Call& call, const std::vector<std::string_view>& names);
 
 }  // namespace deplo::rules

@@ -1,0 +1,171 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "lower/torch_to_tensor.h"
+#include "lower/torch_to_tensor/builder.h"
+
+namespace deplo {
+namespace {
+
+using rules::Builder;
+using rules::Call;
+using rules::Rule;
+using tensor_ir::Graph;
+using tensor_ir::Value;
+
+/// "aten.native_layer_norm.default" as "native_layer_norm".
+std::string base_name(const std::string& overload) {
+  size_t first = overload.find('.');
+  size_t last = overload.rfind('.');
+  return first < last ? overload.substr(first + 1, last - first - 1) : overload;
+}
+
+struct Lowering {
+  const torch_ir::Graph& source;
+  Builder builder;
+  std::map<std::string, Value> values;
+  Call::TorchTypes types;
+
+  void add_inputs(Graph& graph) {
+    for (const torch_ir::Input& input : source.inputs) {
+      builder.reserve(input.name);
+      tensor_ir::Input made{input.name, {input.type.dtype, input.type.shape}, input.type.strides, input.kind, input.is_static};
+      if (input.kind != torch_ir::InputKind::symbol) {
+        values[input.name] = {input.name, made.type};
+        types[input.name] = input.type;
+      }
+      graph.inputs.push_back(std::move(made));
+    }
+    for (const auto& node : source.nodes)
+      for (const torch_ir::Result& result : node->results) {
+        builder.reserve(result.name);
+        if (result.type) types[result.name] = *result.type;
+      }
+  }
+
+  // What deplo keeps of the result is its meaning, so arguments that only place it in memory play no part.
+  static void ignore_placement(const Call& call) {
+    for (const char* name : {"device", "memory_format", "non_blocking"}) call.ignore(name);
+    if (call.has("layout") && call.word("layout", "") != "strided") throw UnsupportedError("layout " + call.word("layout", ""));
+    if (call.has("pin_memory") && call.boolean("pin_memory")) throw UnsupportedError("pinned memory");
+  }
+
+  void check_results(const torch_ir::Node& node, const std::vector<Value>& results) const {
+    for (size_t k = 0; k < node.results.size(); ++k) {
+      const auto& type = node.results[k].type;
+      if (!type) continue;
+      DEPLO_ASSERT(k < results.size(), "the rule of {} gave {} results of {}", node.op, results.size(), node.results.size());
+      const tensor_ir::TensorType& made = results[k].type;
+      DEPLO_ASSERT(made.dtype == type->dtype, "the rule of {} gave {} for result {}, which is {}", node.op, to_string(made.dtype), k,
+                   to_string(type->dtype));
+      DEPLO_ASSERT(made.shape.size() == type->shape.size(), "the rule of {} gave {} dimensions for result {}, which has {}", node.op,
+                   made.shape.size(), k, type->shape.size());
+      for (size_t d = 0; d < made.shape.size(); ++d) {
+        if (builder.same_size(made.shape[d], type->shape[d])) continue;
+        bool differs = decide(equal(made.shape[d], type->shape[d]), source.symbols) == std::optional<bool>(false);
+        DEPLO_ASSERT(!differs, "the rule of {} gave size {} in dimension {} of result {}, which is {}", node.op, print(made.shape[d]), d, k,
+                     print(type->shape[d]));
+        throw UnsupportedError(fmt::format("size {} of result {} is not provably {}", print(made.shape[d]), k, print(type->shape[d])));
+      }
+    }
+  }
+
+  /// The values of a node's results by its rule.
+  std::vector<Value> apply_rule(const torch_ir::Node& node) {
+    Rule rule = rules::find_rule(node.op);
+    if (!rule) {
+      std::string_view reason = rules::library_reason(node.op);
+      throw UnsupportedError(reason.empty() ? "no decomposition rule" : std::string(reason));
+    }
+    Call call(node, values, types);
+    ignore_placement(call);
+    std::vector<Value> results = rule(builder, call);
+    std::vector<std::string> unused = call.unused_arguments();
+    DEPLO_SUPPORT(unused.empty(), "the rule does not handle {}", joined(unused));
+    check_results(node, results);
+    return results;
+  }
+
+  // Values that this node defined take the names that Torch IR gave its results.
+  void take_names(const torch_ir::Node& node, size_t mark, std::vector<Value>& results) {
+    std::map<std::string, std::string> names;
+    for (size_t k = 0; k < node.results.size(); ++k) {
+      if (!node.results[k].type) continue;
+      bool defined_here = false;
+      for (size_t i = mark; i < builder.ops().size(); ++i)
+        for (const Value& value : builder.ops()[i]->results) defined_here = defined_here || value.name == results[k].name;
+      if (defined_here) names.emplace(results[k].name, node.results[k].name);
+    }
+    builder.rename_since(mark, names);
+    for (Value& value : results)
+      if (names.count(value.name)) value.name = names[value.name];
+  }
+
+  Attribute renamed(const Attribute& attribute) const {
+    if (const auto* value = std::get_if<ValueName>(&attribute.value)) return {ValueName{values.at(value->name).name}};
+    if (const auto* list = std::get_if<std::vector<Attribute>>(&attribute.value)) {
+      std::vector<Attribute> items;
+      for (const Attribute& item : *list) items.push_back(renamed(item));
+      return {std::move(items)};
+    }
+    return attribute;
+  }
+
+  std::vector<Value> call_library(const torch_ir::Node& node, const std::string& reason) {
+    if (rules::needs_layout(node.op)) throw UnsupportedError(fmt::format("{}: {}", node.op, reason));
+    tensor_ir::Library library{node.op, {}, reason, {}};
+    for (const auto& [name, value] : node.arguments) library.arguments.emplace_back(name, renamed(value));
+    std::vector<Value> results;
+    for (const torch_ir::Result& result : node.results) {
+      if (!result.type) throw UnsupportedError(fmt::format("{}: a result that is none ({})", node.op, reason));
+      results.push_back({result.name, {result.type->dtype, result.type->shape}});
+      library.strides.push_back(result.type->strides);
+    }
+    builder.append(tensor_ir::make_library(results, std::move(library), provenance(node)));
+    return results;
+  }
+
+  static std::string provenance(const torch_ir::Node& node) {
+    return node.results.empty() ? base_name(node.op) : base_name(node.op) + ":" + node.results[0].name.substr(1);
+  }
+
+  void lower(const torch_ir::Node& node) {
+    builder.set_provenance(provenance(node));
+    size_t mark = builder.mark();
+    std::vector<Value> results;
+    try {
+      results = apply_rule(node);
+      take_names(node, mark, results);
+    } catch (const UnsupportedError& error) {
+      builder.roll_back(mark);
+      results = call_library(node, error.what());
+    } catch (const InternalError& error) {
+      throw InternalError(fmt::format("{}: {}", torch_ir::print(node), error.what()));
+    }
+    for (size_t k = 0; k < node.results.size(); ++k)
+      if (node.results[k].type) values[node.results[k].name] = results.at(k);
+  }
+
+  Graph run() {
+    Graph graph;
+    graph.name = source.name;
+    graph.symbols = source.symbols;
+    builder.set_ranges(source.symbols);
+    add_inputs(graph);
+    for (const auto& node : source.nodes) lower(*node);
+    graph.ops = builder.take();
+    for (const torch_ir::Write& write : source.writes) graph.writes.push_back({values.at(write.value).name, write.input});
+    for (const Attribute& output : source.outputs) {
+      const auto* value = std::get_if<ValueName>(&output.value);
+      graph.outputs.push_back(value ? tensor_ir::Output{renamed(output), types.at(value->name).strides} : tensor_ir::Output{output, {}});
+    }
+    return graph;
+  }
+};
+
+}  // namespace
+
+Graph lower_torch_to_tensor(const torch_ir::Graph& graph) { return Lowering{graph, {}, {}, {}}.run(); }
+
+}  // namespace deplo

@@ -1,0 +1,189 @@
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "tensor_ir/ir.h"
+
+namespace deplo::tensor_ir {
+namespace {
+
+struct Verifier {
+  const Graph& graph;
+  std::map<std::string, TensorType> types;
+
+  [[noreturn]] void fail(const std::string& where, const std::string& text) const {
+    throw InternalError(fmt::format("tensor @{}: {}: {}", graph.name, where, text));
+  }
+  void require(bool condition, const std::string& where, const std::string& text) const {
+    if (!condition) fail(where, text);
+  }
+
+  const TensorType& type(const std::string& where, const std::string& name) const {
+    auto it = types.find(name);
+    if (it == types.end()) fail(where, "the value " + name + " is not defined here");
+    return it->second;
+  }
+
+  std::vector<Value> operands(const std::string& where, const std::vector<std::string>& names) const {
+    std::vector<Value> values;
+    for (const std::string& name : names) values.push_back({name, type(where, name)});
+    return values;
+  }
+
+  void define(const Value& value) {
+    require(value.name.size() > 1 && value.name[0] == '%', value.name, "a value's name starts with %");
+    require(types.emplace(value.name, value.type).second, value.name, "defined twice");
+    for (const Expr& extent : value.type.shape) expression(value.name, extent, {});
+  }
+
+  // `names`: axes and coordinates that e may use besides the graph's symbols.
+  void expression(const std::string& where, Expr e, const std::set<std::string>& names) const {
+    for (const std::string& name : symbols_of(e))
+      require(names.count(name) || graph.symbols.count(name), where, fmt::format("{} is no axis, coordinate or symbol", name));
+  }
+
+  void guard(const std::string& where, const std::vector<Cond>& conds, const std::set<std::string>& names) const {
+    for (const Cond& cond : conds) expression(where, cond.expr, names);
+  }
+
+  // The names of axes and of the coordinates, each of which may use those before it.
+  std::set<std::string> coordinates(const std::string& where, const std::vector<std::string>& axes, const std::vector<Indirect>& list) const {
+    std::set<std::string> names(axes.begin(), axes.end());
+    for (const std::string& axis : axes) require(!graph.symbols.count(axis), where, "the axis " + axis + " hides a symbol");
+    for (const Indirect& j : list) {
+      const TensorType& t = type(where, j.tensor);
+      require(is_integer(t.dtype), where, fmt::format("{} indexes with {}, which is {}", j.name, j.tensor, to_string(t.dtype)));
+      require(t.shape.size() == j.index.size(), where,
+              fmt::format("{} has {} dimensions, indexed with {}", j.tensor, t.shape.size(), j.index.size()));
+      for (const Expr& e : j.index) expression(where, e, names);
+      expression(where, j.extent, {});
+      require(!graph.symbols.count(j.name), where, "the coordinate " + j.name + " hides a symbol");
+      names.insert(j.name);
+    }
+    return names;
+  }
+
+  // An index that is out of range at every point is a bug wherever the guard leaves points at all.
+  void in_range(const std::string& where, const std::vector<Expr>& index, const std::vector<Expr>& shape, const Ranges& ranges) const {
+    for (size_t d = 0; d < index.size(); ++d) {
+      bool low = decide(less(index[d], 0), ranges) == std::optional<bool>(true);
+      bool high = decide(less_equal(shape[d], index[d]), ranges) == std::optional<bool>(true);
+      require(!low && !high, where, fmt::format("index {} of dimension {} is outside 0..{}", print(index[d]), d, print(shape[d])));
+    }
+  }
+
+  // The axes' ranges; nothing if some extent may be 0, where no point is evaluated and nothing can be said.
+  std::optional<Ranges> point_ranges(const std::vector<std::string>& axes, const std::vector<Expr>& shape) const {
+    Ranges ranges = graph.symbols;
+    for (size_t d = 0; d < axes.size(); ++d) {
+      if (!provably_nonnegative(shape[d] - 1, graph.symbols)) return std::nullopt;
+      ranges[axes[d]] = axis_range(shape[d]);
+    }
+    return ranges;
+  }
+
+  void same_results(const Op& op, const Ref<Op>& rebuilt) const {
+    require(op.results == rebuilt->results, op.results[0].name, "the result's type does not follow from the operands': " + print(op));
+  }
+
+  void check(const Op& op, const Elementwise& n) const {
+    const Value& result = op.results.at(0);
+    if (n.fn == Fn::constant) return same_results(op, make_constant(result.name, result.type, n.literal));
+    if (n.fn == Fn::index) {
+      same_results(op, make_index(result.name, result.type, n.axes, n.index));
+      return expression(result.name, n.index, coordinates(result.name, n.axes, {}));
+    }
+    same_results(op, make_elementwise(result.name, n.fn, result.type.dtype, operands(result.name, n.operands)));
+  }
+
+  std::vector<std::string> result_names(const Op& op) const {
+    std::vector<std::string> names;
+    for (const Value& v : op.results) names.push_back(v.name);
+    return names;
+  }
+
+  void check(const Op& op, const Reduction& n) const {
+    same_results(op, make_reduction(result_names(op), n.combiner, operands(op.results[0].name, n.operands), n.axes));
+  }
+
+  void check(const Op& op, const Scan& n) const {
+    same_results(op, make_scan(result_names(op), n.combiner, operands(op.results[0].name, n.operands), n.axis));
+  }
+
+  void check(const Op& op, const IndexMap& n) const {
+    const Value& result = op.results.at(0);
+    make_map(result, n);
+    auto names = coordinates(result.name, n.axes, n.indirects);
+    auto ranges = point_ranges(n.axes, result.type.shape);
+    for (const Source& source : n.sources) {
+      const TensorType& t = type(result.name, source.operand);
+      require(t.dtype == result.type.dtype, result.name,
+              fmt::format("{} is {}, the map is {}", source.operand, to_string(t.dtype), to_string(result.type.dtype)));
+      require(t.shape.size() == source.index.size(), result.name,
+              fmt::format("{} has {} dimensions, indexed with {}", source.operand, t.shape.size(), source.index.size()));
+      for (const Expr& e : source.index) expression(result.name, e, names);
+      guard(result.name, source.guard, names);
+      if (source.guard.empty() && ranges) in_range(result.name, source.index, t.shape, *ranges);
+    }
+  }
+
+  void check(const Op& op, const Scatter& n) const {
+    const Value& result = op.results.at(0);
+    make_scatter(result, n);
+    const TensorType& base = type(result.name, n.base);
+    const TensorType& updates = type(result.name, n.updates);
+    require(base == result.type, result.name, "a scatter has the type of its base");
+    require(updates.dtype == base.dtype, result.name, fmt::format("updates are {}, the base is {}", to_string(updates.dtype), to_string(base.dtype)));
+    require(updates.shape.size() == n.axes.size(), result.name, "one axis per dimension of the updates");
+    auto names = coordinates(result.name, n.axes, n.indirects);
+    for (const Expr& e : n.index) expression(result.name, e, names);
+    guard(result.name, n.guard, names);
+  }
+
+  void check(const Op& op, const Library& n) const {
+    make_library(op.results, n);
+    for (const std::string& name : operands_of(op)) type("library " + n.op, name);
+    for (const auto& list : n.strides)
+      for (const Expr& e : list) expression("library " + n.op, e, {});
+  }
+
+  void run() {
+    for (const Input& input : graph.inputs) {
+      if (input.kind == torch_ir::InputKind::symbol)
+        require(graph.symbols.count(input.name), input.name, "the symbol has no range");
+      else
+        define({input.name, input.type});
+    }
+    for (const auto& op : graph.ops) {
+      require(!op->results.empty() || std::holds_alternative<Library>(op->node), "op", "no result");
+      std::visit([&](const auto& node) { check(*op, node); }, op->node);
+      for (const Value& value : op->results) define(value);
+    }
+    finish();
+  }
+
+  void finish() const {
+    for (const auto& write : graph.writes) {
+      bool known = false;
+      for (const Input& input : graph.inputs) known = known || (input.name == write.input && input.kind != torch_ir::InputKind::symbol);
+      require(known, write.input, "written, but no tensor input");
+      const TensorType& value = type("write", write.value);
+      const TensorType& input = type("write", write.input);
+      bool same = value.dtype == input.dtype && value.shape.size() == input.shape.size();
+      for (size_t d = 0; same && d < value.shape.size(); ++d)
+        same = decide(equal(value.shape[d], input.shape[d]), graph.symbols) != std::optional<bool>(false);
+      require(same, write.input, "written with another type by " + write.value);
+    }
+    for (const Output& output : graph.outputs) {
+      if (const auto* value = std::get_if<ValueName>(&output.value.value))
+        require(type("return", value->name).shape.size() == output.strides.size(), value->name, "one stride per dimension of an output");
+      if (const auto* e = std::get_if<Expr>(&output.value.value)) expression("return", *e, {});
+    }
+  }
+};
+
+}  // namespace
+
+void verify(const Graph& graph) { Verifier{graph, {}}.run(); }
+
+}  // namespace deplo::tensor_ir
