@@ -1,5 +1,5 @@
+# Headers only: the library is opened at run time (runtime/topology.cpp), so that the extension works where there is none.
 find_path(HWLOC_INCLUDE_DIR hwloc.h REQUIRED)
-find_library(HWLOC_LIBRARY hwloc REQUIRED)
 add_library(deplo_hwloc INTERFACE)
-target_include_directories(deplo_hwloc INTERFACE ${HWLOC_INCLUDE_DIR})
-target_link_libraries(deplo_hwloc INTERFACE ${HWLOC_LIBRARY})
+target_include_directories(deplo_hwloc SYSTEM INTERFACE ${HWLOC_INCLUDE_DIR})
+target_link_libraries(deplo_hwloc INTERFACE ${CMAKE_DL_LIBS})

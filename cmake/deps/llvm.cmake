@@ -1,7 +1,12 @@
-# Linked statically with hidden symbols, so that deplo imports beside any other LLVM.
+# Linked statically with hidden symbols, so that deplo imports beside any other LLVM; zlib and zstd likewise, where their archives exist.
 list(APPEND CMAKE_PREFIX_PATH /usr/lib/llvm-22)
+set(ZLIB_USE_STATIC_LIBS ON)
 find_package(ZLIB REQUIRED)
 find_package(LLVM 22.1 REQUIRED CONFIG)
+find_library(DEPLO_ZSTD_ARCHIVE libzstd.a)
+if(DEPLO_ZSTD_ARCHIVE AND TARGET zstd::libzstd_shared)
+  set_target_properties(zstd::libzstd_shared PROPERTIES IMPORTED_LOCATION ${DEPLO_ZSTD_ARCHIVE})
+endif()
 add_library(deplo_llvm INTERFACE)
 target_include_directories(deplo_llvm SYSTEM INTERFACE ${LLVM_INCLUDE_DIRS})
 target_compile_definitions(deplo_llvm INTERFACE ${LLVM_DEFINITIONS_LIST})

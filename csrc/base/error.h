@@ -37,6 +37,12 @@ class IndexError : public Error {
   using Error::Error;
 };
 
+/// An error that eager raises as RuntimeError while running: an integer division by zero, a failed assertion.
+class ExecutionError : public Error {
+ public:
+  using Error::Error;
+};
+
 [[noreturn]] void throw_internal(const char* file, int line, const char* condition, const std::string& text);
 
 }  // namespace deplo

@@ -1,0 +1,11 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace deplo::bindings {
+
+void init_errors(pybind11::module_& module);
+void init_program(pybind11::module_& module);
+void init_tools(pybind11::module_& module);
+
+}  // namespace deplo::bindings

@@ -1,0 +1,90 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "bindings/init.h"
+#include "library/aten/arrays.h"
+#include "loop_ir/interpret.h"
+#include "pipeline.h"
+#include "runtime/compile.h"
+#include "runtime/memory.h"
+#include "runtime/packed.h"
+#include "tile_ir/interpret.h"
+#if __has_include("torch_ir/interpret.h")
+#include "torch_ir/interpret.h"
+#endif
+#if __has_include("tensor_ir/interpret.h")
+#include "tensor_ir/interpret.h"
+#endif
+#if __has_include("kernel_ir/interpret.h")
+#include "kernel_ir/interpret.h"
+#endif
+
+namespace deplo::bindings {
+namespace {
+
+namespace py = pybind11;
+
+std::vector<Array> run_level(const std::string& level, const std::string& text, const std::vector<Array>& inputs, Mode mode) {
+  LibraryCall library = aten::aten_library(mode);
+#if __has_include("torch_ir/interpret.h")
+  if (level == "torch") return torch_ir::interpret(torch_ir::parse(text), inputs, {}, mode, library);
+#endif
+#if __has_include("tensor_ir/interpret.h")
+  if (level == "tensor") return tensor_ir::interpret(tensor_ir::parse(text), inputs, {}, mode, library);
+#endif
+  if (level == "loop") return loop_ir::interpret(loop_ir::parse(text), inputs, {}, mode, library);
+  if (level == "tile") return tile_ir::interpret(tile_ir::parse(text), inputs, {}, mode, library);
+#if __has_include("kernel_ir/interpret.h")
+  if (level == "kernel") return kernel_ir::interpret(kernel_ir::parse(text), inputs, {}, mode, library);
+#endif
+  throw UnsupportedError("no interpreter of level " + level);
+}
+
+Array scalar_input(int64_t value) {
+  Array array = Array::zeros(DType::i64, {});
+  array.ints[0] = value;
+  return array;
+}
+
+py::list interpret(const std::string& text, const py::list& inputs, const std::string& mode) {
+  DEPLO_CHECK(mode == "exact" || mode == "typed", "mode '{}' is neither exact nor typed", mode);
+  std::vector<Array> arrays;
+  for (const py::handle& item : inputs)
+    arrays.push_back(THPVariable_Check(item.ptr()) ? aten::to_array(THPVariable_Unpack(item.ptr())) : scalar_input(item.cast<int64_t>()));
+  std::vector<Array> results;
+  {
+    py::gil_scoped_release unlocked;
+    results = run_level(level_of(text, "<text>"), text, arrays, mode == "exact" ? Mode::exact : Mode::typed);
+  }
+  py::list tensors;
+  for (const Array& array : results)
+    tensors.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(mode == "exact" ? aten::to_exact_tensor(array) : aten::to_tensor(array))));
+  return tensors;
+}
+
+}  // namespace
+
+void init_tools(py::module_& module) {
+  module.def(
+      "lower",
+      [](const std::string& text, const std::string& level, const std::string& options, const std::string& file) {
+        return lower_text(text, file, level, parse_options(options));
+      },
+      py::arg("text"), py::arg("level"), py::arg("options") = "{}", py::arg("file") = "<text>", py::call_guard<py::gil_scoped_release>(),
+      "IR text of any level lowered to torch, tensor, loop, tile, kernel, llvm, asm or cuda.");
+  module.def("level_of", &level_of, py::arg("text"), py::arg("file") = "<text>", "The level of IR text.");
+  module.def("interpret", &interpret, py::arg("text"), py::arg("inputs"), py::arg("mode") = "typed",
+             "Runs IR text of any level by its interpreter on tensors: the outputs, then the inputs that it wrote. mode 'exact' computes in float64 "
+             "and returns float64.");
+  module.def("passes", &describe_passes, "JSON list of the passes: level, name, doc.");
+  module.def("env", &describe_environment, py::arg("features") = "", "JSON: versions, CPU features, topology, cache folder.");
+  module.def("forget_packed", &runtime::forget_packed, "Makes every program pack its static inputs again at its next call.");
+  module.def("packed_bytes", &runtime::packed_bytes, "Bytes of packed weights in this process.");
+  module.def("trim_memory", &runtime::trim_memory, "Gives memory that is kept for reuse back to the system.");
+}
+
+}  // namespace deplo::bindings

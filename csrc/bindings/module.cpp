@@ -1,0 +1,53 @@
+// deplo._C: the compiler and its runtime for Python. deplo/core.py imports it, after torch.
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/Exceptions.h>
+
+#include "base/error.h"
+#include "bindings/init.h"
+
+namespace deplo::bindings {
+namespace {
+
+/// A class of deplo/errors.py; kept for the life of the process.
+PyObject* error_class(const char* name) { return pybind11::object(pybind11::module_::import("deplo.errors").attr(name)).release().ptr(); }
+
+struct ErrorClasses {
+  PyObject* user = error_class("UserError");
+  PyObject* unsupported = error_class("UnsupportedError");
+  PyObject* internal = error_class("InternalError");
+};
+
+const ErrorClasses* classes = nullptr;
+
+}  // namespace
+
+void init_errors(pybind11::module_& /*module*/) {
+  classes = new ErrorClasses;
+  pybind11::register_local_exception_translator([](std::exception_ptr pointer) {
+    try {
+      std::rethrow_exception(pointer);
+    } catch (const UserError& error) {
+      PyErr_SetString(classes->user, error.what());
+    } catch (const UnsupportedError& error) {
+      PyErr_SetString(classes->unsupported, error.what());
+    } catch (const InternalError& error) {
+      PyErr_SetString(classes->internal, error.what());
+    } catch (const IndexError& error) {
+      PyErr_SetString(PyExc_IndexError, error.what());
+    } catch (const ExecutionError& error) {
+      PyErr_SetString(PyExc_RuntimeError, error.what());
+    } catch (const c10::Error&) {
+      torch::translate_exception_to_python(pointer);
+    }
+  });
+}
+
+}  // namespace deplo::bindings
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The compiled core of deplo.";
+  deplo::bindings::init_errors(module);
+  deplo::bindings::init_program(module);
+  deplo::bindings::init_tools(module);
+}

@@ -1,0 +1,163 @@
+#include "library/aten/call.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/jit_type.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/ref.h"
+#include "library/aten/types.h"
+
+namespace deplo::aten {
+namespace {
+
+c10::OperatorHandle find_operator(const std::string& op) {
+  size_t first = op.find('.');
+  size_t last = op.rfind('.');
+  DEPLO_SUPPORT(first != std::string::npos && first != last, "'{}' is not of the form namespace.name.overload", op);
+  std::string name = op.substr(0, first) + "::" + op.substr(first + 1, last - first - 1);
+  std::string overload = op.substr(last + 1);
+  auto found = c10::Dispatcher::singleton().findSchema({name, overload == "default" ? "" : overload});
+  DEPLO_SUPPORT(found.has_value(), "this PyTorch has no operator {}", op);
+  return *found;
+}
+
+/// An enumeration spelt as a word: memory formats, layouts and devices.
+c10::IValue word_value(const std::string& word) {
+  if (word == "contiguous_format") return static_cast<int64_t>(c10::MemoryFormat::Contiguous);
+  if (word == "preserve_format") return static_cast<int64_t>(c10::MemoryFormat::Preserve);
+  if (word == "channels_last") return static_cast<int64_t>(c10::MemoryFormat::ChannelsLast);
+  if (word == "channels_last_3d") return static_cast<int64_t>(c10::MemoryFormat::ChannelsLast3d);
+  if (word == "strided") return static_cast<int64_t>(c10::Layout::Strided);
+  if (word == "sparse_coo") return static_cast<int64_t>(c10::Layout::Sparse);
+  try {
+    return c10::Device(word);
+  } catch (const c10::Error&) {
+    throw UnsupportedError(fmt::format("'{}' names no memory format, layout or device", word));
+  }
+}
+
+/// Converts attributes to the values of a schema's types.
+class Converter {
+ public:
+  Converter(const std::string& op, const AtenCall::TensorOf& tensor_of, const AtenCall::SizeOf& size_of)
+      : op_(op), tensor_of_(tensor_of), size_of_(size_of) {}
+
+  c10::IValue convert(const Attribute& attribute, const c10::TypePtr& type, int32_t repeat) const {
+    if (std::holds_alternative<None>(attribute.value)) return {};
+    if (auto optional = type->cast<c10::OptionalType>()) return convert(attribute, optional->getElementType(), repeat);
+    if (auto list = type->cast<c10::ListType>()) return convert_list(attribute, list->getElementType(), repeat);
+    return convert_one(attribute, type);
+  }
+
+ private:
+  c10::IValue convert_one(const Attribute& attribute, const c10::TypePtr& type) const {
+    return std::visit(
+        Overloaded{[](const None&) -> c10::IValue { return {}; }, [&](const ValueName& v) -> c10::IValue { return tensor_of_(v.name); },
+                   [&](bool v) -> c10::IValue { return v; },
+                   [&](const Expr& v) -> c10::IValue {
+                     int64_t size = size_of_(v);
+                     if (type->kind() == c10::TypeKind::FloatType) return static_cast<double>(size);
+                     if (type->kind() == c10::TypeKind::BoolType) return size != 0;
+                     return size;
+                   },
+                   [](double v) -> c10::IValue { return v; }, [](DType v) -> c10::IValue { return static_cast<int64_t>(to_scalar_type(v)); },
+                   [&](const std::string& v) -> c10::IValue {
+                     if (type->kind() == c10::TypeKind::DeviceObjType) return c10::Device(v);
+                     return v;
+                   },
+                   [](const Word& v) -> c10::IValue { return word_value(v.text); },
+                   [&](const std::vector<Attribute>&) -> c10::IValue {
+                     throw UnsupportedError(fmt::format("{}: a list where the schema has {}", op_, type->str()));
+                   }},
+        attribute.value);
+  }
+
+  c10::IValue convert_list(const Attribute& attribute, const c10::TypePtr& element, int32_t repeat) const {
+    c10::impl::GenericList list(element);
+    if (const auto* items = std::get_if<std::vector<Attribute>>(&attribute.value)) {
+      for (const Attribute& item : *items) list.push_back(convert(item, element, 0));
+    } else {
+      for (int32_t i = 0; i < std::max(1, repeat); ++i) list.push_back(convert(attribute, element, 0));
+    }
+    return typed(list, element);
+  }
+
+  /// Sizes travel as lists of plain integers, which every kernel takes.
+  static c10::IValue typed(const c10::impl::GenericList& list, const c10::TypePtr& element) {
+    if (element->kind() != c10::TypeKind::SymIntType) return list;
+    c10::List<int64_t> sizes;
+    for (size_t i = 0; i < list.size(); ++i) sizes.push_back(list.get(i).toInt());
+    return sizes;
+  }
+
+  const std::string& op_;
+  const AtenCall::TensorOf& tensor_of_;
+  const AtenCall::SizeOf& size_of_;
+};
+
+bool is_constant(const Attribute& attribute) {
+  if (std::holds_alternative<ValueName>(attribute.value)) return false;
+  if (const auto* size = std::get_if<Expr>(&attribute.value)) return size->is_constant();
+  if (const auto* list = std::get_if<std::vector<Attribute>>(&attribute.value)) return std::all_of(list->begin(), list->end(), is_constant);
+  return true;
+}
+
+void flatten(const c10::IValue& value, const std::string& op, std::vector<at::Tensor>& tensors) {
+  if (value.isNone()) {
+    tensors.emplace_back();
+  } else if (value.isTensor()) {
+    tensors.push_back(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(tensor);
+  } else {
+    throw UnsupportedError(fmt::format("{} returns a {}", op, value.tagKind()));
+  }
+}
+
+}  // namespace
+
+AtenCall::AtenCall(const std::string& op, const std::vector<std::pair<std::string, Attribute>>& arguments)
+    : op_(op), handle_(find_operator(op)), attributes_(arguments) {
+  const c10::FunctionSchema& schema = handle_.schema();
+  DEPLO_SUPPORT(!schema.is_mutable(), "{} writes its arguments", op);
+  for (const auto& [name, attribute] : attributes_)
+    DEPLO_SUPPORT(schema.argumentIndexWithName(name).has_value(), "{} has no argument '{}'", op, name);
+  const SizeOf constant_size = [](Expr size) { return size.value(); };
+  const TensorOf no_tensor = [](const std::string& name) -> at::Tensor { throw InternalError(name + " is no constant"); };
+  Converter converter(op_, no_tensor, constant_size);
+  for (const c10::Argument& expected : schema.arguments()) {
+    Argument argument;
+    argument.type = expected.type();
+    argument.repeat = expected.N().value_or(0);
+    auto given = std::find_if(attributes_.begin(), attributes_.end(), [&](const auto& item) { return item.first == expected.name(); });
+    if (given == attributes_.end()) {
+      bool has_default = expected.default_value().has_value() || expected.type()->kind() == c10::TypeKind::OptionalType;
+      DEPLO_SUPPORT(has_default, "{} needs the argument '{}'", op, expected.name());
+      argument.value = expected.default_value().value_or(c10::IValue());
+    } else if (is_constant(given->second)) {
+      argument.value = converter.convert(given->second, argument.type, argument.repeat);
+    } else {
+      argument.given = &given->second;
+    }
+    arguments_.push_back(std::move(argument));
+  }
+}
+
+std::vector<at::Tensor> AtenCall::run(const TensorOf& tensor_of, const SizeOf& size_of) const {
+  Converter converter(op_, tensor_of, size_of);
+  std::vector<c10::IValue> stack;
+  stack.reserve(arguments_.size());
+  for (const Argument& argument : arguments_)
+    stack.push_back(argument.given ? converter.convert(*argument.given, argument.type, argument.repeat) : argument.value);
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
+  handle_.callBoxed(&stack);
+  std::vector<at::Tensor> results;
+  for (const c10::IValue& value : stack) flatten(value, op_, results);
+  return results;
+}
+
+}  // namespace deplo::aten

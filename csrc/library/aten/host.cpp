@@ -1,0 +1,121 @@
+#include "library/aten/host.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/StorageImpl.h>
+
+#include <map>
+
+#include "base/error.h"
+#include "library/aten/call.h"
+#include "library/aten/types.h"
+
+namespace deplo::aten {
+namespace {
+
+/// A library step: the call, and the buffers that its results become.
+class AtenStep final : public runtime::LibraryOp {
+ public:
+  AtenStep(const LibraryStep& step, const runtime::LibraryContext& context) : call_(step.op, step.arguments), symbols_(context.symbols) {
+    for (size_t b = 0; b < context.program->buffers.size(); ++b) buffers_[context.program->buffers[b].name] = b;
+    for (const std::string& result : step.results) {
+      auto found = buffers_.find(result);
+      results_.push_back(found == buffers_.end() ? std::nullopt : std::optional(found->second));
+    }
+  }
+
+  void run(runtime::Host& host) const override {
+    auto& tensors = static_cast<TensorHost&>(host);
+    std::vector<at::Tensor> operands;
+    auto tensor_of = [&](const std::string& name) {
+      operands.push_back(tensors.tensor(buffers_.at(name)));
+      return operands.back();
+    };
+    std::map<std::string, int64_t> sizes;
+    for (size_t s = 0; s < symbols_.size(); ++s) sizes[symbols_[s]] = (*host.symbols)[s];
+    std::vector<at::Tensor> results = call_.run(tensor_of, [&](Expr size) { return evaluate(size, sizes); });
+    DEPLO_ASSERT(results.size() >= results_.size(), "{} returned {} tensors, {} expected", call_.op(), results.size(), results_.size());
+    for (size_t r = 0; r < results_.size(); ++r)
+      if (results_[r]) tensors.adopt(*results_[r], std::move(results[r]), operands, call_.op());
+  }
+
+ private:
+  AtenCall call_;
+  std::vector<std::string> symbols_;
+  std::map<std::string, size_t> buffers_;
+  std::vector<std::optional<size_t>> results_;
+};
+
+bool has_layout(const at::Tensor& tensor, const runtime::BufferShape& shape) {
+  if (tensor.numel() == 0) return true;
+  for (size_t d = 0; d < shape.sizes.size(); ++d)
+    if (shape.sizes[d] != 1 && shape.strides[d] != tensor.stride(static_cast<int64_t>(d))) return false;
+  return true;
+}
+
+}  // namespace
+
+TensorHost::TensorHost(const ProgramBody& program, const std::vector<const at::Tensor*>& inputs, const std::vector<size_t>& argument_of,
+                       const std::vector<size_t>& allocated)
+    : program_(program), inputs_(inputs), argument_of_(argument_of), allocated_(allocated) {
+  outputs_.reserve(allocated.size());
+}
+
+char* TensorHost::allocate(size_t /*buffer*/, DType dtype, const runtime::BufferShape& shape) {
+  outputs_.emplace_back(at::detail::empty_strided_cpu(shape.sizes, shape.strides, to_scalar_type(dtype)));
+  return static_cast<char*>(outputs_.back().unsafeGetTensorImpl()->mutable_data());
+}
+
+std::shared_ptr<void> TensorHost::watch(size_t input) {
+  return std::make_shared<c10::weak_intrusive_ptr<c10::StorageImpl>>(inputs_[input]->storage().getWeakStorageImpl());
+}
+
+at::Tensor TensorHost::tensor(size_t buffer) const {
+  const Buffer& known = program_.buffers[buffer];
+  if (known.kind == BufferKind::input) return *inputs_[argument_of_[buffer]];
+  for (const auto& [adopted, tensor] : adopted_)
+    if (adopted == buffer) return tensor;
+  for (size_t k = 0; k < allocated_.size(); ++k)
+    if (allocated_[k] == buffer) return outputs_[k];
+  const runtime::BufferShape& shape = (*shapes)[buffer];
+  return at::from_blob(pointers[buffer], shape.sizes, shape.strides, at::TensorOptions().dtype(to_scalar_type(known.dtype)));
+}
+
+void TensorHost::adopt(size_t buffer, at::Tensor result, const std::vector<at::Tensor>& operands, const std::string& op) {
+  const Buffer& expected = program_.buffers[buffer];
+  const runtime::BufferShape& shape = (*shapes)[buffer];
+  DEPLO_ASSERT(result.defined() && result.scalar_type() == to_scalar_type(expected.dtype) && result.sizes().equals(shape.sizes),
+               "{} did not return what the graph says about {}", op, expected.name);
+  bool shared = !has_layout(result, shape);
+  for (const at::Tensor& operand : operands) shared = shared || operand.storage().data() == result.storage().data();
+  if (shared) {
+    at::Tensor copy = at::detail::empty_strided_cpu(shape.sizes, shape.strides, result.scalar_type());
+    copy.copy_(result);
+    result = std::move(copy);
+  }
+  pointers[buffer] = static_cast<char*>(result.mutable_data_ptr());
+  adopted_.emplace_back(buffer, std::move(result));
+}
+
+runtime::TensorView view_of(const at::Tensor& tensor) {
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  DEPLO_SUPPORT(impl->layout() == c10::kStrided && impl->is_cpu() && impl->has_storage(), "an input is a {} tensor on {}",
+                impl->layout() == c10::kStrided ? "strided" : "sparse", tensor.device().str());
+  runtime::TensorView view;
+  view.data = static_cast<char*>(const_cast<void*>(impl->data()));
+  view.dtype = from_scalar_type(c10::typeMetaToScalarType(impl->dtype()));
+  view.rank = static_cast<int>(impl->dim());
+  view.sizes = impl->sizes().data();
+  view.strides = impl->strides().data();
+  view.storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  view.has_version = !impl->is_inference();
+  view.version = view.has_version ? impl->version_counter().current_version() : 0;
+  return view;
+}
+
+std::unique_ptr<runtime::LibraryOp> make_library_op(const LibraryStep& step, const runtime::LibraryContext& context) {
+  return std::make_unique<AtenStep>(step, context);
+}
+
+}  // namespace deplo::aten

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "runtime/host.h"
+
+namespace deplo::aten {
+
+/// One call of a program with at::Tensors on its other side. Lives for the length of the call; inputs are borrowed.
+class TensorHost final : public runtime::Host {
+ public:
+  /// `inputs` by place in the calling order (null for a symbol), `argument_of` the place of each input buffer,
+  /// `allocated` the output buffers in the order in which the program allocates them.
+  TensorHost(const ProgramBody& program, const std::vector<const at::Tensor*>& inputs, const std::vector<size_t>& argument_of,
+             const std::vector<size_t>& allocated);
+
+  char* allocate(size_t buffer, DType dtype, const runtime::BufferShape& shape) override;
+  std::shared_ptr<void> watch(size_t input) override;
+
+  /// The tensor of the output buffer that was allocated `place`th.
+  const at::Tensor& allocated(size_t place) const { return outputs_[place]; }
+  /// The tensor of a buffer: the caller's, one allocated in this call, or a view of the arena that dies with the call.
+  at::Tensor tensor(size_t buffer) const;
+  /// Takes what a library op returned as the contents of `buffer`: in the strides that the program expects and in memory of its own.
+  void adopt(size_t buffer, at::Tensor result, const std::vector<at::Tensor>& operands, const std::string& op);
+
+ private:
+  const ProgramBody& program_;
+  const std::vector<const at::Tensor*>& inputs_;
+  const std::vector<size_t>& argument_of_;
+  const std::vector<size_t>& allocated_;
+  std::vector<at::Tensor> outputs_;                     ///< in the order of allocated_
+  std::vector<std::pair<size_t, at::Tensor>> adopted_;  ///< by buffer; few
+};
+
+/// The runtime's view of a tensor. Throws UnsupportedError for what is no dense CPU tensor of a dtype that deplo has.
+runtime::TensorView view_of(const at::Tensor& tensor);
+
+/// The LibraryFactory of programs called from PyTorch.
+std::unique_ptr<runtime::LibraryOp> make_library_op(const LibraryStep& step, const runtime::LibraryContext& context);
+
+}  // namespace deplo::aten

@@ -1,0 +1,135 @@
+#include "runtime/compile.h"
+
+#include <sys/stat.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "analysis/cost.h"
+#include "base/error.h"
+#include "pipeline.h"
+
+namespace deplo {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// Shows what passes make, as the options ask: on standard error, in numbered files, and with times.
+class Dumper {
+ public:
+  explicit Dumper(const CompileOptions& options) : options_(options), last_(Clock::now()) {
+    if (options.dump_dir.empty()) return;
+    std::error_code error;
+    std::filesystem::create_directories(options.dump_dir, error);
+    DEPLO_CHECK(!error, "cannot make the folder {}: {}", options.dump_dir, error.message());
+  }
+
+  bool wanted() const { return !options_.dump.empty() || !options_.dump_dir.empty() || options_.time; }
+
+  void show(const std::string& level, const std::string& pass, const std::string& text, bool changed) {
+    double elapsed = seconds_since(last_);
+    if (options_.time) fmt::print(stderr, "deplo: {:8.2f} ms  {}/{}{}\n", elapsed * 1e3, level, pass, changed ? "" : " (unchanged)");
+    if (options_.dump == "all" || options_.dump == level || options_.dump == pass)
+      fmt::print(stderr, "# {}/{}{}\n{}", level, pass, changed ? "" : " (unchanged)", changed ? text : "\n");
+    if (!options_.dump_dir.empty()) write(level, pass, text, changed);
+    ++count_;
+    last_ = Clock::now();
+  }
+
+ private:
+  void write(const std::string& level, const std::string& pass, const std::string& text, bool changed) {
+    std::string path = fmt::format("{}/{:02}_{}_{}{}.ir", options_.dump_dir, count_, level, pass, changed ? "" : "_unchanged");
+    std::ofstream out(path);
+    out << text;
+    DEPLO_CHECK(out.good(), "cannot write {}", path);
+  }
+
+  const CompileOptions& options_;
+  Clock::time_point last_;
+  int count_ = 0;
+};
+
+Compiled run_levels(const std::string& text, const std::string& file, const CompileOptions& options, const std::string& stop_after) {
+  Dumper dumper(options);
+  PipelineOptions pipeline;
+  pipeline.stop_after = stop_after;
+#ifndef NDEBUG
+  pipeline.verify_each = true;
+#endif
+  if (dumper.wanted())
+    pipeline.observer = [&](const std::string& level, const std::string& pass, const std::string& shown, bool changed) {
+      dumper.show(level, pass, shown, changed);
+    };
+  return run_pipeline_from_text(text, file, options.context, pipeline);
+}
+
+/// Summaries in the order of the Kernel IR's kernels; figures come from the loop level, where the nests are still in view.
+std::vector<KernelSummary> summarize(const Compiled& made) {
+  std::map<std::string, KernelSummary> known;
+  for (const auto& kernel : made.loop.kernels) {
+    analysis::KernelCost cost = analysis::cost_of(*kernel);
+    KernelSummary& summary = known[kernel->name];
+    summary.flops = cost.flops;
+    summary.bytes_read = cost.bytes_read;
+    summary.bytes_written = cost.bytes_written;
+  }
+  for (const auto& kernel : made.tile.kernels) known[kernel->name].schedule = kernel->schedule;
+  std::vector<KernelSummary> summaries;
+  for (const auto& kernel : made.kernel.kernels) {
+    KernelSummary summary = known[kernel->name];
+    summary.name = kernel->name;
+    summary.provenance = kernel->provenance;
+    summaries.push_back(std::move(summary));
+  }
+  return summaries;
+}
+
+}  // namespace
+
+CompiledGraph compile_text(const std::string& text, const CompileOptions& options, runtime::LibraryFactory library) {
+  DEPLO_SUPPORT(options.context.target.name == "cpu", "target {}: programs run on cpu only; --ir cuda shows the text of the kernels",
+                options.context.target.name);
+  auto start = Clock::now();
+  Compiled made = run_levels(text, "<graph>", options, "");
+  CompiledGraph graph;
+  graph.report.kernels = summarize(made);
+  graph.report.lowering_seconds = seconds_since(start);
+  CodegenOptions codegen;
+  codegen.cache_dir = options.cache_dir;
+  codegen.workers = available_processors();
+  auto code = compile_cpu_kernels(made.kernel.kernels, options.context, codegen, &graph.report.codegen);
+  runtime::Program::Options program;
+  program.memory_limit = options.memory_limit;
+  graph.program = std::make_unique<runtime::Program>(std::move(made.kernel), std::move(code), library, program);
+  graph.report.total_seconds = seconds_since(start);
+  return graph;
+}
+
+std::string lower_text(const std::string& text, const std::string& file, const std::string& level, const CompileOptions& options) {
+  bool machine = level == "llvm" || level == "asm" || level == "cuda";
+  CompileOptions chosen = options;
+  DEPLO_CHECK(level != "cuda" || options.context.target.name == "cuda", "level cuda needs the option target = cuda");
+  DEPLO_CHECK((level != "llvm" && level != "asm") || options.context.target.name == "cpu", "level {} needs the option target = cpu", level);
+  if (level == "torch") return torch_ir::print(torch_ir::parse(text, file));
+  std::string stop = !options.stop_after.empty() ? options.stop_after : machine ? std::string("kernel") : level;
+  Compiled made = run_levels(text, file, chosen, stop);
+  if (made.reached == "tensor") return print(made.tensor);
+  if (made.reached == "loop") return print(made.loop);
+  if (made.reached == "tile") return print(made.tile);
+  if (!machine) return print(made.kernel);
+  std::string out;
+  for (const auto& kernel : made.kernel.kernels) {
+    if (level == "cuda") out += cuda_text(*kernel);
+    if (level == "llvm") out += cpu_llvm_text(*kernel, options.context);
+    if (level == "asm") out += cpu_assembly_text(*kernel, options.context);
+    out += "\n";
+  }
+  return out;
+}
+
+}  // namespace deplo

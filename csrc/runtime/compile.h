@@ -1,0 +1,50 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "codegen/codegen.h"
+#include "runtime/options.h"
+#include "runtime/program.h"
+
+namespace deplo {
+
+/// What a kernel does, for people and for rooflines. Expressions over the program's symbols.
+struct KernelSummary {
+  std::string name;
+  std::vector<std::string> provenance;
+  Expr flops = 0;
+  Expr bytes_read = 0;
+  Expr bytes_written = 0;
+  std::string schedule;
+};
+
+/// What one compilation did.
+struct CompileReport {
+  std::vector<KernelSummary> kernels;
+  CodegenStats codegen;
+  double lowering_seconds = 0;  ///< parsing, passes and lowerings
+  double total_seconds = 0;
+};
+
+struct CompiledGraph {
+  std::unique_ptr<runtime::Program> program;
+  CompileReport report;
+};
+
+/// Compiles IR text of any level for this CPU. Throws UserError (malformed text, bad options), UnsupportedError, InternalError.
+CompiledGraph compile_text(const std::string& text, const CompileOptions& options, runtime::LibraryFactory library);
+
+/// IR text of any level lowered to `level`: tensor, loop, tile, kernel, llvm, asm or cuda (torch for Torch IR itself).
+std::string lower_text(const std::string& text, const std::string& file, const std::string& level, const CompileOptions& options);
+
+/// JSON about a compiled graph: kernels, steps, library calls with reasons, memory plan, packed bytes, cache, times.
+std::string describe(const CompiledGraph& graph, const CompileOptions& options);
+
+/// JSON about this machine and build: versions, CPU features, topology, cache folder.
+std::string describe_environment(const std::string& features);
+/// JSON list of passes: level, name, doc.
+std::string describe_passes();
+
+}  // namespace deplo

@@ -1,0 +1,127 @@
+#include "runtime/memory.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <new>
+#include <utility>
+
+namespace deplo::runtime {
+namespace {
+
+constexpr int64_t kPage = 4096;
+constexpr int64_t kHugePage = 2 << 20;
+/// Free memory beyond this share of what is in use (and this floor) goes back to the system.
+constexpr int64_t kFreeFloor = 256 << 20;
+
+struct Block {
+  char* data;
+  int64_t bytes;
+};
+
+class Pool {
+ public:
+  Block take(int64_t bytes) {
+    bytes = (bytes + kPage - 1) / kPage * kPage;
+    if (bytes >= kHugePage) bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    {
+      std::lock_guard lock(mutex_);
+      auto at = free_.lower_bound(bytes);
+      if (at != free_.end() && at->first <= bytes + bytes / 4) {
+        Block block{at->second, at->first};
+        free_.erase(at);
+        free_bytes_ -= block.bytes;
+        used_bytes_ += block.bytes;
+        return block;
+      }
+    }
+    void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) {
+      trim();
+      data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (data == MAP_FAILED) throw std::bad_alloc();
+    }
+    if (bytes >= kHugePage) madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a hint: failure costs only speed
+    std::lock_guard lock(mutex_);
+    used_bytes_ += bytes;
+    return {static_cast<char*>(data), bytes};
+  }
+
+  void give(Block block) {
+    std::unique_lock lock(mutex_);
+    used_bytes_ -= block.bytes;
+    if (free_bytes_ + block.bytes > std::max(kFreeFloor, used_bytes_ / 2)) {
+      lock.unlock();
+      munmap(block.data, static_cast<size_t>(block.bytes));
+      return;
+    }
+    free_.emplace(block.bytes, block.data);
+    free_bytes_ += block.bytes;
+  }
+
+  void trim() {
+    std::multimap<int64_t, char*> blocks;
+    {
+      std::lock_guard lock(mutex_);
+      blocks.swap(free_);
+      free_bytes_ = 0;
+    }
+    for (const auto& [bytes, data] : blocks) munmap(data, static_cast<size_t>(bytes));
+  }
+
+  MemoryStats stats() {
+    std::lock_guard lock(mutex_);
+    return {used_bytes_, free_bytes_};
+  }
+
+  // Held across a fork, so that the child never inherits the lock in the hands of a thread that it does not have.
+  void before_fork() { mutex_.lock(); }
+  void after_fork() { mutex_.unlock(); }
+
+ private:
+  std::mutex mutex_;
+  std::multimap<int64_t, char*> free_;  ///< by size
+  int64_t free_bytes_ = 0;
+  int64_t used_bytes_ = 0;
+};
+
+/// Never destroyed: blocks may die during exit, after static destructors ran.
+Pool& pool() {
+  static Pool* instance = [] {
+    auto* made = new Pool;
+    pthread_atfork([] { pool().before_fork(); }, [] { pool().after_fork(); }, [] { pool().after_fork(); });
+    return made;
+  }();
+  return *instance;
+}
+
+}  // namespace
+
+Memory::Memory(int64_t bytes) {
+  if (bytes == 0) return;
+  Block block = pool().take(bytes);
+  data_ = block.data;
+  bytes_ = block.bytes;
+}
+
+Memory::~Memory() {
+  if (data_) pool().give({data_, bytes_});
+}
+
+Memory::Memory(Memory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Memory& Memory::operator=(Memory&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+MemoryStats memory_stats() { return pool().stats(); }
+
+void trim_memory() { pool().trim(); }
+
+}  // namespace deplo::runtime

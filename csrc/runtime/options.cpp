@@ -1,0 +1,99 @@
+#include "runtime/options.h"
+
+#include <sched.h>
+
+#include <cstdlib>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "codegen/codegen.h"
+
+namespace deplo {
+namespace {
+
+using nlohmann::json;
+
+struct Reader {
+  CompileOptions& options;
+  std::string target = "cpu";
+
+  void read(const json& given) {
+    const std::map<std::string, std::function<void(const json&)>> keys{
+        {"target", [&](const json& v) { target = v.get<std::string>(); }},
+        {"strict", [](const json&) {}},  // what a failure leads to is the caller's business
+        {"threads", [&](const json& v) { options.threads = v.get<int>(); }},
+        {"disable",
+         [&](const json& v) {
+           for (const json& name : v) options.context.disabled.insert(name.get<std::string>());
+         }},
+        {"dump", [&](const json& v) { options.dump = v.get<std::string>(); }},
+        {"dump_dir", [&](const json& v) { options.dump_dir = v.get<std::string>(); }},
+        {"stop_after", [&](const json& v) { options.stop_after = v.get<std::string>(); }},
+        {"time", [&](const json& v) { options.time = v.get<bool>(); }},
+        {"schedule", [&](const json& v) { options.context.schedules = v.get<std::map<std::string, std::string>>(); }},
+        {"cache_dir", [&](const json& v) { options.cache_dir = v.get<std::string>(); }},
+        {"features", [&](const json& v) { options.features = v.get<std::string>(); }},
+        {"memory_limit", [&](const json& v) { options.memory_limit = v.get<int64_t>(); }},
+        {"tune", [&](const json& v) { options.tune = v.get<std::string>(); }},
+        {"hints", [&](const json& v) { options.context.hints = v.get<SizeHints>(); }},
+        {"arch", [&](const json& v) { options.cuda_arch = v.get<std::string>(); }},
+    };
+    for (const auto& [name, value] : given.items()) {
+      auto key = keys.find(name);
+      if (key == keys.end()) {
+        std::vector<std::string> known;
+        for (const auto& [k, reader] : keys) known.push_back(k);
+        throw UserError(fmt::format("unknown option '{}'; known options: {}", name, joined(known)));
+      }
+      try {
+        key->second(value);
+      } catch (const json::exception& error) {
+        throw UserError(fmt::format("option '{}' is {}: {}", name, value.dump(), error.what()));
+      }
+    }
+  }
+};
+
+}  // namespace
+
+std::string resolve_cache_dir(const std::string& given) {
+  if (given == "off") return "";
+  if (!given.empty()) return given;
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache && *cache) return std::string(cache) + "/deplo";
+  if (const char* home = std::getenv("HOME"); home && *home) return std::string(home) + "/.cache/deplo";
+  return "";
+}
+
+int available_processors() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return std::max(1, CPU_COUNT(&set));
+}
+
+CompileOptions parse_options(const std::string& text) {
+  CompileOptions options;
+  Reader reader{options};
+  try {
+    json given = json::parse(text.empty() ? "{}" : text);
+    DEPLO_CHECK(given.is_object(), "options are {}, expected an object", text);
+    reader.read(given);
+  } catch (const json::parse_error& error) {
+    throw UserError(fmt::format("options are not JSON: {}", error.what()));
+  }
+  DEPLO_CHECK(reader.target == "cpu" || reader.target == "cuda", "unknown target '{}': the targets are cpu, cuda", reader.target);
+  if (reader.target == "cpu") {
+    options.context.target = cpu_target_info(options.features);
+    options.context.target.threads = options.threads > 0 ? options.threads : available_processors();
+  } else {
+    options.context.target = TargetInfo{};
+    options.context.target.name = "cuda";
+    options.context.target.features = {options.cuda_arch};
+  }
+  options.cache_dir = resolve_cache_dir(options.cache_dir);
+  return options;
+}
+
+}  // namespace deplo

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "base/context.h"
+
+namespace deplo {
+
+/// What one compilation was asked for; deplo/options.py documents and checks the same keys.
+struct CompileOptions {
+  PassContext context;  ///< target, hints, disabled passes, schedules
+  int threads = 0;      ///< of a call; 0: as many as the tensor library uses
+  std::string dump;     ///< a level, a pass or "all": IR to standard error
+  std::string dump_dir;
+  std::string stop_after;
+  bool time = false;
+  std::string cache_dir;  ///< resolved; empty: no disk cache
+  std::string features;
+  std::string cuda_arch = "sm_80";
+  int64_t memory_limit = 0;  ///< bytes; 0: any
+  std::string tune = "off";
+};
+
+/// Reads the options' JSON and finds the target's properties. Throws UserError for unknown keys and bad values.
+CompileOptions parse_options(const std::string& json);
+/// The folder of compiled kernels: `given`, or the user's cache folder; "" for "off".
+std::string resolve_cache_dir(const std::string& given);
+/// Processors that this process may use (affinity).
+int available_processors();
+
+}  // namespace deplo

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "kernel_ir/ir.h"
+#include "runtime/host.h"
+#include "runtime/memory.h"
+#include "runtime/plan.h"
+
+namespace deplo::runtime {
+
+/// What tells one content of a static input from another, as far as the tensor library knows. Writes that bypass it
+/// (through .data or numpy) go unseen: forget_packed() is for them.
+struct Identity {
+  const void* storage = nullptr;
+  const char* data = nullptr;
+  uint64_t version = 0;
+  auto operator<=>(const Identity&) const = default;
+};
+/// The identity of a tensor without a version is new at every call: what is packed from it is packed again.
+Identity identity_of(const TensorView& view);
+
+/// `once` steps that belong together: connected through the packed buffers that they write and read.
+struct OnceGroup {
+  std::vector<size_t> steps;
+  std::vector<size_t> inputs;  ///< static inputs that they read, as buffers
+  std::vector<size_t> packed;  ///< buffers that they write
+  uint64_t content = 0;        ///< equal for groups that compute the same from the same inputs, in any program
+};
+std::vector<OnceGroup> find_once_groups(const kernel_ir::Module& module, const Layout& layout);
+
+/// What one group made from one content of its inputs.
+struct PackedBlock {
+  Memory memory;
+  std::vector<char*> pointers;  ///< by OnceGroup::packed
+  int64_t bytes = 0;
+  std::vector<std::shared_ptr<void>> watches;  ///< keep the inputs' identities from being reused
+
+  std::mutex making;
+  bool ready = false;
+};
+
+/// The block for this content and these inputs, shared by all programs of the process; `make` fills a new one. Two callers that
+/// want the same block at once make it once. It lives as long as somebody holds it.
+std::shared_ptr<PackedBlock> share_packed(uint64_t content, const std::vector<Identity>& inputs, const std::function<void(PackedBlock&)>& make);
+
+/// Bytes of all living packed blocks.
+int64_t packed_bytes();
+/// Makes every program pack again at its next call.
+void forget_packed();
+/// Counts the calls of forget_packed().
+uint64_t packed_generation();
+
+}  // namespace deplo::runtime

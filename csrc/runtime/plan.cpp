@@ -1,0 +1,162 @@
+#include "runtime/plan.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "runtime/binding.h"
+
+namespace deplo::runtime {
+namespace {
+
+class LayoutMaker {
+ public:
+  explicit LayoutMaker(const kernel_ir::Module& module) : module_(module) {
+    for (size_t i = 0; i < module.buffers.size(); ++i) buffers_[module.buffers[i].name] = i;
+    for (size_t i = 0; i < module.kernels.size(); ++i) kernels_[module.kernels[i]->name] = i;
+  }
+
+  Layout make() {
+    for (const std::string& name : module_.input_order) {
+      auto found = buffers_.find(name);
+      layout_.input_order.push_back(found == buffers_.end() ? std::nullopt : std::optional(found->second));
+    }
+    size_t libraries = 0;
+    for (const Step& step : module_.steps) {
+      if (const auto* call = std::get_if<CallStep>(&step))
+        add_call(*call);
+      else
+        add_library(std::get<LibraryStep>(step), libraries++);
+    }
+    for (const Attribute& output : module_.outputs) add_output(output);
+    add_temporaries();
+    for (size_t i = 0; i < layout_.input_order.size(); ++i)
+      if (layout_.input_order[i] && written_.contains(*layout_.input_order[i])) layout_.written_inputs.push_back(i);
+    return std::move(layout_);
+  }
+
+ private:
+  size_t buffer(const std::string& name) const {
+    auto found = buffers_.find(name);
+    DEPLO_ASSERT(found != buffers_.end(), "program {} has no buffer {}", module_.name, name);
+    return found->second;
+  }
+
+  void add_call(const CallStep& call) {
+    auto found = kernels_.find(call.kernel);
+    DEPLO_ASSERT(found != kernels_.end(), "program {} has no kernel {}", module_.name, call.kernel);
+    const kernel_ir::Kernel& kernel = *module_.kernels[found->second];
+    DEPLO_ASSERT(kernel.params.size() == call.arguments.size(), "{} takes {} buffers, called with {}", call.kernel, kernel.params.size(),
+                 call.arguments.size());
+    Layout::Step step;
+    step.kernel = found->second;
+    step.once = call.once;
+    for (size_t a = 0; a < call.arguments.size(); ++a) {
+      size_t index = buffer(call.arguments[a]);
+      step.buffers.push_back(index);
+      if (kernel.params[a].kind == loop_ir::ParamKind::in || module_.buffers[index].kind != BufferKind::input) continue;
+      step.writes_input = true;
+      written_.insert(index);
+    }
+    layout_.steps.push_back(std::move(step));
+  }
+
+  void add_operands(const Attribute& attribute, std::vector<size_t>& operands) {
+    if (const auto* value = std::get_if<ValueName>(&attribute.value)) operands.push_back(buffer(value->name));
+    if (const auto* list = std::get_if<std::vector<Attribute>>(&attribute.value))
+      for (const Attribute& element : *list) add_operands(element, operands);
+  }
+
+  void add_library(const LibraryStep& library, size_t index) {
+    Layout::Step step;
+    step.library = index;
+    for (const auto& [name, attribute] : library.arguments) add_operands(attribute, step.buffers);
+    for (const std::string& result : library.results) {
+      if (result.empty()) continue;
+      step.buffers.push_back(buffer(result));
+      from_library_.insert(buffer(result));
+    }
+    layout_.steps.push_back(std::move(step));
+  }
+
+  void add_output(const Attribute& output) {
+    Layout::Output made;
+    if (const auto* value = std::get_if<ValueName>(&output.value)) {
+      made.buffer = buffer(value->name);
+      if (module_.buffers[*made.buffer].kind != BufferKind::input) returned_.insert(*made.buffer);
+      DEPLO_ASSERT(module_.buffers[*made.buffer].kind != BufferKind::packed, "{} returns the packed buffer {}", module_.name, value->name);
+    } else if (const auto* integer = std::get_if<Expr>(&output.value)) {
+      made.integer = *integer;
+    }
+    layout_.outputs.push_back(std::move(made));
+  }
+
+  void add_temporaries() {
+    std::map<size_t, std::pair<int, int>> lifetimes;
+    for (size_t s = 0; s < layout_.steps.size(); ++s)
+      for (size_t b : layout_.steps[s].buffers) {
+        auto [at, fresh] = lifetimes.try_emplace(b, static_cast<int>(s), static_cast<int>(s));
+        at->second.second = static_cast<int>(s);
+      }
+    for (size_t b = 0; b < module_.buffers.size(); ++b) {
+      BufferKind kind = module_.buffers[b].kind;
+      if (kind == BufferKind::input || kind == BufferKind::packed || from_library_.contains(b)) continue;
+      if (returned_.contains(b))
+        layout_.allocated.push_back(b);
+      else if (auto found = lifetimes.find(b); found != lifetimes.end())
+        layout_.temporaries.push_back({b, found->second.first, found->second.second});
+    }
+  }
+
+  const kernel_ir::Module& module_;
+  Layout layout_;
+  std::map<std::string, size_t> buffers_;
+  std::map<std::string, size_t> kernels_;
+  std::set<size_t> written_;
+  std::set<size_t> from_library_;
+  std::set<size_t> returned_;
+};
+
+void check_range(const std::string& name, const Range& range, const std::map<std::string, int64_t>& symbols) {
+  int64_t value = symbols.at(name);
+  bool low = range.lo && value < evaluate(*range.lo, symbols);
+  bool high = range.hi && value > evaluate(*range.hi, symbols);
+  DEPLO_CHECK(!low && !high, "{} is {}, outside the range {}..{} for which the program was compiled", name, value, range.lo ? print(*range.lo) : "",
+              range.hi ? print(*range.hi) : "");
+}
+
+}  // namespace
+
+Layout make_layout(const kernel_ir::Module& module) { return LayoutMaker(module).make(); }
+
+std::shared_ptr<const Plan> make_plan(const kernel_ir::Module& module, const Layout& layout, const std::vector<std::string>& names,
+                                      const std::vector<int64_t>& values) {
+  auto plan = std::make_shared<Plan>();
+  plan->symbols = values;
+  std::map<std::string, int64_t> symbols;
+  for (size_t i = 0; i < names.size(); ++i) symbols[names[i]] = values[i];
+  for (const auto& [name, range] : module.symbols) check_range(name, range, symbols);
+  for (const Buffer& buffer : module.buffers) plan->shapes.push_back(evaluate_shape(buffer, symbols));
+  for (const Layout::Output& output : layout.outputs) plan->integers.push_back(output.integer ? evaluate(*output.integer, symbols) : 0);
+  for (const Layout::Step& step : layout.steps) {
+    Plan::Step made;
+    if (step.kernel) {
+      const kernel_ir::Kernel& kernel = *module.kernels[*step.kernel];
+      made.chunks = std::max<int64_t>(1, evaluate(kernel.chunks, symbols));
+      for (const std::string& name : kernel.symbols) made.symbols.push_back(symbols.at(name));
+      plan->scratch_bytes = std::max(plan->scratch_bytes, evaluate(kernel.scratch_bytes, symbols));
+    }
+    plan->steps.push_back(std::move(made));
+  }
+  std::vector<Lifetime> lifetimes;
+  for (const Layout::Temporary& temporary : layout.temporaries)
+    lifetimes.push_back({plan->shapes[temporary.buffer].bytes, temporary.first, temporary.last});
+  MemoryPlan memory = plan_memory(lifetimes, kAlignment);
+  plan->offsets = std::move(memory.offsets);
+  plan->arena_bytes = memory.bytes;
+  plan->peak_bytes = peak_bytes(lifetimes, kAlignment);
+  return plan;
+}
+
+}  // namespace deplo::runtime

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernel_ir/ir.h"
+#include "runtime/host.h"
+#include "runtime/memory_plan.h"
+
+namespace deplo::runtime {
+
+/// Distinct buffers start on distinct cache lines.
+inline constexpr int64_t kAlignment = 64;
+
+/// A program with its names resolved to places: what holds for every size.
+struct Layout {
+  struct Step {
+    std::optional<size_t> kernel;  ///< of a call, by place in the module; nothing for a library step
+    size_t library = 0;            ///< of a library step, by place among them
+    std::vector<size_t> buffers;   ///< a call's arguments, a library step's operands and results
+    bool once = false;
+    bool writes_input = false;
+  };
+  struct Output {
+    std::optional<size_t> buffer;
+    std::optional<Expr> integer;  ///< neither: None
+  };
+  /// Lifetime of a buffer in the arena, in steps.
+  struct Temporary {
+    size_t buffer;
+    int first;
+    int last;
+  };
+
+  std::vector<Step> steps;
+  std::vector<Output> outputs;
+  std::vector<Temporary> temporaries;
+  std::vector<size_t> allocated;                   ///< buffers that the host allocates: outputs that no library step makes
+  std::vector<std::optional<size_t>> input_order;  ///< buffer of each argument; nothing for a symbol
+  std::vector<size_t> written_inputs;              ///< arguments, by place in the calling order
+};
+
+/// Throws InternalError for a name that the module does not have.
+Layout make_layout(const kernel_ir::Module& module);
+
+/// A program with its sizes resolved to numbers: made once per tuple of symbol values.
+struct Plan {
+  struct Step {
+    int64_t chunks = 1;
+    std::vector<int64_t> symbols;  ///< in the order of the kernel's
+  };
+  std::vector<int64_t> symbols;     ///< values, in the order of the program's
+  std::vector<BufferShape> shapes;  ///< by buffer
+  std::vector<int64_t> offsets;     ///< in the arena, by temporary
+  std::vector<Step> steps;
+  std::vector<int64_t> integers;  ///< by output; 0 where it is none
+  int64_t arena_bytes = 0;
+  int64_t peak_bytes = 0;
+  int64_t scratch_bytes = 0;  ///< per thread, the most of any kernel
+};
+
+/// Throws UserError if a value lies outside its symbol's range.
+std::shared_ptr<const Plan> make_plan(const kernel_ir::Module& module, const Layout& layout, const std::vector<std::string>& names,
+                                      const std::vector<int64_t>& values);
+
+}  // namespace deplo::runtime

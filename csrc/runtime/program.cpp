@@ -1,0 +1,323 @@
+#include "runtime/program.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/error.h"
+#include "runtime/memory.h"
+
+namespace deplo::runtime {
+namespace {
+
+/// Parts per thread where a kernel can be split that finely: threads that finish early then help those that were
+/// interrupted.
+constexpr int64_t kPartsPerThread = 4;
+/// Scratch of different threads never shares a page.
+constexpr int64_t kScratchAlignment = 4096;
+
+int64_t round_up(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
+
+struct KernelJob {
+  KernelFn function;
+  KernelArgs args;
+  int64_t parts;
+  char* scratch;
+  int64_t scratch_stride;
+};
+
+void run_part(void* context, int64_t part, int worker) {
+  const auto& job = *static_cast<const KernelJob*>(context);
+  KernelArgs args = job.args;
+  args.scratch = job.scratch + worker * job.scratch_stride;
+  job.function(&args, part, job.parts);
+}
+
+int64_t parts_for(int64_t chunks, int threads) {
+  if (threads == 1 || chunks == 1) return 1;
+  int64_t fine = threads * kPartsPerThread;
+  return chunks >= fine ? fine : std::min<int64_t>(chunks, threads);
+}
+
+[[noreturn]] void throw_kernel_error(int32_t code, const std::string& kernel) {
+  switch (static_cast<loop_ir::ErrorCode>(code)) {
+    case loop_ir::ErrorCode::index_out_of_range: throw IndexError(fmt::format("index out of range in self (in {})", kernel));
+    case loop_ir::ErrorCode::division_by_zero: throw ExecutionError("ZeroDivisionError");
+    case loop_ir::ErrorCode::assertion: throw ExecutionError(fmt::format("assertion failed (in {})", kernel));
+    case loop_ir::ErrorCode::none: break;
+  }
+  throw InternalError(fmt::format("kernel {} set the unknown error code {}", kernel, code));
+}
+
+/// Packed buffers may depend on sizes, too.
+Identity identity_of_size(int64_t value) { return {nullptr, nullptr, static_cast<uint64_t>(value)}; }
+
+}  // namespace
+
+/// What one call works on; reused by later calls.
+struct Program::CallState {
+  std::vector<char*> pointers;  ///< by buffer
+  std::vector<int64_t> symbols;
+};
+
+/// What was packed from one state of the static inputs.
+struct Program::PackedState {
+  std::vector<Identity> identities;  ///< of every group's inputs, then its symbol values, group after group
+  uint64_t generation = 0;
+  std::vector<std::shared_ptr<PackedBlock>> blocks;  ///< by group
+};
+
+/// Borrows a CallState.
+class Program::CallGuard {
+ public:
+  explicit CallGuard(Program& program) : program_(program) {
+    {
+      std::lock_guard lock(program.mutex_);
+      if (!program.idle_.empty()) {
+        state_ = std::move(program.idle_.back());
+        program.idle_.pop_back();
+      }
+    }
+    if (!state_) {
+      state_ = std::make_unique<CallState>();
+      state_->pointers.resize(program.module_.buffers.size());
+    }
+  }
+  ~CallGuard() {
+    std::lock_guard lock(program_.mutex_);
+    program_.idle_.push_back(std::move(state_));
+  }
+  CallGuard(const CallGuard&) = delete;
+  CallGuard& operator=(const CallGuard&) = delete;
+  CallState& operator*() { return *state_; }
+  CallState* operator->() { return state_.get(); }
+
+ private:
+  Program& program_;
+  std::unique_ptr<CallState> state_;
+};
+
+Program::Program(kernel_ir::Module module, std::vector<std::shared_ptr<CompiledKernel>> code, LibraryFactory library, Options options)
+    : module_(std::move(module)), code_(std::move(code)), options_(options), layout_(make_layout(module_)), solver_(module_) {
+  DEPLO_ASSERT(code_.size() == module_.kernels.size(), "{} kernels, {} compiled", module_.kernels.size(), code_.size());
+  groups_ = find_once_groups(module_, layout_);
+  argument_of_.resize(module_.buffers.size());
+  for (size_t i = 0; i < layout_.input_order.size(); ++i)
+    if (layout_.input_order[i]) argument_of_[*layout_.input_order[i]] = i;
+  LibraryContext context{&module_, solver_.names()};
+  for (size_t s = 0; s < layout_.steps.size(); ++s) {
+    const auto& kernel = layout_.steps[s].kernel;
+    functions_.push_back(kernel ? code_[*kernel]->function() : nullptr);
+    if (kernel) continue;
+    const auto& step = std::get<LibraryStep>(module_.steps[s]);
+    DEPLO_SUPPORT(library, "{} is a library call, and there is no tensor library here", step.op);
+    libraries_.push_back(library(step, context));
+  }
+  times_.resize(layout_.steps.size());
+}
+
+Program::~Program() = default;
+
+std::shared_ptr<const Plan> Program::plan_for(const std::vector<int64_t>& symbols) {
+  {
+    std::lock_guard lock(mutex_);
+    for (auto at = plans_.begin(); at != plans_.end(); ++at) {
+      if ((*at)->symbols != symbols) continue;
+      if (at != plans_.begin()) plans_.splice(plans_.begin(), plans_, at);
+      return plans_.front();
+    }
+  }
+  auto plan = make_plan(module_, layout_, solver_.names(), symbols);
+  DEPLO_CHECK(options_.memory_limit == 0 || plan->arena_bytes <= options_.memory_limit,
+              "program {} needs {} bytes of temporaries, more than memory_limit = {}", module_.name, plan->arena_bytes, options_.memory_limit);
+  std::lock_guard lock(mutex_);
+  plans_.push_front(plan);
+  if (plans_.size() > static_cast<size_t>(options_.plans_kept)) plans_.pop_back();
+  return plan;
+}
+
+std::shared_ptr<const Plan> Program::latest_plan() const {
+  std::lock_guard lock(mutex_);
+  return plans_.empty() ? nullptr : plans_.front();
+}
+
+void Program::check_arguments(const Argument* arguments, size_t count, const Plan& plan) const {
+  for (size_t i = 0; i < count; ++i) {
+    const auto& buffer = layout_.input_order[i];
+    DEPLO_CHECK(arguments[i].is_tensor == buffer.has_value(), "input {}: expected {}", module_.input_order[i], buffer ? "a tensor" : "an integer");
+    if (buffer) check_input(module_.buffers[*buffer], plan.shapes[*buffer], arguments[i].tensor);
+  }
+  if (!layout_.written_inputs.empty()) check_overlaps(arguments, plan);
+}
+
+void Program::check_overlaps(const Argument* arguments, const Plan& plan) const {
+  for (size_t w : layout_.written_inputs) {
+    const TensorView& written = arguments[w].tensor;
+    int64_t bytes = plan.shapes[*layout_.input_order[w]].bytes;
+    for (size_t i = 0; i < layout_.input_order.size(); ++i) {
+      if (i == w || !layout_.input_order[i]) continue;
+      const TensorView& other = arguments[i].tensor;
+      if (other.data >= written.data + bytes || written.data >= other.data + plan.shapes[*layout_.input_order[i]].bytes) continue;
+      DEPLO_CHECK(!may_share_memory(written, other), "input {}, which the program writes, shares memory with input {}", module_.input_order[w],
+                  module_.input_order[i]);
+    }
+  }
+}
+
+bool Program::same_identities(const PackedState& state, const Argument* arguments, const Plan& plan) const {
+  auto at = state.identities.begin();
+  for (const OnceGroup& group : groups_) {
+    for (size_t buffer : group.inputs)
+      if (*at++ != identity_of(arguments[argument_of_[buffer]].tensor)) return false;
+    for (size_t step : group.steps)
+      for (int64_t value : plan.steps[step].symbols)
+        if (*at++ != identity_of_size(value)) return false;
+  }
+  return true;
+}
+
+std::shared_ptr<const Program::PackedState> Program::packed_for(const Argument* arguments, const Plan& plan, Host& host, TeamLease& team) {
+  if (groups_.empty()) return nullptr;
+  std::shared_ptr<const PackedState> current;
+  {
+    std::lock_guard lock(mutex_);
+    current = packed_;
+  }
+  uint64_t generation = packed_generation();
+  bool fresh = current && current->generation == generation;
+  if (fresh && same_identities(*current, arguments, plan)) return current;
+  auto made = std::make_shared<PackedState>();
+  made->generation = generation;
+  std::vector<size_t> starts;
+  for (const OnceGroup& group : groups_) {
+    starts.push_back(made->identities.size());
+    for (size_t buffer : group.inputs) made->identities.push_back(identity_of(arguments[argument_of_[buffer]].tensor));
+    for (size_t step : group.steps)
+      for (int64_t value : plan.steps[step].symbols) made->identities.push_back(identity_of_size(value));
+  }
+  starts.push_back(made->identities.size());
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    auto at = [&](const PackedState& state, size_t start) { return state.identities.begin() + static_cast<std::ptrdiff_t>(start); };
+    if (fresh && std::equal(at(*made, starts[g]), at(*made, starts[g + 1]), at(*current, starts[g]))) {
+      made->blocks.push_back(current->blocks[g]);
+      continue;
+    }
+    std::vector<Identity> inputs(at(*made, starts[g]), at(*made, starts[g + 1]));
+    made->blocks.push_back(
+        share_packed(groups_[g].content, inputs, [&](PackedBlock& block) { pack(groups_[g], arguments, plan, host, team, block); }));
+  }
+  std::lock_guard lock(mutex_);
+  packed_ = made;
+  return made;
+}
+
+void Program::pack(const OnceGroup& group, const Argument* arguments, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block) {
+  std::vector<int64_t> offsets;
+  block.bytes = 0;
+  for (size_t buffer : group.packed) {
+    offsets.push_back(block.bytes);
+    block.bytes += round_up(plan.shapes[buffer].bytes, kAlignment);
+  }
+  block.memory = Memory(block.bytes);
+  block.pointers.clear();
+  std::vector<char*> pointers(module_.buffers.size(), nullptr);
+  for (size_t i = 0; i < group.packed.size(); ++i) {
+    block.pointers.push_back(block.memory.data() + offsets[i]);
+    pointers[group.packed[i]] = block.pointers.back();
+  }
+  block.watches.clear();
+  for (size_t buffer : group.inputs) {
+    pointers[buffer] = arguments[argument_of_[buffer]].tensor.data;
+    block.watches.push_back(host.watch(argument_of_[buffer]));
+  }
+  Memory scratch(round_up(plan.scratch_bytes, kScratchAlignment) * team.threads());
+  for (size_t step : group.steps) run_kernel(step, plan, pointers.data(), scratch.data(), team);
+}
+
+int64_t Program::packed_bytes() const {
+  std::lock_guard lock(mutex_);
+  int64_t bytes = 0;
+  if (packed_)
+    for (const auto& block : packed_->blocks) bytes += block->bytes;
+  return bytes;
+}
+
+void Program::run_kernel(size_t step, const Plan& plan, char* const* pointers, char* scratch, TeamLease& team) {
+  const Layout::Step& at = layout_.steps[step];
+  constexpr size_t kInline = 32;
+  void* few[kInline];
+  std::vector<void*> many;
+  void** buffers = few;
+  if (at.buffers.size() > kInline) {
+    many.resize(at.buffers.size());
+    buffers = many.data();
+  }
+  for (size_t a = 0; a < at.buffers.size(); ++a) buffers[a] = pointers[at.buffers[a]];
+  int32_t error = 0;
+  KernelArgs args{buffers, plan.steps[step].symbols.data(), &error, scratch};
+  int64_t parts = parts_for(plan.steps[step].chunks, team.threads());
+  if (parts == 1) {
+    functions_[step](&args, 0, 1);
+  } else {
+    KernelJob job{functions_[step], args, parts, scratch, round_up(plan.scratch_bytes, kScratchAlignment)};
+    team.run(parts, run_part, &job);
+  }
+  if (error != 0) throw_kernel_error(error, module_.kernels[*at.kernel]->name);
+}
+
+void Program::run_steps(CallState& state, const Plan& plan, Host& host, TeamLease& team) {
+  int64_t scratch_stride = round_up(plan.scratch_bytes, kScratchAlignment);
+  int64_t arena_bytes = round_up(plan.arena_bytes, kScratchAlignment);
+  Memory memory(arena_bytes + scratch_stride * team.threads());
+  for (size_t t = 0; t < layout_.temporaries.size(); ++t) state.pointers[layout_.temporaries[t].buffer] = memory.data() + plan.offsets[t];
+  char* scratch = memory.data() + arena_bytes;
+  bool profiling = profiling_.load(std::memory_order_relaxed);
+  auto start = profiling ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+  for (size_t s = 0; s < layout_.steps.size(); ++s) {
+    const Layout::Step& step = layout_.steps[s];
+    if (step.once) continue;
+    if (step.kernel)
+      run_kernel(s, plan, state.pointers.data(), scratch, team);
+    else
+      libraries_[step.library]->run(host);
+    if (!profiling) continue;
+    auto now = std::chrono::steady_clock::now();
+    std::lock_guard lock(times_mutex_);
+    ++times_[s].calls;
+    times_[s].nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(now - start).count();
+    start = now;
+  }
+}
+
+std::shared_ptr<const Plan> Program::run(const Argument* arguments, size_t count, Host& host, int threads) {
+  DEPLO_CHECK(count == layout_.input_order.size(), "program {} takes {} inputs, got {}", module_.name, layout_.input_order.size(), count);
+  CallGuard state(*this);
+  solver_.solve(arguments, state->symbols);
+  std::shared_ptr<const Plan> plan = plan_for(state->symbols);
+  check_arguments(arguments, count, *plan);
+  TeamLease team(threads);
+  std::shared_ptr<const PackedState> packed = packed_for(arguments, *plan, host, team);
+  for (size_t i = 0; i < count; ++i)
+    if (layout_.input_order[i]) state->pointers[*layout_.input_order[i]] = arguments[i].tensor.data;
+  for (size_t g = 0; g < groups_.size(); ++g)
+    for (size_t i = 0; i < groups_[g].packed.size(); ++i) state->pointers[groups_[g].packed[i]] = packed->blocks[g]->pointers[i];
+  for (size_t buffer : layout_.allocated) state->pointers[buffer] = host.allocate(buffer, module_.buffers[buffer].dtype, plan->shapes[buffer]);
+  host.symbols = &plan->symbols;
+  host.shapes = &plan->shapes;
+  host.pointers = state->pointers.data();
+  run_steps(*state, *plan, host, team);
+  return plan;
+}
+
+void Program::set_profiling(bool on) {
+  std::lock_guard lock(times_mutex_);
+  profiling_ = on;
+  if (on) std::fill(times_.begin(), times_.end(), StepTime{});
+}
+
+std::vector<StepTime> Program::step_times() const {
+  std::lock_guard lock(times_mutex_);
+  return times_;
+}
+
+}  // namespace deplo::runtime

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "codegen/codegen.h"
+#include "kernel_ir/ir.h"
+#include "runtime/binding.h"
+#include "runtime/host.h"
+#include "runtime/packed.h"
+#include "runtime/plan.h"
+#include "runtime/thread_team.h"
+
+namespace deplo::runtime {
+
+/// Time spent in one step since the last reset, all calls together.
+struct StepTime {
+  int64_t calls = 0;
+  int64_t nanoseconds = 0;
+};
+
+/// A compiled graph, ready to be called from several threads at once.
+///
+/// A call solves the symbols from its inputs, checks every input against what was compiled, packs static inputs that
+/// are new, takes an arena, and runs the steps in order, each kernel on all threads.
+class Program {
+ public:
+  struct Options {
+    int64_t memory_limit = 0;  ///< bytes of temporaries that one call may use; 0: any
+    int plans_kept = 16;       ///< tuples of sizes whose plan is remembered
+  };
+
+  /// `code` has one entry per kernel of the module. `library` may be null if there is no library step.
+  Program(kernel_ir::Module module, std::vector<std::shared_ptr<CompiledKernel>> code, LibraryFactory library, Options options);
+  ~Program();
+
+  /// Runs the program on at most `threads` threads. Outputs are in the memory that `host` gave; the plan returned holds the values of
+  /// integer outputs. Throws UserError for inputs that do not fit, IndexError and ExecutionError as eager would; written
+  /// inputs are then as they were unless an earlier step had already written them.
+  std::shared_ptr<const Plan> run(const Argument* arguments, size_t count, Host& host, int threads);
+
+  const kernel_ir::Module& module() const { return module_; }
+  const Layout& layout() const { return layout_; }
+  const std::vector<OnceGroup>& once_groups() const { return groups_; }
+  /// The plan of the latest call; null before the first.
+  std::shared_ptr<const Plan> latest_plan() const;
+  int64_t packed_bytes() const;
+
+  void set_profiling(bool on);
+  std::vector<StepTime> step_times() const;
+
+ private:
+  struct CallState;
+  struct PackedState;
+  class CallGuard;
+
+  void check_arguments(const Argument* arguments, size_t count, const Plan& plan) const;
+  void check_overlaps(const Argument* arguments, const Plan& plan) const;
+  std::shared_ptr<const Plan> plan_for(const std::vector<int64_t>& symbols);
+  bool same_identities(const PackedState& state, const Argument* arguments, const Plan& plan) const;
+  std::shared_ptr<const PackedState> packed_for(const Argument* arguments, const Plan& plan, Host& host, TeamLease& team);
+  void pack(const OnceGroup& group, const Argument* arguments, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block);
+  void run_steps(CallState& state, const Plan& plan, Host& host, TeamLease& team);
+  void run_kernel(size_t step, const Plan& plan, char* const* pointers, char* scratch, TeamLease& team);
+
+  kernel_ir::Module module_;
+  std::vector<std::shared_ptr<CompiledKernel>> code_;
+  Options options_;
+  Layout layout_;
+  SymbolSolver solver_;
+  std::vector<OnceGroup> groups_;
+  std::vector<size_t> argument_of_;  ///< place in the calling order of each input buffer
+  std::vector<KernelFn> functions_;  ///< by step; null for library steps
+  std::vector<std::unique_ptr<LibraryOp>> libraries_;
+
+  mutable std::mutex mutex_;                      ///< of the members below
+  std::list<std::shared_ptr<const Plan>> plans_;  ///< the latest first
+  std::shared_ptr<const PackedState> packed_;
+  std::vector<std::unique_ptr<CallState>> idle_;
+
+  std::atomic<bool> profiling_{false};
+  mutable std::mutex times_mutex_;
+  std::vector<StepTime> times_;
+};
+
+}  // namespace deplo::runtime

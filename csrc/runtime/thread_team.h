@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+
+namespace deplo::runtime {
+
+/// Runs part `part` of a job; `worker` in [0, threads) tells concurrent calls apart (scratch memory).
+using PartFn = void (*)(void* context, int64_t part, int worker);
+
+/// The process's worker threads, borrowed for the length of one object. Whoever finds them borrowed (another Python
+/// thread runs a program) works alone instead of waiting: total progress is the same, and nothing can deadlock.
+///
+/// Workers spin for some tens of microseconds after a job and then park, so that programs of many small kernels
+/// synchronise in well under a microsecond while idle processes burn nothing. Each thread takes the parts of its own
+/// contiguous share first and then helps the others: a worker that the system does not run delays nobody. After a fork the
+/// child makes workers of its own when it first needs them.
+class TeamLease {
+ public:
+  /// At most `threads` threads take part, the caller's among them.
+  explicit TeamLease(int threads);
+  ~TeamLease();
+  TeamLease(const TeamLease&) = delete;
+  TeamLease& operator=(const TeamLease&) = delete;
+
+  /// Threads that run() uses; 1 if the workers are busy elsewhere.
+  int threads() const { return threads_; }
+  /// Runs every part once and returns when all are done. `fn` must not throw.
+  void run(int64_t parts, PartFn fn, void* context);
+
+ private:
+  void* team_ = nullptr;
+  int threads_ = 1;
+};
+
+/// Most threads that a lease can have.
+inline constexpr int kMaxThreads = 256;
+
+}  // namespace deplo::runtime

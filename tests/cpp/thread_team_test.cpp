@@ -1,0 +1,90 @@
+#include "runtime/thread_team.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+using namespace deplo::runtime;
+
+namespace {
+
+struct Counts {
+  std::vector<std::atomic<int>> runs;
+  std::atomic<int> max_worker{0};
+};
+
+void count(void* context, int64_t part, int worker) {
+  auto& counts = *static_cast<Counts*>(context);
+  counts.runs[static_cast<size_t>(part)].fetch_add(1);
+  int seen = counts.max_worker.load();
+  while (seen < worker && !counts.max_worker.compare_exchange_weak(seen, worker)) {
+  }
+}
+
+/// Whether every part ran once, on workers below `threads`.
+bool runs_once(TeamLease& team, int64_t parts, int threads) {
+  Counts counts{std::vector<std::atomic<int>>(static_cast<size_t>(parts)), {}};
+  team.run(parts, count, &counts);
+  for (auto& runs : counts.runs)
+    if (runs.load() != 1) return false;
+  return counts.max_worker.load() < threads;
+}
+
+}  // namespace
+
+TEST_CASE("a team runs every part once") {
+  for (int threads : {1, 2, 3, 8}) {
+    TeamLease team(threads);
+    REQUIRE(team.threads() == threads);
+    for (int64_t parts : {0, 1, 2, 7, 64, 1000}) REQUIRE(runs_once(team, parts, threads));
+  }
+}
+
+TEST_CASE("jobs follow each other while workers spin and after they parked") {
+  TeamLease team(3);
+  for (int round = 0; round < 2000; ++round) REQUIRE(runs_once(team, 5, 3));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  REQUIRE(runs_once(team, 5, 3));
+}
+
+TEST_CASE("who finds the team busy works alone") {
+  TeamLease first(2);
+  TeamLease second(2);
+  CHECK(second.threads() == 1);
+  CHECK(runs_once(second, 10, 1));
+  CHECK(runs_once(first, 10, 2));
+}
+
+TEST_CASE("several callers at once") {
+  std::vector<std::thread> callers;
+  std::atomic<int> failures{0};
+  for (int t = 0; t < 4; ++t)
+    callers.emplace_back([&] {
+      for (int round = 0; round < 300; ++round) {
+        TeamLease team(2);
+        if (!runs_once(team, 8, 2)) failures.fetch_add(1);
+      }
+    });
+  for (auto& caller : callers) caller.join();
+  CHECK(failures.load() == 0);
+}
+
+TEST_CASE("a forked child makes workers of its own") {
+  TeamLease parent(2);
+  REQUIRE(runs_once(parent, 16, 2));
+  pid_t child = fork();
+  if (child == 0) {
+    TeamLease team(2);
+    _exit(team.threads() == 2 && runs_once(team, 16, 2) ? 0 : 1);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(runs_once(parent, 16, 2));
+}
