@@ -36,8 +36,8 @@ void Names::reserve(const Kernel& kernel) {
 }
 
 std::string Names::fresh(const std::string& hint) {
-  std::string stem = hint.substr(0, hint.find_last_not_of("0123456789") + 1);
-  if (stem != hint && used_.insert(hint).second) return hint;
+  std::string stem = stem_.empty() ? hint.substr(0, hint.find_last_not_of("0123456789") + 1) : stem_;
+  if (stem_.empty() && stem != hint && used_.insert(hint).second) return hint;
   int& next = next_[stem];
   std::string name;
   do name = stem + std::to_string(next++);

@@ -12,6 +12,9 @@ namespace deplo::loop_ir {
 /// Gives names that no one uses yet: v0, v1, ...
 class Names {
  public:
+  Names() = default;
+  /// Ignores hints: every name is the stem and a number. `$` makes canonical names that no text has.
+  explicit Names(std::string stem) : stem_(std::move(stem)) {}
   void reserve(const std::string& name) { used_.insert(name); }
   /// Reserves every parameter, symbol, axis, value and local of the kernel.
   void reserve(const Kernel& kernel);
@@ -21,6 +24,7 @@ class Names {
  private:
   std::set<std::string> used_;
   std::map<std::string, int> next_;
+  std::string stem_;
 };
 
 inline Ref<Stmt> make_stmt(decltype(Stmt::node) node) { return std::make_shared<Stmt>(Stmt{std::move(node)}); }

@@ -1,0 +1,196 @@
+#include "passes/loop/fuse_producers.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "analysis/cost.h"
+#include "base/error.h"
+#include "passes/loop/program_graph.h"
+#include "passes/loop/substitute.h"
+
+namespace deplo {
+namespace {
+
+using loop_ir::Axis;
+using loop_ir::Block;
+using loop_ir::Load;
+using loop_ir::Stmt;
+
+// Budgets, in float additions per element of the producer. See the header for what they trade.
+constexpr double kSameElement = 1.5;    ///< evaluations per element that count as "about once" (tile borders, pooling windows excluded)
+constexpr double kRowBudget = 12;       ///< recompute where a row buffer inside one kernel is the alternative
+constexpr double kStencilBudget = 64;   ///< recompute where memory is the alternative
+constexpr double kBroadcastBudget = 6;  ///< a small vector recomputed for every row
+constexpr double kPrologueBudget = 6;   ///< operations on a static operand of a contraction (dequantisation)
+
+struct Site {
+  std::vector<Axis> loops;
+  std::vector<Expr> index;
+  bool in_reduce = false;
+};
+
+struct Fuser {
+  ProgramGraph graph;
+  const PassContext& context;
+
+  double size(Expr e) const { return std::max(1.0, analysis::estimate(e, context.hints, graph.program().symbols)); }
+
+  double points(const std::vector<Axis>& loops) const {
+    double count = 1;
+    for (const Axis& axis : loops) count *= size(axis.extent);
+    return count;
+  }
+
+  // Loads of the producer's buffer that differ in place or scope.
+  std::vector<Site> sites_in(const Block& body, const std::string& buffer) const {
+    std::vector<Site> sites;
+    loop_ir::visit(body, [&](const Stmt& stmt, const std::vector<Axis>& loops) {
+      const auto* load = std::get_if<Load>(&stmt.node);
+      if (!load || load->buffer != buffer) return;
+      bool known = std::any_of(sites.begin(), sites.end(), [&](const Site& s) { return s.index == load->index && s.loops == loops; });
+      if (!known) sites.push_back({loops, load->index, false});
+    });
+    return sites;
+  }
+
+  static bool has_reduce(const Block& body) {
+    bool found = false;
+    loop_ir::visit(body, [&](const Stmt& stmt, const auto&) { found = found || std::holds_alternative<loop_ir::Reduce>(stmt.node); });
+    return found;
+  }
+
+  // How much one evaluation of the producer costs, and what it reads.
+  struct Weight {
+    double cost = 0;
+    double full_reads = 0;     ///< different buffers about as large as the result
+    bool only_moves = true;    ///< an index map: loads, coordinates, casts, selections by position
+    bool all_static = true;    ///< every large operand stays the same between calls
+    bool from_kernel = false;  ///< a large operand comes from a kernel with a reduction: better as that kernel's epilogue
+  };
+
+  Weight weigh(const PointwiseNest& p, double elements) {
+    Weight w;
+    std::set<std::string> large;
+    for (const auto& stmt : p.body) {
+      if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) {
+        // A narrowing cast belongs to what it narrows: less is written.
+        bool moves = let->fn == Fn::constant || let->fn == Fn::index || (let->fn == Fn::cast && size_of(let->dtype) >= 4) || let->fn == Fn::bitcast ||
+                     let->fn == Fn::where || let->dtype == DType::boolean || is_integer(let->dtype);
+        w.cost += analysis::cost_of(let->fn);
+        w.only_moves = w.only_moves && moves;
+      }
+      const auto* load = std::get_if<Load>(&stmt->node);
+      if (!load || large.count(load->buffer)) continue;
+      const Buffer& b = graph.buffer(load->buffer);
+      if (size(product(b.shape)) * 2 < elements && !b.shape.empty()) continue;
+      if (b.shape.empty() && elements > 1) continue;
+      large.insert(load->buffer);
+      w.full_reads += 1;
+      w.all_static = w.all_static && b.is_static;
+      for (size_t writer : graph.writers(load->buffer)) w.from_kernel = w.from_kernel || has_reduce(graph.nodes()[writer].body);
+    }
+    return w;
+  }
+
+  bool worthwhile(const PointwiseNest& p, const std::vector<Site>& sites, size_t consumers) {
+    double elements = points(p.axes);
+    Weight w = weigh(p, elements);
+    if (w.only_moves && (sites.size() == 1 || w.full_reads <= 1)) return true;
+    double evaluations = 0;
+    double most = 0;
+    bool reduced = false;
+    for (const Site& site : sites) {
+      double here = points(site.loops);
+      evaluations += here;
+      most = std::max(most, here);
+      reduced = reduced || (site.in_reduce && here > kSameElement * elements);
+    }
+    if (evaluations <= kSameElement * elements) return true;
+    if (w.only_moves && w.full_reads <= 2 && w.cost <= kBroadcastBudget && !w.from_kernel) return true;
+    if (reduced) {
+      if (w.from_kernel) return false;
+      return w.full_reads <= 1 && (w.all_static ? w.cost <= kPrologueBudget : w.cost <= 1);
+    }
+    if (most > kSameElement * elements) return w.full_reads <= 1 && w.cost <= kBroadcastBudget && !w.from_kernel;
+    // Several sites that each read every element about once.
+    if (w.full_reads > 1) return false;
+    bool identity = std::all_of(sites.begin(), sites.end(), [&](const Site& s) { return reads_in_place(s); });
+    double extra = w.cost * (evaluations / elements);
+    if (identity || consumers > 1) return extra <= kRowBudget;
+    return extra <= kStencilBudget;
+  }
+
+  // Every coordinate is a loop axis by itself: nests could be shared instead.
+  static bool reads_in_place(const Site& site) {
+    return std::all_of(site.index.begin(), site.index.end(), [](const Expr& e) { return e.is_symbol() || e.is_constant(); });
+  }
+
+  void visit_producer(size_t at) {
+    auto& node = graph.nodes()[at];
+    if (!node.alive || !node.is_kernel || node.once) return;
+    auto p = as_pointwise(node.body);
+    if (!p || !graph.is_private(p->buffer)) return;
+    std::set<size_t> readers = graph.readers(p->buffer);
+    bool checks = std::any_of(p->body.begin(), p->body.end(), [](const auto& stmt) { return std::holds_alternative<loop_ir::Check>(stmt->node); });
+    if (readers.empty() && checks) return;
+    std::vector<Site> sites;
+    for (size_t r : readers) {
+      if (!can_substitute(graph.nodes()[r].body, *p, graph.program().symbols) || !keeps_order(at, r)) return;
+      bool reduces = has_reduce(graph.nodes()[r].body);
+      for (Site& site : sites_in(graph.nodes()[r].body, p->buffer)) {
+        site.in_reduce = reduces;
+        sites.push_back(std::move(site));
+      }
+    }
+    if (!readers.empty() && !worthwhile(*p, sites, readers.size())) return;
+    for (size_t r : readers) {
+      graph.inherit_order(at, r);
+      graph.merge_provenance(at, r, true);
+      graph.set_body(r, substitute_producer(graph.nodes()[r].body, *p, graph.program().symbols));
+    }
+    graph.remove(at);
+  }
+
+  // What the producer reads must not have been overwritten where the reader runs.
+  bool keeps_order(size_t producer, size_t reader) {
+    for (size_t w : graph.overwriters(producer)) {
+      if (w == reader) {
+        if (!updates_in_place(producer, reader)) return false;
+      } else if (graph.reaches(w, reader)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // The reader overwrites what the producer reads: fine if it does so element by element.
+  bool updates_in_place(size_t producer, size_t reader) {
+    auto p = as_pointwise(graph.nodes()[producer].body);
+    auto r = as_pointwise(graph.nodes()[reader].body);
+    if (!p || !r) return false;
+    auto in_place = [](const PointwiseNest& nest, const std::string& buffer) {
+      bool all = true;
+      for (const auto& stmt : nest.body)
+        if (const auto* load = std::get_if<Load>(&stmt->node); load && load->buffer == buffer) all = all && load->index == nest.index();
+      return all;
+    };
+    return in_place(*p, r->buffer) && in_place(*r, p->buffer) && in_place(*r, r->buffer) && !graph.is_versioned(p->buffer);
+  }
+
+  loop_ir::Module run() {
+    for (size_t at = graph.nodes().size(); at-- > 0;) visit_producer(at);
+    for (auto& node : graph.nodes()) {
+      if (!node.alive || !node.is_kernel) continue;
+      size_t at = static_cast<size_t>(&node - graph.nodes().data());
+      graph.set_body(at, loop_ir::clean(node.body, graph.program().symbols));
+    }
+    return graph.finish();
+  }
+};
+
+}  // namespace
+
+loop_ir::Module fuse_producers(loop_ir::Module module, const PassContext& context) { return Fuser{ProgramGraph(std::move(module)), context}.run(); }
+
+}  // namespace deplo

@@ -1,0 +1,221 @@
+#include "passes/loop/program_graph.h"
+
+#include <algorithm>
+#include <queue>
+
+#include "base/error.h"
+
+namespace deplo {
+namespace {
+
+using loop_ir::Kernel;
+using loop_ir::Module;
+using loop_ir::ParamKind;
+
+void collect_buffers(const Attribute& attribute, std::set<std::string>& names) {
+  if (const auto* list = std::get_if<std::vector<Attribute>>(&attribute.value))
+    for (const Attribute& item : *list) collect_buffers(item, names);
+  if (const auto* value = std::get_if<ValueName>(&attribute.value)) names.insert(value->name);
+}
+
+}  // namespace
+
+ProgramGraph::ProgramGraph(Module module) : module_(std::move(module)) {
+  for (Buffer& b : module_.buffers) buffers_[b.name] = &b;
+  for (const Attribute& output : module_.outputs)
+    if (const auto* value = std::get_if<ValueName>(&output.value)) returned_.insert(value->name);
+  std::map<std::string, const Kernel*> kernels;
+  std::set<std::string> names;
+  for (const auto& kernel : module_.kernels) kernels[kernel->name] = kernel.get();
+  for (const Step& step : module_.steps) {
+    Node node;
+    if (const auto* library = std::get_if<LibraryStep>(&step)) {
+      node.library = *library;
+    } else {
+      const auto& call = std::get<CallStep>(step);
+      const Kernel& kernel = *kernels.at(call.kernel);
+      loop_ir::Renaming renaming;
+      bool renamed = false;
+      for (size_t i = 0; i < kernel.params.size(); ++i) {
+        const loop_ir::Param& p = kernel.params[i];
+        renamed = renamed || p.name != call.arguments[i];
+        renaming.buffers[p.name] = call.arguments[i];
+        if (p.kind == ParamKind::inout) node.updated.insert(call.arguments[i]);
+      }
+      node.is_kernel = true;
+      node.once = call.once;
+      node.body = renamed ? loop_ir::copy_block(kernel.body, renaming, nullptr) : kernel.body;
+      node.provenance = kernel.provenance;
+      node.name = kernel.name;
+      for (int copy = 1; !names.insert(node.name).second; ++copy) node.name = fmt::format("{}_{}", kernel.name, copy);
+    }
+    nodes_.push_back(std::move(node));
+    index_accesses(nodes_.size() - 1);
+  }
+  record_order();
+}
+
+void ProgramGraph::index_accesses(size_t at) {
+  Node& node = nodes_[at];
+  node.reads.clear();
+  node.writes.clear();
+  if (node.is_kernel) {
+    for (const auto& access : loop_ir::accesses(node.body)) {
+      if (access.reads || node.updated.count(access.buffer)) node.reads.insert(access.buffer);
+      if (access.writes) node.writes.insert(access.buffer);
+    }
+  } else {
+    for (const auto& [name, value] : node.library.arguments) collect_buffers(value, node.reads);
+    node.writes.insert(node.library.results.begin(), node.library.results.end());
+  }
+  for (const std::string& b : node.reads) readers_[b].insert(at);
+  for (const std::string& b : node.writes) {
+    auto& list = writers_[b];
+    list.insert(std::lower_bound(list.begin(), list.end(), at), at);
+  }
+}
+
+void ProgramGraph::forget_accesses(size_t at) {
+  for (const std::string& b : nodes_[at].reads) readers_[b].erase(at);
+  for (const std::string& b : nodes_[at].writes) {
+    auto& list = writers_[b];
+    list.erase(std::find(list.begin(), list.end(), at));
+  }
+}
+
+bool ProgramGraph::is_private(const std::string& name) {
+  auto it = buffers_.find(name);
+  if (it == buffers_.end() || it->second->kind == BufferKind::input || returned_.count(name)) return false;
+  const auto& written = writers_[name];
+  if (written.size() != 1 || !nodes_[written[0]].is_kernel || nodes_[written[0]].updated.count(name)) return false;
+  return std::all_of(readers_[name].begin(), readers_[name].end(), [&](size_t r) { return nodes_[r].is_kernel; });
+}
+
+void ProgramGraph::set_body(size_t at, loop_ir::Block body) {
+  forget_accesses(at);
+  nodes_[at].body = std::move(body);
+  index_accesses(at);
+}
+
+void ProgramGraph::remove(size_t at) {
+  forget_accesses(at);
+  nodes_[at].alive = false;
+  for (size_t w : after_[at]) before_[w].erase(at);
+  for (size_t b : before_[at]) after_[b].erase(at);
+  nodes_[at].reads.clear();
+  nodes_[at].writes.clear();
+  nodes_[at].body.clear();
+}
+
+void ProgramGraph::merge_provenance(size_t from, size_t into, bool before) {
+  auto& target = nodes_[into].provenance;
+  std::vector<std::string> added;
+  for (const std::string& name : nodes_[from].provenance)
+    if (std::find(target.begin(), target.end(), name) == target.end()) added.push_back(name);
+  target.insert(before ? target.begin() : target.end(), added.begin(), added.end());
+}
+
+void ProgramGraph::record_order() {
+  for (const auto& [name, list] : writers_)
+    if (list.size() > 1 || (!list.empty() && buffers_.at(name)->kind == BufferKind::input)) versioned_.insert(name);
+  auto edge = [&](size_t first, size_t second) {
+    if (first == second) return;
+    before_[second].insert(first);
+    after_[first].insert(second);
+  };
+  for (const std::string& name : versioned_) {
+    for (size_t w : writers_[name]) {
+      for (size_t other : writers_[name])
+        if (other < w) edge(other, w);
+      for (size_t r : readers_[name]) r < w ? edge(r, w) : edge(w, r);
+    }
+  }
+}
+
+std::set<size_t> ProgramGraph::predecessors(size_t at) {
+  std::set<size_t> result = before_[at];
+  for (const std::string& b : nodes_[at].reads)
+    if (!versioned_.count(b))
+      for (size_t w : writers_[b])
+        if (w != at) result.insert(w);
+  return result;
+}
+
+bool ProgramGraph::reaches(size_t from, size_t to, bool skip_direct) {
+  std::set<size_t> seen{to};
+  std::vector<size_t> work{to};
+  while (!work.empty()) {
+    size_t at = work.back();
+    work.pop_back();
+    for (size_t p : predecessors(at)) {
+      if (p == from && !(skip_direct && at == to)) return true;
+      if (p != from && seen.insert(p).second) work.push_back(p);
+    }
+  }
+  return false;
+}
+
+void ProgramGraph::inherit_order(size_t from, size_t into) {
+  for (size_t w : after_[from])
+    if (w != into) {
+      after_[into].insert(w);
+      before_[w].insert(into);
+    }
+  for (size_t b : before_[from])
+    if (b != into) {
+      before_[into].insert(b);
+      after_[b].insert(into);
+    }
+}
+
+Module ProgramGraph::finish() {
+  // Kahn's algorithm, lowest node number first, so that the order changes only where it must.
+  std::vector<std::vector<size_t>> successors(nodes_.size());
+  std::vector<size_t> waiting(nodes_.size(), 0);
+  size_t alive = 0;
+  for (size_t at = 0; at < nodes_.size(); ++at) {
+    if (!nodes_[at].alive) continue;
+    ++alive;
+    for (size_t p : predecessors(at)) {
+      successors[p].push_back(at);
+      ++waiting[at];
+    }
+  }
+  std::priority_queue<size_t, std::vector<size_t>, std::greater<>> ready;
+  for (size_t at = 0; at < nodes_.size(); ++at)
+    if (nodes_[at].alive && waiting[at] == 0) ready.push(at);
+  Module result = std::move(module_);
+  result.steps.clear();
+  result.kernels.clear();
+  size_t placed = 0;
+  std::set<std::string> used;
+  while (!ready.empty()) {
+    size_t at = ready.top();
+    ready.pop();
+    ++placed;
+    Node& node = nodes_[at];
+    used.insert(node.reads.begin(), node.reads.end());
+    used.insert(node.writes.begin(), node.writes.end());
+    if (!node.is_kernel) {
+      result.steps.emplace_back(std::move(node.library));
+    } else {
+      Kernel kernel;
+      kernel.name = node.name;
+      kernel.body = std::move(node.body);
+      kernel.params = loop_ir::make_params(kernel.body, result, {node.updated.begin(), node.updated.end()});
+      kernel.symbols = loop_ir::used_symbols(kernel, result.symbols);
+      kernel.provenance = std::move(node.provenance);
+      CallStep call{kernel.name, {}, node.once};
+      for (const auto& p : kernel.params) call.arguments.push_back(p.name);
+      result.kernels.push_back(std::make_shared<Kernel>(std::move(kernel)));
+      result.steps.emplace_back(std::move(call));
+    }
+    for (size_t next : successors[at])
+      if (--waiting[next] == 0) ready.push(next);
+  }
+  DEPLO_ASSERT(placed == alive, "program @{}: the steps depend on each other in a circle", result.name);
+  std::erase_if(result.buffers, [&](const Buffer& b) { return b.kind != BufferKind::input && !used.count(b.name) && !returned_.count(b.name); });
+  return result;
+}
+
+}  // namespace deplo

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "loop_ir/params.h"
+#include "loop_ir/rewrite.h"
+
+namespace deplo {
+
+/// A module's steps as a graph that fusion edits: kernel bodies name the program's buffers directly, and who writes and reads
+/// each buffer is kept up to date. Kernels that came to nothing leave a hole; finish() closes the holes.
+class ProgramGraph {
+ public:
+  struct Node {
+    bool alive = true;
+    bool is_kernel = false;
+    bool once = false;
+    loop_ir::Block body;            ///< of a kernel
+    std::set<std::string> updated;  ///< buffers that it keeps in part: inout
+    std::vector<std::string> provenance;
+    std::string name;
+    LibraryStep library;
+    std::set<std::string> reads;
+    std::set<std::string> writes;
+  };
+
+  explicit ProgramGraph(loop_ir::Module module);
+
+  std::vector<Node>& nodes() { return nodes_; }
+  const ProgramBody& program() const { return module_; }
+  const Buffer& buffer(const std::string& name) const { return *buffers_.at(name); }
+  /// Writers and readers in step order.
+  const std::vector<size_t>& writers(const std::string& buffer) { return writers_[buffer]; }
+  const std::set<size_t>& readers(const std::string& buffer) { return readers_[buffer]; }
+  /// Written by one kernel as a whole, read by nothing but kernels, and not returned: fusion may make it disappear.
+  bool is_private(const std::string& buffer);
+  bool is_returned(const std::string& buffer) const { return returned_.count(buffer) > 0; }
+
+  void set_body(size_t node, loop_ir::Block body);
+  void remove(size_t node);
+  /// Appends the torch nodes of one kernel to another's.
+  void merge_provenance(size_t from, size_t into, bool before);
+  /// Nodes that must run before this one.
+  std::set<size_t> predecessors(size_t node);
+  /// True if `to` must run after `from`, be it through other nodes; `skip_direct` ignores an edge that leads straight there.
+  bool reaches(size_t from, size_t to, bool skip_direct = false);
+  /// Written more than once, or an input that is written: its readers and writers keep the order of the steps.
+  bool is_versioned(const std::string& buffer) const { return versioned_.count(buffer) > 0; }
+  /// Writers of versioned buffers that must stay behind this node because it reads what they overwrite.
+  const std::set<size_t>& overwriters(size_t node) { return after_[node]; }
+  /// `into` takes over the order that `from` had to keep (its body is about to contain what `from` reads and writes).
+  void inherit_order(size_t from, size_t into);
+
+  /// The module with steps in dependence order (stable), buffers that nothing uses dropped, parameters recomputed.
+  loop_ir::Module finish();
+
+ private:
+  void index_accesses(size_t node);
+  void forget_accesses(size_t node);
+  void record_order();
+
+  loop_ir::Module module_;
+  std::map<std::string, Buffer*> buffers_;
+  std::vector<Node> nodes_;
+  std::map<std::string, std::vector<size_t>> writers_;
+  std::map<std::string, std::set<size_t>> readers_;
+  std::set<std::string> returned_;
+  std::set<std::string> versioned_;
+  std::map<size_t, std::set<size_t>> before_;  ///< order edges of versioned buffers, both ways
+  std::map<size_t, std::set<size_t>> after_;
+};
+
+}  // namespace deplo

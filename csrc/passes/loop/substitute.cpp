@@ -1,0 +1,239 @@
+#include "passes/loop/substitute.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "base/error.h"
+
+namespace deplo {
+namespace {
+
+using namespace loop_ir;
+
+bool same_bits(const Scalar& a, const Scalar& b) {
+  if (a.dtype != b.dtype) return false;
+  if (is_float(a.dtype)) return a.f == b.f && std::signbit(a.f) == std::signbit(b.f);
+  return a.i == b.i;
+}
+
+// The producer's value when every load gives zero; nothing if it depends on a coordinate.
+std::optional<Scalar> value_at_zero(const PointwiseNest& p) {
+  std::map<std::string, Scalar> values;
+  for (const auto& stmt : p.body) {
+    if (const auto* load = std::get_if<Load>(&stmt->node)) {
+      values[load->name] = zero_of(load->dtype);
+    } else if (const auto* let = std::get_if<Let>(&stmt->node)) {
+      if (let->fn == Fn::constant) {
+        values[let->name] = let->literal;
+        continue;
+      }
+      Scalar operands[3];
+      bool known = let->fn != Fn::index;
+      for (size_t k = 0; k < let->operands.size(); ++k) {
+        auto it = values.find(let->operands[k]);
+        known = known && it != values.end();
+        if (known) operands[k] = it->second;
+      }
+      bool error = false;
+      if (known) values[let->name] = apply(let->fn, let->dtype, operands, Mode::typed, &error);
+      if (error) return std::nullopt;
+    }
+  }
+  auto it = values.find(p.value);
+  if (it == values.end()) return std::nullopt;
+  return it->second;
+}
+
+// All guards of the body are empty: a load under the consumer's guard then gives its fill and nothing else.
+bool has_guard(const PointwiseNest& p) {
+  return std::any_of(p.body.begin(), p.body.end(), [](const auto& stmt) {
+    const auto* load = std::get_if<Load>(&stmt->node);
+    return load && !load->guard.empty();
+  });
+}
+
+bool has_check(const PointwiseNest& p) {
+  return std::any_of(p.body.begin(), p.body.end(), [](const auto& stmt) { return std::holds_alternative<Check>(stmt->node); });
+}
+
+struct Substituter {
+  const PointwiseNest& producer;
+  Names names;
+  Ranges ranges;
+  std::optional<Scalar> at_zero;
+
+  Block block(const Block& body) {
+    Block out;
+    for (const auto& stmt : body) statement(stmt, out);
+    return out;
+  }
+
+  void statement(const Ref<Stmt>& stmt, Block& out) {
+    if (const auto* load = std::get_if<Load>(&stmt->node); load && load->buffer == producer.buffer) return replace(*load, out);
+    if (const auto* s = std::get_if<For>(&stmt->node)) {
+      auto saved = enter({{s->axis, s->extent}});
+      out.push_back(make_for({s->axis, s->extent}, block(s->body)));
+      ranges = std::move(saved);
+    } else if (const auto* s = std::get_if<Reduce>(&stmt->node)) {
+      auto saved = enter(s->axes);
+      Reduce copy = *s;
+      copy.body = block(s->body);
+      out.push_back(make_stmt(std::move(copy)));
+      ranges = std::move(saved);
+    } else if (const auto* s = std::get_if<Scan>(&stmt->node)) {
+      auto saved = enter({s->axis});
+      Scan copy = *s;
+      copy.body = block(s->body);
+      copy.then = block(s->then);
+      out.push_back(make_stmt(std::move(copy)));
+      ranges = std::move(saved);
+    } else {
+      out.push_back(stmt);
+    }
+  }
+
+  Ranges enter(const std::vector<Axis>& axes) {
+    Ranges saved = ranges;
+    for (const Axis& axis : axes) ranges[axis.name] = axis_range(axis.extent);
+    return saved;
+  }
+
+  // A copy of the producer at the load's place, whose last value takes the load's name.
+  void replace(const Load& load, Block& out) {
+    Renaming renaming;
+    for (size_t d = 0; d < load.index.size(); ++d) renaming.exprs[producer.axes[d].name] = load.index[d];
+    bool guarded = !load.guard.empty();
+    // Where the guard fails, loads give zero; if that makes the value the fill, no select is needed.
+    const Load* only = guarded ? only_load() : nullptr;
+    bool moves = guarded && !has_guard(producer) && at_zero && same_bits(*at_zero, load.fill);
+    bool select = guarded && !moves && !only;
+    Block copy = copy_block(producer.body, renaming, &names);
+    std::string value = copied_value(copy);
+    for (size_t at = 0; at < copy.size(); ++at) {
+      bool fills = only && std::get_if<Load>(&producer.body[at]->node) == only;
+      out.push_back(simplified(guarded ? with_guard(copy[at], load, fills) : copy[at]));
+    }
+    std::string result = value;
+    if (select) {
+      Body body(names);
+      std::string fill = body.constant(load.fill);
+      std::string truth = body.truth(load.guard, ranges);
+      result = body.let(Fn::where, load.dtype, {truth, value, fill});
+      for (auto& stmt : body.take()) out.push_back(std::move(stmt));
+    }
+    rename_definition(out, result, load.name);
+  }
+
+  // The producer is one load (its value): the fill can be the consumer's.
+  const Load* only_load() const {
+    const Load* found = nullptr;
+    for (const auto& stmt : producer.body) {
+      const auto* load = std::get_if<Load>(&stmt->node);
+      if (load && load->name == producer.value) found = load;
+    }
+    return found && found->guard.empty() ? found : nullptr;
+  }
+
+  // `fills`: where the guard fails, the load gives what the consumer asked for.
+  static Ref<Stmt> with_guard(const Ref<Stmt>& stmt, const Load& load, bool fills) {
+    const auto* own = std::get_if<Load>(&stmt->node);
+    if (!own) return stmt;
+    Load copy = *own;
+    if (own->guard.empty()) copy.fill = fills ? load.fill : zero_of(copy.dtype);
+    copy.guard.insert(copy.guard.begin(), load.guard.begin(), load.guard.end());
+    return make_stmt(std::move(copy));
+  }
+
+  std::string copied_value(const Block& copy) const {
+    for (size_t at = 0; at < copy.size(); ++at) {
+      const auto* let = std::get_if<Let>(&producer.body[at]->node);
+      const auto* load = std::get_if<Load>(&producer.body[at]->node);
+      if ((let && let->name == producer.value) || (load && load->name == producer.value))
+        return std::visit(
+            Overloaded{[](const Let& s) { return s.name; }, [](const Load& s) { return s.name; }, [](const auto&) { return std::string(); }},
+            copy[at]->node);
+    }
+    DEPLO_ASSERT(false, "the value {} of {} is not in its body", producer.value, producer.buffer);
+  }
+
+  Ref<Stmt> simplified(const Ref<Stmt>& stmt) const {
+    const auto* load = std::get_if<Load>(&stmt->node);
+    if (!load) return stmt;
+    Load copy = *load;
+    for (Expr& e : copy.index) e = simplify(e, ranges);
+    std::vector<Cond> open;
+    for (const Cond& cond : copy.guard) {
+      Cond c = simplify(cond, ranges);
+      if (decide(c, ranges) != std::optional<bool>(true) && std::find(open.begin(), open.end(), c) == open.end()) open.push_back(c);
+    }
+    copy.guard = std::move(open);
+    return make_stmt(std::move(copy));
+  }
+
+  // The statement that defines `from` is near the end of `out`, and nothing but its copy uses that name yet.
+  static void rename_definition(Block& out, const std::string& from, const std::string& to) {
+    Renaming renaming;
+    renaming.value(from, to);
+    for (size_t at = out.size(); at-- > 0;) {
+      bool here = std::visit(
+          Overloaded{[&](const Let& s) { return s.name == from; }, [&](const Load& s) { return s.name == from; }, [](const auto&) { return false; }},
+          out[at]->node);
+      out[at] = copy_block({out[at]}, renaming, nullptr)[0];
+      if (here) return;
+    }
+  }
+};
+
+}  // namespace
+
+std::vector<Expr> PointwiseNest::index() const {
+  std::vector<Expr> result;
+  for (const Axis& axis : axes) result.push_back(Expr::symbol(axis.name));
+  return result;
+}
+
+std::optional<PointwiseNest> as_pointwise(const Block& kernel_body) {
+  Nest nest = peel(kernel_body);
+  if (nest.body.empty()) return std::nullopt;
+  const auto* store = std::get_if<Store>(&nest.body.back()->node);
+  if (!store || !store->guard.empty() || store->combiner != Combiner::set) return std::nullopt;
+  PointwiseNest p{nest.axes, nest.body, store->buffer, store->value};
+  p.body.pop_back();
+  if (store->index != p.index()) return std::nullopt;
+  bool simple = std::all_of(p.body.begin(), p.body.end(), [](const auto& stmt) {
+    return std::holds_alternative<Let>(stmt->node) || std::holds_alternative<Load>(stmt->node) || std::holds_alternative<Check>(stmt->node);
+  });
+  if (!simple) return std::nullopt;
+  return p;
+}
+
+bool can_substitute(const Block& body, const PointwiseNest& producer, const Ranges& symbols) {
+  if (!has_check(producer)) return true;
+  // Under a guard, coordinates read as 0: the check holds only if there is an element 0.
+  for (const auto& stmt : producer.body)
+    if (const auto* check = std::get_if<Check>(&stmt->node)) {
+      Substitution zero;
+      for (const std::string& name : symbols_of(check->cond.expr))
+        if (!symbols.count(name)) zero[name] = 0;
+      if (decide(substitute(check->cond, zero), symbols) == std::optional<bool>(true)) continue;
+      bool guarded = false;
+      visit(body, [&](const Stmt& s, const auto&) {
+        const auto* load = std::get_if<Load>(&s.node);
+        guarded = guarded || (load && load->buffer == producer.buffer && !load->guard.empty());
+      });
+      if (guarded) return false;
+    }
+  return true;
+}
+
+Block substitute_producer(const Block& body, const PointwiseNest& producer, const Ranges& symbols) {
+  Substituter s{producer, {}, symbols, value_at_zero(producer)};
+  Kernel names;
+  names.symbols = symbols;
+  names.body = body;
+  s.names.reserve(names);
+  return s.block(body);
+}
+
+}  // namespace deplo
