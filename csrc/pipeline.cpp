@@ -9,6 +9,8 @@
 #include "lower/lower.h"
 #include "lower/torch_to_tensor.h"
 #include "passes/kernel/expand_math.h"
+#include "passes/loop/fuse_nests.h"
+#include "passes/loop/fuse_producers.h"
 
 namespace deplo {
 namespace {
@@ -131,7 +133,10 @@ const std::vector<Pass<tensor_ir::Graph>>& tensor_passes() {
 }
 
 const std::vector<Pass<loop_ir::Module>>& loop_passes() {
-  static const std::vector<Pass<loop_ir::Module>> passes{};
+  static const std::vector<Pass<loop_ir::Module>> passes{
+      {"fuse_producers", fuse_producers, "substitute pointwise producers and index maps into the kernels that read them"},
+      {"fuse_nests", fuse_nests, "put kernels under one nest where they can share outer axes"},
+  };
   return passes;
 }
 

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "loop_ir/params.h"
 #include "loop_ir/rewrite.h"
 #include "loop_ir/text.h"
 
@@ -112,9 +113,13 @@ struct Sharer {
     ranges = std::move(saved);
   }
 
-  void statement(For s, Block& out, std::vector<std::string>&) {
+  void statement(For s, Block& out, std::vector<std::string>& added) {
     s.extent = expr(s.extent);
     if (s.extent.is(0)) return;
+    if (s.extent.is(1)) {
+      renamed_exprs[s.axis] = 0;
+      return statements(s.body, out, added);
+    }
     with_axes({{s.axis, s.extent}}, [&] { s.body = block(s.body); });
     if (!s.body.empty()) out.push_back(make_stmt(std::move(s)));
   }
@@ -132,8 +137,24 @@ struct Sharer {
     }
   }
 
+  // A combiner whose result over one element is that element.
+  static bool keeps_one(Combiner combiner) { return combiner != Combiner::welford && combiner != Combiner::online_softmax; }
+
   void statement(Reduce s, Block& out, std::vector<std::string>& added) {
     for (Axis& axis : s.axes) axis.extent = expr(axis.extent);
+    for (const Axis& axis : s.axes)
+      if (axis.extent.is(1)) renamed_exprs[axis.name] = 0;
+    bool vanishes = std::all_of(s.axes.begin(), s.axes.end(), [](const Axis& axis) { return axis.extent.is(1); });
+    if (vanishes && keeps_one(s.combiner)) {
+      statements(s.body, out, added);
+      s.operands = operands(s.operands);
+      for (size_t k = 0; k < s.results.size(); ++k) {
+        renamed[s.results[k]] = s.operands[k];
+        renamed_exprs[s.results[k]] = Expr::symbol(s.operands[k]);
+      }
+      return;
+    }
+    if (!vanishes) std::erase_if(s.axes, [](const Axis& axis) { return axis.extent.is(1); });
     with_axes(s.axes, [&] {
       Block body;
       std::vector<std::string> inner;
@@ -202,9 +223,12 @@ struct Sharer {
     out.push_back(make_stmt(std::move(s)));
   }
 
-  void statement(Check s, Block& out, std::vector<std::string>&) {
+  void statement(Check s, Block& out, std::vector<std::string>& added) {
     s.cond.expr = expr(s.cond.expr);
-    if (decide(s.cond, ranges) == std::optional<bool>(true)) return;
+    std::string key = print(s);
+    if (decide(s.cond, ranges) == std::optional<bool>(true) || available.count(key)) return;
+    available[key] = "";
+    added.push_back(key);
     out.push_back(make_stmt(s));
   }
 };
@@ -285,7 +309,107 @@ struct Dropper {
   }
 };
 
+// Moves what does not depend on a loop out of it.
+struct Hoister {
+  Ranges ranges;
+
+  struct Defined {
+    std::set<std::string> names;  ///< axes and values that vary in the loop
+    std::set<std::string> buffers;
+  };
+
+  static bool depends(const Stmt& stmt, const Defined& inside) {
+    bool found = false;
+    Block one{std::make_shared<Stmt>(stmt)};
+    for_each_expr(one, [&](const Expr& e) {
+      for (const std::string& name : symbols_of(e)) found = found || inside.names.count(name);
+    });
+    auto operands = [&](const std::vector<std::string>& list) {
+      for (const std::string& name : list) found = found || inside.names.count(name);
+    };
+    visit(one, [&](const Stmt& s, const auto&) {
+      if (const auto* let = std::get_if<Let>(&s.node)) operands(let->operands);
+      if (const auto* reduce = std::get_if<Reduce>(&s.node)) operands(reduce->operands);
+      if (const auto* load = std::get_if<Load>(&s.node)) found = found || inside.buffers.count(load->buffer);
+      found = found || std::holds_alternative<Store>(s.node) || std::holds_alternative<Check>(s.node) || std::holds_alternative<Scan>(s.node) ||
+              std::holds_alternative<Local>(s.node) || std::holds_alternative<For>(s.node);
+    });
+    return found;
+  }
+
+  // A load may run where its loop would not: only if it is in range there too, or the loop runs at least once.
+  bool safe(const Stmt& stmt, const std::vector<Axis>& loop) const {
+    bool runs = std::all_of(loop.begin(), loop.end(), [&](const Axis& axis) { return provably_nonnegative(axis.extent - 1, ranges); });
+    bool loads = false;
+    visit({std::make_shared<Stmt>(stmt)}, [&](const Stmt& s, const auto&) { loads = loads || std::holds_alternative<Load>(s.node); });
+    const auto* let = std::get_if<Let>(&stmt.node);
+    bool traps = let && (let->fn == Fn::trunc_div || let->fn == Fn::floor_div || let->fn == Fn::fmod || let->fn == Fn::remainder);
+    return runs || (!loads && !traps);
+  }
+
+  static void define(const Stmt& stmt, Defined& inside) {
+    visit({std::make_shared<Stmt>(stmt)}, [&](const Stmt& s, const auto&) {
+      std::visit(Overloaded{[&](const Let& x) { inside.names.insert(x.name); }, [&](const Load& x) { inside.names.insert(x.name); },
+                            [&](const Store& x) { inside.buffers.insert(x.buffer); }, [](const For&) {},
+                            [&](const Reduce& x) { inside.names.insert(x.results.begin(), x.results.end()); },
+                            [&](const Scan& x) { inside.names.insert(x.results.begin(), x.results.end()); },
+                            [&](const Local& x) { inside.buffers.insert(x.name); }, [](const Check&) {}},
+                 s.node);
+    });
+  }
+
+  // Splits a loop's body; `out` gets what leaves it.
+  Block body(const Block& block, const std::vector<Axis>& loop, const std::vector<std::string>& pinned, Block& out) {
+    Block inner = walk(block, loop);
+    Defined inside;
+    for (const Axis& axis : loop) inside.names.insert(axis.name);
+    // Everything the loop writes varies in it; values vary until shown otherwise.
+    for (const auto& stmt : inner)
+      visit({stmt}, [&](const Stmt& s, const auto&) {
+        if (const auto* store = std::get_if<Store>(&s.node)) inside.buffers.insert(store->buffer);
+        if (const auto* local = std::get_if<Local>(&s.node)) inside.buffers.insert(local->name);
+      });
+    Block kept;
+    for (const auto& stmt : inner) {
+      const auto* let = std::get_if<Let>(&stmt->node);
+      const auto* load = std::get_if<Load>(&stmt->node);
+      std::string name = let ? let->name : load ? load->name : "";
+      bool pin = std::find(pinned.begin(), pinned.end(), name) != pinned.end();
+      if (!pin && !depends(*stmt, inside) && safe(*stmt, loop)) {
+        out.push_back(stmt);
+        continue;
+      }
+      define(*stmt, inside);
+      kept.push_back(stmt);
+    }
+    return kept;
+  }
+
+  Block walk(const Block& block, const std::vector<Axis>& around) {
+    auto saved = ranges;
+    for (const Axis& axis : around) ranges[axis.name] = axis_range(axis.extent);
+    Block out;
+    for (const auto& stmt : block) {
+      if (const auto* s = std::get_if<For>(&stmt->node)) {
+        Block kept = body(s->body, {{s->axis, s->extent}}, {}, out);
+        if (!kept.empty()) out.push_back(kept == s->body ? stmt : make_for({s->axis, s->extent}, std::move(kept)));
+      } else if (const auto* s = std::get_if<Reduce>(&stmt->node)) {
+        // An operand stays in the body that defines it.
+        Reduce copy = *s;
+        copy.body = body(s->body, s->axes, s->operands, out);
+        out.push_back(copy.body == s->body ? stmt : make_stmt(std::move(copy)));
+      } else {
+        out.push_back(stmt);
+      }
+    }
+    ranges = std::move(saved);
+    return out;
+  }
+};
+
 }  // namespace
+
+Block hoist_invariants(const Block& block, const Ranges& symbols) { return Hoister{symbols}.walk(block, {}); }
 
 Block clean(const Block& block, const Ranges& symbols) {
   Sharer sharer{symbols, {}, {}, {}, {}};

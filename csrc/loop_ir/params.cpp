@@ -17,7 +17,7 @@ struct Collector {
   void touch(const std::string& buffer, bool reads, bool writes) {
     if (locals.count(buffer)) return;
     auto [it, added] = position.emplace(buffer, list.size());
-    if (added) list.push_back({buffer, false, false});
+    if (added) list.push_back({buffer, false, false, reads});
     list[it->second].reads |= reads;
     list[it->second].writes |= writes;
   }
@@ -51,7 +51,7 @@ std::vector<Param> make_params(const Block& body, const ProgramBody& program, co
     const Buffer* b = program.find_buffer(access.buffer);
     DEPLO_ASSERT(b, "a kernel touches {}, which the program does not declare", access.buffer);
     bool keeps = std::find(updated.begin(), updated.end(), b->name) != updated.end();
-    ParamKind kind = !access.writes ? ParamKind::in : keeps || access.reads ? ParamKind::inout : ParamKind::out;
+    ParamKind kind = !access.writes ? ParamKind::in : keeps || access.reads_first ? ParamKind::inout : ParamKind::out;
     (access.writes ? outputs : inputs).push_back({b->name, kind, b->dtype, b->shape, b->strides, b->is_static});
   }
   inputs.insert(inputs.end(), outputs.begin(), outputs.end());

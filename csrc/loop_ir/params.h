@@ -13,13 +13,14 @@ struct Access {
   std::string buffer;
   bool reads = false;
   bool writes = false;
+  bool reads_first = false;  ///< a load or combining store comes before any plain store in the order of statements
 };
 
 /// The buffers that a block touches, in order of first touch, without its locals.
 std::vector<Access> accesses(const Block& block);
 
 /// Parameters for a body over a program's buffers, named like them: inputs in order of first touch, then those it writes.
-/// A buffer in `updated` keeps what the body does not overwrite: inout.
+/// inout is what is read before it is written, and what keeps the elements that the body does not overwrite (`updated`).
 std::vector<Param> make_params(const Block& body, const ProgramBody& program, const std::vector<std::string>& updated = {});
 
 /// Calls f(e) on every expression in a block: indices, guards, extents, shapes of locals.

@@ -45,4 +45,7 @@ Nest peel(const Block& block);
 /// Afterwards no guard is decided by the ranges and no value is computed twice where one scope sees both.
 Block clean(const Block& block, const Ranges& symbols);
 
+/// Moves values that do not depend on a loop out of it. Names must be unique in the kernel.
+Block hoist_invariants(const Block& block, const Ranges& symbols);
+
 }  // namespace deplo::loop_ir

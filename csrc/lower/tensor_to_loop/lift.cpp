@@ -205,13 +205,21 @@ struct Lifter {
       if (never) continue;
       std::vector<Expr> index;
       std::vector<Cond> read_guard = guard;
-      for (const Expr& e : source.index) {
-        index.push_back(simplify(substitute(e, coordinates), ranges));
+      auto also = [&](const Cond& cond) {
+        if (decide(cond, ranges) != std::optional<bool>(true) && std::find(read_guard.begin(), read_guard.end(), cond) == read_guard.end())
+          read_guard.push_back(cond);
+      };
+      const std::vector<Expr>& shape = tensors.type(source.operand).shape;
+      for (size_t d = 0; d < source.index.size(); ++d) {
+        index.push_back(simplify(substitute(source.index[d], coordinates), ranges));
         // Only what an indirect coordinate reaches needs its range check.
         for (const Cond& cond : in_range)
           for (const std::string& name : symbols_of(cond.expr))
-            if (!ranges.count(name) && uses(index.back(), name) && std::find(read_guard.begin(), read_guard.end(), cond) == read_guard.end())
-              read_guard.push_back(cond);
+            if (!ranges.count(name) && uses(index.back(), name)) also(cond);
+        // All sources are read here, but a later one is in range only where no earlier one holds.
+        if (choices.empty()) continue;
+        also(less_equal(0, index.back()));
+        also(less(index.back(), shape[d]));
       }
       choices.emplace_back(guard, body.load(tensors.buffer(source.operand), type.dtype, std::move(index), read_guard, node.fill));
       if (guard.empty()) break;

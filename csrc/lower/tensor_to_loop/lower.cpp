@@ -1,3 +1,5 @@
+#include "lower/lower.h"
+
 #include <algorithm>
 #include <cctype>
 #include <map>
@@ -5,7 +7,6 @@
 
 #include "base/error.h"
 #include "loop_ir/params.h"
-#include "lower/lower.h"
 #include "lower/tensor_to_loop/lift.h"
 
 namespace deplo {

@@ -126,7 +126,8 @@ struct Fuser {
     return std::all_of(site.index.begin(), site.index.end(), [](const Expr& e) { return e.is_symbol() || e.is_constant(); });
   }
 
-  void visit_producer(size_t at) {
+  // In the first round only index maps go, so that the second sees what functions really read.
+  void visit_producer(size_t at, bool only_moves) {
     auto& node = graph.nodes()[at];
     if (!node.alive || !node.is_kernel || node.once) return;
     auto p = as_pointwise(node.body);
@@ -143,6 +144,7 @@ struct Fuser {
         sites.push_back(std::move(site));
       }
     }
+    if (only_moves && !weigh(*p, points(p->axes)).only_moves) return;
     if (!readers.empty() && !worthwhile(*p, sites, readers.size())) return;
     for (size_t r : readers) {
       graph.inherit_order(at, r);
@@ -179,7 +181,8 @@ struct Fuser {
   }
 
   loop_ir::Module run() {
-    for (size_t at = graph.nodes().size(); at-- > 0;) visit_producer(at);
+    for (bool only_moves : {true, false})
+      for (size_t at = graph.nodes().size(); at-- > 0;) visit_producer(at, only_moves);
     for (auto& node : graph.nodes()) {
       if (!node.alive || !node.is_kernel) continue;
       size_t at = static_cast<size_t>(&node - graph.nodes().data());

@@ -1,0 +1,304 @@
+#include "passes/loop/fuse_nests.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "analysis/contraction.h"
+#include "analysis/cost.h"
+#include "base/error.h"
+#include "passes/loop/localize.h"
+#include "passes/loop/program_graph.h"
+#include "passes/loop/share_axes.h"
+
+namespace deplo {
+namespace {
+
+using loop_ir::Axis;
+using loop_ir::Block;
+using loop_ir::Load;
+using loop_ir::Stmt;
+using loop_ir::Store;
+
+constexpr double kEnoughParallel = 16;     ///< shared iterations that occupy any machine's cores well enough
+constexpr double kSmallIteration = 16384;  ///< points per shared iteration below which one thread may do all of them
+constexpr double kRowBlock = 128;          ///< rows of a contraction whose fused rows stay in cache together
+constexpr double kReadAgainMargin = 2;     ///< bytes saved per byte read again that make giving up an axis worthwhile
+constexpr size_t kSiblingsTried = 4;
+
+struct Group {
+  NestGroup nest;
+  std::vector<analysis::Contraction> contractions;  ///< of the kernel as it stands
+  double points = 0;                                ///< innermost iterations
+  bool fixed = false;                               ///< takes no part: touches versioned buffers, or scans with checks
+};
+
+struct Fuser {
+  ProgramGraph graph;
+  const PassContext& context;
+  std::vector<Group> groups;
+  std::vector<loop_ir::Names> names;
+
+  double size(Expr e) const { return std::max(1.0, analysis::estimate(e, context.hints, graph.program().symbols)); }
+  double bytes(const std::string& name) const {
+    const Buffer& b = graph.buffer(name);
+    return size(product(b.shape)) * static_cast<double>(size_of(b.dtype));
+  }
+  double points(const std::vector<Axis>& axes) const {
+    double count = 1;
+    for (const Axis& axis : axes) count *= size(axis.extent);
+    return count;
+  }
+
+  double points_of(const Block& body) const {
+    double total = 0;
+    loop_ir::visit(body, [&](const Stmt& stmt, const std::vector<Axis>& loops) {
+      if (std::holds_alternative<Load>(stmt.node) || std::holds_alternative<Store>(stmt.node)) total = std::max(total, points(loops));
+    });
+    return total;
+  }
+
+  void refresh(size_t at) {
+    Group& g = groups[at];
+    loop_ir::Kernel kernel;
+    kernel.symbols = graph.program().symbols;
+    kernel.body = loop_ir::make_nest(g.nest.axes, g.nest.body);
+    g.contractions = analysis::find_contractions(kernel);
+    for (auto& c : g.contractions) c.reduce = nullptr;  // it points into the copy above
+    g.points = points_of(kernel.body);
+    graph.set_body(at, kernel.body);
+  }
+
+  void start() {
+    groups.resize(graph.nodes().size());
+    names.resize(groups.size());
+    for (size_t at = 0; at < groups.size(); ++at) {
+      auto& node = graph.nodes()[at];
+      Group& g = groups[at];
+      g.fixed = !node.is_kernel || node.once || !node.updated.empty();
+      if (!node.is_kernel) continue;
+      for (const std::string& b : node.writes) g.fixed = g.fixed || graph.is_versioned(b);
+      loop_ir::Nest nest = loop_ir::peel(loop_ir::clean(node.body, graph.program().symbols));
+      g.nest = {nest.axes, nest.body};
+      loop_ir::Kernel kernel;
+      kernel.symbols = graph.program().symbols;
+      kernel.body = node.body;
+      names[at].reserve(kernel);
+      refresh(at);
+    }
+  }
+
+  // Buffers that `second` reads and `first` writes.
+  std::set<std::string> flows(size_t first, size_t second) {
+    std::set<std::string> result;
+    for (const std::string& b : graph.nodes()[first].writes)
+      if (graph.nodes()[second].reads.count(b)) result.insert(b);
+    return result;
+  }
+
+  static bool covers(const AxisPairs& pairs, const NestGroup& nest) { return pairs.size() == nest.axes.size(); }
+
+  // Enough iterations to share among threads, or too little work to need it.
+  bool parallel_enough(double shared, double work) const { return shared >= kEnoughParallel || work / shared <= kSmallIteration; }
+
+  // What a contraction reads again for every block of rows, if only the paired axes of the joined nest are outermost.
+  double bytes_read_again(const NestGroup& joined) const {
+    loop_ir::Kernel kernel;
+    kernel.symbols = graph.program().symbols;
+    kernel.body = loop_ir::make_nest(joined.axes, joined.body);
+    double again = 0;
+    for (const auto& c : analysis::find_contractions(kernel)) {
+      for (const auto* operand : {&c.a, &c.b}) {
+        double elements = 1;
+        double rows = 1;
+        for (const auto& axis : c.axes) {
+          if (operand->axes.count(axis.name))
+            elements *= size(axis.extent);
+          else if (std::any_of(joined.axes.begin(), joined.axes.end(), [&](const Axis& a) { return a.name == axis.name; }))
+            rows *= size(axis.extent);
+        }
+        again += elements * 4 * (std::ceil(rows / kRowBlock) - 1);
+      }
+    }
+    return again;
+  }
+
+  double operand_bytes(const NestGroup& joined) const {
+    loop_ir::Kernel kernel;
+    kernel.body = loop_ir::make_nest(joined.axes, joined.body);
+    double total = 0;
+    for (const auto& c : analysis::find_contractions(kernel)) {
+      for (const auto* operand : {&c.a, &c.b}) {
+        double elements = 1;
+        bool row_operand = false;
+        for (const auto& axis : c.axes) {
+          bool used = operand->axes.count(axis.name) > 0;
+          if (used) elements *= size(axis.extent);
+          row_operand = row_operand || (used && !joined.axes.empty() && axis.name == joined.axes.back().name);
+        }
+        if (!row_operand) total += elements * 4;
+      }
+    }
+    return total;
+  }
+
+  // A contraction gives up an axis: rows of its result stay in cache, its other operand is read for every block of rows.
+  bool keep_rows(const NestGroup& joined, const std::set<std::string>& flow) {
+    double saved = 0;
+    for (const std::string& b : flow) saved += bytes(b) * (graph.is_private(b) ? 2 : 1);
+    double again = bytes_read_again(joined);
+    if (saved < kReadAgainMargin * again) return false;
+    double shared = points(joined.axes);
+    double last = joined.axes.empty() ? 1 : size(joined.axes.back().extent);
+    double blocks = shared / std::min(last, kRowBlock);
+    return blocks >= 2 || saved >= operand_bytes(joined);
+  }
+
+  // Two contractions in one nest: gates over the same rows, with equal reductions.
+  bool gated_pair(const Group& a, const Group& b) const {
+    for (const auto& x : a.contractions)
+      for (const auto& y : b.contractions) {
+        bool shares = x.a.buffers.size() && y.a.buffers.size() && (x.a.buffers[0] == y.a.buffers[0] || x.b.buffers[0] == y.b.buffers[0]);
+        auto kx = x.axes_of(analysis::AxisClass::k);
+        auto ky = y.axes_of(analysis::AxisClass::k);
+        bool equal = kx.size() == ky.size();
+        for (size_t k = 0; equal && k < kx.size(); ++k) equal = kx[k].extent == ky[k].extent;
+        if (!shares || !equal) return false;
+      }
+    return true;
+  }
+
+  bool profitable(size_t first, size_t second, const AxisPairs& pairs, const std::set<std::string>& flow) {
+    const Group& a = groups[first];
+    const Group& b = groups[second];
+    bool whole_a = covers(pairs, a.nest);
+    bool whole_b = covers(pairs, b.nest);
+    double shared = 1;
+    for (const auto& [name, partner] : pairs)
+      for (const Axis& axis : a.nest.axes)
+        if (axis.name == name) shared *= size(axis.extent);
+    bool contracts_a = !a.contractions.empty();
+    bool contracts_b = !b.contractions.empty();
+    if (contracts_a || contracts_b) {
+      if (contracts_a && contracts_b && whole_a && whole_b) return gated_pair(a, b);
+      if (whole_a && whole_b) return contracts_a;  // an epilogue; prologues are fuse_producers' business
+      if (!contracts_a && contracts_b && first_prepares(a, b)) return false;
+      loop_ir::Names scratch = names[first];
+      return !pairs.empty() && keep_rows(join(a.nest, b.nest, pairs, scratch), flow);
+    }
+    if (pairs.empty() && !(a.nest.axes.empty() && b.nest.axes.empty())) return std::max(a.points, b.points) <= kSmallIteration;
+    if (whole_a && whole_b) return true;
+    return parallel_enough(shared, std::max(a.points, b.points));
+  }
+
+  // A pointwise kernel before a contraction that is no part of a row computation.
+  static bool first_prepares(const Group& a, const Group& b) {
+    return b.contractions.size() == 1 && a.nest.body.size() > 0 && !std::any_of(a.nest.body.begin(), a.nest.body.end(), [](const auto& stmt) {
+             return std::holds_alternative<loop_ir::Reduce>(stmt->node) || std::holds_alternative<loop_ir::For>(stmt->node);
+           });
+  }
+
+  bool try_fuse(size_t first, size_t second, bool by_input) {
+    Group& a = groups[first];
+    Group& b = groups[second];
+    if (first == second || a.fixed || b.fixed || !graph.nodes()[first].alive || !graph.nodes()[second].alive) return false;
+    std::set<std::string> flow = flows(first, second);
+    AxisPairs pairs;
+    if (by_input) {
+      if (!flow.empty() || !flows(second, first).empty()) return false;
+      pairs = siblings(first, second);
+      if (pairs.empty()) return false;
+    } else {
+      auto found = shared_by_dependence(a.nest, b.nest, flow);
+      if (!found) return false;
+      pairs = std::move(*found);
+      if (!profitable(first, second, pairs, flow)) return false;
+    }
+    if (graph.reaches(first, second, true) || graph.reaches(second, first)) return false;
+    for (size_t w : graph.overwriters(first))
+      if (graph.reaches(w, second)) return false;
+    b.nest = join(a.nest, b.nest, pairs, names[first]);
+    names[second] = std::move(names[first]);
+    graph.inherit_order(first, second);
+    graph.merge_provenance(first, second, true);
+    graph.remove(first);
+    refresh(second);
+    return true;
+  }
+
+  // Nests that read the same large input at the same places, and share all their axes.
+  AxisPairs siblings(size_t first, size_t second) {
+    const Group& a = groups[first];
+    const Group& b = groups[second];
+    if (!a.contractions.empty() || !b.contractions.empty()) return {};
+    std::set<std::string> common;
+    double common_bytes = 0;
+    double all_bytes = 0;
+    for (const std::string& name : graph.nodes()[second].reads) {
+      all_bytes += bytes(name);
+      if (!graph.nodes()[first].reads.count(name)) continue;
+      common.insert(name);
+      common_bytes += bytes(name);
+    }
+    if (common_bytes * 4 < all_bytes) return {};
+    AxisPairs pairs = shared_by_input(a.nest, b.nest, common);
+    if (!covers(pairs, a.nest) || !covers(pairs, b.nest)) return {};
+    return pairs;
+  }
+
+  void fuse_into(size_t at) {
+    bool progress = true;
+    while (progress) {
+      progress = false;
+      // The largest flow first: what it saves is most.
+      std::vector<std::pair<double, size_t>> producers;
+      for (const std::string& b : graph.nodes()[at].reads)
+        for (size_t w : graph.writers(b))
+          if (w != at) producers.emplace_back(-bytes(b), w);
+      std::sort(producers.begin(), producers.end());
+      for (const auto& [weight, w] : producers)
+        if (try_fuse(w, at, false)) {
+          progress = true;
+          break;
+        }
+    }
+  }
+
+  void fuse_siblings(size_t at) {
+    std::set<size_t> tried;
+    std::vector<std::string> reads(graph.nodes()[at].reads.begin(), graph.nodes()[at].reads.end());
+    std::sort(reads.begin(), reads.end(), [&](const auto& x, const auto& y) { return bytes(x) > bytes(y); });
+    for (const std::string& b : reads) {
+      std::set<size_t> others = graph.readers(b);
+      for (size_t other : others) {
+        if (other >= at || tried.size() >= kSiblingsTried || !tried.insert(other).second) continue;
+        try_fuse(other, at, true);
+      }
+    }
+  }
+
+  loop_ir::Module run() {
+    start();
+    for (size_t at = 0; at < groups.size(); ++at)
+      if (graph.nodes()[at].alive && !groups[at].fixed) fuse_into(at);
+    for (size_t at = 0; at < groups.size(); ++at)
+      if (graph.nodes()[at].alive && !groups[at].fixed) fuse_siblings(at);
+    for (size_t at = 0; at < groups.size(); ++at) {
+      if (!graph.nodes()[at].alive || !graph.nodes()[at].is_kernel) continue;
+      auto is_private = [&](const std::string& b) {
+        return graph.is_private(b) && graph.writers(b)[0] == at &&
+               std::all_of(graph.readers(b).begin(), graph.readers(b).end(), [&](size_t r) { return r == at; });
+      };
+      graph.set_body(
+          at, localize(groups[at].nest, is_private, [&](const std::string& b) -> const Buffer& { return graph.buffer(b); }, graph.program().symbols));
+    }
+    return graph.finish();
+  }
+};
+
+}  // namespace
+
+loop_ir::Module fuse_nests(loop_ir::Module module, const PassContext& context) {
+  return Fuser{ProgramGraph(std::move(module)), context, {}, {}}.run();
+}
+
+}  // namespace deplo

@@ -1,0 +1,313 @@
+#include "passes/loop/localize.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "loop_ir/params.h"
+#include "loop_ir/text.h"
+
+namespace deplo {
+namespace {
+
+using namespace loop_ir;
+
+// What one statement of a block needs and makes.
+struct Footprint {
+  std::set<std::string> defines;
+  std::set<std::string> needs;
+  std::set<std::string> reads;  ///< buffers
+  std::set<std::string> writes;
+};
+
+void define(Footprint& f, const std::string& name) { f.defines.insert(name); }
+
+Footprint footprint(const Stmt& stmt) {
+  Footprint f;
+  auto need = [&](const Expr& e) { collect_symbols(e, f.needs); };
+  Block one{std::make_shared<Stmt>(stmt)};
+  for_each_expr(one, need);
+  visit(one, [&](const Stmt& s, const auto&) {
+    std::visit(Overloaded{[&](const Let& x) {
+                            define(f, x.name);
+                            f.needs.insert(x.operands.begin(), x.operands.end());
+                          },
+                          [&](const Load& x) {
+                            define(f, x.name);
+                            f.reads.insert(x.buffer);
+                          },
+                          [&](const Store& x) {
+                            f.needs.insert(x.value);
+                            f.writes.insert(x.buffer);
+                            if (x.combiner != Combiner::set) f.reads.insert(x.buffer);
+                          },
+                          [&](const For&) {},
+                          [&](const Reduce& x) {
+                            f.defines.insert(x.results.begin(), x.results.end());
+                            f.needs.insert(x.operands.begin(), x.operands.end());
+                          },
+                          [&](const Scan& x) {
+                            f.defines.insert(x.results.begin(), x.results.end());
+                            f.needs.insert(x.operands.begin(), x.operands.end());
+                          },
+                          [](const Local&) {}, [](const Check&) {}},
+               s.node);
+  });
+  return f;
+}
+
+bool intersects(const std::set<std::string>& a, const std::set<std::string>& b) {
+  return std::any_of(a.begin(), a.end(), [&](const std::string& name) { return b.count(name) > 0; });
+}
+
+bool must_precede(const Footprint& first, const Footprint& second) {
+  return intersects(first.defines, second.needs) || intersects(first.writes, second.reads) || intersects(first.writes, second.writes) ||
+         intersects(first.reads, second.writes);
+}
+
+// Every place at which a block stores or loads a buffer.
+std::vector<std::vector<Expr>> places(const Block& block, const std::string& buffer, bool stores, bool& simple) {
+  std::vector<std::vector<Expr>> result;
+  visit(block, [&](const Stmt& stmt, const auto&) {
+    if (const auto* s = std::get_if<Store>(&stmt.node); s && s->buffer == buffer) {
+      simple = simple && s->combiner == Combiner::set && s->guard.empty();
+      if (stores) result.push_back(s->index);
+    }
+    if (const auto* s = std::get_if<Load>(&stmt.node); s && !stores && s->buffer == buffer) result.push_back(s->index);
+  });
+  return result;
+}
+
+// True if iteration i of `second` touches of what `first` writes only what iteration i wrote: some dimension is the axis itself in both.
+bool meets_in_iteration(const For& first, const For& second, const Footprint& a, const Footprint& b) {
+  auto aligned = [&](const std::string& buffer) {
+    bool simple = true;
+    auto stored = places(first.body, buffer, true, simple);
+    auto other = places(second.body, buffer, false, simple);
+    auto also = places(second.body, buffer, true, simple);
+    other.insert(other.end(), also.begin(), also.end());
+    if (!simple || stored.empty() || other.empty()) return false;
+    for (size_t d = 0; d < stored[0].size(); ++d) {
+      bool here = std::all_of(stored.begin(), stored.end(), [&](const auto& p) { return p[d] == Expr::symbol(first.axis); }) &&
+                  std::all_of(other.begin(), other.end(), [&](const auto& p) { return p[d] == Expr::symbol(second.axis); });
+      if (here) return true;
+    }
+    return false;
+  };
+  for (const std::string& buffer : a.writes)
+    if ((b.reads.count(buffer) || b.writes.count(buffer)) && !aligned(buffer)) return false;
+  for (const std::string& buffer : a.reads)
+    if (b.writes.count(buffer)) return false;
+  return true;
+}
+
+// A pointwise loop joins the loop that makes what it reads, as its epilogue; a reduction stays apart from loops that prepare its operands.
+bool holds_reduce(const Block& block) {
+  bool found = false;
+  visit(block, [&](const Stmt& stmt, const auto&) {
+    found = found || std::holds_alternative<Reduce>(stmt.node) || std::holds_alternative<Scan>(stmt.node);
+  });
+  return found;
+}
+
+struct LoopMerger {
+  Block merge(Block body) {
+    for (auto& stmt : body)
+      if (const auto* loop = std::get_if<For>(&stmt->node)) stmt = make_for({loop->axis, loop->extent}, merge(loop->body));
+    std::vector<Footprint> prints;
+    for (const auto& stmt : body) prints.push_back(footprint(*stmt));
+    for (size_t b = 1; b < body.size(); ++b) {
+      if (!std::holds_alternative<For>(body[b]->node)) continue;
+      for (size_t a = b; a-- > 0;) {
+        if (try_merge(body, prints, a, b)) {
+          --b;
+          break;
+        }
+      }
+    }
+    return body;
+  }
+
+  // Moves loop b up into loop a, and what b needs in between before a.
+  bool try_merge(Block& body, std::vector<Footprint>& prints, size_t a, size_t b) {
+    const auto* first = std::get_if<For>(&body[a]->node);
+    const auto* second = std::get_if<For>(&body[b]->node);
+    if (!first || first->extent != second->extent || (holds_reduce(second->body) && !holds_reduce(first->body))) return false;
+    if (!meets_in_iteration(*first, *second, prints[a], prints[b])) return false;
+    // Statements between that b depends on must not depend on a.
+    std::vector<size_t> lifted;
+    std::vector<size_t> chain{b};
+    for (size_t at = b; at-- > a + 1;) {
+      bool needed = std::any_of(chain.begin(), chain.end(), [&](size_t c) { return must_precede(prints[at], prints[c]); });
+      if (!needed) continue;
+      if (must_precede(prints[a], prints[at])) return false;
+      chain.push_back(at);
+      lifted.push_back(at);
+    }
+    std::reverse(lifted.begin(), lifted.end());
+    Renaming renaming;
+    renaming.value(second->axis, first->axis);
+    Block joined = first->body;
+    for (auto& stmt : copy_block(second->body, renaming, nullptr)) joined.push_back(std::move(stmt));
+    Ref<Stmt> merged = make_for({first->axis, first->extent}, merge(std::move(joined)));
+    Block next(body.begin(), body.begin() + static_cast<long>(a));
+    std::vector<Footprint> next_prints(prints.begin(), prints.begin() + static_cast<long>(a));
+    auto push = [&](const Ref<Stmt>& stmt, Footprint print) {
+      next.push_back(stmt);
+      next_prints.push_back(std::move(print));
+    };
+    for (size_t at : lifted) push(body[at], prints[at]);
+    push(merged, footprint(*merged));
+    for (size_t at = a + 1; at < body.size(); ++at)
+      if (at != b && std::find(lifted.begin(), lifted.end(), at) == lifted.end()) push(body[at], prints[at]);
+    body = std::move(next);
+    prints = std::move(next_prints);
+    return true;
+  }
+};
+
+// Loads of a place just stored, in the same iteration of the same loops, are the stored value.
+struct Forwarder {
+  std::map<std::string, std::pair<std::vector<Expr>, std::string>> last;  ///< buffer -> place and value of its visible last store
+  std::set<std::string> stored_once;
+
+  explicit Forwarder(const Block& body) {
+    std::map<std::string, int> stores;
+    visit(body, [&](const Stmt& stmt, const auto&) {
+      if (const auto* s = std::get_if<Store>(&stmt.node)) stores[s->buffer] += s->combiner == Combiner::set && s->guard.empty() ? 1 : 2;
+    });
+    for (const auto& [buffer, count] : stores)
+      if (count == 1) stored_once.insert(buffer);
+  }
+
+  Block block(const Block& body) {
+    auto saved = last;
+    Renaming renaming;
+    Block out;
+    for (const auto& original : body) {
+      Ref<Stmt> stmt = renaming.values.empty() ? original : copy_block({original}, renaming, nullptr)[0];
+      if (const auto* load = std::get_if<Load>(&stmt->node)) {
+        auto it = last.find(load->buffer);
+        if (it != last.end() && load->guard.empty() && it->second.first == load->index) {
+          renaming.value(load->name, it->second.second);
+          continue;
+        }
+      } else if (const auto* store = std::get_if<Store>(&stmt->node)) {
+        if (stored_once.count(store->buffer)) last[store->buffer] = {store->index, store->value};
+      } else if (const auto* loop = std::get_if<For>(&stmt->node)) {
+        stmt = make_for({loop->axis, loop->extent}, block(loop->body));
+      } else if (const auto* reduce = std::get_if<Reduce>(&stmt->node)) {
+        // Forwarding may replace the operand itself.
+        Reduce copy = *reduce;
+        Block none;
+        copy.body = with_operands(copy.body, copy.operands, none);
+        stmt = make_stmt(std::move(copy));
+      } else if (const auto* scan = std::get_if<Scan>(&stmt->node)) {
+        Scan copy = *scan;
+        copy.body = with_operands(copy.body, copy.operands, copy.then);
+        stmt = make_stmt(std::move(copy));
+      }
+      out.push_back(std::move(stmt));
+    }
+    last = std::move(saved);
+    return out;
+  }
+
+  // Operands are defined in the body: one that forwards to an outer value stays a definition there.
+  Block with_operands(const Block& body, std::vector<std::string>& operands, Block& then) {
+    auto saved = last;
+    Renaming renaming;
+    Block out;
+    for (const auto& original : body) {
+      Ref<Stmt> stmt = renaming.values.empty() ? original : copy_block({original}, renaming, nullptr)[0];
+      if (const auto* load = std::get_if<Load>(&stmt->node)) {
+        auto it = last.find(load->buffer);
+        if (it != last.end() && load->guard.empty() && it->second.first == load->index) {
+          renaming.value(load->name, it->second.second);
+          continue;
+        }
+      }
+      out.push_back(std::move(stmt));
+    }
+    for (std::string& operand : operands)
+      if (auto it = renaming.values.find(operand); it != renaming.values.end()) operand = it->second;
+    if (!renaming.values.empty()) then = copy_block(then, renaming, nullptr);
+    last = std::move(saved);
+    return out;
+  }
+};
+
+// Stored by this kernel alone: without loads it disappears, with loads it becomes a local over its inner dimensions.
+Block make_local(const Block& body, const std::vector<Axis>& shared, const std::function<bool(const std::string&)>& is_private,
+                 const std::function<const Buffer&(const std::string&)>& buffer) {
+  struct Use {
+    bool loaded = false;
+    std::vector<std::vector<Expr>> stored;
+    std::vector<std::vector<Expr>> read;
+  };
+  std::map<std::string, Use> uses;
+  visit(body, [&](const Stmt& stmt, const auto&) {
+    if (const auto* s = std::get_if<Store>(&stmt.node); s && is_private(s->buffer)) uses[s->buffer].stored.push_back(s->index);
+    if (const auto* s = std::get_if<Load>(&stmt.node); s && is_private(s->buffer)) uses[s->buffer].read.push_back(s->index);
+  });
+  std::map<std::string, std::vector<size_t>> kept;  ///< dimensions of each new local
+  std::set<std::string> dropped;
+  Block out;
+  for (const auto& [name, use] : uses) {
+    if (use.stored.empty()) continue;
+    if (use.read.empty()) {
+      dropped.insert(name);
+      continue;
+    }
+    const Buffer& b = buffer(name);
+    std::vector<size_t> dims;
+    std::vector<Expr> shape;
+    for (size_t d = 0; d < b.shape.size(); ++d) {
+      const Expr& e = use.stored[0][d];
+      bool is_shared =
+          e.is_constant() || (e.is_symbol() && std::any_of(shared.begin(), shared.end(), [&](const Axis& axis) { return axis.name == e.name(); }));
+      auto same = [&](const auto& place) { return place[d] == e; };
+      if (is_shared && std::all_of(use.stored.begin(), use.stored.end(), same) && std::all_of(use.read.begin(), use.read.end(), same)) continue;
+      dims.push_back(d);
+      shape.push_back(b.shape[d]);
+    }
+    out.push_back(make_stmt(Local{name, b.dtype, shape}));
+    kept[name] = dims;
+  }
+  auto pick = [&](const std::string& name, const std::vector<Expr>& index) {
+    std::vector<Expr> result;
+    for (size_t d : kept.at(name)) result.push_back(index[d]);
+    return result;
+  };
+  Block rest = rewrite(body, [&](const Ref<Stmt>& stmt) -> Block {
+    if (const auto* s = std::get_if<Store>(&stmt->node)) {
+      if (dropped.count(s->buffer)) return {};
+      if (!kept.count(s->buffer)) return {stmt};
+      Store copy = *s;
+      copy.index = pick(s->buffer, s->index);
+      return {make_stmt(std::move(copy))};
+    }
+    if (const auto* s = std::get_if<Load>(&stmt->node); s && kept.count(s->buffer)) {
+      Load copy = *s;
+      copy.index = pick(s->buffer, s->index);
+      return {make_stmt(std::move(copy))};
+    }
+    return {stmt};
+  });
+  out.insert(out.end(), rest.begin(), rest.end());
+  return out;
+}
+
+}  // namespace
+
+Block localize(const NestGroup& group, const std::function<bool(const std::string&)>& is_private,
+               const std::function<const Buffer&(const std::string&)>& buffer, const Ranges& symbols) {
+  Ranges ranges = symbols;
+  for (const Axis& axis : group.axes) ranges[axis.name] = axis_range(axis.extent);
+  Block body = LoopMerger{}.merge(clean(group.body, ranges));
+  body = Forwarder(body).block(body);
+  body = clean(body, ranges);
+  body = make_local(body, group.axes, is_private, buffer);
+  return make_nest(group.axes, hoist_invariants(clean(body, ranges), ranges));
+}
+
+}  // namespace deplo
