@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import os
 import tempfile
 import threading
@@ -70,6 +71,7 @@ class Record:
     hints: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
+_graph_numbers = itertools.count()
 _collectors: list[list[Record]] = []
 _collectors_lock = threading.Lock()
 
@@ -164,6 +166,9 @@ class Compilation:
 def compile_text(imported: Imported, options: Options) -> Any:
     """The core's Program. Every failure that is not the caller's becomes an InternalError that names a file to replay."""
     module = core()
+    if options.dump_dir:
+        # One folder a graph: forward, backward and the next graph must not overwrite each other.
+        options = options.replace(dump_dir=os.path.join(options.dump_dir, f"graph{next(_graph_numbers):02}"))
     try:
         return module.compile(imported.text, options.to_json(imported.hints))
     except (UserError, UnsupportedError):

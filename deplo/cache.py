@@ -17,7 +17,7 @@ def cache_folder(options: Options) -> str:
     """The folder that is used with these options. Raises UserError where the disk cache is switched off."""
     folder = options.cache_folder()
     if not folder:
-        raise UserError("the disk cache is switched off (cache_dir is empty)")
+        raise UserError("the disk cache is switched off (cache_dir is off)")
     return folder
 
 

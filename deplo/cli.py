@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -99,9 +100,12 @@ def _compile(arguments: argparse.Namespace) -> None:
         more["stop_after"] = arguments.stop_after
     options = _options(arguments, **more)
     texts = []
-    for text, hints in _sources(arguments, options):
-        if arguments.ir != "torch" or arguments.file:
-            text = core().lower(text, arguments.ir, options.to_json(hints))
+    sources = _sources(arguments, options)
+    for number, (text, hints) in enumerate(sources):
+        if options.dump_dir and len(sources) > 1:
+            options = options.replace(dump_dir=os.path.join(arguments.dump_dir, str(number)))
+        if arguments.ir != "torch" or arguments.file or options.dump_dir:
+            text = core().lower(text, arguments.ir, options.to_json(hints), arguments.file or "<expression>")
         texts.append(text)
     whole = "\n".join(texts)
     if arguments.output:
@@ -188,7 +192,8 @@ def _passes(arguments: argparse.Namespace) -> None:
     from .core import core
     from .terminal import show_table
 
-    show_table("", ("level", "pass", "what it does"), [(p["level"], p["name"], p["doc"]) for p in core().passes()])
+    passes = json.loads(core().passes())
+    show_table("", ("level", "pass", "what it does"), [(p["level"], p["name"], p["doc"]) for p in passes])
 
 
 def _ops(arguments: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from . import __version__
 from .core import core
 from .errors import UserError
 from .options import KEYS, read_options
+from .terminal import quantity
 
 
 def environment() -> Iterator[tuple[str, str]]:
@@ -23,13 +25,23 @@ def environment() -> Iterator[tuple[str, str]]:
     yield "platform", platform.platform()
     yield "torch threads", str(torch.get_num_threads())
     try:
-        given = core().env()
+        about = json.loads(core().env(options.features))
     except UserError as error:
         yield "extension", str(error)
     else:
-        for name, value in (json.loads(given) if isinstance(given, str) else given).items():
-            yield str(name).replace("_", " "), ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        for name, value in about.items():
+            if name not in ("deplo", "cache_dir"):
+                yield from _flat(name, value)
     yield "cache folder", options.cache_folder() or "none"
     for name, key in KEYS.items():
         if getattr(options, name) != key.default:
             yield f"option {name}", repr(getattr(options, name))
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(f"{name} {key}", item)
+    else:
+        text = quantity(value, "B") if name.endswith("_bytes") and isinstance(value, int) else value
+        yield name.replace("_", " "), " ".join(map(str, text)) if isinstance(text, list) else str(text)

@@ -11,15 +11,34 @@ import torch
 
 from .backend import Record, collect_records, compile_with
 from .capture import sum_of, unwrapped_errors
+from .measure import Machine, measure_machine
 from .options import Options, read_options
 from .terminal import quantity, seconds, show_table, table_text
 
-_KERNEL_COLUMNS = ("kernel", "runs", "implements", "flops", "bytes", "time", "of roofline")
+_KERNEL_COLUMNS = ("kernel", "runs", "implements", "flops", "bytes", "time", "of limit")
+
+
+@dataclasses.dataclass
+class KernelReport:
+    """One kernel of a program: what it implements, what it costs, and what a call of the program spends in it."""
+
+    name: str
+    implements: list[str]
+    schedule: str
+    flops: float
+    bytes: float
+    calls: int  # how often one call of the program runs it
+    seconds: float  # all these together; 0 if it was not measured
+    once: bool  # it packs weights: it runs again only when they change
+
+    def limit_seconds(self, machine: Machine) -> float:
+        """The time that the machine needs at least, by its peak or its memory."""
+        return self.calls * max(self.flops / machine.flops, self.bytes / machine.bandwidth)
 
 
 @dataclasses.dataclass
 class GraphReport:
-    """One compiled graph. `kernels` and `library` are rows of the core's description, with its keys."""
+    """One compiled graph. `description` is what the core says of it, with the memory plan and the cache."""
 
     kind: str
     ops: int
@@ -27,15 +46,9 @@ class GraphReport:
     fallback: str
     import_seconds: float
     compile_seconds: float
+    kernels: list[KernelReport]
+    library: list[tuple[str, str]]  # op and reason
     description: dict[str, Any]
-
-    @property
-    def kernels(self) -> list[dict[str, Any]]:
-        return list(self.description.get("kernels", []))
-
-    @property
-    def library(self) -> list[dict[str, Any]]:
-        return list(self.description.get("library", []))
 
     def title(self) -> str:
         if self.fallback:
@@ -45,58 +58,61 @@ class GraphReport:
             f" (imported in {seconds(self.import_seconds)}, compiled in {seconds(self.compile_seconds)})"
         )
 
-    def kernel_rows(self) -> list[tuple[str, ...]]:
+    def kernel_rows(self, machine: Machine) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = []
         for kernel in self.kernels:
+            share = kernel.limit_seconds(machine) / kernel.seconds if kernel.seconds and not kernel.once else 0.0
             rows.append(
                 (
-                    str(kernel.get("name", "")),
-                    str(kernel.get("calls", 1)),
-                    ", ".join(kernel.get("ops", [])),
-                    _amount(kernel.get("flops"), "flop"),
-                    _amount(kernel.get("bytes"), "B"),
-                    seconds(kernel["seconds"]) if kernel.get("seconds") else "",
-                    f"{100 * kernel['roofline']:.0f} %" if kernel.get("roofline") else "",
+                    kernel.name,
+                    "once" if kernel.once else str(kernel.calls),
+                    shortened(kernel.implements),
+                    quantity(kernel.flops, "flop"),
+                    quantity(kernel.bytes, "B"),
+                    seconds(kernel.seconds) if kernel.seconds and not kernel.once else "",
+                    f"{100 * share:.0f} %" if share else "",
                 )
             )
         return rows
 
-    def library_rows(self) -> list[tuple[str, str]]:
-        return [(str(call.get("op", "")), str(call.get("reason", ""))) for call in self.library]
-
     def notes(self) -> list[str]:
-        return [f"{name}: {_plain(self.description[name])}" for name in ("memory", "cache") if self.description.get(name)]
+        notes = []
+        memory, cache = self.description.get("memory", {}), self.description.get("cache", {})
+        if "arena_bytes" in memory:
+            saved = memory.get("bytes_without_reuse", 0)
+            notes.append(
+                f"memory: arena {quantity(memory['arena_bytes'], 'B')} for {memory.get('temporaries', 0)} temporaries"
+                f" ({quantity(saved, 'B')} without reuse), packed weights {quantity(memory.get('packed_bytes', 0), 'B')}"
+            )
+        if cache:
+            notes.append(
+                f"cache: {cache.get('compiled', 0)} kernels compiled, {cache.get('memory_hits', 0)} from memory, {cache.get('disk_hits', 0)} from"
+                f" {cache.get('directory') or 'disk (off)'}"
+            )
+        return notes
 
 
-def _amount(value: Any, unit: str) -> str:
-    return quantity(value, unit) if isinstance(value, (int, float)) else str(value or "")
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{str(key).replace('_', ' ')} {_bytes_or(key, item)}" for key, item in value.items())
-    return str(value)
-
-
-def _bytes_or(key: Any, value: Any) -> str:
-    return quantity(value, "B") if "bytes" in str(key) and isinstance(value, (int, float)) else _plain(value)
+def shortened(names: list[str], most: int = 6) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 class Explanation:
     """What `deplo.explain` returns. Prints as tables; `graphs` holds the figures, `result` what the model returned."""
 
-    def __init__(self, graphs: list[GraphReport], result: Any) -> None:
+    def __init__(self, graphs: list[GraphReport], result: Any, machine: Machine) -> None:
         self.graphs = graphs
         self.result = result
+        self.machine = machine
 
     def __str__(self) -> str:
         parts = []
         for graph in self.graphs:
             parts.append(graph.title())
             if graph.kernels:
-                parts.append(table_text(*_without_empty(_KERNEL_COLUMNS, graph.kernel_rows())))
+                parts.append(table_text(*_without_empty(_KERNEL_COLUMNS, graph.kernel_rows(self.machine))))
             if graph.library:
-                parts.append(table_text(("library call", "reason"), graph.library_rows()))
+                parts.append(table_text(("library call", "reason"), graph.library))
             parts.extend(graph.notes())
             parts.append("")
         return "\n".join(parts).rstrip() + "\n"
@@ -108,10 +124,10 @@ class Explanation:
         for graph in self.graphs:
             print(graph.title())
             if graph.kernels:
-                header, rows, right = _without_empty(_KERNEL_COLUMNS, graph.kernel_rows())
+                header, rows, right = _without_empty(_KERNEL_COLUMNS, graph.kernel_rows(self.machine))
                 show_table("", header, rows, right)
             if graph.library:
-                show_table("", ("library call", "reason"), graph.library_rows())
+                show_table("", ("library call", "reason"), graph.library)
             for note in graph.notes():
                 print(note)
 
@@ -152,7 +168,7 @@ def explain(
             if backward:
                 sum_of(result).backward()  # type: ignore[no-untyped-call]
     torch._dynamo.reset()
-    return Explanation([_report(record) for record in records], result)
+    return Explanation([_report(record) for record in records], result, measure_machine())
 
 
 def _profile(records: list[Record]) -> None:
@@ -162,8 +178,31 @@ def _profile(records: list[Record]) -> None:
 
 
 def _report(record: Record) -> GraphReport:
-    description: Any = record.program.describe() if hasattr(record.program, "describe") else {}
-    if isinstance(description, str):
-        description = json.loads(description)
+    description: dict[str, Any] = json.loads(record.program.describe()) if hasattr(record.program, "describe") else {}
     ops = sum(1 for line in record.torch_ir.splitlines()[1:] if not line.lstrip().startswith(("write ", "return")))
-    return GraphReport(record.kind, ops, record.torch_ir, record.fallback, record.import_seconds, record.compile_seconds, description)
+    library = [(str(call["op"]), str(call["reason"])) for call in description.get("library_calls", [])]
+    return GraphReport(
+        record.kind, ops, record.torch_ir, record.fallback, record.import_seconds, record.compile_seconds, _kernels(description), library, description
+    )
+
+
+def _kernels(description: Mapping[str, Any]) -> list[KernelReport]:
+    reports = {
+        kernel["name"]: KernelReport(
+            kernel["name"],
+            list(kernel["provenance"]),
+            kernel.get("schedule", ""),
+            kernel["flops"],
+            kernel["bytes_read"] + kernel["bytes_written"],
+            0,
+            0.0,
+            False,
+        )
+        for kernel in description.get("kernels", [])
+    }
+    for step in description.get("steps", []):
+        if (report := reports.get(step.get("kernel", ""))) is not None:
+            report.calls += 1
+            report.once = report.once or bool(step["once"])
+            report.seconds += step["nanoseconds"] / step["calls"] / 1e9 if step["calls"] else 0.0
+    return list(reports.values())

@@ -325,9 +325,20 @@ class _Importer:
         schema = node.target._schema.arguments
         given = {arg.name: value for arg, value in zip(schema, node.args, strict=False)}
         given.update(node.kwargs)
+        if packet_name(node) in ("as_strided", "as_strided_scatter", "as_strided_copy"):
+            given["self"] = self._storage_owner(given["self"], node)
         for arg in schema:
             if arg.name in given:
                 yield arg.name, self._argument(given[arg.name], str(arg.type), node)
+
+    def _storage_owner(self, base: Any, node: torch.fx.Node) -> torch.fx.Node:
+        """What to give as_strided, which reads the storage of its argument: the value that made the storage, at offset 0."""
+        value = base.meta["val"]
+        owner: torch.fx.Node = self.owner.get(_storage(value), base) if packet_name(node) != "as_strided_scatter" else base
+        start = owner.meta["val"].storage_offset()
+        if owner not in self.names or owner.meta["val"].dtype != value.dtype or isinstance(start, torch.SymInt) or start != 0:
+            raise UnsupportedError(f"{node.target} of a tensor that does not start its storage{_where(node)}")
+        return owner
 
     def _argument(self, value: Any, kind: str, node: torch.fx.Node) -> str:
         if isinstance(value, torch.fx.Node):
@@ -428,6 +439,12 @@ def _float_text(value: float) -> str:
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
     return repr(value)
+
+
+def packet_name(node: torch.fx.Node) -> str:
+    """`add` of aten.add.Tensor."""
+    packet = getattr(node.target, "overloadpacket", None)
+    return str(getattr(packet, "__name__", ""))
 
 
 def _describe(target: Any) -> str:

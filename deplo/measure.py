@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -54,3 +56,28 @@ def time_interleaved(functions: dict[str, Callable[[], Any]], budget: float = 1.
                 function()
             samples[name].append((time.perf_counter() - start) / loops[name])
     return {name: statistics.median(values) for name, values in samples.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What this machine does at most, with torch's number of threads."""
+
+    flops: float  # float32 operations a second
+    bandwidth: float  # bytes a second
+
+
+@functools.cache
+def measure_machine() -> Machine:
+    """The best of several matrix products and copies, in about 0.2 s: limits to compare with, not exact ones."""
+    a = torch.randn(1024, 1024)
+    source, target = torch.zeros(8 << 20), torch.empty(8 << 20)
+    with torch.no_grad():
+        product = min(_once(lambda: torch.mm(a, a)) for _ in range(5))
+        copy = min(_once(lambda: target.copy_(source)) for _ in range(5))
+    return Machine(2 * 1024**3 / product, 2 * source.numel() * 4 / copy)
+
+
+def _once(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start

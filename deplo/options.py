@@ -46,6 +46,12 @@ def _text(value: Any) -> str:
     return os.fspath(value)
 
 
+def _arch(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"sm_\d+[af]?", value):
+        raise ValueError("an architecture such as 'sm_80'")
+    return value
+
+
 def _names(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [part for part in re.split(r"[,\s]+", value) if part]
@@ -96,7 +102,8 @@ KEYS: dict[str, Key] = {
     "stop_after": Key(_text, "", "DEPLO_STOP_AFTER", "stop the dumps after this level or pass (command line)"),
     "time": Key(_flag, False, "DEPLO_TIME", "print the time that each pass takes"),
     "schedule": Key(_schedules, {}, "", "schedules given by hand: text, or a dict from kernel name to text"),
-    "cache_dir": Key(_text, None, "DEPLO_CACHE_DIR", "folder of compiled kernels; empty: none on disk; by default the user's cache folder"),
+    "cache_dir": Key(_text, "", "DEPLO_CACHE_DIR", "folder of compiled kernels; empty: the user's cache folder; off: none on disk"),
+    "arch": Key(_arch, "sm_80", "", "the GPU that CUDA text is for"),
     "features": Key(_text, "", "DEPLO_FEATURES", "use no more CPU features than these, as avx2"),
     "memory_limit": Key(_bytes, 0, "", "largest arena and packed weights in bytes, as '4G'; 0: no limit"),
     "tune": Key(_one_of("off", "fast", "full"), "off", "", "measure schedules on this machine"),
@@ -115,7 +122,8 @@ class Options:
     stop_after: str
     time: bool
     schedule: dict[str, str]
-    cache_dir: str | None
+    cache_dir: str
+    arch: str
     features: str
     memory_limit: int
     tune: str
@@ -136,13 +144,15 @@ class Options:
 
     def to_json(self, hints: Mapping[str, int] | None = None) -> str:
         """What the core reads; `hints` are example values of symbols, for costs only."""
-        values = {**vars(self), "cache_dir": self.cache_folder(), "disable": list(self.disable), "hints": dict(hints or {})}
+        values = {**vars(self), "cache_dir": self.cache_folder() or "off", "disable": list(self.disable), "hints": dict(hints or {})}
         return json.dumps(values, sort_keys=True)
 
     def cache_folder(self) -> str:
         """Where compiled kernels are kept; empty for nowhere."""
-        if self.cache_dir is not None:
-            return os.path.abspath(os.path.expanduser(self.cache_dir)) if self.cache_dir else ""
+        if self.cache_dir == "off":
+            return ""
+        if self.cache_dir:
+            return os.path.abspath(os.path.expanduser(self.cache_dir))
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         return os.path.join(base, "deplo")
 

@@ -18,8 +18,9 @@ namespace deplo::torch_ir {
 //
 // Semantics: nodes run in order and are functional; every value is defined once. An argument is given by its schema
 // name; one left out has its schema default. Sizes and strides (in elements) are expressions over symbols whose values
-// come from the inputs. Mutations are the `write` lines at the end: after all nodes ran, in order, the value is copied
-// into the input. `return` lists what the caller gets, with the strides that eager would give.
+// come from the inputs. Mutations are the `write` lines at the end: after all nodes ran, the values are copied into the
+// inputs; each value is the one before the first write, also where it is an input that another line writes. `return` lists what the caller gets, with
+// the strides that eager would give.
 //
 //   torch @softmax(%x: f32[s0, 2048] strides [2048, 1] user, %w: f32[8] strides [1] parameter static) where s0 in 2..4096
 //     %0: f32[s0, 2048] strides [2048, 1] = aten._softmax.default(self=%x, dim=-1, half_to_float=false) at "net.py:12" in "attn.softmax"

@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
+#include "torch_ir/interpret.h"
 #include "torch_ir/ir.h"
 
 using namespace deplo;
@@ -66,4 +67,33 @@ TEST_CASE("the Torch IR verifier refuses malformed graphs") {
   CHECK(error_of("torch @f(%x: f32[2])\n %0: f32[2] = aten.neg.default(self=%x)\n write %x to %0\n return").find("%0, which is no tensor input") !=
         std::string::npos);
   CHECK(error_of("torch @f(%x: f32[2]) return 1.5").find("returns 1.5") != std::string::npos);
+}
+
+TEST_CASE("the Torch IR interpreter runs views by strides, writes, and integers") {
+  torch_ir::Graph graph = torch_ir::parse(
+      "torch @f(%x: f32[s0, 2] strides [1, s0], s1: sym) where s0 in 2.., s1 in 0..\n"
+      "  %v: f32[s0*2] = aten.as_strided.default(self=%x, size=[s0*2], stride=[1], storage_offset=0)\n"
+      "  %w: f32[s0*2] = aten.as_strided_scatter.default(self=%v, src=%x, size=[s0, 2], stride=[2, 1], storage_offset=0)\n"
+      "  %n: f32[s0, 2] = test.negate.default(self=%x, times=s1)\n"
+      "  write %n to %x\n"
+      "  return %v, s0 + s1, none, %w\n");
+  torch_ir::verify(graph);
+  Array x = Array::zeros(DType::f32, {3, 2});
+  for (int i = 0; i < 6; ++i) x.set(i, Scalar::of_float(DType::f32, i));
+  Array count = Array::zeros(DType::i64, {});
+  count.set(0, Scalar::of_int(DType::i64, 5));
+  LibraryCall library = [](const std::string& op, const auto& arguments, const auto& arrays) {
+    CHECK(op == "test.negate.default");
+    CHECK(std::get<Expr>(arguments[1].second.value).is(5));
+    Array result = arrays.at("%x");
+    for (double& value : result.floats) value = -value;
+    return std::vector<Array>{result};
+  };
+  auto results = torch_ir::interpret(graph, {x, count}, {}, Mode::typed, library);
+  REQUIRE(results.size() == 5);
+  CHECK(results[0].floats == std::vector<double>{0, 2, 4, 1, 3, 5});
+  CHECK(results[1].ints == std::vector<int64_t>{8});
+  CHECK(results[2].shape == std::vector<int64_t>{0});
+  CHECK(results[3].floats == std::vector<double>{0, 1, 2, 3, 4, 5});
+  CHECK(results[4].floats == std::vector<double>{0, -1, -2, -3, -4, -5});
 }

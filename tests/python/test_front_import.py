@@ -182,3 +182,14 @@ def test_expressions_of_sizes_read_back_with_the_same_value():
     for a in range(2, 9):
         for b in range(2, 9):
             assert list(sizes.evaluator(["s0", "s1"], exprs)(a, b)) == [int(e.subs({s: a, t: b})) for e in exprs]
+
+
+def test_as_strided_reads_the_value_that_owns_the_storage():
+    def fn(x):
+        y = x + 1
+        return y[2:].as_strided((2, 2), (1, 3), 1) * 2
+
+    text = text_of(fn, torch.randn(4, 3))
+    assert "aten.as_strided.default(self=%add, size=[2, 2], stride=[1, 3], storage_offset=1)" in text
+    with pytest.raises(UnsupportedError, match="does not start its storage"):
+        text_of(lambda x: x.as_strided((2, 2), (1, 3), 1) * 2, torch.randn(4, 3)[1:])

@@ -64,6 +64,6 @@ def test_cache_folder_is_shown_and_cleared_without_touching_other_files(tmp_path
     assert cache.entries(folder) == [(str(ours), 19)]
     assert cache.clear(folder) == 1 and theirs.exists() and not ours.exists()
     assert cache.entries(str(tmp_path / "nowhere")) == []
-    monkeypatch.setenv("DEPLO_CACHE_DIR", "")
+    monkeypatch.setenv("DEPLO_CACHE_DIR", "off")
     with pytest.raises(UserError, match="switched off"):
         cache.cache_folder(read_options())
