@@ -1,0 +1,638 @@
+#include "lower/loop_to_tile/cpu_contraction.h"
+
+#include <algorithm>
+#include <map>
+
+#include "analysis/contraction.h"
+#include "base/error.h"
+#include "lower/loop_to_tile/convert.h"
+
+namespace deplo {
+namespace {
+
+using namespace loop_to_tile;
+using analysis::AxisClass;
+using analysis::Contraction;
+using loop_ir::Axis;
+using tile_ir::LoopKind;
+using tile_ir::Space;
+
+constexpr int64_t kWholeDepth = 768;       // k is not split up to here
+constexpr int64_t kDepthBlock = 512;       // KC beyond
+constexpr int64_t kStaticLanes = 256;      // lanes of a block whose lane operand was packed before
+constexpr int64_t kStaticRows = 96;        // its rows
+constexpr int64_t kDynamicLanes = 128;     // lanes of a block that packs its lane operand
+constexpr int64_t kDynamicRows = 256;      // its rows: they pay for that pack
+constexpr int64_t kWidestInnerAxis = 512;  // of the two axes that share the lanes
+constexpr int64_t kStreamRows = 2;         // up to here, weights that lie along k are streamed, not packed
+constexpr int64_t kLeastWork = 8192;       // multiply-adds below which packing does not pay
+constexpr int64_t kChunkWork = 65536;
+constexpr int64_t kUnknownExtent = 128;
+
+int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+Expr round_up(Expr a, int64_t b) { return ceildiv(a, b) * b; }
+/// a cut into equal parts of at most `most`: the size of a part.
+int64_t balanced(int64_t a, int64_t most) {
+  int64_t parts = (a + most - 1) / most;
+  return (a + parts - 1) / parts;
+}
+
+struct Operand {
+  const analysis::ContractionOperand* source = nullptr;
+  loop_ir::Block slice;  ///< with the statements outside of the reduction that it needs
+  bool is_static = false;
+  std::string param;  ///< of the packed buffer when static
+};
+
+struct Item {
+  const Contraction* contraction = nullptr;
+  Operand rows;
+  Operand lanes;
+  Expr depth;
+  int64_t depth_block = 0;  ///< KC
+  Expr depth_blocks;
+  std::string tag;
+};
+
+class Scheduler {
+ public:
+  Scheduler(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx)
+      : kernel_(kernel), statics_(statics), ctx_(ctx), nest_(outer_nest(kernel)), contractions_(analysis::find_contractions(kernel)) {}
+
+  std::optional<ScheduledContraction> run() {
+    if (contractions_.empty() || !fits() || !classify() || !worthwhile()) return std::nullopt;
+    choose_sizes();
+    ScheduledContraction out;
+    tile_ir::Kernel& k = out.kernel;
+    k.name = kernel_.name;
+    k.params = kernel_.params;
+    k.symbols = kernel_.symbols;
+    k.provenance = kernel_.provenance;
+    for (Item& item : items_) {
+      if (item.lanes.is_static) out.packed.push_back(pack_once(item, item.lanes, true));
+      if (item.rows.is_static) out.packed.push_back(pack_once(item, item.rows, false));
+    }
+    for (const PackedOperand& p : out.packed)
+      k.params.push_back({p.param, loop_ir::ParamKind::in, DType::f32, p.shape, contiguous_strides(p.shape), true});
+    k.body = body();
+    Expr work = count(outer_) * rows_extent_ * lanes_extent_ * items_[0].depth * static_cast<int64_t>(items_.size());
+    k.chunks = max(1, min(parallel_extent_, ceildiv(work, kChunkWork)));
+    k.schedule = describe();
+    return out;
+  }
+
+ private:
+  // ---- recognition -----------------------------------------------------------------------------------------------
+
+  /// Inside the outer nest: the contractions' reductions and straight-line statements only.
+  bool fits() {
+    size_t found = 0;
+    for (const auto& stmt : *nest_.inner) {
+      if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) {
+        bool known = std::any_of(contractions_.begin(), contractions_.end(), [&](const Contraction& c) { return c.reduce == reduce; });
+        if (!known || reduce->dtypes[0] != DType::f32) return false;
+        for (const auto& s : reduce->body)
+          if (std::holds_alternative<loop_ir::Check>(s->node)) return false;
+        ++found;
+      } else if (std::holds_alternative<loop_ir::For>(stmt->node) || std::holds_alternative<loop_ir::Scan>(stmt->node) ||
+                 std::holds_alternative<loop_ir::Local>(stmt->node)) {
+        return false;
+      }
+    }
+    return found == contractions_.size() && colliding_stores(kernel_).empty();
+  }
+
+  std::vector<const loop_ir::Store*> stores() const {
+    std::vector<const loop_ir::Store*> all;
+    for (const auto& stmt : *nest_.inner)
+      if (const auto* store = std::get_if<loop_ir::Store>(&stmt->node)) all.push_back(store);
+    return all;
+  }
+
+  Expr offset(const std::string& buffer, const std::vector<Expr>& index) const {
+    const loop_ir::Param* param = kernel_.find_param(buffer);
+    Expr sum = 0;
+    if (!param) return sum;
+    for (size_t d = 0; d < index.size(); ++d) sum = sum + index[d] * param->strides[d];
+    return sum;
+  }
+
+  bool steps_by(const std::string& axis, Expr step) const {
+    auto all = stores();
+    return !all.empty() && std::all_of(all.begin(), all.end(), [&](const loop_ir::Store* s) {
+      auto c = linear_coefficient(offset(s->buffer, s->index), axis);
+      return c && *c == step;
+    });
+  }
+
+  /// Sorts the outer axes into rows, lanes and the rest, and each contraction's operands likewise.
+  bool classify() {
+    const Axis* unit = nullptr;
+    for (const auto& a : nest_.axes)
+      if (steps_by(a.name, 1)) unit = &a;
+    if (!unit) return false;
+    for (const Contraction& c : contractions_) {
+      bool in_a = c.a.axes.count(unit->name) > 0;
+      bool in_b = c.b.axes.count(unit->name) > 0;
+      if (in_a == in_b) return false;
+      Item item;
+      item.contraction = &c;
+      item.tag = std::to_string(items_.size());
+      if (!prepare(item.lanes, in_a ? c.a : c.b) || !prepare(item.rows, in_a ? c.b : c.a)) return false;
+      item.depth = count(c.reduce->axes);
+      items_.push_back(std::move(item));
+    }
+    auto kind_of = [&](const Axis& a, const Item& item) {
+      bool lanes = item.lanes.source->axes.count(a.name) > 0;
+      bool rows = item.rows.source->axes.count(a.name) > 0;
+      return lanes && !rows ? 'l' : rows && !lanes ? 'r' : 'o';
+    };
+    std::vector<Axis> lane_class;
+    for (const auto& a : nest_.axes) {
+      char kind = kind_of(a, items_[0]);
+      for (const Item& item : items_)
+        if (kind_of(a, item) != kind) return false;
+      (kind == 'l' ? lane_class : kind == 'r' ? rows_ : outer_).push_back(a);
+    }
+    if (rows_.empty() || lane_class.empty()) return false;
+    group_lanes(lane_class, *unit);
+    return true;
+  }
+
+  /// The lanes are the contiguous axis, and with it the axis that continues it in every store; other axes of its class run outside.
+  void group_lanes(const std::vector<Axis>& lane_class, const Axis& unit) {
+    lanes_ = {unit};
+    bool lanes_static = std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.lanes.is_static; });
+    Expr span = unit.extent;
+    bool grew = true;
+    while (grew) {
+      grew = false;
+      // Lanes that are packed per block are packed one whole inner axis at a time, which must be short and known.
+      if (!lanes_static && (lanes_.size() == 2 || !unit.extent.is_constant() || unit.extent.value() > kWidestInnerAxis)) break;
+      for (const auto& a : lane_class) {
+        bool taken = std::any_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l == a; });
+        if (taken || !steps_by(a.name, span)) continue;
+        lanes_.insert(lanes_.begin(), a);
+        span = span * a.extent;
+        grew = true;
+        break;
+      }
+    }
+    for (const auto& a : lane_class)
+      if (std::none_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l == a; })) outer_.push_back(a);
+  }
+
+  bool prepare(Operand& operand, const analysis::ContractionOperand& source) {
+    operand.source = &source;
+    operand.slice = source.slice;
+    std::set<std::string> defined;
+    std::set<std::string> needed{source.value};
+    auto note = [&](const loop_ir::Stmt& stmt) {
+      if (const auto* let = std::get_if<loop_ir::Let>(&stmt.node)) {
+        defined.insert(let->name);
+        needed.insert(let->operands.begin(), let->operands.end());
+        collect_symbols(let->index, needed);
+      } else if (const auto* load = std::get_if<loop_ir::Load>(&stmt.node)) {
+        defined.insert(load->name);
+        for (Expr e : load->index) collect_symbols(e, needed);
+        for (const Cond& c : load->guard) collect_symbols(c.expr, needed);
+      }
+    };
+    for (const auto& stmt : operand.slice) note(*stmt);
+    // Statements of the outer nest that the slice reads come along; the result of another reduction cannot.
+    for (size_t i = nest_.inner->size(); i-- > 0;) {
+      const auto& stmt = (*nest_.inner)[i];
+      if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) {
+        for (const std::string& r : reduce->results)
+          if (needed.count(r)) return false;
+        continue;
+      }
+      const auto* let = std::get_if<loop_ir::Let>(&stmt->node);
+      const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+      std::string name = let ? let->name : load ? load->name : "";
+      if (name.empty() || !needed.count(name) || defined.count(name)) continue;
+      note(*stmt);
+      operand.slice.insert(operand.slice.begin(), stmt);
+    }
+    operand.is_static = true;
+    for (const auto& stmt : operand.slice)
+      if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) operand.is_static = operand.is_static && statics_.count(load->buffer) > 0;
+    // What is packed once must not depend on a size that changes from call to call.
+    for (const std::string& name : needed) operand.is_static = operand.is_static && kernel_.symbols.count(name) == 0;
+    for (const auto& a : nest_.axes)
+      if (source.axes.count(a.name) && !a.extent.is_constant()) operand.is_static = false;
+    return true;
+  }
+
+  int64_t hint(Expr e) const {
+    std::map<std::string, int64_t> values;
+    for (const std::string& s : symbols_of(e)) {
+      auto it = ctx_.hints.find(s);
+      values[s] = it == ctx_.hints.end() ? kUnknownExtent : it->second;
+    }
+    return evaluate(e, values);
+  }
+
+  /// Step of the operand's main load along an axis; nothing if it is not affine there.
+  std::optional<Expr> step_along(const Operand& operand, const std::string& axis) const {
+    const loop_ir::Load* main = nullptr;
+    for (const auto& stmt : operand.slice)
+      if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node))
+        if (!main || load->buffer == operand.source->buffers.front()) main = load;
+    return main ? linear_coefficient(offset(main->buffer, main->index), axis) : std::nullopt;
+  }
+
+  bool unit_along(const Operand& operand, const std::string& axis) const {
+    auto step = step_along(operand, axis);
+    return step && step->is(1);
+  }
+
+  bool worthwhile() const {
+    Expr work = count(rows_) * count(lanes_) * items_[0].depth;
+    if (hint(work) < kLeastWork) return false;
+    bool along_k =
+        std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return unit_along(i.lanes, i.contraction->reduce->axes.back().name); });
+    // Few rows read the lane operand once anyway: packing it per call would double the traffic.
+    bool packs_per_call = std::any_of(items_.begin(), items_.end(), [](const Item& i) { return !i.lanes.is_static; });
+    return hint(count(rows_)) > kStreamRows || !(along_k || packs_per_call);
+  }
+
+  // ---- sizes -----------------------------------------------------------------------------------------------------
+
+  void choose_sizes() {
+    int64_t vector = ctx_.target.vector_bytes / 4;
+    nr_ = 2 * vector;
+    int64_t most_rows = ctx_.target.vector_registers >= 32 ? 14 : 6;
+    rows_extent_ = count(rows_);
+    lanes_extent_ = count(lanes_);
+    int64_t rows = hint(rows_extent_);
+    mr_ = rows_extent_.is_constant() ? balanced(rows, most_rows) : most_rows;
+    for (Item& item : items_) {
+      int64_t depth = hint(item.depth);
+      item.depth_block = item.depth.is_constant() && depth <= kWholeDepth ? std::max<int64_t>(depth, 1) : kDepthBlock;
+      item.depth_blocks = ceildiv(item.depth, item.depth_block);
+    }
+    bool lanes_static = std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.lanes.is_static; });
+    int64_t most = lanes_static ? kStaticRows : kDynamicRows;
+    int64_t tiles = std::max<int64_t>(1, most / mr_);
+    if (rows_extent_.is_constant()) tiles = balanced((rows + mr_ - 1) / mr_, tiles);
+    row_tiles_ = tiles;
+    if (two_lane_axes()) {
+      int64_t inner = lanes_.back().extent.value();
+      int64_t lines = std::max<int64_t>(1, kDynamicLanes / inner);
+      if (lanes_[0].extent.is_constant()) lines = balanced(lanes_[0].extent.value(), lines);
+      lane_lines_ = lines;
+      lane_block_ = round_up(lines * inner, nr_);
+    } else {
+      int64_t widest = lanes_static ? kStaticLanes : kDynamicLanes;
+      lane_block_ = lanes_extent_.is_constant() ? round_up(balanced(lanes_extent_.value(), widest), nr_) : widest;
+    }
+  }
+
+  /// Lanes of two axes that are packed per block: whole lines of the inner axis side by side.
+  bool two_lane_axes() const {
+    return lanes_.size() == 2 && std::any_of(items_.begin(), items_.end(), [](const Item& i) { return !i.lanes.is_static; });
+  }
+
+  // ---- statements ------------------------------------------------------------------------------------------------
+
+  static Ref<tile_ir::Stmt> loop(const std::string& name, Expr lo, Expr hi, LoopKind kind, tile_ir::Block body, int64_t by = 1) {
+    return make(tile_ir::For{axis(name, lo, hi, kind, 1, by), std::move(body)});
+  }
+
+  static tile_ir::Block store_zero(const std::string& buffer, std::vector<Expr> index, const std::string& name) {
+    return {make(loop_ir::Let{name, DType::f32, Fn::constant, {}, Scalar::of_float(DType::f32, 0), 0}),
+            make(loop_ir::Store{buffer, std::move(index), name, {}, Combiner::set})};
+  }
+
+  /// The operand at the point that `map` gives, stored as float32 at buffer[index]. Names get a suffix: a body holds several copies.
+  static tile_ir::Block store_operand(const Operand& operand, const Substitution& map, const std::string& buffer, std::vector<Expr> index,
+                                      const std::string& suffix) {
+    tile_ir::Block out;
+    Substitution all = map;
+    std::map<std::string, std::string> renamed;
+    for (const auto& stmt : operand.slice) {
+      if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) {
+        loop_ir::Let s = substituted(*let, all);
+        for (std::string& o : s.operands)
+          if (auto it = renamed.find(o); it != renamed.end()) o = it->second;
+        renamed[let->name] = s.name = let->name + suffix;
+        out.push_back(make(std::move(s)));
+      } else if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) {
+        loop_ir::Load s = substituted(*load, all);
+        renamed[load->name] = s.name = load->name + suffix;
+        out.push_back(make(std::move(s)));
+      }
+      for (const auto& [from, to] : renamed) all[from] = sym(to);
+    }
+    out.push_back(make(loop_ir::Store{buffer, std::move(index), renamed.at(operand.source->value), {}, Combiner::set}));
+    return out;
+  }
+
+  static void join(Substitution& into, const Substitution& more) {
+    for (const auto& [name, value] : more) into[name] = value;
+  }
+
+  static Substitution depth_map(const Item& item, Expr k) { return unflatten(item.contraction->reduce->axes, k); }
+
+  static Expr depth_of_block(const Item& item) {
+    Expr kb = sym("kb" + item.tag) * item.depth_block;
+    return min(item.depth_block, item.depth - kb);
+  }
+
+  // ---- packing once ----------------------------------------------------------------------------------------------
+
+  PackedOperand pack_once(Item& item, Operand& operand, bool lanes) {
+    PackedOperand packed;
+    operand.param = packed.param = (lanes ? "packed_lanes" : "packed_rows") + item.tag;
+    int64_t width = lanes ? nr_ : mr_;
+    const std::vector<Axis>& axes = lanes ? lanes_ : rows_;
+    Expr extent = count(axes);
+    Expr panels = ceildiv(extent, width);
+    std::vector<Expr> batch_shape;
+    for (const auto& a : outer_)
+      if (operand.source->axes.count(a.name)) batch_shape.push_back(a.extent);
+    // Lanes [outer][k / KC][panel][KC][NR] stream through the cache block by block; rows [outer][panel][k][MR].
+    packed.shape = batch_shape;
+    if (lanes) packed.shape.push_back(item.depth_blocks);
+    packed.shape.push_back(panels);
+    packed.shape.push_back(lanes ? Expr(item.depth_block) : item.depth);
+    packed.shape.emplace_back(width);
+
+    std::vector<Axis> batch;
+    for (const auto& a : outer_)
+      if (operand.source->axes.count(a.name)) batch.push_back(a);
+    Substitution map = unflatten(batch, floordiv(sym("par"), panels));
+    Expr panel = mod(sym("par"), panels);
+    std::vector<Expr> prefix;
+    for (const auto& a : batch) prefix.push_back(map.at(a.name));
+    Expr valid = min(width, extent - panel * width);
+    Expr position = sym("pos");
+    Expr k = sym("k");
+    join(map, unflatten(axes, panel * width + position));
+    Expr depth = lanes ? depth_of_block(item) : item.depth;
+    join(map, depth_map(item, lanes ? sym("kb" + item.tag) * item.depth_block + k : k));
+    auto place = [&](Expr where) {
+      std::vector<Expr> index = prefix;
+      if (lanes) index.push_back(sym("kb" + item.tag));
+      index.insert(index.end(), {panel, k, where});
+      return index;
+    };
+    tile_ir::Block inside;
+    bool across = axes.size() == 1 && unit_along(operand, axes[0].name);
+    tile_ir::Block copy = store_operand(operand, map, packed.param, place(position), "");
+    if (across)
+      inside = {loop("k", 0, depth, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, copy)})};
+    else
+      inside = {loop("pos", 0, valid, LoopKind::serial, {loop("k", 0, depth, LoopKind::lanes, copy)})};
+    inside.push_back(
+        loop("pad", valid, width, LoopKind::serial, {loop("k", 0, depth, LoopKind::lanes, store_zero(packed.param, place(sym("pad")), "none"))}));
+    if (lanes) inside = {loop("kb" + item.tag, 0, item.depth_blocks, LoopKind::serial, std::move(inside))};
+
+    tile_ir::Kernel& kernel = packed.kernel;
+    kernel.name = fmt::format("pack_{}{}_{}", lanes ? "lanes" : "rows", item.tag, kernel_.name);
+    for (const auto& p : kernel_.params) {
+      bool used = std::any_of(operand.slice.begin(), operand.slice.end(), [&](const auto& stmt) {
+        const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+        return load && load->buffer == p.name;
+      });
+      if (!used) continue;
+      kernel.params.push_back(p);
+      packed.sources.push_back(p.name);
+    }
+    kernel.params.push_back({packed.param, loop_ir::ParamKind::out, DType::f32, packed.shape, contiguous_strides(packed.shape), false});
+    Expr iterations = count(batch) * panels;
+    kernel.body = {loop("par", 0, iterations, LoopKind::parallel, std::move(inside))};
+    kernel.chunks = max(1, min(iterations, ceildiv(product(packed.shape), kChunkWork)));
+    kernel.schedule = fmt::format("pack {} {}", lanes ? "lanes" : "rows", width);
+    kernel.provenance = kernel_.provenance;
+    return packed;
+  }
+
+  // ---- the kernel ------------------------------------------------------------------------------------------------
+
+  tile_ir::Block body() {
+    const int64_t rows_block = row_tiles_ * mr_;
+    row_blocks_ = ceildiv(rows_extent_, rows_block);
+    Expr lane_groups = two_lane_axes() ? ceildiv(lanes_[0].extent, lane_lines_) : ceildiv(lanes_extent_, lane_block_);
+    parallel_extent_ = count(outer_) * lane_groups * row_blocks_;
+    Expr par = sym("par");
+    first_row_ = mod(par, row_blocks_) * rows_block;
+    Expr group = mod(floordiv(par, row_blocks_), lane_groups);
+    outer_map_ = unflatten(outer_, floordiv(par, row_blocks_ * lane_groups));
+    valid_rows_ = min(rows_block, rows_extent_ - first_row_);
+    tiles_ = ceildiv(valid_rows_, mr_);
+    if (two_lane_axes()) {
+      first_line_ = group * lane_lines_;
+      valid_lines_ = min(lane_lines_, lanes_[0].extent - first_line_);
+      first_lane_ = first_line_ * lanes_[1].extent;
+      valid_lanes_ = valid_lines_ * lanes_[1].extent;
+    } else {
+      first_lane_ = group * lane_block_;
+      valid_lanes_ = min(lane_block_, lanes_extent_ - first_lane_);
+    }
+    tile_ir::Block out;
+    for (const Item& item : items_) {
+      out.push_back(make(tile_ir::Alloc{"c" + item.tag, DType::f32, {rows_block, lane_block_}, Space::scratch}));
+      if (!item.rows.is_static) out.push_back(make(tile_ir::Alloc{"pa" + item.tag, DType::f32, {row_tiles_, item.depth_block, mr_}, Space::scratch}));
+      if (!item.lanes.is_static) out.push_back(make(tile_ir::Alloc{"pb" + item.tag, DType::f32, {item.depth_block, lane_block_}, Space::scratch}));
+    }
+    for (const Item& item : items_)
+      for (auto& stmt : contraction(item)) out.push_back(stmt);
+    out.push_back(epilogue());
+    return {loop("par", 0, parallel_extent_, LoopKind::parallel, std::move(out))};
+  }
+
+  tile_ir::Block contraction(const Item& item) {
+    tile_ir::Block out;
+    bool several = !item.depth_blocks.is(1);
+    std::string t = item.tag;
+    if (several) {
+      tile_ir::Block clear = store_zero("c" + t, {sym("zr" + t), sym("zl" + t)}, "zero" + t);
+      clear = {loop("zl" + t, 0, round_up(valid_lanes_, nr_), LoopKind::lanes, std::move(clear))};
+      out.push_back(loop("zr" + t, 0, tiles_ * mr_, LoopKind::serial, std::move(clear)));
+    }
+    tile_ir::Block block;
+    if (!item.lanes.is_static)
+      for (auto& s : pack_lanes(item)) block.push_back(s);
+    if (!item.rows.is_static)
+      for (auto& s : pack_rows(item)) block.push_back(s);
+    block.push_back(multiply(item, several));
+    out.push_back(loop("kb" + t, 0, item.depth_blocks, LoopKind::serial, std::move(block)));
+    return out;
+  }
+
+  tile_ir::Block pack_lanes(const Item& item) const {
+    std::string t = item.tag;
+    std::string buffer = "pb" + t;
+    std::string k_name = "kl" + t;
+    std::string p_name = "pl" + t;
+    Expr k = sym(k_name);
+    Expr depth = depth_of_block(item);
+    Substitution map = outer_map_;
+    join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
+    tile_ir::Block out;
+    if (two_lane_axes()) {
+      std::string u_name = "ul" + t;
+      map[lanes_[0].name] = first_line_ + sym(u_name);
+      map[lanes_[1].name] = sym(p_name);
+      Expr place = sym(u_name) * lanes_[1].extent + sym(p_name);
+      tile_ir::Block copy = store_operand(item.lanes, map, buffer, {k, place}, ".l" + t);
+      copy = {loop(p_name, 0, lanes_[1].extent, LoopKind::lanes, std::move(copy))};
+      copy = {loop(u_name, 0, valid_lines_, LoopKind::serial, std::move(copy))};
+      out.push_back(loop(k_name, 0, depth, LoopKind::serial, std::move(copy)));
+    } else {
+      join(map, unflatten(lanes_, first_lane_ + sym(p_name)));
+      tile_ir::Block copy = store_operand(item.lanes, map, buffer, {k, sym(p_name)}, ".l" + t);
+      bool along_k = item.contraction->reduce->axes.size() == 1 && unit_along(item.lanes, item.contraction->reduce->axes[0].name);
+      if (along_k)
+        out.push_back(loop(p_name, 0, valid_lanes_, LoopKind::serial, {loop(k_name, 0, depth, LoopKind::lanes, std::move(copy))}));
+      else
+        out.push_back(loop(k_name, 0, depth, LoopKind::serial, {loop(p_name, 0, valid_lanes_, LoopKind::lanes, std::move(copy))}));
+    }
+    std::string e_name = "el" + t;
+    tile_ir::Block edge = store_zero(buffer, {sym(k_name + "e"), sym(e_name)}, "edge" + t);
+    edge = {loop(e_name, valid_lanes_, round_up(valid_lanes_, nr_), LoopKind::lanes, std::move(edge))};
+    out.push_back(loop(k_name + "e", 0, depth, LoopKind::serial, std::move(edge)));
+    return out;
+  }
+
+  tile_ir::Block pack_rows(const Item& item) const {
+    std::string t = item.tag;
+    std::string buffer = "pa" + t;
+    std::string k_name = "kr" + t;
+    std::string r_name = "rr" + t;
+    Expr row = sym(r_name);
+    Expr k = sym(k_name);
+    Expr depth = depth_of_block(item);
+    Substitution map = outer_map_;
+    join(map, unflatten(rows_, first_row_ + row));
+    join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
+    auto place = [&](Expr r, Expr at) { return std::vector<Expr>{floordiv(r, mr_), at, mod(r, mr_)}; };
+    tile_ir::Block copy = store_operand(item.rows, map, buffer, place(row, k), ".r" + t);
+    tile_ir::Block out{loop(r_name, 0, valid_rows_, LoopKind::serial, {loop(k_name, 0, depth, LoopKind::lanes, std::move(copy))})};
+    std::string e_name = "er" + t;
+    tile_ir::Block edge = store_zero(buffer, place(sym(e_name), sym(k_name + "e")), "edger" + t);
+    out.push_back(loop(e_name, valid_rows_, tiles_ * mr_, LoopKind::serial, {loop(k_name + "e", 0, depth, LoopKind::lanes, std::move(edge))}));
+    return out;
+  }
+
+  std::vector<Expr> outer_index(const Operand& operand) const {
+    std::vector<Expr> index;
+    for (const auto& a : outer_)
+      if (operand.source->axes.count(a.name)) index.push_back(outer_map_.at(a.name));
+    return index;
+  }
+
+  /// All register blocks of the tile over one block of k.
+  Ref<tile_ir::Stmt> multiply(const Item& item, bool several) const {
+    std::string t = item.tag;
+    Expr tile = sym("rt" + t);
+    Expr panel = sym("pt" + t);
+    Expr r = sym("r" + t);
+    Expr lane = sym("x" + t);
+    Expr k = sym("k" + t);
+    std::string acc = "acc" + t;
+    auto each = [&](const std::string& suffix, tile_ir::Block before, tile_ir::Block inner) {
+      tile_ir::Block body = std::move(before);
+      body.push_back(loop("x" + t + suffix, 0, nr_, LoopKind::lanes, std::move(inner)));
+      return loop("r" + t + suffix, 0, mr_, LoopKind::unroll, std::move(body));
+    };
+    auto rows_at = [&](Expr row) {
+      std::vector<Expr> index = outer_index(item.rows);
+      if (!item.rows.is_static) return std::vector<Expr>{tile, k, row};
+      index.insert(index.end(), {floordiv(first_row_, mr_) + tile, sym("kb" + t) * item.depth_block + k, row});
+      return index;
+    };
+    auto lanes_at = [&](Expr at) {
+      if (!item.lanes.is_static) return std::vector<Expr>{k, panel * nr_ + at};
+      std::vector<Expr> index = outer_index(item.lanes);
+      index.insert(index.end(), {sym("kb" + t), floordiv(first_lane_, nr_) + panel, k, at});
+      return index;
+    };
+    std::string rows_buffer = item.rows.is_static ? item.rows.param : "pa" + t;
+    std::string lanes_buffer = item.lanes.is_static ? item.lanes.param : "pb" + t;
+    auto f32 = DType::f32;
+    Expr r0 = sym("r" + t + "i");
+    Expr x0 = sym("x" + t + "i");
+    tile_ir::Block block{make(tile_ir::Alloc{acc, f32, {mr_, nr_}, Space::reg}), each("i", {}, store_zero(acc, {r0, x0}, "start" + t))};
+    tile_ir::Block step{make(loop_ir::Load{"bv" + t, f32, lanes_buffer, lanes_at(lane), {}, {}}),
+                        make(loop_ir::Load{"cv" + t, f32, acc, {r, lane}, {}, {}}),
+                        make(loop_ir::Let{"fv" + t, f32, Fn::fma, {"av" + t, "bv" + t, "cv" + t}, {}, 0}),
+                        make(loop_ir::Store{acc, {r, lane}, "fv" + t, {}, Combiner::set})};
+    tile_ir::Block body{each("", {make(loop_ir::Load{"av" + t, f32, rows_buffer, rows_at(r), {}, {}})}, std::move(step))};
+    block.push_back(loop("k" + t, 0, depth_of_block(item), LoopKind::serial, std::move(body), 4));
+    // Each block of k is summed by itself and then added: shorter chains than one over all of k.
+    Expr ro = sym("r" + t + "o");
+    Expr xo = sym("x" + t + "o");
+    std::vector<Expr> target{tile * mr_ + ro, panel * nr_ + xo};
+    tile_ir::Block finish{make(loop_ir::Load{"dv" + t, f32, acc, {ro, xo}, {}, {}})};
+    std::string sum = "dv" + t;
+    if (several) {
+      finish.push_back(make(loop_ir::Load{"ov" + t, f32, "c" + t, target, {}, {}}));
+      finish.push_back(make(loop_ir::Let{"sv" + t, f32, Fn::add, {"ov" + t, "dv" + t}, {}, 0}));
+      sum = "sv" + t;
+    }
+    finish.push_back(make(loop_ir::Store{"c" + t, target, sum, {}, Combiner::set}));
+    block.push_back(each("o", {}, std::move(finish)));
+    tile_ir::Block tiles{loop("rt" + t, 0, tiles_, LoopKind::serial, std::move(block))};
+    return loop("pt" + t, 0, ceildiv(valid_lanes_, nr_), LoopKind::serial, std::move(tiles));
+  }
+
+  /// Everything but the sums, over the finished tile.
+  Ref<tile_ir::Stmt> epilogue() const {
+    Expr row = sym("row");
+    Expr lane = sym("lane");
+    Substitution map = outer_map_;
+    join(map, unflatten(rows_, first_row_ + row));
+    join(map, unflatten(lanes_, first_lane_ + lane));
+    tile_ir::Block inner;
+    for (const auto& stmt : *nest_.inner) {
+      std::visit(Overloaded{[&](const loop_ir::Let& s) { inner.push_back(make(substituted(s, map))); },
+                            [&](const loop_ir::Load& s) { inner.push_back(make(substituted(s, map))); },
+                            [&](const loop_ir::Store& s) { inner.push_back(make(substituted(s, map))); },
+                            [&](const loop_ir::Check& s) { inner.push_back(make(substituted(s, map))); },
+                            [&](const loop_ir::Reduce& s) {
+                              for (const Item& item : items_)
+                                if (item.contraction->reduce == &s)
+                                  inner.push_back(make(loop_ir::Load{s.results[0], DType::f32, "c" + item.tag, {row, lane}, {}, {}}));
+                            },
+                            [](const auto&) {}},
+                 stmt->node);
+    }
+    tile_ir::Block line{loop("lane", 0, valid_lanes_, LoopKind::lanes, std::move(inner))};
+    return loop("row", 0, valid_rows_, LoopKind::serial, std::move(line));
+  }
+
+  std::string describe() const {
+    auto names = [](const std::vector<Axis>& axes) {
+      std::string text;
+      for (const auto& a : axes) text += (text.empty() ? "" : "*") + a.name;
+      return text.empty() ? std::string("none") : text;
+    };
+    return fmt::format("contract rows {} lanes {} outer {} block {} x {} tile {} x {} kc {}{}{}", names(rows_), names(lanes_), names(outer_), mr_,
+                       nr_, row_tiles_ * mr_, lane_block_, items_[0].depth_block, items_[0].lanes.is_static ? "; pack lanes at program" : "",
+                       items_[0].rows.is_static ? "; pack rows at program" : "");
+  }
+
+  const loop_ir::Kernel& kernel_;
+  const std::set<std::string>& statics_;
+  const PassContext& ctx_;
+  OuterNest nest_;
+  std::vector<Contraction> contractions_;
+  std::vector<Item> items_;
+  std::vector<Axis> rows_, lanes_, outer_;
+  int64_t mr_ = 0, nr_ = 0, row_tiles_ = 0, lane_block_ = 0, lane_lines_ = 0;
+  Expr rows_extent_, lanes_extent_, row_blocks_, parallel_extent_;
+  Expr first_row_, first_lane_, first_line_, valid_rows_, valid_lanes_, valid_lines_, tiles_;
+  Substitution outer_map_;
+};
+
+}  // namespace
+
+std::optional<ScheduledContraction> schedule_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics,
+                                                             const PassContext& ctx) {
+  return Scheduler(kernel, statics, ctx).run();
+}
+
+}  // namespace deplo
