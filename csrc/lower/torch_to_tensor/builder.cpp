@@ -59,7 +59,9 @@ Value Builder::constant_int(DType dtype, const Shape& shape, int64_t value) {
 }
 
 Value Builder::constant(const Shape& shape, const Scalar& value) {
-  return add(tensor_ir::make_constant(fresh(), {value.dtype, shape}, value, provenance_));
+  Value made = add(tensor_ir::make_constant(fresh(), {value.dtype, shape}, value, provenance_));
+  constants_[made.name] = value;
+  return made;
 }
 
 Value Builder::index(DType dtype, const Shape& shape, Expr value) {
@@ -166,6 +168,8 @@ Value Builder::remap(const Value& a, const Shape& shape, const std::vector<Expr>
     identity = identity && (source.index.back() == axis(static_cast<int64_t>(d)) || (shape[d].is(1) && source.index.back().is(0)));
   }
   if (identity) return a;
+  // The same literal at every point; index expressions are always in range.
+  if (auto it = constants_.find(a.name); it != constants_.end()) return constant(shape, it->second);
   map.sources.push_back(std::move(source));
   return this->map({a.type.dtype, shape}, std::move(map));
 }

@@ -85,6 +85,7 @@ class Builder {
   std::string provenance_;
   Ranges ranges_;
   std::set<std::string> reserved_;
+  std::map<std::string, Scalar> constants_;  ///< values that are one literal everywhere
   int next_ = 0;
 };
 
@@ -96,8 +97,13 @@ Expr axis(int64_t d);
 /// returns, else the call becomes library: nothing is dropped silently.
 class Call {
  public:
-  using TorchTypes = std::map<std::string, torch_ir::TensorType>;
-  Call(const torch_ir::Node& node, const std::map<std::string, Value>& values, const TorchTypes& types);
+  /// A value as PyTorch sees it: its type, and the value whose memory it shows (itself unless it is a view).
+  struct TorchValue {
+    torch_ir::TensorType type;
+    std::string base;
+  };
+  using TorchValues = std::map<std::string, TorchValue>;
+  Call(const torch_ir::Node& node, const std::map<std::string, Value>& values, const TorchValues& torch_values);
   const std::string& op() const;
   Value tensor(std::string_view name) const;
   std::optional<Value> optional_tensor(std::string_view name) const;
@@ -126,12 +132,14 @@ class Call {
   std::vector<Expr> result_strides(int k = 0) const;
   std::vector<Expr> strides(std::string_view name) const;
   const std::string& value_name(std::string_view name) const;  ///< of a tensor argument, in Torch IR
+  /// True if a tensor argument is no view: its memory starts with its first element and holds nothing else.
+  bool is_fresh(std::string_view name) const;
   std::vector<std::string> unused_arguments() const;
 
  private:
   const torch_ir::Node& node_;
   const std::map<std::string, Value>& values_;
-  const TorchTypes& types_;
+  const TorchValues& torch_values_;
   mutable std::vector<std::string> used_;
   const Attribute* find(std::string_view name) const;  ///< null if missing or None; marks it used
   [[noreturn]] void fail(std::string_view name, std::string_view expected) const;
@@ -164,6 +172,8 @@ Rule find_rule(std::string_view overload);
 std::string_view library_reason(std::string_view overload);
 /// True for calls whose meaning depends on the strides of their arguments: they cannot be left to ATen, which would see deplo's layout.
 bool needs_layout(std::string_view overload);
+/// True for calls whose results show the memory of their first argument.
+bool is_view(std::string_view overload);
 
 // Shared by families.
 /// Result dtype of PyTorch's promotion is call.result().dtype; brings tensor and scalar operands to `dtype` by casts.

@@ -6,8 +6,8 @@
 
 namespace deplo::rules {
 
-Call::Call(const torch_ir::Node& node, const std::map<std::string, Value>& values, const TorchTypes& types)
-    : node_(node), values_(values), types_(types) {}
+Call::Call(const torch_ir::Node& node, const std::map<std::string, Value>& values, const TorchValues& torch_values)
+    : node_(node), values_(values), torch_values_(torch_values) {}
 
 const std::string& Call::op() const { return node_.op; }
 
@@ -55,7 +55,9 @@ const std::string& Call::value_name(std::string_view name) const {
   return value->name;
 }
 
-std::vector<Expr> Call::strides(std::string_view name) const { return types_.at(value_name(name)).strides; }
+std::vector<Expr> Call::strides(std::string_view name) const { return torch_values_.at(value_name(name)).type.strides; }
+
+bool Call::is_fresh(std::string_view name) const { return torch_values_.at(value_name(name)).base == value_name(name); }
 
 Value Call::tensor(std::string_view name) const {
   const Attribute* attribute = find(name);

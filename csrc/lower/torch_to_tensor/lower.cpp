@@ -25,7 +25,8 @@ struct Lowering {
   const torch_ir::Graph& source;
   Builder builder;
   std::map<std::string, Value> values;
-  Call::TorchTypes types;
+  Call::TorchValues torch_values;
+  std::map<std::string, std::string> memory_of_output;  ///< the root of the first output that has a value
 
   void add_inputs(Graph& graph) {
     for (const torch_ir::Input& input : source.inputs) {
@@ -33,15 +34,23 @@ struct Lowering {
       tensor_ir::Input made{input.name, {input.type.dtype, input.type.shape}, input.type.strides, input.kind, input.is_static};
       if (input.kind != torch_ir::InputKind::symbol) {
         values[input.name] = {input.name, made.type};
-        types[input.name] = input.type;
+        // An input may be a view of memory that the graph does not show; only AOTAutograd knows.
+        torch_values[input.name] = {input.type, ""};
       }
       graph.inputs.push_back(std::move(made));
     }
     for (const auto& node : source.nodes)
       for (const torch_ir::Result& result : node->results) {
         builder.reserve(result.name);
-        if (result.type) types[result.name] = *result.type;
+        if (result.type) torch_values[result.name] = {*result.type, base_of(*node, result.name)};
       }
+  }
+
+  /// The value whose memory a result shows.
+  std::string base_of(const torch_ir::Node& node, const std::string& result) const {
+    if (!rules::is_view(node.op) || node.arguments.empty()) return result;
+    const auto* source_value = std::get_if<ValueName>(&node.arguments[0].second.value);
+    return source_value ? source_value->name : result;
   }
 
   // What deplo keeps of the result is its meaning, so arguments that only place it in memory play no part.
@@ -78,7 +87,7 @@ struct Lowering {
       std::string_view reason = rules::library_reason(node.op);
       throw UnsupportedError(reason.empty() ? "no decomposition rule" : std::string(reason));
     }
-    Call call(node, values, types);
+    Call call(node, values, torch_values);
     ignore_placement(call);
     std::vector<Value> results = rule(builder, call);
     std::vector<std::string> unused = call.unused_arguments();
@@ -147,6 +156,36 @@ struct Lowering {
       if (node.results[k].type) values[node.results[k].name] = results.at(k);
   }
 
+  // The value whose memory `name` shows, through chains of views.
+  std::string root_of(std::string name) const {
+    while (true) {
+      const std::string& base = torch_values.at(name).base;
+      if (base.empty() || base == name) return name;
+      name = base;
+    }
+  }
+
+  /// An output has memory of its own unless Torch IR says that it shares: a clone of an input or of another output is a copy.
+  tensor_ir::Output tensor_output(const std::string& name) {
+    Value value = values.at(name);
+    bool is_other_input = torch_values.count(value.name) && torch_values.at(value.name).base.empty() && value.name != name;
+    auto [holder, first] = memory_of_output.emplace(value.name, root_of(name));
+    if (is_other_input || (!first && holder->second != root_of(name))) value = copy_of(value);
+    return {{ValueName{value.name}}, torch_values.at(name).type.strides};
+  }
+
+  Value copy_of(const Value& value) {
+    tensor_ir::IndexMap map;
+    tensor_ir::Source from{value.name, {}, {}};
+    for (size_t d = 0; d < value.type.shape.size(); ++d) {
+      from.index.push_back(rules::axis(static_cast<int64_t>(d)));
+      map.axes.push_back(from.index.back().name());
+    }
+    map.sources.push_back(std::move(from));
+    builder.set_provenance("clone");
+    return builder.map(value.type, std::move(map));
+  }
+
   Graph run() {
     Graph graph;
     graph.name = source.name;
@@ -154,18 +193,18 @@ struct Lowering {
     builder.set_ranges(source.symbols);
     add_inputs(graph);
     for (const auto& node : source.nodes) lower(*node);
-    graph.ops = builder.take();
     for (const torch_ir::Write& write : source.writes) graph.writes.push_back({values.at(write.value).name, write.input});
     for (const Attribute& output : source.outputs) {
       const auto* value = std::get_if<ValueName>(&output.value);
-      graph.outputs.push_back(value ? tensor_ir::Output{renamed(output), types.at(value->name).strides} : tensor_ir::Output{output, {}});
+      graph.outputs.push_back(value ? tensor_output(value->name) : tensor_ir::Output{output, {}});
     }
+    graph.ops = builder.take();
     return graph;
   }
 };
 
 }  // namespace
 
-Graph lower_torch_to_tensor(const torch_ir::Graph& graph) { return Lowering{graph, {}, {}, {}}.run(); }
+Graph lower_torch_to_tensor(const torch_ir::Graph& graph) { return Lowering{graph, {}, {}, {}, {}}.run(); }
 
 }  // namespace deplo

@@ -1,4 +1,4 @@
-#include <array>
+#include <algorithm>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -72,6 +72,13 @@ constexpr Reason kReasons[] = {
 constexpr std::string_view kLayoutOps[] = {"aten.as_strided", "aten.as_strided_copy", "aten.as_strided_scatter", "aten.view_as_real",
                                            "aten.view_as_complex"};
 
+constexpr std::string_view kViews[] = {"aten._reshape_alias",   "aten._unsafe_view",   "aten.alias",     "aten.as_strided",
+                                       "aten.detach",           "aten.diagonal",       "aten.expand",    "aten.lift_fresh",
+                                       "aten.permute",          "aten.select",         "aten.slice",     "aten.split",
+                                       "aten.split_with_sizes", "aten.squeeze",        "aten.t",         "aten.transpose",
+                                       "aten.unbind",           "aten.unfold",         "aten.unsqueeze", "aten.view",
+                                       "aten.view_as_real",     "aten.view_as_complex"};
+
 std::string_view packet_of(std::string_view overload) { return overload.substr(0, overload.rfind('.')); }
 
 }  // namespace
@@ -89,9 +96,9 @@ std::string_view library_reason(std::string_view overload) {
 }
 
 bool needs_layout(std::string_view overload) {
-  for (std::string_view packet : kLayoutOps)
-    if (packet == packet_of(overload)) return true;
-  return false;
+  return std::find(std::begin(kLayoutOps), std::end(kLayoutOps), packet_of(overload)) != std::end(kLayoutOps);
 }
+
+bool is_view(std::string_view overload) { return std::find(std::begin(kViews), std::end(kViews), packet_of(overload)) != std::end(kViews); }
 
 }  // namespace deplo::rules

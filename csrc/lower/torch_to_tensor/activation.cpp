@@ -1,0 +1,167 @@
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+#include "lower/torch_to_tensor/formula.h"
+#include "lower/torch_to_tensor/pointwise.h"
+
+namespace deplo::rules {
+namespace {
+
+using Values = std::vector<Value>;
+
+// A formula of `self` in the compute type, rounded once.
+template <Formula (*body)(const Call&, const Formula&)>
+Values activation(Builder& b, const Call& call) {
+  return finish(b, call, body(call, {&b, operand(b, call, "self", compute_dtype(call))}).value);
+}
+
+Formula sigmoid_of(const Formula& x) { return 1.0 / ((-x).with(Fn::exp) + 1.0); }
+
+Formula sigmoid(const Call&, const Formula& x) { return sigmoid_of(x); }
+Formula silu(const Call&, const Formula& x) { return x / ((-x).with(Fn::exp) + 1.0); }
+Formula rsqrt(const Call&, const Formula& x) { return 1.0 / x.with(Fn::sqrt); }
+Formula reciprocal(const Call&, const Formula& x) { return 1.0 / x; }
+Formula frac(const Call&, const Formula& x) { return x - x.with(Fn::trunc); }
+Formula deg2rad(const Call&, const Formula& x) { return x * (M_PI / 180); }
+Formula rad2deg(const Call&, const Formula& x) { return x * (180 / M_PI); }
+Formula mish(const Call&, const Formula& x) { return x * x.with(Fn::exp).with(Fn::log1p).with(Fn::tanh); }
+
+Formula gelu(const Call& call, const Formula& x) {
+  std::string form = call.word("approximate", "none");
+  if (form == "none") return 0.5 * x * (1.0 + (x * M_SQRT1_2).with(Fn::erf));
+  DEPLO_SUPPORT(form == "tanh", "approximate={}", form);
+  Formula inner = (x + 0.044715 * (x * x * x)) * (M_SQRT2 * M_2_SQRTPI * 0.5);
+  return 0.5 * x * (1.0 + inner.with(Fn::tanh));
+}
+
+Formula hardsigmoid(const Call&, const Formula& x) { return clamp(x + 3.0, 0, 6) / 6.0; }
+Formula hardswish(const Call&, const Formula& x) { return x * clamp(x + 3.0, 0, 6) / 6.0; }
+
+Formula leaky_relu(const Call& call, const Formula& x) { return select(greater(x, 0), x, x * call.real("negative_slope", 0.01)); }
+
+Formula elu(const Call& call, const Formula& x) {
+  double alpha = call.real("alpha", 1.0);
+  double scale = call.real("scale", 1.0);
+  double input_scale = call.real("input_scale", 1.0);
+  return select(less_equal(x, 0), (x * input_scale).with(Fn::expm1) * (alpha * scale), x * scale);
+}
+
+Formula softplus(const Call& call, const Formula& x) {
+  double beta = call.real("beta", 1.0);
+  Formula scaled = x * beta;
+  return select(greater(scaled, call.real("threshold", 20.0)), x, scaled.with(Fn::exp).with(Fn::log1p) / beta);
+}
+
+// The last product keeps a NaN, which is on neither side.
+Formula softshrink(const Call& call, const Formula& x) {
+  double lambda = call.real("lambd", 0.5);
+  return select(greater(x, lambda), x - lambda, select(less(x, -lambda), x + lambda, x * 0.0));
+}
+
+Formula hardshrink(const Call& call, const Formula& x) {
+  double lambda = call.real("lambd", 0.5);
+  Formula inside = both(x.with(Fn::ge, x.literal(-lambda)), less_equal(x, lambda));
+  return select(inside, x.literal(0), x);
+}
+
+Formula threshold(const Call& call, const Formula& x) { return select(less_equal(x, call.real("threshold")), x.literal(call.real("value")), x); }
+
+Formula logit(const Call& call, const Formula& x) {
+  if (!call.has("eps")) return call.ignore("eps"), (x / (1.0 - x)).with(Fn::log);
+  double eps = call.real("eps");
+  Formula z = eps < 0 ? x : clamp(x, eps, 1.0 - eps);
+  return (z / (1.0 - z)).with(Fn::log);
+}
+
+Formula hardtanh(const Call& call, const Formula& x) { return clamp(x, call.real("min_val", -1.0), call.real("max_val", 1.0)); }
+Formula relu6(const Call&, const Formula& x) { return clamp(x, 0, 6); }
+
+Formula sinc(const Call&, const Formula& x) {
+  Formula angle = x * M_PI;
+  return select(equals(x, 0), x.literal(1), angle.with(Fn::sin) / angle);
+}
+
+Formula entropy(const Call&, const Formula& x) {
+  Formula zero_or_less = select(equals(x, 0), x.literal(0), x.literal(-std::numeric_limits<double>::infinity()));
+  return select(is_nan(x), x, select(greater(x, 0), -x * x.with(Fn::log), zero_or_less));
+}
+
+// Integers too.
+Values relu(Builder& b, const Call& call) {
+  Formula x{&b, call.tensor("self")};
+  DEPLO_SUPPORT(x.value.type.dtype != DType::boolean, "relu of bool");
+  return finish(b, call, max(x, 0).value);
+}
+
+Values square(Builder& b, const Call& call) {
+  Formula x{&b, operand(b, call, "self", compute_dtype(call))};
+  return finish(b, call, (x * x).value);
+}
+
+// output = min(x, 0) - log1p(z); the buffer z = exp(-|x|) is what CPU's backward reads.
+Values log_sigmoid_forward(Builder& b, const Call& call) {
+  Formula x{&b, operand(b, call, "self", compute_dtype(call))};
+  Formula z = (-x.with(Fn::abs)).with(Fn::exp);
+  Value output = finish(b, call, (min(x, 0) - z.with(Fn::log1p)).value)[0];
+  bool empty = call.result(1).shape != call.result(0).shape;
+  DEPLO_SUPPORT(!empty, "a buffer without elements");
+  return {output, b.cast(z.value, call.result(1).dtype)};
+}
+
+// The halves of a dimension: first * sigmoid(second).
+Values glu(Builder& b, const Call& call) {
+  Value v = operand(b, call, "self", compute_dtype(call));
+  auto rank = static_cast<int64_t>(v.type.shape.size());
+  int64_t dim = call.integer("dim", -1);
+  if (dim < 0) dim += rank;
+  DEPLO_SUPPORT(dim >= 0 && dim < rank, "dimension {} of {}", dim, rank);
+  Expr half = call.result().shape.at(static_cast<size_t>(dim));
+  Formula first{&b, b.slice(v, dim, 0, half, 1)};
+  Formula second{&b, b.slice(v, dim, half, half, 1)};
+  return finish(b, call, (first * sigmoid_of(second)).value);
+}
+
+Values prelu(Builder& b, const Call& call) {
+  DType dtype = compute_dtype(call);
+  Formula x{&b, b.cast(call.tensor("self"), dtype)};
+  Formula weight{&b, b.cast(call.tensor("weight"), dtype)};
+  return finish(b, call, select(greater(x, 0), x, weight * x).value);
+}
+
+}  // namespace
+
+const std::vector<Row>& activation_rules() {
+  static const std::vector<Row> rows{
+      {"aten._prelu_kernel.default", prelu},
+      {"aten.deg2rad.default", activation<deg2rad>},
+      {"aten.elu.default", activation<elu>},
+      {"aten.frac.default", activation<frac>},
+      {"aten.gelu.default", activation<gelu>},
+      {"aten.glu.default", glu},
+      {"aten.hardshrink.default", activation<hardshrink>},
+      {"aten.hardsigmoid.default", activation<hardsigmoid>},
+      {"aten.hardswish.default", activation<hardswish>},
+      {"aten.hardtanh.default", activation<hardtanh>},
+      {"aten.leaky_relu.default", activation<leaky_relu>},
+      {"aten.log_sigmoid_forward.default", log_sigmoid_forward},
+      {"aten.logit.default", activation<logit>},
+      {"aten.mish.default", activation<mish>},
+      {"aten.rad2deg.default", activation<rad2deg>},
+      {"aten.reciprocal.default", activation<reciprocal>},
+      {"aten.relu.default", relu},
+      {"aten.relu6.default", activation<relu6>},
+      {"aten.rsqrt.default", activation<rsqrt>},
+      {"aten.sigmoid.default", activation<sigmoid>},
+      {"aten.silu.default", activation<silu>},
+      {"aten.sinc.default", activation<sinc>},
+      {"aten.softplus.default", activation<softplus>},
+      {"aten.softshrink.default", activation<softshrink>},
+      {"aten.special_entr.default", activation<entropy>},
+      {"aten.square.default", square},
+      {"aten.threshold.default", activation<threshold>},
+  };
+  return rows;
+}
+
+}  // namespace deplo::rules
