@@ -1,0 +1,163 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "lower/tile_to_kernel/lowering.h"
+#include "tile_ir/rewrite.h"
+
+namespace deplo::tile_to_kernel {
+
+using namespace tile_ir;
+
+namespace {
+
+// Bodies up to this size are repeated rather than looped over when the vectors are few.
+constexpr int64_t kSmallBody = 16;
+constexpr int64_t kFewVectors = 4;
+
+int64_t statements(const Block& body, bool* nested) {
+  int64_t count = 0;
+  visit_all(body, [&](const Stmt& stmt) {
+    ++count;
+    *nested =
+        *nested || std::holds_alternative<For>(stmt.node) || std::holds_alternative<Reduce>(stmt.node) || std::holds_alternative<Scan>(stmt.node);
+  });
+  return count;
+}
+
+}  // namespace
+
+Lowering::LanesLoop Lowering::lanes_loop(const void* node, const Axis& axis, const Block& body) const {
+  LanesLoop loop;
+  loop.axis = &axis;
+  loop.body = &body;
+  loop.stores = &plan_.stores.at(node);
+  loop.lanes = plan_.width(node);
+  loop.in_flight = axis.by;
+  if (auto whole = plan_.whole.find(node); whole != plan_.whole.end()) loop.capacity = whole->second;
+  loop.varying = varying_names(body, axis.name, plan_);
+  bool nested = false;
+  loop.few = statements(body, &nested) <= kSmallBody && !nested ? std::max(axis.by, kFewVectors) : axis.by;
+  return loop;
+}
+
+size_t Lowering::most_copies(const LanesLoop& loop, Expr lo, Expr hi) const {
+  int64_t vectors = loop.in_flight;
+  auto n = simplify(ceildiv(hi - lo, loop.lanes), ranges_).as_constant();
+  if (n && (*n <= loop.few || loop.capacity > 0)) vectors = *n;
+  return static_cast<size_t>(std::max<int64_t>(vectors, 1));
+}
+
+// A load that every lane shares is worth reading once, before the loop, if the loop is sure to run.
+bool Lowering::loads_uniformly(const LanesLoop& loop) const {
+  bool found = false;
+  visit_all(*loop.body, [&](const Stmt& stmt) {
+    if (const auto* load = std::get_if<Load>(&stmt.node)) found = found || !loop.varying.count(load->name);
+  });
+  return found;
+}
+
+void Lowering::for_lanes(const LanesLoop& loop, Expr lo, Expr hi, const Body& body) {
+  Expr n = simplify(hi - lo, ranges_);
+  if (n.is_constant() && n.value() <= 0) return;
+  if (loop.capacity > 0) return straight(loop, lo, hi, body);
+  if (auto vectors = simplify(ceildiv(n, loop.lanes), ranges_).as_constant(); n.is_constant() && *vectors <= loop.few)
+    return straight(loop, lo, hi, body);
+  bool runs = provably_nonnegative(n - 1, ranges_);
+  if (runs || !loads_uniformly(loop)) return lanes_pieces(loop, lo, hi, runs, body);
+  branch({less(lo, hi)}, [&] { lanes_pieces(loop, lo, hi, true, body); });
+}
+
+// Every vector at once, the last one masked if need be.
+void Lowering::straight(const LanesLoop& loop, Expr lo, Expr hi, const Body& body) {
+  Expr n = simplify(hi - lo, ranges_);
+  int64_t extent = n.is_constant() ? n.value() : bounds(n, ranges_).hi.value_or(loop.capacity);
+  if (loop.capacity > 0) extent = std::min(extent, loop.capacity);
+  std::vector<LaneCopy> copies;
+  for (int64_t at = 0; at < extent; at += loop.lanes) {
+    LaneCopy copy{lo + at, "", false};
+    if (!n.is_constant() || at + loop.lanes > extent) {
+      copy.mask = emit_.first(loop.lanes, simplify(hi - copy.base, ranges_));
+      copy.padding = n.is_constant() && hi.is_constant() && hi.value() >= loop.capacity;
+    }
+    copies.push_back(std::move(copy));
+  }
+  with_copies(loop, std::move(copies), lo, hi, body);
+}
+
+void Lowering::with_copies(const LanesLoop& loop, std::vector<LaneCopy> copies, Expr lo, Expr hi, const Body& body) {
+  LaneContext context;
+  context.axis = loop.axis->name;
+  context.symbol = "$" + loop.axis->name;
+  context.lanes = loop.lanes;
+  context.copies = std::move(copies);
+  context.varying = loop.varying;
+  LaneContext* outer = lanes_;
+  lanes_ = &context;
+  ranges_[context.symbol] = {lo, hi - 1};
+  scoped([&] {
+    bind_axis(loop.axis->name, Expr::symbol(context.symbol));
+    body();
+  });
+  ranges_.erase(context.symbol);
+  lanes_ = outer;
+}
+
+// A loop over `step` elements at a time, in vectors without masks.
+void Lowering::full_vectors(const LanesLoop& loop, Expr lo, Expr end, Expr hi, int64_t step, bool runs, const Body& body) {
+  auto at = [&](Expr base) {
+    std::vector<LaneCopy> copies;
+    for (int64_t c = 0; c < step; c += loop.lanes) copies.push_back({base + c, "", false});
+    with_copies(loop, std::move(copies), lo, hi, body);
+  };
+  Expr trips = simplify(floordiv(end - lo, step), ranges_);
+  if (trips.is_constant() && trips.value() <= 0) return;
+  if (trips.is(1)) return at(lo);
+  std::set<std::string> buffers;
+  for (const std::string& name : *loop.stores)
+    if (auto it = memory_.find(name); it != memory_.end()) buffers.insert(it->second.name);
+  std::string variable = emit_.fresh(loop.axis->name);
+  ranges_[variable] = {lo, end - step};
+  multiples_[variable] = is_multiple(lo, loop.lanes) ? loop.lanes : 1;
+  emit_.open(Emitter::Nest::loop, runs, buffers);
+  emit_.declare_symbol(variable);
+  at(Expr::symbol(variable));
+  kernel_ir::Block inner = emit_.close();
+  ranges_.erase(variable);
+  emit_.append(kernel_ir::For{variable, lo, end, step, 1, std::move(inner)});
+}
+
+Expr Lowering::named(Expr e, const std::string& hint) {
+  if (e.is_constant() || e.is_symbol()) return e;
+  std::string name = emit_.index(hint, {DType::i64, 1}, e, 0);
+  Interval known = bounds(e, ranges_);
+  Range range;
+  if (known.lo) range.lo = *known.lo;
+  if (known.hi) range.hi = *known.hi;
+  ranges_[name] = range;
+  return Expr::symbol(name);
+}
+
+// Vectors in flight, then single vectors, then a masked rest. `runs`: at least one of them does.
+void Lowering::lanes_pieces(const LanesLoop& loop, Expr lo, Expr hi, bool runs, const Body& body) {
+  int64_t lanes = loop.lanes;
+  int64_t step = lanes * loop.in_flight;
+  Expr n = simplify(hi - lo, ranges_);
+  Expr main_end = named(simplify(lo + floordiv(n, step) * step, ranges_), loop.axis->name + "_main");
+  Expr full_end = named(simplify(lo + floordiv(n, lanes) * lanes, ranges_), loop.axis->name + "_full");
+  if (is_multiple(lo, lanes))
+    for (Expr end : {main_end, full_end})
+      if (end.is_symbol()) multiples_[end.name()] = lanes;
+  full_vectors(loop, lo, main_end, hi, step, runs, body);
+  if (n.is_constant() && n.value() % step <= loop.few * lanes) {
+    if (n.value() % step != 0) straight(loop, main_end, hi, body);
+    return;
+  }
+  if (loop.in_flight > 1 && main_end != full_end) full_vectors(loop, main_end, full_end, hi, lanes, runs, body);
+  if (full_end == hi) return;
+  branch({less(full_end, hi)}, [&] {
+    LaneCopy tail{full_end, emit_.first(loop.lanes, simplify(hi - full_end, ranges_)), false};
+    with_copies(loop, {tail}, lo, hi, body);
+  });
+}
+
+}  // namespace deplo::tile_to_kernel

@@ -1,0 +1,409 @@
+#include "lower/lower.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "lower/tile_to_kernel/lowering.h"
+#include "tile_ir/rewrite.h"
+#include "tile_ir/text.h"
+
+namespace deplo::tile_to_kernel {
+
+using namespace tile_ir;
+
+namespace {
+
+constexpr int64_t kScratchAlignment = 64;
+
+bool is_device(LoopKind kind) {
+  return kind == LoopKind::block_x || kind == LoopKind::block_y || kind == LoopKind::block_z || kind == LoopKind::thread_x ||
+         kind == LoopKind::thread_y;
+}
+
+size_t device_dimension(LoopKind kind) { return kind == LoopKind::block_y || kind == LoopKind::thread_y ? 1 : kind == LoopKind::block_z ? 2 : 0; }
+
+bool sets_error(const Let& s) {
+  return !is_float(s.dtype) && (s.fn == Fn::trunc_div || s.fn == Fn::floor_div || s.fn == Fn::fmod || s.fn == Fn::remainder);
+}
+
+Cond negated(const Cond& cond) {
+  switch (cond.kind) {
+    case Cond::Kind::ge0: return {Cond::Kind::ge0, Expr(-1) - cond.expr};
+    case Cond::Kind::eq0: return {Cond::Kind::ne0, cond.expr};
+    case Cond::Kind::ne0: break;
+  }
+  return {Cond::Kind::eq0, cond.expr};
+}
+
+}  // namespace
+
+Lowering::Lowering(const Kernel& kernel, const PassContext& context) : kernel_(kernel), context_(context), plan_(make_plan(kernel, context)) {
+  for (const char* name : {"thread", "threads", "block_x", "block_y", "block_z", "thread_x", "thread_y"}) emit_.reserve(name);
+  ranges_ = kernel.symbols;
+  ranges_["threads"] = {Expr(1), std::nullopt};
+  ranges_["thread"] = {Expr(0), Expr::symbol("threads") - 1};
+  out_.name = kernel.name;
+  out_.provenance = kernel.provenance;
+  for (const auto& [symbol, range] : kernel.symbols) {
+    emit_.reserve(symbol);
+    out_.symbols.push_back(symbol);
+  }
+  for (const Param& p : kernel.params) {
+    emit_.reserve(p.name);
+    out_.params.push_back({p.name, p.dtype, p.kind});
+    memory_[p.name] = {p.name, p.dtype, p.strides};
+  }
+}
+
+kernel_ir::Kernel Lowering::run() {
+  bool parallel = false;
+  visit_all(kernel_.body, [&](const Stmt& stmt) {
+    const auto* loop = std::get_if<For>(&stmt.node);
+    if (!loop) return;
+    parallel = parallel || loop->axis.kind == LoopKind::parallel;
+    if (!is_device(loop->axis.kind)) return;
+    bool block = loop->axis.kind != LoopKind::thread_x && loop->axis.kind != LoopKind::thread_y;
+    std::vector<Expr>& sizes = block ? out_.grid : out_.block;
+    size_t d = device_dimension(loop->axis.kind);
+    if (sizes.size() <= d) sizes.resize(d + 1, Expr(1));
+    sizes[d] = simplify(max(sizes[d], loop->axis.hi - loop->axis.lo), ranges_);
+  });
+  if (context_.target.name == "cuda" || !out_.grid.empty() || !out_.block.empty()) {
+    if (out_.grid.empty()) out_.grid = {1};
+    if (out_.block.empty()) out_.block = {1};
+  }
+  out_.chunks = parallel ? kernel_.chunks : Expr(1);
+  for (const auto& stmt : kernel_.body) top_level(*stmt);
+  out_.scratch_bytes = scratch_most_;
+  out_.body = emit_.close();
+  return std::move(out_);
+}
+
+// Every chunk runs what stands outside the parallel loop; only one of them may write a buffer there.
+void Lowering::top_level(const Stmt& stmt) {
+  bool parallel = false;
+  bool writes = false;
+  bool defines = std::holds_alternative<Reduce>(stmt.node) || std::holds_alternative<Alloc>(stmt.node);
+  visit_all({std::make_shared<Stmt>(stmt)}, [&](const Stmt& s) {
+    if (const auto* loop = std::get_if<For>(&s.node)) parallel = parallel || loop->axis.kind == LoopKind::parallel || is_device(loop->axis.kind);
+    if (const auto* store = std::get_if<Store>(&s.node))
+      for (const Param& p : kernel_.params) writes = writes || p.name == store->buffer;
+  });
+  auto lower = [&] { std::visit([&](const auto& s) { statement(s); }, stmt.node); };
+  bool alone = writes && !parallel && !defines && !out_.chunks.is(1);
+  if (alone)
+    branch({equal(Expr::symbol("thread"), 0)}, lower);
+  else
+    lower();
+}
+
+void Lowering::block(const Block& body) {
+  for (const auto& stmt : body) std::visit([&](const auto& s) { statement(s); }, stmt->node);
+}
+
+// ---- names ---------------------------------------------------------------------------------------------------------
+
+void Lowering::bind(const std::string& name, const void* definition, Value value) {
+  auto last = plan_.last_use.find(definition);
+  value.last_use = last == plan_.last_use.end() ? 0 : last->second;
+  if (value.dtype == DType::i64) {
+    if (value.literal) {
+      names_[name] = value.literal->i;
+    } else if (value.index) {
+      names_[name] = *value.index;
+    } else if (value.varying) {
+      std::string symbol = "$" + name;
+      placeholders_[symbol] = name;
+      names_[name] = Expr::symbol(symbol);
+    } else {
+      names_[name] = Expr::symbol(value.copies.at(0));
+    }
+  }
+  values_[name] = std::move(value);
+  bound_.push_back(name);
+}
+
+void Lowering::bind_axis(const std::string& axis, Expr value) {
+  names_[axis] = value;
+  bound_.push_back(axis);
+}
+
+void Lowering::scoped(const Body& body) {
+  size_t mark = bound_.size();
+  Expr scratch = scratch_;
+  body();
+  scratch_ = scratch;
+  for (; bound_.size() > mark; bound_.pop_back()) {
+    values_.erase(bound_.back());
+    names_.erase(bound_.back());
+    placeholders_.erase("$" + bound_.back());
+  }
+}
+
+void Lowering::keep_values(const RegisterArray& array, const std::string* variable, int order) {
+  auto reads = [&](const std::string& name) {
+    if (variable) return name == *variable;
+    for (const auto& variables : array.variables)
+      if (std::find(variables.begin(), variables.end(), name) != variables.end()) return true;
+    return false;
+  };
+  for (auto& [name, value] : values_) {
+    if (value.last_use <= order) continue;
+    for (std::string& copy : value.copies)
+      if (reads(copy)) copy = emit_.copy(copy);
+  }
+}
+
+void Lowering::keep_values(const std::set<std::string>& stores, int order) {
+  for (const std::string& buffer : stores)
+    if (auto it = registers_.find(buffer); it != registers_.end() && plan_.in_registers(buffer)) keep_values(it->second, nullptr, order - 1);
+}
+
+// ---- statements ----------------------------------------------------------------------------------------------------
+
+void Lowering::statement(const Let& s) {
+  Value value;
+  value.dtype = s.dtype;
+  if (s.fn == Fn::constant) {
+    value.literal = s.literal;
+    return bind(s.name, &s, std::move(value));
+  }
+  if (s.fn == Fn::index) {
+    value.index = resolve(s.index);
+    value.varying = varies(*value.index);
+    return bind(s.name, &s, std::move(value));
+  }
+  bool divides = sets_error(s);
+  value.varying = lanes_ && divides && lanes_->diverges;
+  for (const std::string& name : s.operands) value.varying = value.varying || values_.at(name).varying;
+  if (!value.varying) {
+    std::vector<std::string> operands;
+    for (const std::string& name : s.operands) operands.push_back(scalar_operand(name));
+    value.copies.push_back(emit_.let(s.name, {s.dtype, 1}, s.fn, std::move(operands)));
+    return bind(s.name, &s, std::move(value));
+  }
+  for (size_t c = 0; c < copies(); ++c) {
+    std::vector<std::string> operands;
+    for (const std::string& name : s.operands) operands.push_back(operand(name, c));
+    const std::string& mask = lanes_->copies[c].mask;
+    if (divides && !mask.empty())  // lanes that take no part must not divide by zero
+      operands[1] = emit_.let("d", {s.dtype, width()}, Fn::where, {mask, operands[1], literal(Scalar::of_int(s.dtype, 1))});
+    value.copies.push_back(emit_.let(s.name, {s.dtype, width()}, s.fn, std::move(operands)));
+  }
+  bind(s.name, &s, std::move(value));
+}
+
+void Lowering::statement(const For& s) {
+  const Axis& axis = s.axis;
+  if (is_device(axis.kind)) return device_loop(s);
+  const std::set<std::string>& stores = plan_.stores.at(&s);
+  keep_values(stores, plan_.order.at(&s));
+  Expr lo = resolve(axis.lo);
+  Expr hi = resolve(axis.hi);
+  auto body = [&] { block(s.body); };
+  switch (axis.kind) {
+    case LoopKind::parallel: return parallel_loop(s);
+    case LoopKind::unroll: return unrolled(axis, body);
+    case LoopKind::lanes:
+      if (plan_.width(&s) > 1) return for_lanes(lanes_loop(&s, axis, s.body), lo, hi, body);
+      if (auto whole = plan_.whole.find(&s); whole != plan_.whole.end()) {
+        for (int64_t i = 0; i < whole->second; ++i) {
+          scoped([&] {
+            bind_axis(axis.name, lo + i);
+            branch({less(lo + i, hi)}, body);
+          });
+        }
+        return;
+      }
+      [[fallthrough]];
+    default: serial(axis.name, axis.name, lo, hi, axis.step, static_cast<int>(axis.by), stores, body);
+  }
+}
+
+void Lowering::unrolled(const Axis& axis, const Body& body) {
+  int64_t hi = axis.hi.value();
+  for (int64_t i = axis.lo.value(); i < hi; i += axis.step) {
+    scoped([&] {
+      bind_axis(axis.name, i);
+      body();
+    });
+  }
+}
+
+void Lowering::serial(const std::string& axis, const std::string& hint, Expr lo, Expr hi, int64_t step, int unroll,
+                      const std::set<std::string>& stores, const Body& body) {
+  Expr trips = simplify(ceildiv(hi - lo, step), ranges_);
+  if (trips.is_constant() && trips.value() <= 0) return;
+  if (trips.is(1)) {
+    scoped([&] {
+      bind_axis(axis, lo);
+      body();
+    });
+    return;
+  }
+  std::set<std::string> buffers;
+  for (const std::string& name : stores)
+    if (auto it = memory_.find(name); it != memory_.end()) buffers.insert(it->second.name);
+  std::string variable = emit_.fresh(hint);
+  ranges_[variable] = {lo, hi - 1};
+  emit_.open(Emitter::Nest::loop, provably_nonnegative(trips - 1, ranges_), buffers);
+  emit_.declare_symbol(variable);
+  scoped([&] {
+    bind_axis(axis, Expr::symbol(variable));
+    body();
+  });
+  kernel_ir::Block inner = emit_.close();
+  ranges_.erase(variable);
+  emit_.append(kernel_ir::For{variable, lo, hi, step, unroll, std::move(inner)});
+}
+
+void Lowering::parallel_loop(const For& s) {
+  const Axis& axis = s.axis;
+  Expr lo = resolve(axis.lo);
+  Expr trips = resolve(ceildiv(axis.hi - axis.lo, axis.step));
+  Expr thread = Expr::symbol("thread");
+  Expr threads = Expr::symbol("threads");
+  Expr from = lo + floordiv(trips * thread, threads) * axis.step;
+  Expr to = lo + floordiv(trips * (thread + 1), threads) * axis.step;
+  std::set<std::string> buffers = plan_.stores.at(&s);
+  std::string variable = emit_.fresh(axis.name);
+  ranges_[variable] = {lo, resolve(axis.hi) - 1};
+  emit_.open(Emitter::Nest::loop, false, buffers);
+  emit_.declare_symbol(variable);
+  scoped([&] {
+    bind_axis(axis.name, Expr::symbol(variable));
+    block(s.body);
+  });
+  kernel_ir::Block inner = emit_.close();
+  ranges_.erase(variable);
+  emit_.append(kernel_ir::For{variable, from, to, axis.step, 1, std::move(inner)});
+}
+
+// Blocks and threads are not loops in Kernel IR: the body runs once for each, where its index is within the loop's extent.
+void Lowering::device_loop(const For& s) {
+  const Axis& axis = s.axis;
+  std::string symbol(to_string(axis.kind));
+  bool is_block = axis.kind != LoopKind::thread_x && axis.kind != LoopKind::thread_y;
+  Expr size = (is_block ? out_.grid : out_.block).at(device_dimension(axis.kind));
+  Expr lo = resolve(axis.lo);
+  Expr extent = resolve(axis.hi - axis.lo);
+  ranges_[symbol] = {Expr(0), extent - 1};
+  auto body = [&] {
+    scoped([&] {
+      bind_axis(axis.name, lo + Expr::symbol(symbol));
+      block(s.body);
+    });
+  };
+  if (extent == size) return body();
+  Cond inside = less(Expr::symbol(symbol), extent);
+  emit_.open(Emitter::Nest::branch, false, {});
+  body();
+  kernel_ir::Block then = emit_.close();
+  emit_.append(kernel_ir::If{{inside}, "", std::move(then), {}});
+}
+
+void Lowering::branch(const std::vector<Cond>& guard, const Body& body) {
+  std::vector<Cond> undecided;
+  for (const Cond& cond : guard) {
+    auto known = decide(cond, ranges_);
+    if (known && !*known) return;
+    if (!known) undecided.push_back(simplify(cond, ranges_));
+  }
+  if (undecided.empty()) return scoped(body);
+  emit_.open(Emitter::Nest::branch, false, {});
+  scoped(body);
+  kernel_ir::Block then = emit_.close();
+  emit_.append(kernel_ir::If{std::move(undecided), "", std::move(then), {}});
+}
+
+void Lowering::statement(const If& s) {
+  bool never = false;
+  std::vector<Cond> guard = resolve(s.guard, &never);
+  if (never) return;
+  std::vector<Cond> uniform;
+  std::vector<Cond> varying;
+  for (const Cond& cond : guard) (varies(cond.expr) ? varying : uniform).push_back(cond);
+  branch(uniform, [&] {
+    if (varying.empty()) return block(s.body);
+    LaneContext outer = *lanes_;
+    for (size_t c = 0; c < copies(); ++c) {
+      lanes_->copies[c].mask = all_of(outer.copies[c].mask, guard_mask(varying, c));
+      lanes_->copies[c].padding = false;
+    }
+    lanes_->diverges = true;
+    block(s.body);
+    *lanes_ = std::move(outer);
+  });
+}
+
+void Lowering::statement(const Alloc& s) {
+  if (plan_.in_registers(s.name)) {
+    RegisterArray array;
+    array.plan = plan_.registers.at(s.name);
+    array.dtype = s.dtype;
+    array.per_copy = lanes_ != nullptr;
+    int64_t count = 1;
+    for (const Expr& e : s.shape) array.shape.push_back(e.value());
+    for (size_t d = 0; d < array.shape.size(); ++d)
+      count *= d + 1 == array.shape.size() ? (array.shape[d] + array.plan.width - 1) / array.plan.width : array.shape[d];
+    Type type{s.dtype, array.per_copy ? width() : array.plan.width};
+    std::string zero = emit_.constant(type, is_float(s.dtype) ? Scalar::of_float(s.dtype, 0) : Scalar::of_int(s.dtype, 0));
+    for (size_t c = 0; c < (array.per_copy ? copies() : 1); ++c) {
+      array.variables.emplace_back();
+      for (int64_t k = 0; k < count; ++k) array.variables.back().push_back(emit_.var(fmt::format("{}_{}", s.name, k), type, zero));
+    }
+    registers_[s.name] = std::move(array);
+    return;
+  }
+  kernel_ir::Alloc node;
+  node.name = emit_.fresh(s.name);
+  node.dtype = s.dtype;
+  node.count = simplify(deplo::product(s.shape), ranges_);
+  node.space = kernel_ir::Space::stack;
+  if (s.space == Space::shared) node.space = kernel_ir::Space::shared;
+  if (s.space == Space::scratch) {
+    node.space = kernel_ir::Space::scratch;
+    node.offset = scratch_;
+    scratch_ = scratch_ + ceildiv(node.count * size_of(s.dtype), kScratchAlignment) * kScratchAlignment;
+    scratch_most_ = simplify(max(scratch_most_, scratch_), ranges_);
+  }
+  memory_[s.name] = {node.name, s.dtype, contiguous_strides(s.shape)};
+  emit_.declare_symbol(node.name);
+  emit_.append(std::move(node));
+}
+
+void Lowering::statement(const Check& s) {
+  Cond cond = negated({s.cond.kind, resolve(s.cond.expr)});
+  if (auto known = decide(cond, ranges_); known && !*known) return;
+  bool vectors = varies(cond.expr) || (lanes_ && lanes_->diverges);
+  if (!vectors) return emit_.append(kernel_ir::SetError{s.code, truth(cond)});
+  for (size_t c = 0; c < copies(); ++c) emit_.append(kernel_ir::SetError{s.code, all_of(condition(cond, c), lanes_->copies[c].mask)});
+}
+
+void Lowering::statement(const Barrier& /*s*/) { emit_.barrier(); }
+
+void Lowering::statement(const Prefetch& s) {
+  const Memory& memory = memory_.at(s.buffer);
+  Expr offset = flat(memory, s.index);
+  for (const std::string& symbol : symbols_of(offset))
+    if (placeholders_.count(symbol)) return;  // one address per lane: not worth a hint
+  std::set<const ExprNode*> done;
+  for (size_t c = 0; c < copies(); ++c) {
+    Expr place = lanes_ ? at_copy(offset, lanes_->copies[c]) : offset;
+    if (done.insert(place.node()).second) emit_.append(kernel_ir::Prefetch{memory.name, place, s.level});
+  }
+}
+
+}  // namespace deplo::tile_to_kernel
+
+namespace deplo {
+
+kernel_ir::Module lower_tile_to_kernel(const tile_ir::Module& module, const PassContext& context) {
+  kernel_ir::Module out;
+  static_cast<ProgramBody&>(out) = module;
+  for (const auto& kernel : module.kernels)
+    out.kernels.push_back(std::make_shared<kernel_ir::Kernel>(tile_to_kernel::Lowering(*kernel, context).run()));
+  return out;
+}
+
+}  // namespace deplo

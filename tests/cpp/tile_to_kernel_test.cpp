@@ -1,0 +1,567 @@
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "base/error.h"
+#include "codegen/codegen.h"
+#include "kernel_ir/ir.h"
+#include "lower/lower.h"
+#include "passes/kernel/expand_math.h"
+#include "tile_ir/interpret.h"
+#include "tile_ir/ir.h"
+
+using namespace deplo;
+
+namespace {
+
+using Sizes = std::map<std::string, int64_t>;
+
+// ---- arrays as memory ----
+
+void put(char* at, DType dtype, const Scalar& s) {
+  auto write = [&](auto value) { std::memcpy(at, &value, sizeof value); };
+  switch (dtype) {
+    case DType::boolean:
+    case DType::u8: return write(static_cast<uint8_t>(s.i));
+    case DType::i8: return write(static_cast<int8_t>(s.i));
+    case DType::i16: return write(static_cast<int16_t>(s.i));
+    case DType::i32: return write(static_cast<int32_t>(s.i));
+    case DType::i64: return write(s.i);
+    case DType::f16: return write(f32_to_f16(static_cast<float>(s.f)));
+    case DType::bf16: return write(f32_to_bf16(static_cast<float>(s.f)));
+    case DType::f32: return write(static_cast<float>(s.f));
+    case DType::f64: return write(s.f);
+  }
+}
+
+template <class T>
+T read(const char* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+Scalar take(const char* at, DType dtype) {
+  switch (dtype) {
+    case DType::boolean:
+    case DType::u8: return Scalar::of_int(dtype, read<uint8_t>(at));
+    case DType::i8: return Scalar::of_int(dtype, read<int8_t>(at));
+    case DType::i16: return Scalar::of_int(dtype, read<int16_t>(at));
+    case DType::i32: return Scalar::of_int(dtype, read<int32_t>(at));
+    case DType::i64: return Scalar::of_int(dtype, read<int64_t>(at));
+    case DType::f16: return Scalar::of_float(dtype, f16_to_f32(read<uint16_t>(at)));
+    case DType::bf16: return Scalar::of_float(dtype, bf16_to_f32(read<uint16_t>(at)));
+    case DType::f32: return Scalar::of_float(dtype, read<float>(at));
+    case DType::f64: return Scalar::of_float(dtype, read<double>(at));
+  }
+  return {};
+}
+
+// The elements of a strided parameter, with a border that nothing may touch.
+struct Bytes {
+  static constexpr int64_t kBorder = 64;
+  DType dtype;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+  std::vector<char> data;
+  int64_t origin = 0;
+
+  Bytes(const tile_ir::Param& p, const Array& array, const Sizes& sizes) : dtype(p.dtype), shape(array.shape) {
+    int64_t low = 0;
+    int64_t high = 0;
+    for (size_t d = 0; d < shape.size(); ++d) {
+      strides.push_back(evaluate(p.strides[d], sizes));
+      int64_t reach = strides[d] * std::max<int64_t>(0, shape[d] - 1);
+      (reach < 0 ? low : high) += reach;
+    }
+    origin = kBorder - low * size_of(dtype);
+    data.assign(static_cast<size_t>(2 * kBorder + (high - low + 1) * size_of(dtype)), 0x5a);
+    for_each([&](int64_t flat, char* at) { put(at, dtype, array.get(flat)); });
+  }
+
+  template <class F>
+  void for_each(const F& f) {
+    int64_t count = 1;
+    for (int64_t n : shape) count *= n;
+    for (int64_t flat = 0; flat < count; ++flat) {
+      int64_t rest = flat;
+      int64_t offset = 0;
+      for (size_t d = shape.size(); d-- > 0;) {
+        offset += rest % shape[d] * strides[d];
+        rest /= shape[d];
+      }
+      f(flat, data.data() + origin + offset * size_of(dtype));
+    }
+  }
+
+  void* base() { return data.data() + origin; }
+  bool border_intact() const {
+    for (size_t k = 0; k < kBorder; ++k)
+      if (data[k] != 0x5a || data[data.size() - 1 - k] != 0x5a) return false;
+    return true;
+  }
+};
+
+// ---- running ----
+
+int run_native(const tile_ir::Kernel& tile, const std::vector<Array*>& arguments, const Sizes& sizes, int vector_bytes, int threads) {
+  PassContext context;
+  context.target = cpu_target_info("");
+  context.target.vector_bytes = vector_bytes;
+  tile_ir::Module module;
+  module.kernels.push_back(std::make_shared<tile_ir::Kernel>(tile));
+  kernel_ir::Module lowered = lower_tile_to_kernel(module, context);
+  INFO(kernel_ir::print(lowered));
+  kernel_ir::verify(*lowered.kernels[0]);
+  CHECK(kernel_ir::print(kernel_ir::parse(kernel_ir::print(lowered))) == kernel_ir::print(lowered));
+  lowered = expand_math(lowered, context);
+  CodegenStats stats;
+  auto compiled = compile_cpu_kernels(lowered.kernels, context, {}, &stats).front();
+  std::vector<Bytes> memory;
+  std::vector<void*> buffers;
+  for (size_t k = 0; k < arguments.size(); ++k) memory.emplace_back(tile.params[k], *arguments[k], sizes);
+  for (Bytes& bytes : memory) buffers.push_back(bytes.base());
+  std::vector<int64_t> symbols;
+  for (const std::string& s : lowered.kernels[0]->symbols) symbols.push_back(sizes.at(s));
+  std::vector<char> scratch(static_cast<size_t>(evaluate(lowered.kernels[0]->scratch_bytes, sizes)) + 64);
+  int32_t error = 0;
+  auto aligned = reinterpret_cast<uintptr_t>(scratch.data());
+  KernelArgs args{buffers.data(), symbols.data(), &error, reinterpret_cast<void*>((aligned + 63) / 64 * 64)};
+  for (int t = 0; t < threads; ++t) compiled->function()(&args, t, threads);
+  for (size_t k = 0; k < arguments.size(); ++k) {
+    CHECK(memory[k].border_intact());
+    memory[k].for_each([&](int64_t flat, char* at) { arguments[k]->set(flat, take(at, memory[k].dtype)); });
+  }
+  return error;
+}
+
+Array filled(DType dtype, std::vector<int64_t> shape, std::mt19937& rng) {
+  Array a = Array::zeros(dtype, std::move(shape));
+  std::uniform_real_distribution<double> real(-2, 2);
+  std::uniform_int_distribution<int64_t> integer(0, 7);
+  for (int64_t k = 0; k < a.count(); ++k) {
+    int64_t n = integer(rng);
+    a.set(k, is_float(dtype)           ? Scalar::of_float(dtype, real(rng))
+             : dtype == DType::boolean ? Scalar::of_int(dtype, n & 1)
+                                       : Scalar::of_int(dtype, is_signed(dtype) && n == 0 ? -3 : n + 1));
+  }
+  return a;
+}
+
+double tolerance(DType dtype) { return dtype == DType::bf16 ? 2e-2 : dtype == DType::f16 ? 2e-3 : dtype == DType::f32 ? 3e-5 : 1e-10; }
+
+void same(const Array& wanted, const Array& got, const std::string& name) {
+  for (int64_t k = 0; k < wanted.count(); ++k) {
+    Scalar w = wanted.get(k);
+    Scalar g = got.get(k);
+    INFO(name << "[" << k << "]: wanted " << w.as_double() << ", got " << g.as_double());
+    if (!is_float(w.dtype)) {
+      REQUIRE(w.i == g.i);
+    } else if (std::isnan(w.f) || std::isinf(w.f)) {
+      REQUIRE(((std::isnan(w.f) && std::isnan(g.f)) || w.f == g.f));
+    } else {
+      REQUIRE(g.f == Approx(w.f).epsilon(tolerance(w.dtype)).margin(tolerance(w.dtype)));
+    }
+  }
+}
+
+using Prepare = std::function<void(std::vector<Array>&)>;
+
+// The Tile interpreter and the compiled Kernel IR agree at every vector width and number of threads.
+void agree(const std::string& text, const Sizes& sizes = {}, const Prepare& prepare = {}) {
+  tile_ir::Module module = tile_ir::parse(text);
+  tile_ir::verify(module);
+  const tile_ir::Kernel& kernel = *module.kernels[0];
+  std::mt19937 rng(7);
+  std::vector<Array> inputs;
+  for (const auto& p : kernel.params) inputs.push_back(filled(p.dtype, evaluate_shape(p.shape, sizes), rng));
+  if (prepare) prepare(inputs);
+  auto pointers = [](std::vector<Array>& arrays) {
+    std::vector<Array*> out;
+    for (Array& a : arrays) out.push_back(&a);
+    return out;
+  };
+  std::vector<Array> wanted = inputs;
+  int wanted_error = 0;
+  try {
+    tile_ir::interpret(kernel, pointers(wanted), sizes, Mode::typed);
+  } catch (const IndexError&) {
+    wanted_error = 1;
+  } catch (const UserError&) {
+    wanted_error = 2;
+  }
+  for (int bytes : {4, 16, 32, 64})
+    for (int threads : {1, 3}) {
+      if (threads > 1 && kernel.chunks.is(1)) continue;
+      INFO(text << "\nvector bytes " << bytes << ", threads " << threads);
+      std::vector<Array> got = inputs;
+      int error = run_native(kernel, pointers(got), sizes, bytes, threads);
+      CHECK((error != 0) == (wanted_error != 0));
+      for (size_t k = 0; k < got.size(); ++k)
+        if (kernel.params[k].kind != loop_ir::ParamKind::in) same(wanted[k], got[k], kernel.params[k].name);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("lanes loops: full vectors, single vectors, masked tails") {
+  for (int64_t n : {0, 1, 3, 8, 17, 64, 100, 131})
+    agree(R"(tile @k(x: f32[n], y: f32[n], s: f32[1], out z: f32[n]) where n in 0..
+  for lanes i in 0..n by 2:
+    a = load x[i]
+    b = load y[i]
+    c = load s[0]
+    d = mul(a, c)
+    e = add(d, b)
+    store z[i] = e
+)",
+          {{"n", n}});
+  for (const char* n : {"1", "5", "12", "16", "29", "200"})
+    agree(fmt::format(R"(tile @k(x: f32[3, {0}], out z: f32[3, {0}]) chunks 3
+  parallel r in 0..3:
+    for lanes i in 0..{0} by 3:
+      a = load x[r, i]
+      b = exp(a)
+      store z[r, i] = b
+)",
+                      n));
+}
+
+TEST_CASE("reductions along and across the lanes") {
+  const char* softmax = R"(tile @k(x: f32[m, n], out y: f32[m, n]) where m in 0.., n in 0.. chunks m
+  parallel i in 0..m:
+    reduce m0: f32 = max(a) over lanes j in 0..n by 4:
+      a = load x[i, j]
+    reduce s: f32 = sum(e) over lanes j in 0..n by 2:
+      a = load x[i, j]
+      d = sub(a, m0)
+      e = exp(d)
+      store y[i, j] = e
+    for lanes j in 0..n by 2:
+      e = load y[i, j]
+      r = div(e, s)
+      store y[i, j] = r
+)";
+  for (int64_t n : {1, 7, 8, 40, 77}) agree(softmax, {{"m", 5}, {"n", n}});
+  agree(R"(tile @k(x: f32[m, n], out y: f32[n]) where m in 0.., n in 1..
+  for lanes j in 0..n by 2:
+    reduce s: f32 = sum(a) over i in 0..m by 3:
+      a = load x[i, j]
+    store y[j] = s
+)",
+        {{"m", 10}, {"n", 21}});
+  agree(R"(tile @k(x: f32[4, 9, 13], w: f32[9], out y: f32[4], out z: f32[4], out p: f32[4]) chunks 4
+  parallel b in 0..4:
+    reduce s: f32 = sum(q) over i in 0..9, lanes j in 0..13:
+      a = load x[b, i, j]
+      v = load w[i]
+      q = mul(a, v)
+    store y[b] = s
+    reduce t: f32 = min(a) over i in 0..9 by 2:
+      a = load x[b, i, 3]
+    store z[b] = t
+    reduce u: f32 = prod(a) over lanes j in 0..13, i in 0..2:
+      a = load x[b, i, j]
+    store p[b] = u
+)");
+}
+
+TEST_CASE("tuple reductions") {
+  const char* text =
+      R"(tile @k(x: f32[m, n], out v: f32[m], out k: i64[m], out mean: f32[m], out m2: f32[m], out top: f32[m], out sum: f32[m]) where m in 1.., n in 1.. chunks m
+  parallel i in 0..m:
+    reduce a0: f32, a1: i64 = argmax(a, c) over lanes j in 0..n by 2:
+      a = load x[i, j]
+      c: i64 = index j
+    store v[i] = a0
+    store k[i] = a1
+    reduce w0: f32, w1: f32 = welford(a) over lanes j in 0..n by 2:
+      a = load x[i, j]
+    store mean[i] = w0
+    store m2[i] = w1
+    reduce o0: f32, o1: f32 = online_softmax(a) over lanes j in 0..n by 2:
+      a = load x[i, j]
+    store top[i] = o0
+    store sum[i] = o1
+)";
+  for (int64_t n : {1, 6, 8, 33, 90}) agree(text, {{"m", 4}, {"n", n}});
+  double inf = std::numeric_limits<double>::infinity();
+  agree(text, {{"m", 6}, {"n", 19}}, [&](std::vector<Array>& a) {
+    a[0].set(3, Scalar::of_float(DType::f32, NAN));
+    a[0].set(9, Scalar::of_float(DType::f32, NAN));
+    for (int64_t j = 0; j < 19; ++j) a[0].set(19 + j, Scalar::of_float(DType::f32, -inf));
+    for (int64_t j = 0; j < 19; ++j) a[0].set(38 + j, Scalar::of_float(DType::f32, 1));  // ties
+    a[0].set(57 + 11, Scalar::of_float(DType::f32, inf));
+    a[0].set(76, Scalar::of_float(DType::f32, -inf));
+  });
+  agree(R"(tile @k(x: i64[m, n], out k: i64[n], out v: i64[n]) where m in 1.., n in 1..
+  for lanes j in 0..n:
+    reduce a0: i64, a1: i64 = argmin(a, c) over i in 0..m:
+      a = load x[i, j]
+      c: i64 = index i
+    store k[j] = a1
+    store v[j] = a0
+)",
+        {{"m", 9}, {"n", 11}});
+}
+
+TEST_CASE("guards, strides, gathers and reversed axes") {
+  agree(
+      R"(tile @k(x: f32[40], w: f32[7, 40], t: i64[40], out a: f32[44], out b: f32[40], out c: f32[20], out d: f32[40], out e: f32[40], out f: f32[40])
+  for lanes i in 0..44 by 2:
+    p = load x[i - 2] if i - 2 >= 0 and -i + 41 >= 0 else 1.5
+    store a[i] = p
+  for lanes i in 0..40:
+    p = load x[-i + 39]
+    store b[i] = p
+  for lanes i in 0..20:
+    p = load x[i*2 + 1]
+    store c[i] = p
+  for lanes i in 0..40:
+    k = load t[i]
+    check k >= 0 else index_out_of_range
+    check -k + 39 >= 0 else index_out_of_range
+    p = load x[k] if k >= 0 and -k + 39 >= 0 else 0.0
+    q = load w[(i % 7), i]
+    r = add(p, q)
+    store d[i] = r
+  for lanes i in 0..40:
+    p = load x[i // 8*8 + (i % 8)]
+    q = load x[i // 16]
+    r = add(p, q)
+    store e[-i + 39] = r
+  for lanes i in 0..40:
+    if i - 5 >= 0 and i != 17:
+      p = load x[i - 5]
+      q = load x[3]
+      r = add(p, q)
+      store f[i] = r
+    if 5 - i > 0:
+      z: f32 = constant -1.0
+      store f[i] = z
+    if i == 17:
+      z: f32 = index i*3
+      store f[i] = z
+)");
+}
+
+TEST_CASE("a failed check or a division by zero sets the error word") {
+  const char* gather = R"(tile @k(t: i64[30], x: f32[8], out y: f32[30])
+  for lanes i in 0..30:
+    k = load t[i]
+    check k >= 0 else index_out_of_range
+    check -k + 7 >= 0 else index_out_of_range
+    p = load x[k] if k >= 0 and -k + 7 >= 0 else 0.0
+    store y[i] = p
+)";
+  auto indices = [](int64_t bad) {
+    return [bad](std::vector<Array>& a) {
+      for (int64_t k = 0; k < 30; ++k) a[0].set(k, Scalar::of_int(DType::i64, k % 8));
+      if (bad) a[0].set(29, Scalar::of_int(DType::i64, bad));
+    };
+  };
+  agree(gather, {}, indices(0));
+  agree(gather, {}, indices(8));
+  agree(gather, {}, indices(-1));
+  const char* divide = R"(tile @k(x: i32[n], y: i32[n], out z: i32[n], out r: i32[n]) where n in 1..
+  for lanes i in 0..n:
+    a = load x[i]
+    b = load y[i]
+    q = floor_div(a, b)
+    t = remainder(a, b)
+    store z[i] = q
+    store r[i] = t
+)";
+  agree(divide, {{"n", 21}});
+  agree(divide, {{"n", 21}}, [](std::vector<Array>& a) { a[1].set(20, Scalar::of_int(DType::i32, 0)); });
+}
+
+TEST_CASE("register blocks of a contraction") {
+  for (const char* width : {"16", "8", "12", "32"})
+    agree(fmt::format(R"(tile @k(pa: f32[5, 20, 6], pb: f32[4, 20, {0}], bias: f32[n], out c: f32[m, n]) where m in 0..30, n in 0..{1} chunks 5
+  parallel t in 0..5:
+    for p in 0..4:
+      alloc acc: f32[6, {0}] register
+      unroll r in 0..6:
+        for lanes c0 in 0..{0}:
+          z: f32 = constant 0.0
+          store acc[r, c0] = z
+      for k in 0..20 by 4:
+        prefetch pb[p, k + 8, 0]
+        unroll r in 0..6:
+          a = load pa[t, k, r]
+          for lanes c0 in 0..{0}:
+            b = load pb[p, k, c0]
+            s = load acc[r, c0]
+            f = fma(a, b, s)
+            store acc[r, c0] = f
+      unroll r in 0..6:
+        if t*6 + r < m:
+          for lanes c0 in 0..{0}:
+            s = load acc[r, c0]
+            v = load bias[p*{0} + c0] if p*{0} + c0 < n else 0.0
+            w = add(s, v)
+            store c[t*6 + r, p*{0} + c0] = w if p*{0} + c0 < n
+)",
+                      width, std::stoi(width) * 4),
+          {{"m", 28}, {"n", std::stoi(width) * 4 - 3}});
+}
+
+TEST_CASE("register arrays keep values that are overwritten") {
+  agree(R"(tile @k(x: f32[4, 20], out y: f32[4, 20], out z: f32[3])
+  alloc acc: f32[2, 20] register
+  alloc one: f32[2] register
+  unroll r in 0..2:
+    for lanes c in 0..20:
+      a = load x[r, c]
+      store acc[r, c] = a
+  for i in 0..3:
+    for lanes c in 0..20:
+      old = load acc[0, c]
+      other = load acc[1, c]
+      store acc[0, c] = other
+      a = load x[i + 1, c]
+      b = add(old, a)
+      store acc[1, c] = b
+  unroll r in 0..2:
+    for lanes c in 0..20:
+      a = load acc[r, c]
+      store y[r, c] = a
+      store y[r + 2, c] = a
+  z0: f32 = constant 2.0
+  store one[0] = z0
+  store one[1] = z0
+  first = load one[0]
+  for i in 0..3:
+    a = load one[0]
+    b = add(a, first)
+    store one[0] = b
+    c = load one[1]
+    d = mul(c, a)
+    store one[1] = d
+    store z[i] = d
+)");
+}
+
+TEST_CASE("all dtypes in vectors") {
+  for (const char* dtype : {"f64", "bf16", "f16", "i32", "i16", "i8", "u8", "i64"})
+    agree(fmt::format(R"(tile @k(x: {0}[37], y: {0}[37], c: bool[37], out z: {0}[37], out e: bool[37], out f: f32[37], out s: f32[1])
+  for lanes i in 0..37 by 2:
+    a = load x[i]
+    b = load y[i]
+    p = load c[i]
+    m = max(a, b)
+    w = where(p, m, a)
+    q = lt(a, b)
+    r = bit_xor(q, p)
+    t: f32 = cast(w)
+    u: f32 = exp(t)
+    store z[i] = w
+    store e[i] = r
+    store f[i] = t
+  reduce g: f32 = sum(t) over lanes i in 0..37:
+    a = load x[i]
+    t: f32 = cast(a)
+  store s[0] = g
+)",
+                      dtype));
+}
+
+TEST_CASE("combining stores, scans, stack and scratch arrays") {
+  agree(R"(tile @k(x: f32[50], t: i64[50], inout h: f32[10], inout v: f32[50])
+  for lanes i in 0..50:
+    k = load t[i]
+    a = load x[i]
+    store sum h[k] = a if k >= 0
+    store sum v[i] = a
+    store max h[9] = a
+)");
+  agree(R"(tile @k(x: f32[m, n], out y: f32[m, n], out z: f32[m, n]) where m in 1.., n in 1.. chunks m
+  alloc row: f32[n] scratch
+  alloc col: f32[n, 3] scratch
+  parallel i in 0..m:
+    scan s: f32 = sum(a) over j in 0..n:
+      a = load x[i, j]
+    then:
+      store row[j] = s
+      store col[j, 1] = s
+    for lanes j in 0..n:
+      a = load row[j]
+      b = load col[j, 1]
+      c = add(a, b)
+      store y[i, j] = c
+  alloc few: f32[4] stack
+  for r in 0..4:
+    a: f32 = index r
+    store few[r] = a
+  for lanes j in 0..n:
+    scan s: f32 = prod(b) over i in 0..m:
+      a = load x[i, j]
+      c = load few[(i % 4)]
+      b = add(a, c)
+    then:
+      store z[i, j] = s
+)",
+        {{"m", 6}, {"n", 19}});
+}
+
+TEST_CASE("loops that cannot be vectors run element by element") {
+  agree(R"(tile @k(x: f32[20, 20], out y: f32[20], out z: f32[20])
+  for lanes i in 0..20:
+    reduce s: f32 = sum(a) over j in 0..i + 1:
+      a = load x[i, j]
+    store y[i] = s
+  for lanes i in 0..20:
+    alloc own: f32[3] stack
+    for j in 0..3:
+      a = load x[i, j]
+      store own[j] = a
+    a = load own[2]
+    b = load own[0]
+    c = sub(a, b)
+    store z[i] = c
+)");
+}
+
+TEST_CASE("non-contiguous parameters") {
+  agree(
+      R"(tile @k(x: f32[9, 21] strides [1, 9], y: f32[9, 21] strides [0, 1], w: f32[9, 21] strides [-21, -1], out z: f32[9, 21] strides [22, 1]) chunks 9
+  parallel i in 0..9:
+    for lanes j in 0..21 by 2:
+      a = load x[i, j]
+      b = load y[i, j]
+      c = load w[i, j]
+      d = fma(a, b, c)
+      store z[i, j] = d
+)",
+      {}, [](std::vector<Array>& a) {
+        for (int64_t k = 21; k < a[1].count(); ++k) a[1].set(k, a[1].get(k % 21));
+      });
+}
+
+TEST_CASE("long float sums stay accurate") {
+  const char* text = R"(tile @k(x: f32[n], out y: f32[1]) where n in 1..
+  reduce s: f32 = sum(a) over lanes i in 0..n by 4:
+    a = load x[i]
+  store y[0] = s
+)";
+  tile_ir::Module module = tile_ir::parse(text);
+  struct Case {
+    int64_t n;
+    double each;
+  };
+  for (auto [n, each] : {Case{10'000'000, 1}, Case{40'000'000, 0.5}, Case{3'000'001, 0.1}})
+    for (const char* dtype : {"f32"}) {
+      INFO(dtype);
+      Array x = Array::filled(DType::f32, {n}, Scalar::of_float(DType::f32, each));
+      Array y = Array::zeros(DType::f32, {1});
+      std::vector<Array*> arguments{&x, &y};
+      run_native(*module.kernels[0], arguments, {{"n", n}}, 32, 1);
+      double wanted = x.get(0).f * static_cast<double>(n);
+      if (each == 0.1)
+        CHECK(y.get(0).f == Approx(wanted).epsilon(2e-6));
+      else
+        CHECK(y.get(0).f == wanted);
+    }
+}
