@@ -11,6 +11,12 @@
 #include "passes/kernel/expand_math.h"
 #include "passes/loop/fuse_nests.h"
 #include "passes/loop/fuse_producers.h"
+#include "passes/loop/hoist_static.h"
+#include "passes/loop/name_kernels.h"
+#include "passes/loop/share_kernels.h"
+#include "passes/loop/split_axes.h"
+#include "passes/loop/split_reductions.h"
+#include "passes/loop/update_in_place.h"
 
 namespace deplo {
 namespace {
@@ -134,8 +140,17 @@ const std::vector<Pass<tensor_ir::Graph>>& tensor_passes() {
 
 const std::vector<Pass<loop_ir::Module>>& loop_passes() {
   static const std::vector<Pass<loop_ir::Module>> passes{
+      // Before fusion hides which element an update keeps.
+      {"update_in_place", update_in_place, "turn functional updates that are written back to an input into stores in place"},
       {"fuse_producers", fuse_producers, "substitute pointwise producers and index maps into the kernels that read them"},
+      // While a reduction is still alone in its kernel; the phases fuse with what surrounds them.
+      {"split_reductions", split_reductions, "make two parallel phases of long reductions with few results"},
       {"fuse_nests", fuse_nests, "put kernels under one nest where they can share outer axes"},
+      // Fusion matches whole axes.
+      {"split_axes", split_axes, "split axes so that coordinates become affine"},
+      {"hoist_static", hoist_static, "run what depends on static inputs alone once per program"},
+      {"name_kernels", name_kernels, "name kernels after the torch ops that they implement"},
+      {"share_kernels", share_kernels, "let steps with equal kernels call one"},
   };
   return passes;
 }

@@ -37,6 +37,7 @@ struct Fuser {
   const PassContext& context;
   std::vector<Group> groups;
   std::vector<loop_ir::Names> names;
+  std::vector<bool> is_static;  ///< runs once per program: never joins what runs at each call
 
   double size(Expr e) const { return std::max(1.0, analysis::estimate(e, context.hints, graph.program().symbols)); }
   double bytes(const std::string& name) const {
@@ -69,6 +70,7 @@ struct Fuser {
   }
 
   void start() {
+    is_static = graph.static_nodes();
     groups.resize(graph.nodes().size());
     names.resize(groups.size());
     for (size_t at = 0; at < groups.size(); ++at) {
@@ -200,6 +202,7 @@ struct Fuser {
   bool try_fuse(size_t first, size_t second, bool by_input) {
     Group& a = groups[first];
     Group& b = groups[second];
+    if (is_static[first] != is_static[second]) return false;
     if (first == second || a.fixed || b.fixed || !graph.nodes()[first].alive || !graph.nodes()[second].alive) return false;
     std::set<std::string> flow = flows(first, second);
     AxisPairs pairs;
@@ -298,7 +301,7 @@ struct Fuser {
 }  // namespace
 
 loop_ir::Module fuse_nests(loop_ir::Module module, const PassContext& context) {
-  return Fuser{ProgramGraph(std::move(module)), context, {}, {}}.run();
+  return Fuser{ProgramGraph(std::move(module)), context, {}, {}, {}}.run();
 }
 
 }  // namespace deplo

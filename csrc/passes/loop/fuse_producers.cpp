@@ -33,6 +33,7 @@ struct Site {
 struct Fuser {
   ProgramGraph graph;
   const PassContext& context;
+  std::vector<bool> is_static;
 
   double size(Expr e) const { return std::max(1.0, analysis::estimate(e, context.hints, graph.program().symbols)); }
 
@@ -144,7 +145,11 @@ struct Fuser {
         sites.push_back(std::move(site));
       }
     }
-    if (only_moves && !weigh(*p, points(p->axes)).only_moves) return;
+    Weight weight = weigh(*p, points(p->axes));
+    if (only_moves && !weight.only_moves) return;
+    // What only static inputs decide is computed once per program, unless that would keep a larger copy of it (dequantisation).
+    bool leaves_static = is_static[at] && std::any_of(readers.begin(), readers.end(), [&](size_t r) { return !is_static[r]; });
+    if (leaves_static && !weight.only_moves && (!widens(*p) || weight.cost > kPrologueBudget)) return;
     if (!readers.empty() && !worthwhile(*p, sites, readers.size())) return;
     for (size_t r : readers) {
       graph.inherit_order(at, r);
@@ -152,6 +157,15 @@ struct Fuser {
       graph.set_body(r, substitute_producer(graph.nodes()[r].body, *p, graph.program().symbols));
     }
     graph.remove(at);
+  }
+
+  bool widens(const PointwiseNest& p) {
+    double read = 0;
+    for (const auto& access : loop_ir::accesses(p.body)) {
+      const Buffer& b = graph.buffer(access.buffer);
+      read += size(product(b.shape)) * static_cast<double>(size_of(b.dtype));
+    }
+    return points(p.axes) * static_cast<double>(size_of(graph.buffer(p.buffer).dtype)) > read;
   }
 
   // What the producer reads must not have been overwritten where the reader runs.
@@ -181,6 +195,7 @@ struct Fuser {
   }
 
   loop_ir::Module run() {
+    is_static = graph.static_nodes();
     for (bool only_moves : {true, false})
       for (size_t at = graph.nodes().size(); at-- > 0;) visit_producer(at, only_moves);
     for (auto& node : graph.nodes()) {
@@ -194,6 +209,8 @@ struct Fuser {
 
 }  // namespace
 
-loop_ir::Module fuse_producers(loop_ir::Module module, const PassContext& context) { return Fuser{ProgramGraph(std::move(module)), context}.run(); }
+loop_ir::Module fuse_producers(loop_ir::Module module, const PassContext& context) {
+  return Fuser{ProgramGraph(std::move(module)), context, {}}.run();
+}
 
 }  // namespace deplo

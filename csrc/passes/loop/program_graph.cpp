@@ -97,6 +97,58 @@ void ProgramGraph::set_body(size_t at, loop_ir::Block body) {
   index_accesses(at);
 }
 
+std::vector<bool> ProgramGraph::static_nodes() {
+  std::vector<bool> result(nodes_.size(), false);
+  std::set<std::string> held;
+  for (const Buffer& b : module_.buffers)
+    if ((b.kind == BufferKind::input && b.is_static && !versioned_.count(b.name)) || b.kind == BufferKind::packed) held.insert(b.name);
+  for (bool grew = true; grew;) {
+    grew = false;
+    for (size_t at = 0; at < nodes_.size(); ++at) {
+      const Node& node = nodes_[at];
+      if (!node.alive || !node.is_kernel || result[at] || node.writes.empty()) continue;
+      bool fits = std::all_of(node.reads.begin(), node.reads.end(), [&](const auto& b) { return held.count(b) > 0 || node.writes.count(b) > 0; }) &&
+                  std::all_of(node.writes.begin(), node.writes.end(), [&](const auto& b) { return is_private(b); });
+      Kernel kernel;
+      kernel.body = node.body;
+      for (const std::string& b : node.writes) kernel.params.push_back({b, ParamKind::out, DType::f32, buffer(b).shape, buffer(b).strides, false});
+      if (!fits || !loop_ir::used_symbols(kernel, module_.symbols).empty()) continue;
+      result[at] = true;
+      grew = true;
+      held.insert(node.writes.begin(), node.writes.end());
+    }
+  }
+  return result;
+}
+
+std::string ProgramGraph::add_buffer(const std::string& hint, DType dtype, std::vector<Expr> shape) {
+  loop_ir::Names names;
+  for (const Buffer& b : module_.buffers) names.reserve(b.name);
+  for (const auto& [name, range] : module_.symbols) names.reserve(name);
+  std::string name = names.fresh(hint);
+  std::vector<Expr> strides = contiguous_strides(shape);
+  module_.buffers.push_back({name, dtype, std::move(shape), std::move(strides), BufferKind::temp, torch_ir::InputKind::user, false});
+  for (Buffer& b : module_.buffers) buffers_[b.name] = &b;
+  return name;
+}
+
+size_t ProgramGraph::add_kernel(loop_ir::Block body, size_t like) {
+  Node node;
+  node.is_kernel = true;
+  node.provenance = nodes_[like].provenance;
+  node.name = fmt::format("{}_{}", nodes_[like].name, nodes_.size());
+  node.body = std::move(body);
+  nodes_.push_back(std::move(node));
+  index_accesses(nodes_.size() - 1);
+  inherit_order(like, nodes_.size() - 1);
+  return nodes_.size() - 1;
+}
+
+void ProgramGraph::add_order(size_t first, size_t second) {
+  before_[second].insert(first);
+  after_[first].insert(second);
+}
+
 void ProgramGraph::remove(size_t at) {
   forget_accesses(at);
   nodes_[at].alive = false;

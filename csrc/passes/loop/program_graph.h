@@ -39,6 +39,17 @@ class ProgramGraph {
   bool is_private(const std::string& buffer);
   bool is_returned(const std::string& buffer) const { return returned_.count(buffer) > 0; }
 
+  /// For each node: a kernel that reads nothing but static inputs and results of such kernels, uses no symbol, and writes only
+  /// private buffers.
+  std::vector<bool> static_nodes();
+  void set_kind(const std::string& buffer, BufferKind kind) { buffers_.at(buffer)->kind = kind; }
+  /// A new temp buffer; `hint` should end in a digit.
+  std::string add_buffer(const std::string& hint, DType dtype, std::vector<Expr> shape);
+  /// A new kernel that keeps the order that `like` had to keep.
+  size_t add_kernel(loop_ir::Block body, size_t like);
+  /// `second` must run after `first`.
+  void add_order(size_t first, size_t second);
+
   void set_body(size_t node, loop_ir::Block body);
   void remove(size_t node);
   /// Appends the torch nodes of one kernel to another's.

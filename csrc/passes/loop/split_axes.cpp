@@ -1,0 +1,110 @@
+#include "passes/loop/split_axes.h"
+
+#include <algorithm>
+
+#include "expr/node.h"
+#include "loop_ir/params.h"
+#include "loop_ir/rewrite.h"
+
+namespace deplo {
+namespace {
+
+using namespace loop_ir;
+
+constexpr int kMostSplits = 16;  ///< per kernel; each removes a division, so this only bounds the unforeseen
+
+void collect_divisions(Expr e, std::vector<Expr>& found) {
+  if ((e.kind() == ExprKind::floordiv || e.kind() == ExprKind::mod) && std::find(found.begin(), found.end(), e) == found.end()) found.push_back(e);
+  for (const Expr& part : e.operands()) collect_divisions(part, found);
+}
+
+std::vector<Expr> divisions(const Block& body) {
+  std::vector<Expr> found;
+  for_each_expr(body, [&](const Expr& e) { collect_divisions(e, found); });
+  return found;
+}
+
+struct Split {
+  std::string axis;
+  Expr inner;  ///< extent of the inner part
+};
+
+// A split that turns a division of `e` into a choice of parts.
+std::optional<Split> split_for(Expr e, const std::vector<Axis>& axes) {
+  Expr divisor = e.operands()[1];
+  for (const Term& term : terms_of(e.operands()[0])) {
+    if (term.atoms.empty()) continue;
+    for (const Axis& axis : axes) {
+      auto coefficient = linear_coefficient(from_terms({term}), axis.name);
+      if (!coefficient || coefficient->is(0)) continue;
+      auto inner = exact_quotient(divisor, *coefficient);
+      if (!inner || inner->is(1) || *inner == axis.extent) continue;
+      auto outer = exact_quotient(axis.extent, *inner);
+      if (outer && !outer->is(1)) return Split{axis.name, *inner};
+    }
+  }
+  return std::nullopt;
+}
+
+Block apply_split(const Block& block, const Split& split, Names& names) {
+  std::string outer = names.fresh(split.axis);
+  std::string inner = names.fresh(split.axis);
+  Renaming renaming;
+  renaming.exprs[split.axis] = Expr::symbol(outer) * split.inner + Expr::symbol(inner);
+  auto parts = [&](Expr extent) { return std::vector<Axis>{{outer, *exact_quotient(extent, split.inner)}, {inner, split.inner}}; };
+  return rewrite(block, [&](const Ref<Stmt>& stmt) -> Block {
+    if (const auto* s = std::get_if<For>(&stmt->node); s && s->axis == split.axis)
+      return make_nest(parts(s->extent), copy_block(s->body, renaming, nullptr));
+    const auto* s = std::get_if<Reduce>(&stmt->node);
+    if (!s) return {stmt};
+    auto at = std::find_if(s->axes.begin(), s->axes.end(), [&](const Axis& axis) { return axis.name == split.axis; });
+    if (at == s->axes.end()) return {stmt};
+    Reduce copy = *s;
+    std::vector<Axis> two = parts(at->extent);
+    auto place = copy.axes.begin() + (at - s->axes.begin());
+    *place = two[0];
+    copy.axes.insert(place + 1, two[1]);
+    copy.body = copy_block(s->body, renaming, nullptr);
+    return {make_stmt(std::move(copy))};
+  });
+}
+
+Block split_block(Block body, const Ranges& symbols, Names& names) {
+  for (int round = 0; round < kMostSplits; ++round) {
+    std::vector<Expr> before = divisions(body);
+    if (before.empty()) break;
+    std::vector<Axis> axes;
+    visit(body, [&](const Stmt& stmt, const auto&) {
+      if (const auto* s = std::get_if<For>(&stmt.node)) axes.push_back({s->axis, s->extent});
+      if (const auto* s = std::get_if<Reduce>(&stmt.node)) axes.insert(axes.end(), s->axes.begin(), s->axes.end());
+    });
+    bool progress = false;
+    for (const Expr& e : before) {
+      auto split = split_for(e, axes);
+      if (!split) continue;
+      Block next = clean(apply_split(body, *split, names), symbols);
+      if (divisions(next).size() >= before.size()) continue;
+      body = std::move(next);
+      progress = true;
+      break;
+    }
+    if (!progress) break;
+  }
+  return body;
+}
+
+}  // namespace
+
+Module split_axes(Module module, const PassContext&) {
+  for (auto& kernel : module.kernels) {
+    if (divisions(kernel->body).empty()) continue;
+    Kernel copy = *kernel;
+    Names names;
+    names.reserve(copy);
+    copy.body = split_block(copy.body, copy.symbols, names);
+    kernel = std::make_shared<Kernel>(std::move(copy));
+  }
+  return module;
+}
+
+}  // namespace deplo

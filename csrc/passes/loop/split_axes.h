@@ -1,0 +1,13 @@
+#pragma once
+
+#include "base/context.h"
+#include "loop_ir/ir.h"
+
+namespace deplo {
+
+/// Replaces an axis x that occurs in x // k or x % k, where k divides its extent, by x0*k + x1, so that coordinates become affine:
+/// heads and features of a reshaped operand, groups of query heads. Loops and reduce axes alike.
+/// Before: cleaned kernels. After: floordiv and mod remain only where no split removes them.
+loop_ir::Module split_axes(loop_ir::Module module, const PassContext& context);
+
+}  // namespace deplo
