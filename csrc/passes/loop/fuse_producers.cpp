@@ -195,6 +195,7 @@ struct Fuser {
   }
 
   loop_ir::Module run() {
+    graph.remove_dead();
     is_static = graph.static_nodes();
     for (bool only_moves : {true, false})
       for (size_t at = graph.nodes().size(); at-- > 0;) visit_producer(at, only_moves);

@@ -159,6 +159,20 @@ void ProgramGraph::remove(size_t at) {
   nodes_[at].body.clear();
 }
 
+void ProgramGraph::remove_dead() {
+  for (size_t at = nodes_.size(); at-- > 0;) {
+    const Node& node = nodes_[at];
+    if (!node.alive || !node.is_kernel) continue;
+    bool live = std::any_of(node.writes.begin(), node.writes.end(), [&](const auto& b) {
+      const auto& readers = readers_[b];
+      bool read = std::any_of(readers.begin(), readers.end(), [&](size_t r) { return r != at; });
+      return read || returned_.count(b) || buffers_.at(b)->kind == BufferKind::input;
+    });
+    loop_ir::visit(node.body, [&](const loop_ir::Stmt& stmt, const auto&) { live = live || std::holds_alternative<loop_ir::Check>(stmt.node); });
+    if (!live) remove(at);
+  }
+}
+
 void ProgramGraph::merge_provenance(size_t from, size_t into, bool before) {
   auto& target = nodes_[into].provenance;
   std::vector<std::string> added;

@@ -52,6 +52,8 @@ class ProgramGraph {
 
   void set_body(size_t node, loop_ir::Block body);
   void remove(size_t node);
+  /// Removes kernels without effect: nothing reads what they write, and they check nothing.
+  void remove_dead();
   /// Appends the torch nodes of one kernel to another's.
   void merge_provenance(size_t from, size_t into, bool before);
   /// Nodes that must run before this one.
