@@ -54,6 +54,34 @@ Expr Lowering::flat(const Memory& memory, const std::vector<Expr>& index) const 
   return resolve(offset);
 }
 
+// Early evaluation must not divide by a size that may be 0: nothing is computed with it then, and code must not trap.
+bool Lowering::may_name(Expr e) const {
+  if ((e.kind() == ExprKind::floordiv || e.kind() == ExprKind::mod) && !provably_nonnegative(e.operands()[1] - 1, ranges_)) return false;
+  return std::all_of(e.operands().begin(), e.operands().end(), [&](Expr operand) { return may_name(operand); });
+}
+
+Expr Lowering::tidy(Expr e) {
+  switch (e.kind()) {
+    case ExprKind::constant:
+    case ExprKind::symbol: return e;
+    case ExprKind::add: {
+      Expr sum = 0;
+      for (const Expr& t : e.operands()) sum = sum + tidy(t);
+      return sum;
+    }
+    case ExprKind::mul: {
+      Expr result = 1;
+      for (const Expr& t : e.operands()) result = result * tidy(t);
+      return result;
+    }
+    case ExprKind::floordiv:
+    case ExprKind::mod:
+    case ExprKind::min:
+    case ExprKind::max: break;
+  }
+  return varies(e) || !may_name(e) ? e : named(e, "n");
+}
+
 // Symbols that stand for a value per lane start with $.
 bool Lowering::varies(Expr e) const {
   if (!lanes_) return false;
@@ -68,7 +96,7 @@ bool Lowering::varies(const std::vector<Cond>& guard) const {
 
 Expr Lowering::at_copy(Expr e, const LaneCopy& copy) const { return simplify(substitute(e, {{lanes_->symbol, copy.base}}), ranges_); }
 
-std::string Lowering::scalar(Expr e, const std::string& hint) { return emit_.index(hint, {DType::i64, 1}, e, 0); }
+std::string Lowering::scalar(Expr e, const std::string& hint) { return emit_.index(hint, {DType::i64, 1}, tidy(e), 0); }
 
 std::string Lowering::truth(const Cond& cond) {
   Fn fn = cond.kind == Cond::Kind::ge0 ? Fn::ge : cond.kind == Cond::Kind::eq0 ? Fn::eq : Fn::ne;
@@ -97,11 +125,11 @@ std::string Lowering::vector(Expr e, size_t copy) {
       std::string factor = vector_atom(atom, copy);
       product = product.empty() ? factor : emit_.let("n", type, Fn::mul, {product, factor});
     }
-    if (!uniform.is(1)) product = emit_.let("n", type, Fn::mul, {product, emit_.index("n", type, uniform, 0)});
+    if (!uniform.is(1)) product = emit_.let("n", type, Fn::mul, {product, emit_.index("n", type, tidy(uniform), 0)});
     sum = sum.empty() ? product : emit_.let("n", type, Fn::add, {sum, product});
   }
   if (sum.empty() || !rest.is(0)) {
-    std::string linear = emit_.index("n", type, at_copy(rest, lanes_->copies[copy]), *linear_coefficient(rest, lanes_->symbol));
+    std::string linear = emit_.index("n", type, tidy(at_copy(rest, lanes_->copies[copy])), *linear_coefficient(rest, lanes_->symbol));
     sum = sum.empty() ? linear : emit_.let("n", type, Fn::add, {sum, linear});
   }
   return sum;
@@ -158,8 +186,9 @@ std::string Lowering::condition(const Cond& cond, size_t copy) {
   if (k && k->is_constant() && cond.kind == Cond::Kind::ge0) {
     // start + k * lane >= 0
     Expr start = at_copy(cond.expr, at);
-    if (k->value() < 0) return emit_.first(lanes, simplify(floordiv(start, -k->value()) + 1, ranges_));
-    return emit_.let("mask", {DType::boolean, lanes}, Fn::bit_not, {emit_.first(lanes, simplify(ceildiv(Expr(-1) * start, k->value()), ranges_))});
+    if (k->value() < 0) return emit_.first(lanes, tidy(simplify(floordiv(start, -k->value()) + 1, ranges_)));
+    return emit_.let("mask", {DType::boolean, lanes}, Fn::bit_not,
+                     {emit_.first(lanes, tidy(simplify(ceildiv(Expr(-1) * start, k->value()), ranges_)))});
   }
   Fn fn = cond.kind == Cond::Kind::ge0 ? Fn::ge : cond.kind == Cond::Kind::eq0 ? Fn::eq : Fn::ne;
   return emit_.let("mask", {DType::boolean, lanes}, fn, {vector(cond.expr, copy), literal(Scalar::of_int(DType::i64, 0))});
@@ -183,7 +212,7 @@ std::string Lowering::scalar_operand(const std::string& name) {
   const Value& value = values_.at(name);
   DEPLO_ASSERT(!value.varying, "kernel {}: {} differs between lanes", kernel_.name, name);
   if (value.literal) return emit_.constant({value.dtype, 1}, *value.literal);
-  if (value.index) return emit_.index(name, {value.dtype, 1}, *value.index, 0);
+  if (value.index) return emit_.index(name, {value.dtype, 1}, tidy(*value.index), 0);
   return value.copies.at(0);
 }
 
@@ -196,7 +225,7 @@ std::string Lowering::operand(const std::string& name, size_t copy) {
   Expr e = *value.index;
   bool others = std::any_of(placeholders_.begin(), placeholders_.end(), [&](const auto& p) { return uses(e, p.first); });
   auto k = others ? std::nullopt : linear_coefficient(e, lanes_->symbol);
-  if (k) return emit_.index(name, {value.dtype, width()}, at_copy(e, lanes_->copies[copy]), *k);
+  if (k) return emit_.index(name, {value.dtype, width()}, tidy(at_copy(e, lanes_->copies[copy])), *k);
   std::string wide = vector(e, copy);
   return value.dtype == DType::i64 ? wide : emit_.let(name, {value.dtype, width()}, Fn::cast, {wide});
 }
@@ -226,7 +255,7 @@ Value Lowering::load_scalar(const Load& s, const Memory& memory, Expr offset, co
   kernel_ir::Load load;
   load.type = {s.dtype, 1};
   load.buffer = memory.name;
-  load.offset = offset;
+  load.offset = tidy(offset);
   load.mask = scalar_mask(guard);
   if (!load.mask.empty() && !is_zero(s.fill)) load.passthrough = emit_.constant(load.type, s.fill);
   Value value;
@@ -270,8 +299,8 @@ void Lowering::address(Expr offset, size_t copy, Expr* base, Expr* stride, std::
   bool others = std::any_of(placeholders_.begin(), placeholders_.end(), [&](const auto& p) { return uses(offset, p.first); });
   auto k = others ? std::nullopt : linear_coefficient(offset, lanes_->symbol);
   if (k) {
-    *base = at_copy(offset, at);
-    *stride = *k;
+    *base = tidy(at_copy(offset, at));
+    *stride = tidy(*k);
     return;
   }
   Expr uniform = 0;
@@ -280,7 +309,7 @@ void Lowering::address(Expr offset, size_t copy, Expr* base, Expr* stride, std::
     Expr t = from_terms({term});
     (varies(t) ? rest : uniform) = (varies(t) ? rest : uniform) + t;
   }
-  *base = uniform;
+  *base = tidy(uniform);
   *gather = vector(rest, copy);
 }
 
@@ -344,7 +373,7 @@ void Lowering::statement(const Store& s) {
 void Lowering::store_scalar(const Store& s, const Memory& memory, Expr offset, const std::vector<Cond>& guard) {
   kernel_ir::Store store;
   store.buffer = memory.name;
-  store.offset = offset;
+  store.offset = tidy(offset);
   store.value = scalar_operand(s.value);
   store.mask = scalar_mask(guard);
   store.combiner = s.combiner;

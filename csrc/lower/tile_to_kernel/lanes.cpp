@@ -76,7 +76,7 @@ void Lowering::straight(const LanesLoop& loop, Expr lo, Expr hi, const Body& bod
   for (int64_t at = 0; at < extent; at += loop.lanes) {
     LaneCopy copy{lo + at, "", false};
     if (!n.is_constant() || at + loop.lanes > extent) {
-      copy.mask = emit_.first(loop.lanes, simplify(hi - copy.base, ranges_));
+      copy.mask = emit_.first(loop.lanes, tidy(simplify(hi - copy.base, ranges_)));
       copy.padding = n.is_constant() && hi.is_constant() && hi.value() >= loop.capacity;
     }
     copies.push_back(std::move(copy));
@@ -115,6 +115,8 @@ void Lowering::full_vectors(const LanesLoop& loop, Expr lo, Expr end, Expr hi, i
   std::set<std::string> buffers;
   for (const std::string& name : *loop.stores)
     if (auto it = memory_.find(name); it != memory_.end()) buffers.insert(it->second.name);
+  Expr from = tidy(lo);
+  Expr to = tidy(end);
   std::string variable = emit_.fresh(loop.axis->name);
   ranges_[variable] = {lo, end - step};
   multiples_[variable] = is_multiple(lo, loop.lanes) ? loop.lanes : 1;
@@ -123,12 +125,13 @@ void Lowering::full_vectors(const LanesLoop& loop, Expr lo, Expr end, Expr hi, i
   at(Expr::symbol(variable));
   kernel_ir::Block inner = emit_.close();
   ranges_.erase(variable);
-  emit_.append(kernel_ir::For{variable, lo, end, step, 1, std::move(inner)});
+  emit_.append(kernel_ir::For{variable, from, to, step, 1, std::move(inner)});
 }
 
 Expr Lowering::named(Expr e, const std::string& hint) {
-  if (e.is_constant() || e.is_symbol()) return e;
-  std::string name = emit_.index(hint, {DType::i64, 1}, e, 0);
+  if (e.is_constant() || e.is_symbol() || !may_name(e)) return e;
+  Expr operands = e.kind() == ExprKind::add || e.kind() == ExprKind::mul ? tidy(e) : e;
+  std::string name = emit_.index(hint, {DType::i64, 1}, operands, 0);
   Interval known = bounds(e, ranges_);
   Range range;
   if (known.lo) range.lo = *known.lo;
@@ -155,7 +158,7 @@ void Lowering::lanes_pieces(const LanesLoop& loop, Expr lo, Expr hi, bool runs, 
   if (loop.in_flight > 1 && main_end != full_end) full_vectors(loop, main_end, full_end, hi, lanes, runs, body);
   if (full_end == hi) return;
   branch({less(full_end, hi)}, [&] {
-    LaneCopy tail{full_end, emit_.first(loop.lanes, simplify(hi - full_end, ranges_)), false};
+    LaneCopy tail{full_end, emit_.first(loop.lanes, tidy(simplify(hi - full_end, ranges_))), false};
     with_copies(loop, {tail}, lo, hi, body);
   });
 }

@@ -244,6 +244,8 @@ void Lowering::serial(const std::string& axis, const std::string& hint, Expr lo,
   std::set<std::string> buffers;
   for (const std::string& name : stores)
     if (auto it = memory_.find(name); it != memory_.end()) buffers.insert(it->second.name);
+  Expr from = tidy(lo);
+  Expr to = tidy(hi);
   std::string variable = emit_.fresh(hint);
   ranges_[variable] = {lo, hi - 1};
   emit_.open(Emitter::Nest::loop, provably_nonnegative(trips - 1, ranges_), buffers);
@@ -254,7 +256,7 @@ void Lowering::serial(const std::string& axis, const std::string& hint, Expr lo,
   });
   kernel_ir::Block inner = emit_.close();
   ranges_.erase(variable);
-  emit_.append(kernel_ir::For{variable, lo, hi, step, unroll, std::move(inner)});
+  emit_.append(kernel_ir::For{variable, from, to, step, unroll, std::move(inner)});
 }
 
 void Lowering::parallel_loop(const For& s) {
@@ -307,7 +309,7 @@ void Lowering::branch(const std::vector<Cond>& guard, const Body& body) {
   for (const Cond& cond : guard) {
     auto known = decide(cond, ranges_);
     if (known && !*known) return;
-    if (!known) undecided.push_back(simplify(cond, ranges_));
+    if (!known) undecided.push_back({cond.kind, tidy(simplify(cond.expr, ranges_))});
   }
   if (undecided.empty()) return scoped(body);
   emit_.open(Emitter::Nest::branch, false, {});
@@ -389,7 +391,7 @@ void Lowering::statement(const Prefetch& s) {
     if (placeholders_.count(symbol)) return;  // one address per lane: not worth a hint
   std::set<const ExprNode*> done;
   for (size_t c = 0; c < copies(); ++c) {
-    Expr place = lanes_ ? at_copy(offset, lanes_->copies[c]) : offset;
+    Expr place = tidy(lanes_ ? at_copy(offset, lanes_->copies[c]) : offset);
     if (done.insert(place.node()).second) emit_.append(kernel_ir::Prefetch{memory.name, place, s.level});
   }
 }

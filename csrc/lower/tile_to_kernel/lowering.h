@@ -102,6 +102,9 @@ class Lowering {
   Expr resolve(Expr e) const;
   std::vector<Cond> resolve(const std::vector<Cond>& guard, bool* never) const;
   Expr flat(const Memory& memory, const std::vector<Expr>& index) const;
+  /// e with its divisions, remainders, minima and maxima computed once, as early as their operands allow: what stays is sums of products.
+  Expr tidy(Expr e);
+  bool may_name(Expr e) const;
   bool varies(Expr e) const;
   bool varies(const std::vector<Cond>& guard) const;
   /// e for lane 0 of a copy.
