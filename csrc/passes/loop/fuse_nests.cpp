@@ -22,7 +22,8 @@ using loop_ir::Store;
 constexpr double kEnoughParallel = 16;     ///< shared iterations that occupy any machine's cores well enough
 constexpr double kSmallIteration = 16384;  ///< points per shared iteration below which one thread may do all of them
 constexpr double kRowBlock = 128;          ///< rows of a contraction whose fused rows stay in cache together
-constexpr double kReadAgainMargin = 2;     ///< bytes saved per byte read again that make giving up an axis worthwhile
+constexpr double kCores = 8;                ///< that read a shared operand each for itself
+constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
 constexpr size_t kSiblingsTried = 4;
 
 struct Group {
@@ -102,42 +103,26 @@ struct Fuser {
   // Enough iterations to share among threads, or too little work to need it.
   bool parallel_enough(double shared, double work) const { return shared >= kEnoughParallel || work / shared <= kSmallIteration; }
 
-  // What a contraction reads again for every block of rows, if only the paired axes of the joined nest are outermost.
+  // What contractions read again when every block of rows, or every core, reads the operands that its rows share.
   double bytes_read_again(const NestGroup& joined) const {
     loop_ir::Kernel kernel;
     kernel.symbols = graph.program().symbols;
     kernel.body = loop_ir::make_nest(joined.axes, joined.body);
-    double again = 0;
-    for (const auto& c : analysis::find_contractions(kernel)) {
-      for (const auto* operand : {&c.a, &c.b}) {
-        double elements = 1;
-        double rows = 1;
-        for (const auto& axis : c.axes) {
-          if (operand->axes.count(axis.name))
-            elements *= size(axis.extent);
-          else if (std::any_of(joined.axes.begin(), joined.axes.end(), [&](const Axis& a) { return a.name == axis.name; }))
-            rows *= size(axis.extent);
-        }
-        again += elements * 4 * (std::ceil(rows / kRowBlock) - 1);
-      }
-    }
-    return again;
-  }
-
-  double operand_bytes(const NestGroup& joined) const {
-    loop_ir::Kernel kernel;
-    kernel.body = loop_ir::make_nest(joined.axes, joined.body);
     double total = 0;
     for (const auto& c : analysis::find_contractions(kernel)) {
       for (const auto* operand : {&c.a, &c.b}) {
-        double elements = 1;
-        bool row_operand = false;
+        double bytes = 4;
+        double rows = 1;    // shared iterations that read the same part of the operand
+        double copies = 1;  // different parts
         for (const auto& axis : c.axes) {
+          bool shared = std::any_of(joined.axes.begin(), joined.axes.end(), [&](const Axis& a) { return a.name == axis.name; });
           bool used = operand->axes.count(axis.name) > 0;
-          if (used) elements *= size(axis.extent);
-          row_operand = row_operand || (used && !joined.axes.empty() && axis.name == joined.axes.back().name);
+          if (used) bytes *= size(axis.extent);
+          if (shared) (used ? copies : rows) *= size(axis.extent);
         }
-        if (!row_operand) total += elements * 4;
+        if (copies > 1 && bytes / copies <= kFirstLevelCache) continue;
+        double blocks = std::max(std::ceil(rows / kRowBlock), std::min(rows, kCores / copies));
+        total += bytes * std::max(0.0, blocks - 1) * (copies < kCores ? 2 : 1);
       }
     }
     return total;
@@ -147,12 +132,7 @@ struct Fuser {
   bool keep_rows(const NestGroup& joined, const std::set<std::string>& flow) {
     double saved = 0;
     for (const std::string& b : flow) saved += bytes(b) * (graph.is_private(b) ? 2 : 1);
-    double again = bytes_read_again(joined);
-    if (saved < kReadAgainMargin * again) return false;
-    double shared = points(joined.axes);
-    double last = joined.axes.empty() ? 1 : size(joined.axes.back().extent);
-    double blocks = shared / std::min(last, kRowBlock);
-    return blocks >= 2 || saved >= operand_bytes(joined);
+    return saved >= bytes_read_again(joined);
   }
 
   // Two contractions in one nest: gates over the same rows, with equal reductions.

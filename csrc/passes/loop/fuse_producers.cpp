@@ -19,6 +19,7 @@ using loop_ir::Stmt;
 
 // Budgets, in float additions per element of the producer. See the header for what they trade.
 constexpr double kSameElement = 1.5;    ///< evaluations per element that count as "about once" (tile borders, pooling windows excluded)
+constexpr double kMostGuarded = 4;      ///< guarded evaluations per element that a select may waste
 constexpr double kRowBudget = 12;       ///< recompute where a row buffer inside one kernel is the alternative
 constexpr double kStencilBudget = 64;   ///< recompute where memory is the alternative
 constexpr double kBroadcastBudget = 6;  ///< a small vector recomputed for every row
@@ -27,6 +28,7 @@ constexpr double kPrologueBudget = 6;   ///< operations on a static operand of a
 struct Site {
   std::vector<Axis> loops;
   std::vector<Expr> index;
+  bool guarded = false;
   bool in_reduce = false;
 };
 
@@ -50,7 +52,7 @@ struct Fuser {
       const auto* load = std::get_if<Load>(&stmt.node);
       if (!load || load->buffer != buffer) return;
       bool known = std::any_of(sites.begin(), sites.end(), [&](const Site& s) { return s.index == load->index && s.loops == loops; });
-      if (!known) sites.push_back({loops, load->index, false});
+      if (!known) sites.push_back({loops, load->index, !load->guard.empty(), false});
     });
     return sites;
   }
@@ -65,7 +67,8 @@ struct Fuser {
   struct Weight {
     double cost = 0;
     double full_reads = 0;     ///< different buffers about as large as the result
-    bool only_moves = true;    ///< an index map: loads, coordinates, casts, selections by position
+    int loads = 0;
+    bool only_moves = true;  ///< an index map: loads, coordinates, casts, selections by position
     bool all_static = true;    ///< every large operand stays the same between calls
     bool from_kernel = false;  ///< a large operand comes from a kernel with a reduction: better as that kernel's epilogue
   };
@@ -73,36 +76,45 @@ struct Fuser {
   Weight weigh(const PointwiseNest& p, double elements) {
     Weight w;
     std::set<std::string> large;
+    std::map<std::string, DType> dtypes;
     for (const auto& stmt : p.body) {
       if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) {
-        // A narrowing cast belongs to what it narrows: less is written.
-        bool moves = let->fn == Fn::constant || let->fn == Fn::index || (let->fn == Fn::cast && size_of(let->dtype) >= 4) || let->fn == Fn::bitcast ||
-                     let->fn == Fn::where || let->dtype == DType::boolean || is_integer(let->dtype);
+        dtypes[let->name] = let->dtype;
         w.cost += analysis::cost_of(let->fn);
-        w.only_moves = w.only_moves && moves;
+        w.only_moves = w.only_moves && moves(*let, dtypes);
       }
       const auto* load = std::get_if<Load>(&stmt->node);
-      if (!load || large.count(load->buffer)) continue;
+      if (!load) continue;
+      dtypes[load->name] = load->dtype;
+      w.loads += 1;
       const Buffer& b = graph.buffer(load->buffer);
-      if (size(product(b.shape)) * 2 < elements && !b.shape.empty()) continue;
-      if (b.shape.empty() && elements > 1) continue;
-      large.insert(load->buffer);
+      if (size(product(b.shape)) * 2 < elements || (b.shape.empty() && elements > 1) || !large.insert(load->buffer).second) continue;
       w.full_reads += 1;
       w.all_static = w.all_static && b.is_static;
-      for (size_t writer : graph.writers(load->buffer)) w.from_kernel = w.from_kernel || has_reduce(graph.nodes()[writer].body);
+      for (size_t writer : graph.writers(load->buffer)) w.from_kernel = w.from_kernel || (in_place(load->index) && has_reduce(graph.nodes()[writer].body));
     }
     return w;
+  }
+
+  // Coordinates and choices by position. A narrowing cast belongs to what it narrows: less is written.
+  static bool moves(const loop_ir::Let& let, const std::map<std::string, DType>& dtypes) {
+    if (let.fn == Fn::constant || let.fn == Fn::index || let.fn == Fn::bitcast || let.fn == Fn::where) return true;
+    if (let.fn == Fn::cast) return size_of(let.dtype) >= 4;
+    return std::all_of(let.operands.begin(), let.operands.end(), [&](const auto& operand) { return !is_float(dtypes.at(operand)); });
   }
 
   bool worthwhile(const PointwiseNest& p, const std::vector<Site>& sites, size_t consumers) {
     double elements = points(p.axes);
     Weight w = weigh(p, elements);
-    if (w.only_moves && (sites.size() == 1 || w.full_reads <= 1)) return true;
+    if (w.only_moves && !w.from_kernel && (sites.size() == 1 || w.full_reads <= 1)) return true;
+    if (w.only_moves && w.cost == 0) return true;
     double evaluations = 0;
     double most = 0;
     bool reduced = false;
     for (const Site& site : sites) {
       double here = points(site.loops);
+      // A guard passes each element once, as in a concatenation.
+      if (site.guarded && !site.in_reduce && here <= kMostGuarded * elements) here = std::min(here, elements);
       evaluations += here;
       most = std::max(most, here);
       reduced = reduced || (site.in_reduce && here > kSameElement * elements);
@@ -111,20 +123,20 @@ struct Fuser {
     if (w.only_moves && w.full_reads <= 2 && w.cost <= kBroadcastBudget && !w.from_kernel) return true;
     if (reduced) {
       if (w.from_kernel) return false;
-      return w.full_reads <= 1 && (w.all_static ? w.cost <= kPrologueBudget : w.cost <= 1);
+      return w.full_reads <= 1 && (w.all_static ? w.cost <= kPrologueBudget : w.cost <= 1 && w.loads == 1);
     }
     if (most > kSameElement * elements) return w.full_reads <= 1 && w.cost <= kBroadcastBudget && !w.from_kernel;
-    // Several sites that each read every element about once.
-    if (w.full_reads > 1) return false;
-    bool identity = std::all_of(sites.begin(), sites.end(), [&](const Site& s) { return reads_in_place(s); });
+    // Several sites that each read every element about once; an epilogue computes it once for nothing.
+    if (w.full_reads > 1 || w.from_kernel) return false;
+    bool identity = std::all_of(sites.begin(), sites.end(), [&](const Site& s) { return in_place(s.index); });
     double extra = w.cost * (evaluations / elements);
     if (identity || consumers > 1) return extra <= kRowBudget;
     return extra <= kStencilBudget;
   }
 
   // Every coordinate is a loop axis by itself: nests could be shared instead.
-  static bool reads_in_place(const Site& site) {
-    return std::all_of(site.index.begin(), site.index.end(), [](const Expr& e) { return e.is_symbol() || e.is_constant(); });
+  static bool in_place(const std::vector<Expr>& index) {
+    return std::all_of(index.begin(), index.end(), [](const Expr& e) { return e.is_symbol() || e.is_constant(); });
   }
 
   // In the first round only index maps go, so that the second sees what functions really read.
