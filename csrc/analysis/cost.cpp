@@ -82,7 +82,8 @@ KernelCost cost_of(const loop_ir::Kernel& kernel) {
 double estimate(Expr e, const SizeHints& hints, const Ranges& symbols) {
   std::map<std::string, int64_t> values;
   for (const std::string& name : symbols_of(e)) {
-    int64_t value = 64;
+    // Anything but a size (an axis in the extent of an inner loop) counts as its first value.
+    int64_t value = symbols.count(name) ? 64 : 0;
     if (auto range = symbols.find(name); range != symbols.end()) {
       if (range->second.lo) value = std::max(value, bounds(*range->second.lo, symbols).lo.value_or(value));
       if (range->second.hi) value = std::min(value, bounds(*range->second.hi, symbols).hi.value_or(value));

@@ -113,8 +113,8 @@ struct Verifier {
     for (const auto& stmt : body) std::visit([&](const auto& s) { statement(s, inner); }, stmt->node);
     for (size_t k = 0; k < operands.size(); ++k) {
       DType dtype = value(inner, operands[k]);
-      bool same = operands.size() == results.size() ? dtype == dtypes[k] : true;
-      require(same, fmt::format("{}: operand {} is {}, the result {}", name, operands[k], to_string(dtype), to_string(dtypes[k])));
+      if (operands.size() == results.size() && dtype != dtypes[k])
+        fail(fmt::format("{}: operand {} is {}, the result {}", name, operands[k], to_string(dtype), to_string(dtypes[k])));
     }
     return inner;
   }

@@ -19,9 +19,9 @@ using loop_ir::Load;
 using loop_ir::Stmt;
 using loop_ir::Store;
 
-constexpr double kEnoughParallel = 16;     ///< shared iterations that occupy any machine's cores well enough
-constexpr double kSmallIteration = 16384;  ///< points per shared iteration below which one thread may do all of them
-constexpr double kRowBlock = 128;          ///< rows of a contraction whose fused rows stay in cache together
+constexpr double kEnoughParallel = 16;      ///< shared iterations that occupy any machine's cores well enough
+constexpr double kSmallIteration = 16384;   ///< points per shared iteration below which one thread may do all of them
+constexpr double kRowBlock = 128;           ///< rows of a contraction whose fused rows stay in cache together
 constexpr double kCores = 8;                ///< that read a shared operand each for itself
 constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
 constexpr size_t kSiblingsTried = 4;

@@ -66,9 +66,9 @@ struct Fuser {
   // How much one evaluation of the producer costs, and what it reads.
   struct Weight {
     double cost = 0;
-    double full_reads = 0;     ///< different buffers about as large as the result
+    double full_reads = 0;  ///< different buffers about as large as the result
     int loads = 0;
-    bool only_moves = true;  ///< an index map: loads, coordinates, casts, selections by position
+    bool only_moves = true;    ///< an index map: loads, coordinates, casts, selections by position
     bool all_static = true;    ///< every large operand stays the same between calls
     bool from_kernel = false;  ///< a large operand comes from a kernel with a reduction: better as that kernel's epilogue
   };
@@ -91,7 +91,8 @@ struct Fuser {
       if (size(product(b.shape)) * 2 < elements || (b.shape.empty() && elements > 1) || !large.insert(load->buffer).second) continue;
       w.full_reads += 1;
       w.all_static = w.all_static && b.is_static;
-      for (size_t writer : graph.writers(load->buffer)) w.from_kernel = w.from_kernel || (in_place(load->index) && has_reduce(graph.nodes()[writer].body));
+      for (size_t writer : graph.writers(load->buffer))
+        w.from_kernel = w.from_kernel || (in_place(load->index) && has_reduce(graph.nodes()[writer].body));
     }
     return w;
   }

@@ -30,7 +30,7 @@ struct Split {
 };
 
 // A split that turns a division of `e` into a choice of parts.
-std::optional<Split> split_for(Expr e, const std::vector<Axis>& axes) {
+std::optional<Split> split_for(Expr e, const std::vector<Axis>& axes, const Ranges& symbols) {
   Expr divisor = e.operands()[1];
   for (const Term& term : terms_of(e.operands()[0])) {
     if (term.atoms.empty()) continue;
@@ -38,7 +38,8 @@ std::optional<Split> split_for(Expr e, const std::vector<Axis>& axes) {
       auto coefficient = linear_coefficient(from_terms({term}), axis.name);
       if (!coefficient || coefficient->is(0)) continue;
       auto inner = exact_quotient(divisor, *coefficient);
-      if (!inner || inner->is(1) || *inner == axis.extent) continue;
+      if (inner && !provably_nonnegative(*inner, symbols)) inner = Expr(0) - *inner;  // an axis that runs backward
+      if (!inner || inner->is(1) || *inner == axis.extent || !provably_nonnegative(*inner - 1, symbols)) continue;
       auto outer = exact_quotient(axis.extent, *inner);
       if (outer && !outer->is(1)) return Split{axis.name, *inner};
     }
@@ -80,7 +81,7 @@ Block split_block(Block body, const Ranges& symbols, Names& names) {
     });
     bool progress = false;
     for (const Expr& e : before) {
-      auto split = split_for(e, axes);
+      auto split = split_for(e, axes, symbols);
       if (!split) continue;
       Block next = clean(apply_split(body, *split, names), symbols);
       if (divisions(next).size() >= before.size()) continue;
