@@ -42,7 +42,7 @@ struct Machine {
   void run(const CallStep& step) {
     std::vector<Array*> arguments;
     for (const std::string& name : step.arguments) arguments.push_back(&memory.at(name));
-    kernel_call(step.kernel, arguments, symbols);
+    kernel_call(step, arguments, symbols);
     auto params = find_params(step.kernel);
     for (size_t i = 0; params && i < params->size(); ++i)
       if ((*params)[i].writes) written.insert(step.arguments[i]);

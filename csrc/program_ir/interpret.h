@@ -29,9 +29,8 @@ std::vector<int64_t> evaluate_shape(const std::vector<Expr>& shape, const std::m
 void bind_symbols(const std::vector<Expr>& shape, const std::vector<int64_t>& sizes, const std::string& name,
                   std::map<std::string, int64_t>& symbols);
 
-/// Runs one kernel over the arrays bound to its parameters, in place.
-using KernelCall =
-    std::function<void(const std::string& kernel, const std::vector<Array*>& arguments, const std::map<std::string, int64_t>& symbols)>;
+/// Runs one call step over the arrays of its arguments, in place.
+using KernelCall = std::function<void(const CallStep& step, const std::vector<Array*>& arguments, const std::map<std::string, int64_t>& symbols)>;
 
 /// The meaning of a program: runs its steps in order. `inputs` are in calling order, a symbol input as a 0-d i64 array; `symbols` may
 /// be empty where shapes determine them. Returns the outputs (an integer as 0-d i64, None as an empty bool array), then every

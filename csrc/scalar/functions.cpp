@@ -149,8 +149,8 @@ double apply_binary(Fn fn, double x, double y) {
     case Fn::atan2: return std::atan2(x, y);
     case Fn::hypot: return std::hypot(x, y);
     case Fn::copysign: return std::copysign(x, y);
-    case Fn::min: return std::isnan(x) ? x : std::isnan(y) ? y : y < x ? y : x;
-    case Fn::max: return std::isnan(x) ? x : std::isnan(y) ? y : y > x ? y : x;
+    case Fn::min: return std::isnan(x) ? x : std::isnan(y) ? y : x < y ? x : y;
+    case Fn::max: return std::isnan(x) ? x : std::isnan(y) ? y : x > y ? x : y;
     default: throw InternalError(fmt::format("{} is not a binary float function", to_string(fn)));
   }
 }

@@ -238,8 +238,8 @@ std::vector<Array> interpret(const Module& module, const std::vector<Array>& inp
     for (const Param& p : module.find_kernel(name)->params) params.push_back({p.dtype, p.kind != ParamKind::in});
     return params;
   };
-  auto call = [&](const std::string& name, const std::vector<Array*>& arguments, const std::map<std::string, int64_t>& sizes) {
-    interpret(*module.find_kernel(name), arguments, sizes, mode);
+  auto call = [&](const CallStep& step, const std::vector<Array*>& arguments, const std::map<std::string, int64_t>& sizes) {
+    interpret(*module.find_kernel(step.kernel), arguments, sizes, mode);
   };
   return deplo::interpret(module, find_params, inputs, symbols, call, library);
 }

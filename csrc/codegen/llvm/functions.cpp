@@ -61,7 +61,9 @@ void FunctionEmitter::set_error_if(Value* condition, loop_ir::ErrorCode code) {
   auto* next = llvm::BasicBlock::Create(module_.getContext(), "go_on", function);
   b_.CreateCondBr(condition, set, next);
   b_.SetInsertPoint(set);
-  b_.CreateStore(b_.getInt32(static_cast<uint32_t>(code)), error_word_);
+  // Other threads may set it at the same time.
+  auto* store = b_.CreateAlignedStore(b_.getInt32(static_cast<uint32_t>(code)), error_word_, llvm::Align(4));
+  store->setAtomic(llvm::AtomicOrdering::Monotonic);
   b_.CreateBr(next);
   b_.SetInsertPoint(next);
 }

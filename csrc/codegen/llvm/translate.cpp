@@ -114,7 +114,7 @@ class Translator {
       case ExprKind::constant: return integer(e.value());
       case ExprKind::symbol: {
         Value* v = value(e.name());
-        return v->getType()->isIntegerTy(64) ? v : b_.CreateSExt(v, b_.getInt64Ty());
+        return widen_index(v, type_of(e.name()).dtype, b_.getInt64Ty());
       }
       // Index arithmetic stays within 64 bits by the meaning of expressions, so it may be marked as not wrapping.
       case ExprKind::add: {
@@ -133,6 +133,10 @@ class Translator {
       case ExprKind::max: return b_.CreateBinaryIntrinsic(llvm::Intrinsic::smax, expr(e.operands()[0]), expr(e.operands()[1]));
     }
     return nullptr;
+  }
+
+  Value* widen_index(Value* v, DType dtype, llvm::Type* i64) {
+    return is_signed(dtype) ? b_.CreateSExtOrTrunc(v, i64) : b_.CreateZExtOrTrunc(v, i64);
   }
 
   Value* floor_divide(Expr e, bool want_mod) {
@@ -218,7 +222,7 @@ class Translator {
     if (!gather.empty()) {
       index = value(gather);
       auto* wide = llvm::FixedVectorType::get(b_.getInt64Ty(), static_cast<unsigned>(lanes));
-      if (index->getType() != wide) index = b_.CreateSExt(index, wide);
+      index = widen_index(index, type_of(gather).dtype, wide);
     } else {
       index = b_.CreateMul(iota(lanes), b_.CreateVectorSplat(static_cast<unsigned>(lanes), expr(stride)));
     }
@@ -275,6 +279,11 @@ class Translator {
     Value* v = value(s.operand);
     int lanes = type_of(s.operand).lanes;
     DEPLO_ASSERT((lanes & (lanes - 1)) == 0, "kernel {}: {} has {} lanes, not a power of two", kernel_.name, s.operand, lanes);
+    // A mask is one integer to the machine.
+    if (s.dtype == DType::boolean && lanes > 1 && (s.fn == Fn::bit_or || s.fn == Fn::bit_and || s.fn == Fn::max || s.fn == Fn::min)) {
+      define(s.name, {s.dtype, 1}, s.fn == Fn::bit_or || s.fn == Fn::max ? b_.CreateOrReduce(v) : b_.CreateAndReduce(v));
+      return;
+    }
     while (lanes > 1) {
       lanes /= 2;
       llvm::SmallVector<int> low(static_cast<size_t>(lanes));
@@ -315,7 +324,7 @@ class Translator {
     Value* other = s.passthrough.empty() ? zero_of(t) : to_memory(value(s.passthrough), from.dtype, lanes);
     Value* v = nullptr;
     if (lanes == 1) {
-      if (!s.gather.empty()) base = b_.CreateGEP(memory(from.dtype, 1), base, b_.CreateSExtOrTrunc(value(s.gather), b_.getInt64Ty()));
+      if (!s.gather.empty()) base = b_.CreateGEP(memory(from.dtype, 1), base, widen_index(value(s.gather), type_of(s.gather).dtype, b_.getInt64Ty()));
       v = mask ? masked_scalar_load(from, base, t, mask, other) : note(b_.CreateAlignedLoad(t, base, align_of(from.dtype)), from);
     } else if (s.gather.empty() && s.stride.is(1)) {
       v = mask ? static_cast<Value*>(note(b_.CreateMaskedLoad(t, base, align_of(from.dtype), mask, other), from))
@@ -362,7 +371,7 @@ class Translator {
     }
     Value* raw = to_memory(v, to.dtype, type.lanes);
     if (type.lanes == 1) {
-      if (!s.gather.empty()) base = b_.CreateGEP(memory(to.dtype, 1), base, b_.CreateSExtOrTrunc(value(s.gather), b_.getInt64Ty()));
+      if (!s.gather.empty()) base = b_.CreateGEP(memory(to.dtype, 1), base, widen_index(value(s.gather), type_of(s.gather).dtype, b_.getInt64Ty()));
       when(mask, [&] { note(b_.CreateAlignedStore(raw, base, align_of(to.dtype)), to); });
     } else if (s.gather.empty() && s.stride.is(1)) {
       if (mask)
@@ -411,7 +420,8 @@ class Translator {
     DEPLO_SUPPORT(!s.atomic, "kernel {}: atomic stores are not built for CPUs", kernel_.name);
     Fn fn = function_of(s.combiner);
     Value* places = type.lanes > 1 ? pointers(to, base, s.stride, s.gather, type.lanes) : nullptr;
-    if (type.lanes == 1 && !s.gather.empty()) base = b_.CreateGEP(memory(to.dtype, 1), base, b_.CreateSExtOrTrunc(value(s.gather), b_.getInt64Ty()));
+    if (type.lanes == 1 && !s.gather.empty())
+      base = b_.CreateGEP(memory(to.dtype, 1), base, widen_index(value(s.gather), type_of(s.gather).dtype, b_.getInt64Ty()));
     for (int lane = 0; lane < type.lanes; ++lane) {
       auto at = static_cast<uint64_t>(lane);
       Value* place = type.lanes == 1 ? base : b_.CreateExtractElement(places, at);

@@ -1,0 +1,365 @@
+#include "kernel_ir/interpret.h"
+
+#include <limits>
+#include <set>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "loop_ir/text.h"
+#include "scalar/combine.h"
+
+namespace deplo::kernel_ir {
+namespace {
+
+using loop_ir::ErrorCode;
+using Lanes = std::vector<Scalar>;
+
+/// An array and, if it lies in scratch memory, which bytes of it.
+struct Memory {
+  std::shared_ptr<Array> array;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+/// What one thread sees.
+struct Thread {
+  std::map<std::string, int64_t> integers;  ///< symbols, indices and scalar integers
+  std::unordered_map<std::string, Lanes> values;
+  std::map<std::string, Memory> buffers;
+};
+
+/// Undefined contents: NaN, or an improbable integer, shows a read before the write.
+void poison(Array& array) {
+  for (double& x : array.floats) x = std::numeric_limits<double>::quiet_NaN();
+  for (int64_t& x : array.ints) x = array.dtype == DType::boolean ? 1 : Scalar::of_int(array.dtype, -0x5a5a5a5a5a5a5a5b).i;
+}
+
+struct Machine {
+  const Kernel& kernel;
+  Mode mode;
+  std::set<const Stmt*> joint;  ///< statements that contain a barrier
+  int64_t scratch_bytes = 0;
+  bool division_error = false;
+  ErrorCode error = ErrorCode::none;
+
+  // ---- values and places -------------------------------------------------------------------------------------------
+
+  static void define(Thread& t, const std::string& name, Lanes lanes) {
+    if (lanes.size() == 1 && !is_float(lanes[0].dtype)) t.integers[name] = lanes[0].i;
+    t.values[name] = std::move(lanes);
+  }
+
+  static Scalar integer(DType dtype, int64_t value) {
+    return is_float(dtype) ? Scalar::of_float(dtype, static_cast<double>(value)) : Scalar::of_int(dtype, value);
+  }
+
+  static bool holds(const Thread& t, const If& s) {
+    if (s.guard.empty()) return t.values.at(s.condition)[0].i != 0;
+    for (const Cond& cond : s.guard)
+      if (!evaluate(cond, t.integers)) return false;
+    return true;
+  }
+
+  /// Per-lane offsets of an access; nothing for lanes that its mask switches off.
+  template <class Access>
+  std::vector<std::optional<int64_t>> places(const Thread& t, const Access& s, size_t lanes) const {
+    int64_t offset = evaluate(s.offset, t.integers);
+    int64_t stride = evaluate(s.stride, t.integers);
+    const Array& array = *t.buffers.at(s.buffer).array;
+    std::vector<std::optional<int64_t>> result(lanes);
+    for (size_t lane = 0; lane < lanes; ++lane) {
+      if (!s.mask.empty() && t.values.at(s.mask)[lane].i == 0) continue;
+      int64_t at = offset + (s.gather.empty() ? static_cast<int64_t>(lane) * stride : t.values.at(s.gather)[lane].i);
+      DEPLO_ASSERT(at >= 0 && at < array.count(), "kernel @{}: lane {} accesses element {} of {}, which has {}", kernel.name, lane, at, s.buffer,
+                   array.count());
+      result[lane] = at;
+    }
+    return result;
+  }
+
+  // ---- one thread --------------------------------------------------------------------------------------------------
+
+  void run(const Block& block, Thread& t) {
+    for (const auto& stmt : block) {
+      if (joint.count(stmt.get())) {
+        std::vector<Thread*> alone{&t};
+        run_jointly(*stmt, alone);
+      } else {
+        std::visit([&](const auto& s) { run(s, t); }, stmt->node);
+      }
+    }
+  }
+
+  void run(const Let& s, Thread& t) {
+    auto count = static_cast<size_t>(s.type.lanes);
+    if (s.fn == Fn::constant) return define(t, s.name, Lanes(count, s.literal));
+    Lanes result;
+    if (s.fn == Fn::index) {
+      int64_t first = evaluate(s.index, t.integers);
+      int64_t step = evaluate(s.lane_step, t.integers);
+      for (int64_t lane = 0; lane < s.type.lanes; ++lane) result.push_back(integer(s.type.dtype, first + lane * step));
+      return define(t, s.name, std::move(result));
+    }
+    for (size_t lane = 0; lane < count; ++lane) {
+      Scalar operands[3];
+      for (size_t k = 0; k < s.operands.size(); ++k) operands[k] = t.values.at(s.operands[k])[lane];
+      result.push_back(apply(s.fn, s.type.dtype, operands, mode, &division_error));
+    }
+    define(t, s.name, std::move(result));
+  }
+
+  void run(const Splat& s, Thread& t) { define(t, s.name, Lanes(static_cast<size_t>(s.type.lanes), t.values.at(s.operand)[0])); }
+
+  void run(const FirstLanes& s, Thread& t) {
+    int64_t count = evaluate(s.count, t.integers);
+    Lanes result;
+    for (int64_t lane = 0; lane < s.lanes; ++lane) result.push_back(Scalar::of_int(DType::boolean, lane < count));
+    define(t, s.name, std::move(result));
+  }
+
+  void run(const ReduceLanes& s, Thread& t) {
+    Lanes lanes = t.values.at(s.operand);
+    while (lanes.size() > 1) {
+      size_t half = lanes.size() / 2;
+      for (size_t l = 0; l < half; ++l) {
+        Scalar pair[] = {lanes[l], lanes[l + half]};
+        lanes[l] = apply(s.fn, s.dtype, pair, mode, &division_error);
+      }
+      lanes.resize(half);
+    }
+    define(t, s.name, std::move(lanes));
+  }
+
+  void run(const Extract& s, Thread& t) { define(t, s.name, {t.values.at(s.operand).at(static_cast<size_t>(s.lane))}); }
+
+  void run(const Shuffle& s, Thread& t) {
+    Lanes all = t.values.at(s.a);
+    if (!s.b.empty()) all.insert(all.end(), t.values.at(s.b).begin(), t.values.at(s.b).end());
+    Lanes result;
+    for (int lane : s.lanes) result.push_back(all.at(static_cast<size_t>(lane)));
+    define(t, s.name, std::move(result));
+  }
+
+  void run(const Load& s, Thread& t) {
+    Lanes result = s.passthrough.empty() ? Lanes(static_cast<size_t>(s.type.lanes), integer(s.type.dtype, 0)) : t.values.at(s.passthrough);
+    auto at = places(t, s, result.size());
+    for (size_t lane = 0; lane < result.size(); ++lane)
+      if (at[lane]) result[lane] = t.buffers.at(s.buffer).array->get(*at[lane]);
+    define(t, s.name, std::move(result));
+  }
+
+  void run(const Store& s, Thread& t) {
+    const Lanes& value = t.values.at(s.value);
+    Array& array = *t.buffers.at(s.buffer).array;
+    auto at = places(t, s, value.size());
+    for (size_t lane = 0; lane < value.size(); ++lane)
+      if (at[lane]) array.set(*at[lane], s.combiner == Combiner::set ? value[lane] : combine(s.combiner, array.get(*at[lane]), value[lane], mode));
+  }
+
+  void run(const Var& s, Thread& t) { define(t, s.name, t.values.at(s.init)); }
+  void run(const Assign& s, Thread& t) { define(t, s.name, t.values.at(s.value)); }
+
+  struct Bounds {
+    int64_t lo, hi, step;
+    bool operator==(const Bounds&) const = default;
+  };
+  Bounds bounds_of(const For& s, const Thread& t) const {
+    Bounds b{evaluate(s.lo, t.integers), evaluate(s.hi, t.integers), evaluate(s.step, t.integers)};
+    DEPLO_ASSERT(b.step > 0, "kernel @{}: the loop {} steps by {}", kernel.name, s.name, b.step);
+    return b;
+  }
+
+  void run(const For& s, Thread& t) {
+    Bounds b = bounds_of(s, t);
+    for (int64_t i = b.lo; i < b.hi; i += b.step) {
+      define(t, s.name, {Scalar::of_int(DType::i64, i)});
+      run(s.body, t);
+    }
+  }
+
+  void run(const If& s, Thread& t) { run(holds(t, s) ? s.then : s.otherwise, t); }
+
+  void run(const Alloc& s, Thread& t) {
+    int64_t count = evaluate(s.count, t.integers);
+    Memory memory{std::make_shared<Array>(Array::zeros(s.dtype, {count}))};
+    poison(*memory.array);
+    if (s.space == Space::scratch) {
+      memory.begin = evaluate(s.offset, t.integers);
+      memory.end = memory.begin + count * size_of(s.dtype);
+      DEPLO_ASSERT(memory.begin >= 0 && memory.end <= scratch_bytes, "kernel @{}: {} takes bytes {} to {} of {} bytes of scratch memory", kernel.name,
+                   s.name, memory.begin, memory.end, scratch_bytes);
+      // Arrays that die may share memory with later ones: what they held is gone.
+      for (auto& [name, other] : t.buffers)
+        if (other.begin < memory.end && memory.begin < other.end) poison(*other.array);
+    }
+    t.buffers[s.name] = std::move(memory);
+  }
+
+  void run(const Prefetch& /*s*/, Thread& /*t*/) {}  // outside a buffer it is allowed
+  void run(const Barrier& /*s*/, Thread& /*t*/) {}
+
+  void run(const SetError& s, Thread& t) {
+    for (const Scalar& lane : t.values.at(s.condition))
+      if (lane.i != 0 && error == ErrorCode::none) error = s.code;
+  }
+
+  // ---- the threads of a GPU block in step --------------------------------------------------------------------------
+
+  void run_jointly(const Block& block, const std::vector<Thread*>& threads) {
+    for (const auto& stmt : block) {
+      const auto* alloc = std::get_if<Alloc>(&stmt->node);
+      if (joint.count(stmt.get())) {
+        run_jointly(*stmt, threads);
+      } else if (alloc && alloc->space == Space::shared) {
+        run(*alloc, *threads[0]);
+        for (Thread* t : threads) t->buffers[alloc->name] = threads[0]->buffers[alloc->name];
+      } else {
+        for (Thread* t : threads) std::visit([&](const auto& s) { run(s, *t); }, stmt->node);
+      }
+    }
+  }
+
+  void run_jointly(const Stmt& stmt, const std::vector<Thread*>& threads) {
+    if (const auto* branch = std::get_if<If>(&stmt.node)) {
+      bool taken = holds(*threads[0], *branch);
+      for (Thread* t : threads) DEPLO_ASSERT(holds(*t, *branch) == taken, "kernel @{}: a barrier under an if where threads disagree", kernel.name);
+      return run_jointly(taken ? branch->then : branch->otherwise, threads);
+    }
+    const auto* loop = std::get_if<For>(&stmt.node);
+    if (!loop) return;  // the barrier itself: all threads are here
+    Bounds b = bounds_of(*loop, *threads[0]);
+    for (Thread* t : threads)
+      DEPLO_ASSERT(bounds_of(*loop, *t) == b, "kernel @{}: a barrier in the loop {}, whose bounds differ between threads", kernel.name, loop->name);
+    for (int64_t i = b.lo; i < b.hi; i += b.step) {
+      for (Thread* t : threads) define(*t, loop->name, {Scalar::of_int(DType::i64, i)});
+      run_jointly(loop->body, threads);
+    }
+  }
+
+  void run_grid(const Thread& base) {
+    auto extent = [&](const std::vector<Expr>& list, size_t k) { return k < list.size() ? evaluate(list[k], base.integers) : 1; };
+    for (int64_t z = 0; z < extent(kernel.grid, 2); ++z)
+      for (int64_t y = 0; y < extent(kernel.grid, 1); ++y)
+        for (int64_t x = 0; x < extent(kernel.grid, 0); ++x) {
+          std::vector<std::unique_ptr<Thread>> block;
+          for (int64_t v = 0; v < extent(kernel.block, 1); ++v)
+            for (int64_t u = 0; u < extent(kernel.block, 0); ++u) {
+              block.push_back(std::make_unique<Thread>(base));
+              for (auto [name, value] : {std::pair{"block_x", x}, {"block_y", y}, {"block_z", z}, {"thread_x", u}, {"thread_y", v}})
+                define(*block.back(), name, {Scalar::of_int(DType::i64, value)});
+            }
+          std::vector<Thread*> threads;
+          for (const auto& t : block) threads.push_back(t.get());
+          if (!threads.empty()) run_jointly(kernel.body, threads);
+        }
+  }
+
+  void run_chunks(const Thread& base) {
+    int64_t chunks = evaluate(kernel.chunks, base.integers);
+    for (int64_t k = 0; k < chunks; ++k) {
+      Thread t = base;
+      define(t, "thread", {Scalar::of_int(DType::i64, k)});
+      define(t, "threads", {Scalar::of_int(DType::i64, chunks)});
+      run(kernel.body, t);
+    }
+  }
+};
+
+bool find_barriers(const Block& block, std::set<const Stmt*>& joint) {
+  bool found = false;
+  for (const auto& stmt : block) {
+    bool inside = std::visit(Overloaded{[](const Barrier&) { return true; }, [&](const For& s) { return find_barriers(s.body, joint); },
+                                        [&](const If& s) {
+                                          bool then = find_barriers(s.then, joint);
+                                          return find_barriers(s.otherwise, joint) || then;
+                                        },
+                                        [](const auto&) { return false; }},
+                             stmt->node);
+    if (inside) joint.insert(stmt.get());
+    found = found || inside;
+  }
+  return found;
+}
+
+/// The memory of a strided array: every place that an index reaches, and what lies between.
+struct Layout {
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+
+  int64_t span() const {
+    int64_t last = 0;
+    for (size_t d = 0; d < shape.size(); ++d) {
+      if (shape[d] == 0) return 0;
+      last += (shape[d] - 1) * strides[d];
+    }
+    return last + 1;
+  }
+
+  /// f(flat row-major position, offset in memory) for each element.
+  template <class F>
+  void for_each(const F& f) const {
+    int64_t count = 1;
+    for (int64_t size : shape) count *= size;
+    for (int64_t flat = 0; flat < count; ++flat) {
+      int64_t offset = 0;
+      int64_t rest = flat;
+      for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) offset += rest % shape[d] * strides[d];
+      f(flat, offset);
+    }
+  }
+};
+
+/// Runs one step of a module: arrays into memory, the kernel, memory back into the arrays that it writes.
+void run_step(const Module& module, const CallStep& step, const std::vector<Array*>& arguments, const std::map<std::string, int64_t>& symbols,
+              Mode mode) {
+  const Kernel& kernel = *module.find_kernel(step.kernel);
+  std::vector<Layout> layouts;
+  std::vector<Array> memory;
+  for (size_t k = 0; k < arguments.size(); ++k) {
+    const Buffer* buffer = module.find_buffer(step.arguments[k]);
+    layouts.push_back({arguments[k]->shape, evaluate_shape(buffer->strides, symbols)});
+    memory.push_back(Array::zeros(arguments[k]->dtype, {layouts[k].span()}));
+    poison(memory[k]);
+    layouts[k].for_each([&](int64_t flat, int64_t offset) { memory[k].set(offset, arguments[k]->get(flat)); });
+  }
+  std::vector<Array*> pointers;
+  for (Array& m : memory) pointers.push_back(&m);
+  interpret(kernel, pointers, symbols, mode);
+  for (size_t k = 0; k < arguments.size(); ++k)
+    if (kernel.params[k].kind != loop_ir::ParamKind::in)
+      layouts[k].for_each([&](int64_t flat, int64_t offset) { arguments[k]->set(flat, memory[k].get(offset)); });
+}
+
+}  // namespace
+
+void interpret(const Kernel& kernel, const std::vector<Array*>& buffers, const std::map<std::string, int64_t>& symbols, Mode mode) {
+  DEPLO_ASSERT(buffers.size() == kernel.params.size(), "kernel @{} takes {} buffers, got {}", kernel.name, kernel.params.size(), buffers.size());
+  Machine machine{kernel, mode, {}};
+  find_barriers(kernel.body, machine.joint);
+  Thread base;
+  for (const auto& [name, value] : symbols) Machine::define(base, name, {Scalar::of_int(DType::i64, value)});
+  for (size_t i = 0; i < buffers.size(); ++i) base.buffers[kernel.params[i].name] = {std::shared_ptr<Array>(buffers[i], [](Array*) {})};
+  machine.scratch_bytes = evaluate(kernel.scratch_bytes, base.integers);
+  if (kernel.grid.empty())
+    machine.run_chunks(base);
+  else
+    machine.run_grid(base);
+  if (machine.division_error && machine.error == ErrorCode::none) machine.error = ErrorCode::division_by_zero;
+  if (machine.error == ErrorCode::index_out_of_range) throw IndexError(fmt::format("kernel @{}: index out of range", kernel.name));
+  if (machine.error != ErrorCode::none) throw ExecutionError(fmt::format("kernel @{}: {}", kernel.name, loop_ir::to_string(machine.error)));
+}
+
+std::vector<Array> interpret(const Module& module, const std::vector<Array>& inputs, const std::map<std::string, int64_t>& symbols, Mode mode,
+                             const LibraryCall& library) {
+  auto find_params = [&](const std::string& name) -> std::optional<std::vector<ParamType>> {
+    std::vector<ParamType> params;
+    for (const Param& p : module.find_kernel(name)->params) params.push_back({p.dtype, p.kind != loop_ir::ParamKind::in});
+    return params;
+  };
+  auto call = [&](const CallStep& step, const std::vector<Array*>& arguments, const std::map<std::string, int64_t>& sizes) {
+    run_step(module, step, arguments, sizes, mode);
+  };
+  return deplo::interpret(module, find_params, inputs, symbols, call, library);
+}
+
+}  // namespace deplo::kernel_ir
