@@ -163,20 +163,14 @@ struct Fuser {
     if (contracts_a || contracts_b) {
       if (contracts_a && contracts_b && whole_a && whole_b) return gated_pair(a, b);
       if (whole_a && whole_b) return contracts_a;  // an epilogue; prologues are fuse_producers' business
-      if (!contracts_a && contracts_b && first_prepares(a, b)) return false;
+      // Rows of a contraction may stay in cache if it gives up one axis; what prepares an operand stays apart.
+      if (!contracts_a || pairs.empty() || a.nest.axes.size() > pairs.size() + 1) return false;
       loop_ir::Names scratch = names[first];
-      return !pairs.empty() && keep_rows(join(a.nest, b.nest, pairs, scratch), flow);
+      return keep_rows(join(a.nest, b.nest, pairs, scratch), flow);
     }
     if (pairs.empty() && !(a.nest.axes.empty() && b.nest.axes.empty())) return std::max(a.points, b.points) <= kSmallIteration;
     if (whole_a && whole_b) return true;
     return parallel_enough(shared, std::max(a.points, b.points));
-  }
-
-  // A pointwise kernel before a contraction that is no part of a row computation.
-  static bool first_prepares(const Group& a, const Group& b) {
-    return b.contractions.size() == 1 && a.nest.body.size() > 0 && !std::any_of(a.nest.body.begin(), a.nest.body.end(), [](const auto& stmt) {
-             return std::holds_alternative<loop_ir::Reduce>(stmt->node) || std::holds_alternative<loop_ir::For>(stmt->node);
-           });
   }
 
   bool try_fuse(size_t first, size_t second, bool by_input) {

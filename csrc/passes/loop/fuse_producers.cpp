@@ -36,6 +36,7 @@ struct Fuser {
   ProgramGraph graph;
   const PassContext& context;
   std::vector<bool> is_static;
+  std::map<std::string, bool> rooted_;
 
   double size(Expr e) const { return std::max(1.0, analysis::estimate(e, context.hints, graph.program().symbols)); }
 
@@ -61,6 +62,26 @@ struct Fuser {
     bool found = false;
     loop_ir::visit(body, [&](const Stmt& stmt, const auto&) { found = found || std::holds_alternative<loop_ir::Reduce>(stmt.node); });
     return found;
+  }
+
+  // The buffer is the result of a reduction, or of pointwise functions on one, element by element: functions of it can be epilogues.
+  bool rooted(const std::string& buffer) {
+    auto [it, added] = rooted_.emplace(buffer, false);
+    if (!added) return it->second;
+    bool result = false;
+    for (size_t writer : graph.writers(buffer)) {
+      const Block& body = graph.nodes()[writer].body;
+      if (has_reduce(body)) {
+        result = true;
+        continue;
+      }
+      auto p = as_pointwise(body);
+      if (!p) continue;
+      for (const auto& stmt : p->body)
+        if (const auto* load = std::get_if<Load>(&stmt->node); load && load->index == p->index()) result = result || rooted(load->buffer);
+    }
+    rooted_[buffer] = result;
+    return result;
   }
 
   // How much one evaluation of the producer costs, and what it reads.
@@ -91,8 +112,7 @@ struct Fuser {
       if (size(product(b.shape)) * 2 < elements || (b.shape.empty() && elements > 1) || !large.insert(load->buffer).second) continue;
       w.full_reads += 1;
       w.all_static = w.all_static && b.is_static;
-      for (size_t writer : graph.writers(load->buffer))
-        w.from_kernel = w.from_kernel || (in_place(load->index) && has_reduce(graph.nodes()[writer].body));
+      w.from_kernel = w.from_kernel || (in_place(load->index) && rooted(load->buffer));
     }
     return w;
   }
@@ -224,7 +244,7 @@ struct Fuser {
 }  // namespace
 
 loop_ir::Module fuse_producers(loop_ir::Module module, const PassContext& context) {
-  return Fuser{ProgramGraph(std::move(module)), context, {}}.run();
+  return Fuser{ProgramGraph(std::move(module)), context, {}, {}}.run();
 }
 
 }  // namespace deplo
