@@ -127,7 +127,7 @@ std::vector<Value> avg_pool(Builder& b, const Call& call) {
   PoolWindow w = pool_window(call, spatial);
   Windows windows = windows_of(x, type.shape, w);
   Value total = b.reduce(Combiner::sum, guarded_map(b, x, windows.space, windows.index, windows.guard, 0), windows.reduced, false);
-  return {conform(b, b.apply(Fn::div, {total, average_divisor(b, call, x, type.shape, w)}), type)};
+  return {conform(b, b.apply(Fn::div, {total, average_divisor(b, call, x.type, type.shape, w)}), type)};
 }
 
 template <int spatial>
@@ -143,20 +143,20 @@ std::vector<Value> adaptive_avg_pool(Builder& b, const Call& call) {
 
 }  // namespace
 
-Value average_divisor(Builder& b, const Call& call, const Value& x, const Shape& out, const PoolWindow& w) {
+Value average_divisor(Builder& b, const Call& call, const TensorType& x, const Shape& out, const PoolWindow& w) {
   bool include_pad = call.boolean("count_include_pad", true);
-  if (call.has("divisor_override")) return b.constant(x.type.dtype, {}, static_cast<double>(call.integer("divisor_override")));
+  if (call.has("divisor_override")) return b.constant(x.dtype, {}, static_cast<double>(call.integer("divisor_override")));
   auto spatial = static_cast<int64_t>(w.kernel.size());
-  int64_t lead = rank_of(x) - spatial;
+  int64_t lead = static_cast<int64_t>(x.shape.size()) - spatial;
   Expr count = 1;
   for (int64_t d = 0; d < spatial; ++d) {
-    Expr extent = x.type.shape[lead + d];
+    Expr extent = x.shape[lead + d];
     Expr begin = axis(lead + d) * w.stride[d] - w.padding[d];
     // Padding counts, but never what lies beyond it (ceil_mode).
     Expr end = min(begin + w.kernel[d], extent + w.padding[d]);
     count = count * (include_pad ? end - begin : min(end, extent) - max(begin, Expr(0)));
   }
-  return b.index(x.type.dtype, out, count);
+  return b.index(x.dtype, out, count);
 }
 
 Expr adaptive_count(const Shape& in, const Shape& out, int64_t spatial) {

@@ -32,7 +32,7 @@ Expr adaptive_count(const Shape& in, const Shape& out, int64_t spatial);
 
 /// Position within the flattened spatial dimensions of x at each point of the windows.
 Value flat_position(Builder& b, const Value& x, const Windows& windows);
-/// What avg_pool divides by at each output position.
-Value average_divisor(Builder& b, const Call& call, const Value& x, const Shape& out, const PoolWindow& w);
+/// What avg_pool of an x of that type divides by at each output position, in x's dtype.
+Value average_divisor(Builder& b, const Call& call, const TensorType& x, const Shape& out, const PoolWindow& w);
 
 }  // namespace deplo::rules

@@ -61,7 +61,7 @@ std::vector<Value> avg_pool_backward(Builder& b, const Call& call) {
   Value grad = as_compute(b, call.tensor("grad_output"));
   Value self = call.tensor("self");
   PoolWindow w = pool_window(call, spatial);
-  Value share = b.apply(Fn::div, {grad, average_divisor(b, call, self, grad.type.shape, w)});
+  Value share = b.apply(Fn::div, {grad, average_divisor(b, call, {grad.type.dtype, self.type.shape}, grad.type.shape, w)});
   Covering c = covering_windows(self.type.shape, grad.type.shape, w);
   for (size_t d = 0; d < spatial; ++d) c.guard.push_back(less(c.position[d], w.kernel[d]));
   Value incoming = guarded_map(b, share, c.space, c.index, c.guard, 0);

@@ -60,7 +60,10 @@ std::vector<Value> unfold_backward(Builder& b, const Call& call) {
   Value grad = as_compute(b, call.tensor("grad_in"));
   Shape shape = call.sizes("input_sizes");
   auto rank = static_cast<int64_t>(shape.size());
-  if (rank == 0) return {conform(b, grad, call.result())};
+  if (rank == 0) {
+    for (const char* name : {"dim", "size", "step"}) call.ignore(name);
+    return {conform(b, grad, call.result())};
+  }
   int64_t dim = wrapped_dim(call.integer("dim"), rank);
   int64_t size = call.integer("size");
   int64_t step = call.integer("step");
