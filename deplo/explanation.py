@@ -168,7 +168,7 @@ def explain(
             if backward:
                 sum_of(result).backward()  # type: ignore[no-untyped-call]
     torch._dynamo.reset()
-    return Explanation([_report(record) for record in records], result, measure_machine())
+    return Explanation([report_of(record) for record in records], result, measure_machine())
 
 
 def _profile(records: list[Record]) -> None:
@@ -177,7 +177,8 @@ def _profile(records: list[Record]) -> None:
             record.program.set_profiling(True)
 
 
-def _report(record: Record) -> GraphReport:
+def report_of(record: Record) -> GraphReport:
+    """What became of one graph, with the core's description of its program."""
     description: dict[str, Any] = json.loads(record.program.describe()) if hasattr(record.program, "describe") else {}
     ops = sum(1 for line in record.torch_ir.splitlines()[1:] if not line.lstrip().startswith(("write ", "return")))
     library = [(str(call["op"]), str(call["reason"])) for call in description.get("library_calls", [])]

@@ -100,6 +100,7 @@ KEYS: dict[str, Key] = {
     "dump": Key(_text, "", "DEPLO_DUMP", "print the IR after this level or pass, or 'all'"),
     "dump_dir": Key(_text, "", "DEPLO_DUMP_DIR", "write one numbered file a pass into this folder"),
     "stop_after": Key(_text, "", "DEPLO_STOP_AFTER", "stop the dumps after this level or pass (command line)"),
+    "verify": Key(_flag, False, "DEPLO_VERIFY", "check the IR after every pass, not only at level boundaries"),
     "time": Key(_flag, False, "DEPLO_TIME", "print the time that each pass takes"),
     "schedule": Key(_schedules, {}, "", "schedules given by hand: text, or a dict from kernel name to text"),
     "cache_dir": Key(_text, "", "DEPLO_CACHE_DIR", "folder of compiled kernels; empty: the user's cache folder; off: none on disk"),
@@ -120,6 +121,7 @@ class Options:
     dump: str
     dump_dir: str
     stop_after: str
+    verify: bool
     time: bool
     schedule: dict[str, str]
     cache_dir: str

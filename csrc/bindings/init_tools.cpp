@@ -6,22 +6,17 @@
 
 #include "base/error.h"
 #include "bindings/init.h"
+#include "kernel_ir/interpret.h"
 #include "library/aten/arrays.h"
 #include "loop_ir/interpret.h"
+#include "lower/torch_to_tensor.h"
 #include "pipeline.h"
 #include "runtime/compile.h"
 #include "runtime/memory.h"
 #include "runtime/packed.h"
-#include "tile_ir/interpret.h"
-#if __has_include("torch_ir/interpret.h")
-#include "torch_ir/interpret.h"
-#endif
-#if __has_include("tensor_ir/interpret.h")
 #include "tensor_ir/interpret.h"
-#endif
-#if __has_include("kernel_ir/interpret.h")
-#include "kernel_ir/interpret.h"
-#endif
+#include "tile_ir/interpret.h"
+#include "torch_ir/interpret.h"
 
 namespace deplo::bindings {
 namespace {
@@ -30,17 +25,11 @@ namespace py = pybind11;
 
 std::vector<Array> run_level(const std::string& level, const std::string& text, const std::vector<Array>& inputs, Mode mode) {
   LibraryCall library = aten::aten_library(mode);
-#if __has_include("torch_ir/interpret.h")
   if (level == "torch") return torch_ir::interpret(torch_ir::parse(text), inputs, {}, mode, library);
-#endif
-#if __has_include("tensor_ir/interpret.h")
   if (level == "tensor") return tensor_ir::interpret(tensor_ir::parse(text), inputs, {}, mode, library);
-#endif
   if (level == "loop") return loop_ir::interpret(loop_ir::parse(text), inputs, {}, mode, library);
   if (level == "tile") return tile_ir::interpret(tile_ir::parse(text), inputs, {}, mode, library);
-#if __has_include("kernel_ir/interpret.h")
   if (level == "kernel") return kernel_ir::interpret(kernel_ir::parse(text), inputs, {}, mode, library);
-#endif
   throw UnsupportedError("no interpreter of level " + level);
 }
 
@@ -80,8 +69,9 @@ void init_tools(py::module_& module) {
   module.def("interpret", &interpret, py::arg("text"), py::arg("inputs"), py::arg("mode") = "typed",
              "Runs IR text of any level by its interpreter on tensors: the outputs, then the inputs that it wrote. mode 'exact' computes in float64 "
              "and returns float64.");
-  module.def("passes", &describe_passes, "JSON list of the passes: level, name, doc.");
-  module.def("env", &describe_environment, py::arg("features") = "", "JSON: versions, CPU features, topology, cache folder.");
+  module.def("passes", [] { return py::module_::import("json").attr("loads")(describe_passes()); }, "The passes as dicts: level, name, doc.");
+  module.def("ops", &decomposed_overloads, "Names of the ATen overloads that deplo decomposes, sorted.");
+  module.def("env", &describe_environment, py::arg("features") = "", "JSON: versions, CPU features, topology.");
   module.def("forget_packed", &runtime::forget_packed, "Makes every program pack its static inputs again at its next call.");
   module.def("packed_bytes", &runtime::packed_bytes, "Bytes of packed weights in this process.");
   module.def("trim_memory", &runtime::trim_memory, "Gives memory that is kept for reuse back to the system.");

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "tensor_ir/ir.h"
 #include "torch_ir/ir.h"
 
@@ -9,5 +12,8 @@ namespace deplo {
 /// torch_to_tensor/. An overload without a rule, or one whose rule throws UnsupportedError, becomes a library op with the
 /// reason. Before: verified Torch IR. After: verified Tensor IR, dtypes and broadcasts explicit.
 tensor_ir::Graph lower_torch_to_tensor(const torch_ir::Graph& graph);
+
+/// Overloads that have a rule ("aten.add.Tensor"), sorted.
+std::vector<std::string> decomposed_overloads();
 
 }  // namespace deplo

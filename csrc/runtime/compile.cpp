@@ -58,6 +58,7 @@ Compiled run_levels(const std::string& text, const std::string& file, const Comp
   Dumper dumper(options);
   PipelineOptions pipeline;
   pipeline.stop_after = stop_after;
+  pipeline.verify_each = options.verify;
 #ifndef NDEBUG
   pipeline.verify_each = true;
 #endif

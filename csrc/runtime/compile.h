@@ -42,7 +42,7 @@ std::string lower_text(const std::string& text, const std::string& file, const s
 /// JSON about a compiled graph: kernels, steps, library calls with reasons, memory plan, packed bytes, cache, times.
 std::string describe(const CompiledGraph& graph, const CompileOptions& options);
 
-/// JSON about this machine and build: versions, CPU features, topology, cache folder.
+/// JSON about this machine and build, name to text: versions, CPU features, topology.
 std::string describe_environment(const std::string& features);
 /// JSON list of passes: level, name, doc.
 std::string describe_passes();

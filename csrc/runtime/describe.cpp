@@ -1,3 +1,6 @@
+#include <fmt/format.h>
+
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "analysis/cost.h"
@@ -23,17 +26,40 @@ SizeHints sizes_of(const CompiledGraph& graph, const CompileOptions& options) {
   return sizes;
 }
 
+struct KernelTime {
+  int64_t steps = 0;   ///< places in the program that call it
+  double seconds = 0;  ///< in one run of the program, measured; 0: not measured
+};
+
+std::map<std::string, KernelTime> times_by_kernel(const runtime::Program& program) {
+  std::vector<runtime::StepTime> times = program.step_times();
+  std::map<std::string, KernelTime> by_kernel;
+  for (size_t s = 0; s < times.size(); ++s) {
+    const auto* call = std::get_if<CallStep>(&program.module().steps[s]);
+    if (!call) continue;
+    KernelTime& time = by_kernel[call->kernel];
+    ++time.steps;
+    if (times[s].calls > 0) time.seconds += 1e-9 * static_cast<double>(times[s].nanoseconds) / static_cast<double>(times[s].calls);
+  }
+  return by_kernel;
+}
+
 json describe_kernels(const CompiledGraph& graph, const SizeHints& sizes) {
   const Ranges& ranges = graph.program->module().symbols;
+  std::map<std::string, KernelTime> times = times_by_kernel(*graph.program);
   json kernels = json::array();
-  for (const KernelSummary& kernel : graph.report.kernels)
+  for (const KernelSummary& kernel : graph.report.kernels) {
+    auto estimate = [&](Expr e) { return analysis::estimate(e, sizes, ranges); };
+    const KernelTime& time = times[kernel.name];
+    auto steps = static_cast<double>(time.steps);
     kernels.push_back({{"name", kernel.name},
-                       {"provenance", kernel.provenance},
+                       {"calls", time.steps},
+                       {"ops", kernel.provenance},
                        {"schedule", kernel.schedule},
-                       {"flops", analysis::estimate(kernel.flops, sizes, ranges)},
-                       {"bytes_read", analysis::estimate(kernel.bytes_read, sizes, ranges)},
-                       {"bytes_written", analysis::estimate(kernel.bytes_written, sizes, ranges)},
-                       {"flops_expression", print(kernel.flops)}});
+                       {"flops", steps * estimate(kernel.flops)},
+                       {"bytes", steps * (estimate(kernel.bytes_read) + estimate(kernel.bytes_written))},
+                       {"seconds", time.seconds}});
+  }
   return kernels;
 }
 
@@ -69,20 +95,28 @@ json describe_memory(const CompiledGraph& graph) {
   memory["peak_bytes"] = plan->peak_bytes;
   memory["scratch_bytes_per_thread"] = plan->scratch_bytes;
   int64_t total = 0;
+  for (const auto& temporary : program.layout().temporaries) total += plan->shapes[temporary.buffer].bytes;
+  memory["bytes_without_reuse"] = total;
+  return memory;
+}
+
+/// Where each temporary lies in the arena, and from which step to which.
+json describe_places(const runtime::Program& program) {
   json places = json::array();
-  for (size_t t = 0; t < program.layout().temporaries.size(); ++t) {
+  auto plan = program.latest_plan();
+  for (size_t t = 0; plan && t < program.layout().temporaries.size(); ++t) {
     const auto& temporary = program.layout().temporaries[t];
-    int64_t bytes = plan->shapes[temporary.buffer].bytes;
-    total += bytes;
     places.push_back({{"buffer", program.module().buffers[temporary.buffer].name},
                       {"offset", plan->offsets[t]},
-                      {"bytes", bytes},
+                      {"bytes", plan->shapes[temporary.buffer].bytes},
                       {"first_step", temporary.first},
                       {"last_step", temporary.last}});
   }
-  memory["bytes_without_reuse"] = total;
-  memory["places"] = std::move(places);
-  return memory;
+  return places;
+}
+
+std::string caches_text(const Topology& machine) {
+  return fmt::format("L1 {} KiB, L2 {} KiB a core, L3 {} MiB", machine.l1_bytes >> 10, machine.l2_bytes >> 10, machine.l3_bytes >> 20);
 }
 
 template <class M>
@@ -100,6 +134,7 @@ std::string describe(const CompiledGraph& graph, const CompileOptions& options) 
              {"kernels", describe_kernels(graph, sizes)},
              {"steps", describe_steps(graph)},
              {"memory", describe_memory(graph)},
+             {"memory_plan", describe_places(*graph.program)},
              {"cache",
               {{"compiled", report.codegen.compiled},
                {"memory_hits", report.codegen.memory_hits},
@@ -109,31 +144,23 @@ std::string describe(const CompiledGraph& graph, const CompileOptions& options) 
   json libraries = json::array();
   for (const Step& step : graph.program->module().steps)
     if (const auto* library = std::get_if<LibraryStep>(&step)) libraries.push_back({{"op", library->op}, {"reason", library->reason}});
-  about["library_calls"] = std::move(libraries);
+  about["library"] = std::move(libraries);
   return about.dump();
 }
 
 std::string describe_environment(const std::string& features) {
   const Topology& machine = topology();
   TargetInfo target = cpu_target_info(features);
-  json about{
-      {"deplo", DEPLO_VERSION},
-      {"codegen", codegen_version()},
-      {"compiler", __VERSION__},
-      {"cpu",
-       {{"model", machine.cpu}, {"features", target.features}, {"vector_bytes", target.vector_bytes}, {"vector_registers", target.vector_registers}}},
-      {"topology",
-       {{"source", machine.source},
-        {"packages", machine.packages},
-        {"numa_nodes", machine.numa_nodes},
-        {"cores", machine.cores},
-        {"processors", machine.processors},
-        {"available_processors", available_processors()},
-        {"memory_bytes", machine.memory_bytes},
-        {"l1_bytes", machine.l1_bytes},
-        {"l2_bytes", machine.l2_bytes},
-        {"l3_bytes", machine.l3_bytes}}},
-      {"cache_dir", resolve_cache_dir("")}};
+  json about{{"core", DEPLO_VERSION},
+             {"codegen", codegen_version().empty() ? "none (built without LLVM)" : codegen_version()},
+             {"built with", "gcc or clang " __VERSION__},
+             {"cpu", machine.cpu},
+             {"cpu features", target.features},
+             {"vector bytes", target.vector_bytes},
+             {"vector registers", target.vector_registers},
+             {"topology", fmt::format("{} packages, {} NUMA nodes, {} cores, {} processors, of which {} may be used (from {})", machine.packages,
+                                      machine.numa_nodes, machine.cores, machine.processors, available_processors(), machine.source)},
+             {"caches", caches_text(machine)}};
   return about.dump();
 }
 

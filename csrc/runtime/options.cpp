@@ -31,6 +31,7 @@ struct Reader {
         {"dump", [&](const json& v) { options.dump = v.get<std::string>(); }},
         {"dump_dir", [&](const json& v) { options.dump_dir = v.get<std::string>(); }},
         {"stop_after", [&](const json& v) { options.stop_after = v.get<std::string>(); }},
+        {"verify", [&](const json& v) { options.verify = v.get<bool>(); }},
         {"time", [&](const json& v) { options.time = v.get<bool>(); }},
         {"schedule", [&](const json& v) { options.context.schedules = v.get<std::map<std::string, std::string>>(); }},
         {"cache_dir", [&](const json& v) { options.cache_dir = v.get<std::string>(); }},
@@ -58,9 +59,7 @@ struct Reader {
 
 }  // namespace
 
-std::string resolve_cache_dir(const std::string& given) {
-  if (given == "off") return "";
-  if (!given.empty()) return given;
+std::string default_cache_dir() {
   if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache && *cache) return std::string(cache) + "/deplo";
   if (const char* home = std::getenv("HOME"); home && *home) return std::string(home) + "/.cache/deplo";
   return "";
@@ -75,6 +74,7 @@ int available_processors() {
 
 CompileOptions parse_options(const std::string& text) {
   CompileOptions options;
+  options.cache_dir = default_cache_dir();
   Reader reader{options};
   try {
     json given = json::parse(text.empty() ? "{}" : text);
@@ -92,7 +92,6 @@ CompileOptions parse_options(const std::string& text) {
     options.context.target.name = "cuda";
     options.context.target.features = {options.cuda_arch};
   }
-  options.cache_dir = resolve_cache_dir(options.cache_dir);
   return options;
 }
 

@@ -15,6 +15,7 @@ struct CompileOptions {
   std::string dump;     ///< a level, a pass or "all": IR to standard error
   std::string dump_dir;
   std::string stop_after;
+  bool verify = false;  ///< the IR after every pass
   bool time = false;
   std::string cache_dir;  ///< resolved; empty: no disk cache
   std::string features;
@@ -25,8 +26,8 @@ struct CompileOptions {
 
 /// Reads the options' JSON and finds the target's properties. Throws UserError for unknown keys and bad values.
 CompileOptions parse_options(const std::string& json);
-/// The folder of compiled kernels: `given`, or the user's cache folder; "" for "off".
-std::string resolve_cache_dir(const std::string& given);
+/// The user's folder of compiled kernels, where no option names one; "" if there is no home.
+std::string default_cache_dir();
 /// Processors that this process may use (affinity).
 int available_processors();
 

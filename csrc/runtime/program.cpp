@@ -206,6 +206,11 @@ std::shared_ptr<const Program::PackedState> Program::packed_for(const Argument* 
     made->blocks.push_back(
         share_packed(groups_[g].content, inputs, [&](PackedBlock& block) { pack(groups_[g], arguments, plan, host, team, block); }));
   }
+  int64_t bytes = plan.arena_bytes;
+  for (const auto& block : made->blocks) bytes += block->bytes;
+  DEPLO_CHECK(options_.memory_limit == 0 || bytes <= options_.memory_limit,
+              "program {} needs {} bytes for packed weights and temporaries, more than memory_limit = {}", module_.name, bytes,
+              options_.memory_limit);
   std::lock_guard lock(mutex_);
   packed_ = made;
   return made;

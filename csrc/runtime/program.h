@@ -31,7 +31,7 @@ struct StepTime {
 class Program {
  public:
   struct Options {
-    int64_t memory_limit = 0;  ///< bytes of temporaries that one call may use; 0: any
+    int64_t memory_limit = 0;  ///< bytes of packed inputs and of one call's temporaries; 0: any
     int plans_kept = 16;       ///< tuples of sizes whose plan is remembered
   };
 

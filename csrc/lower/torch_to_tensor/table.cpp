@@ -2,6 +2,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "lower/torch_to_tensor.h"
 #include "lower/torch_to_tensor/builder.h"
 
 namespace deplo::rules {
@@ -15,6 +16,11 @@ Table joined_table() {
                            &convolution_rules(), &normalization_rules(), &attention_rules(), &pooling_rules(), &backward_rules()})
     for (const Row& row : *rows) DEPLO_ASSERT(table.emplace(row.overload, row.rule).second, "two rules for {}", row.overload);
   return table;
+}
+
+const Table& table() {
+  static const Table joined = joined_table();
+  return joined;
 }
 
 struct Reason {
@@ -84,9 +90,8 @@ std::string_view packet_of(std::string_view overload) { return overload.substr(0
 }  // namespace
 
 Rule find_rule(std::string_view overload) {
-  static const Table table = joined_table();
-  auto it = table.find(overload);
-  return it == table.end() ? nullptr : it->second;
+  auto it = table().find(overload);
+  return it == table().end() ? nullptr : it->second;
 }
 
 std::string_view library_reason(std::string_view overload) {
@@ -102,3 +107,14 @@ bool needs_layout(std::string_view overload) {
 bool is_view(std::string_view overload) { return std::find(std::begin(kViews), std::end(kViews), packet_of(overload)) != std::end(kViews); }
 
 }  // namespace deplo::rules
+
+namespace deplo {
+
+std::vector<std::string> decomposed_overloads() {
+  std::vector<std::string> names;
+  for (const auto& [overload, rule] : rules::table()) names.emplace_back(overload);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace deplo

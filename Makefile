@@ -1,0 +1,84 @@
+# make demo | test | build | venv ...: each alone, on a bare Debian 12 or later, as root or with sudo. Everything is made once.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := build
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+VENV := .venv
+PY := $(VENV)/bin/python
+BUILD := build
+SANITIZED := build-sanitize
+CXX_FILES = $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h' 'tests/*.cpp' 'tests/*.h' 'tools/*.cpp')
+# Folders that clang-tidy reads: no torch and no LLVM headers, so that it takes seconds a file.
+TIDY_FILES = $(shell git ls-files 'csrc/base/*.cpp' 'csrc/expr/*.cpp' 'csrc/runtime/*.cpp' 'csrc/pipeline.cpp' 'tools/*.cpp')
+CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
+
+.PHONY: help system venv configure build demo test fuzz bench wheel clean
+.PHONY: lint test-cpp test-golden test-python test-sanitize test-dump format
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+system: ## Debian packages (compiler, LLVM 22, hwloc, ...); root or sudo
+	@scripts/install_system.sh
+
+venv: $(VENV)/.ready ## Python environment in .venv, with torch
+$(VENV)/.ready: requirements.txt requirements-dev.txt | system
+	@PYTHON=$(PYTHON) scripts/make_venv.sh $(VENV)
+	@touch $@
+
+$(BUILD)/build.ninja: | venv
+	@$(CONFIGURE) -S . -B $(BUILD) -DCMAKE_BUILD_TYPE=Release > $(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
+	@mv $(BUILD).log $(BUILD)/configure.log
+
+build: venv $(BUILD)/build.ninja ## the extension, deplo_opt and the C++ tests
+	@ninja -C $(BUILD) -j $(JOBS)
+	@scripts/install_editable.sh $(PY)
+
+demo: build ## a Llama block and ResNet-50 beside eager mode, and a softmax at every IR level
+	@$(PY) examples/demo.py
+
+test: build lint test-cpp test-golden test-sanitize test-dump test-python ## everything that CI checks
+
+lint: build ## clang-format, clang-tidy, ruff, mypy
+	@echo "== clang-format"; clang-format-22 --dry-run --Werror $(CXX_FILES)
+	@echo "== ruff"; $(PY) -m ruff check . && $(PY) -m ruff format --check .
+	@echo "== mypy"; $(PY) -m mypy
+	@echo "== clang-tidy"; printf '%s\n' $(TIDY_FILES) | xargs -P $(JOBS) -n 4 clang-tidy-22 -p $(BUILD) --quiet 2> >(grep -v -E 'warnings? (generated|treated)|Suppressed|Use -header-filter' >&2 || true)
+
+test-cpp: build ## C++ tests
+	@echo "== C++ tests"; $(BUILD)/tests/cpp/deplo_tests
+
+test-golden: build ## golden files of every pass
+	@echo "== golden files"; $(PY) -m pytest -q tests/ir
+
+test-python: build ## Python tests, with the IR verified after every pass
+	@echo "== Python tests"; DEPLO_VERIFY=1 $(PY) -m pytest -q -n $(JOBS) tests/python
+
+test-sanitize: venv ## C++ tests under ASan and UBSan
+	@echo "== C++ tests under ASan and UBSan"
+	@mkdir -p $(SANITIZED)
+	@test -e $(SANITIZED)/build.ninja || $(CONFIGURE) -S . -B $(SANITIZED) -DDEPLO_SANITIZE=ON -DDEPLO_PYTHON=OFF -DCMAKE_BUILD_TYPE=Debug \
+	  -DCMAKE_CXX_FLAGS_DEBUG=-O1 > $(SANITIZED)/configure.log
+	@ninja -C $(SANITIZED) -j $(JOBS) deplo_tests
+	@ASAN_OPTIONS=detect_container_overflow=0 $(SANITIZED)/tests/cpp/deplo_tests
+
+test-dump: build ## one run with every dump switched on
+	@echo "== every dump on"; scripts/test_dump.sh $(PY)
+
+fuzz: build ## random programs against eager mode, until interrupted or for DEPLO_FUZZ_SECONDS (default 60)
+	@$(PY) -m pytest -q tests/fuzz
+
+bench: build ## eager, Inductor and deplo side by side
+	@$(PY) benchmarks/run.py
+
+wheel: venv ## a self-contained wheel in dist/
+	@$(PY) -m pip wheel --no-build-isolation --no-deps -w dist .
+
+format: ## rewrite all files in the house style
+	@clang-format-22 -i $(CXX_FILES)
+	@$(PY) -m ruff format . && $(PY) -m ruff check --fix .
+
+clean: ## remove what was built, but not .venv
+	@rm -rf $(BUILD) $(SANITIZED) dist deplo/_C.*.so

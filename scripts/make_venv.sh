@@ -1,0 +1,41 @@
+#!/bin/bash
+# make_venv.sh DIR: a virtual environment with what requirements-dev.txt lists. Pip takes packages from wherever it is configured to.
+set -euo pipefail
+venv=$1
+python=${PYTHON:-python3}
+
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || {
+  echo "deplo: $python is $("$python" --version 2>&1); deplo needs 3.11 to 3.13. Choose one: make PYTHON=/path/to/python3.11" >&2
+  exit 1
+}
+[[ -x $venv/bin/python ]] || "$python" -m venv "$venv" || {
+  echo "deplo: $python cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2
+  exit 1
+}
+
+# A virtual environment that has everything already needs no network.
+if "$venv/bin/python" - <<'CHECK'
+import importlib.metadata, re, sys
+for line in open("requirements.txt").readlines() + open("requirements-dev.txt").readlines():
+    name, _, version = line.split("#")[0].strip().partition("==")
+    name = re.split("[<>=]", name)[0]
+    if not name or name.startswith("-"):
+        continue
+    try:
+        found = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        sys.exit(1)
+    if version and found.split("+")[0] != version:
+        sys.exit(1)
+CHECK
+then
+  exit 0
+fi
+
+echo "deplo: installing Python packages into $venv"
+# torch alone first, so that nothing else chooses its version.
+"$venv/bin/python" -m pip install -q -r requirements.txt && "$venv/bin/python" -m pip install -q -r requirements-dev.txt || {
+  echo "deplo: pip could not install requirements-dev.txt (above). Check the network and 'pip config list'; for CPU-only torch wheels:" \
+       "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make venv" >&2
+  exit 1
+}

@@ -1,0 +1,239 @@
+#include "runtime/program.h"
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <map>
+
+#include "base/error.h"
+#include "runtime/binding.h"
+#include "runtime/compile.h"
+
+using namespace deplo;
+using namespace deplo::runtime;
+
+namespace {
+
+/// A tensor with memory of its own.
+struct Owned {
+  std::vector<float> values;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  uint64_t version = 0;
+
+  explicit Owned(std::vector<int64_t> shape, float first = 0) : sizes(std::move(shape)) {
+    int64_t count = 1;
+    strides.resize(sizes.size());
+    for (size_t d = sizes.size(); d-- > 0;) {
+      strides[d] = count;
+      count *= sizes[d];
+    }
+    for (int64_t i = 0; i < count; ++i) values.push_back(first + static_cast<float>(i));
+  }
+  Argument argument() {
+    Argument made;
+    made.tensor = {reinterpret_cast<char*>(values.data()), DType::f32, static_cast<int>(sizes.size()), sizes.data(), strides.data(), this, version};
+    return made;
+  }
+};
+
+struct TestHost final : Host {
+  std::map<size_t, std::vector<char>> outputs;
+  char* allocate(size_t buffer, DType /*dtype*/, const BufferShape& shape) override {
+    outputs[buffer].resize(static_cast<size_t>(shape.bytes));
+    return outputs[buffer].data();
+  }
+  std::shared_ptr<void> watch(size_t /*input*/) override { return nullptr; }
+  std::vector<float> floats(size_t buffer) {
+    std::vector<float> values(outputs.at(buffer).size() / sizeof(float));
+    std::memcpy(values.data(), outputs.at(buffer).data(), outputs.at(buffer).size());
+    return values;
+  }
+};
+
+CompileOptions quiet_options() { return parse_options(R"({"cache_dir": ""})"); }
+
+CompiledGraph compiled(const std::string& text) { return compile_text(text, quiet_options(), nullptr); }
+
+TensorView view(char* data, std::vector<int64_t>& sizes, std::vector<int64_t>& strides) {
+  return {data, DType::f32, static_cast<int>(sizes.size()), sizes.data(), strides.data(), nullptr, 0};
+}
+
+// y = (x + x) + (x + x) over [n, 4], through one temporary; n is found from x's size.
+const char* const kDouble = R"(program @twice(x: f32[s0, 4] user) where s0 in 0..1000
+  buffer t: f32[s0, 4]
+  buffer y: f32[s0, 4] output
+  call @double(x, t)
+  call @double(t, y)
+  return y, s0*4, none
+
+kernel @double(a: ptr f32, out b: ptr f32) symbols (s0) chunks s0 scratch 0
+  for i in (s0*thread // threads)*4..(s0*(thread + 1) // threads)*4 step 1:
+    v: f32 = load a[i]
+    w: f32 = add(v, v)
+    store b[i] = w
+)";
+
+}  // namespace
+
+TEST_CASE("a program finds its sizes, uses temporaries and fills outputs") {
+  CompiledGraph graph = compiled(kDouble);
+  for (int threads : {1, 2, 3})
+    for (int64_t n : {0, 1, 3, 100}) {
+      Owned x({n, 4}, 1);
+      TestHost host;
+      Argument argument = x.argument();
+      auto plan = graph.program->run(&argument, 1, host, threads);
+      CHECK(plan->integers[1] == 4 * n);
+      std::vector<float> y = host.floats(*graph.program->layout().outputs[0].buffer);
+      REQUIRE(y.size() == x.values.size());
+      for (size_t i = 0; i < y.size(); ++i) REQUIRE(y[i] == 4 * x.values[i]);
+    }
+}
+
+TEST_CASE("inputs that do not fit are refused by name") {
+  CompiledGraph graph = compiled(kDouble);
+  TestHost host;
+  auto error_of = [&](Owned x) {
+    Argument argument = x.argument();
+    try {
+      graph.program->run(&argument, 1, host, 1);
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(error_of(Owned({3, 5})).find("input x: expected f32 of sizes (3, 4) and strides (4, 1), got f32 of sizes (3, 5)") == 0);
+  CHECK(error_of(Owned({12})).find("input x: expected") == 0);
+  CHECK(error_of(Owned({1001, 4})).find("s0 is 1001, outside the range 0..1000") == 0);
+  Owned transposed({4, 3});
+  transposed.sizes = {3, 4};
+  transposed.strides = {1, 3};
+  CHECK(error_of(transposed).find("strides (1, 3)") != std::string::npos);
+  Owned row({1, 4});
+  row.strides = {77, 1};
+  CHECK(error_of(row).empty());
+}
+
+TEST_CASE("static inputs are packed once per version and shared between programs") {
+  const std::string text = R"(program @net(x: f32[4] user, w: f32[4] parameter static)
+  buffer p: f32[4] packed
+  buffer y: f32[4] output
+  once call @pack(w, p)
+  call @sum(x, p, y)
+  return y
+
+kernel @pack(a: ptr f32, out b: ptr f32) symbols () chunks 1 scratch 0
+  for i in 0..4 step 1:
+    v: f32 = load a[i]
+    w: f32 = add(v, v)
+    store b[i] = w
+
+kernel @sum(a: ptr f32, b: ptr f32, out c: ptr f32) symbols () chunks 1 scratch 0
+  for i in 0..4 step 1:
+    v: f32 = load a[i]
+    w: f32 = load b[i]
+    s: f32 = add(v, w)
+    store c[i] = s
+)";
+  CompiledGraph first = compiled(text);
+  CompiledGraph second = compiled(text);
+  Owned x({4}, 0);
+  Owned w({4}, 10);
+  auto run = [&](CompiledGraph& graph) {
+    TestHost host;
+    Argument arguments[2] = {x.argument(), w.argument()};
+    graph.program->run(arguments, 2, host, 1);
+    return host.floats(*graph.program->layout().outputs[0].buffer)[1];
+  };
+  CHECK(run(first) == 1 + 2 * 11);
+  int64_t bytes = packed_bytes();
+  CHECK(bytes > 0);
+  w.values[1] = 50;  // a write that nobody was told of
+  CHECK(run(first) == 1 + 2 * 11);
+  CHECK(run(second) == 1 + 2 * 11);
+  CHECK(packed_bytes() == bytes);
+  w.version = 1;
+  CHECK(run(first) == 1 + 2 * 50);
+  CHECK(run(second) == 1 + 2 * 50);
+  w.values[1] = 60;
+  forget_packed();
+  CHECK(run(first) == 1 + 2 * 60);
+}
+
+TEST_CASE("a kernel's error becomes an exception") {
+  CompiledGraph graph = compiled(R"(program @check(x: f32[4] user)
+  buffer y: f32[4] output
+  call @fail(x, y)
+  return y
+
+kernel @fail(a: ptr f32, out b: ptr f32) symbols () chunks 1 scratch 0
+  v: f32 = load a[0]
+  z: f32 = constant 0.0
+  c: bool = lt(v, z)
+  error index_out_of_range if c
+  store b[0] = v
+)");
+  TestHost host;
+  Owned good({4}, 1);
+  Owned bad({4}, -1);
+  Argument argument = good.argument();
+  graph.program->run(&argument, 1, host, 1);
+  argument = bad.argument();
+  CHECK_THROWS_AS(graph.program->run(&argument, 1, host, 1), IndexError);
+}
+
+TEST_CASE("a written input must not share memory with another") {
+  CompiledGraph graph = compiled(R"(program @inplace(x: f32[4] user, y: f32[4] user)
+  call @add(x, y)
+  return
+
+kernel @add(a: ptr f32, inout b: ptr f32) symbols () chunks 1 scratch 0
+  for i in 0..4 step 1:
+    v: f32 = load a[i]
+    w: f32 = load b[i]
+    s: f32 = add(v, w)
+    store b[i] = s
+)");
+  TestHost host;
+  Owned x({4}, 1);
+  Owned y({4}, 10);
+  Argument arguments[2] = {x.argument(), y.argument()};
+  graph.program->run(arguments, 2, host, 1);
+  CHECK(y.values[2] == 15);
+  arguments[1] = x.argument();
+  CHECK_THROWS_WITH(graph.program->run(arguments, 2, host, 1), Catch::Contains("input y, which the program writes, shares memory with input x"));
+}
+
+TEST_CASE("overlap of strided tensors is decided exactly") {
+  std::vector<char> memory(4096);
+  std::vector<int64_t> sizes{8};
+  std::vector<int64_t> even{2};
+  std::vector<int64_t> dense{1};
+  CHECK_FALSE(may_share_memory(view(memory.data(), sizes, even), view(memory.data() + 4, sizes, even)));
+  CHECK(may_share_memory(view(memory.data(), sizes, even), view(memory.data() + 8, sizes, even)));
+  CHECK(may_share_memory(view(memory.data(), sizes, even), view(memory.data() + 2, sizes, even)));
+  CHECK(may_share_memory(view(memory.data(), sizes, dense), view(memory.data() + 28, sizes, dense)));
+  CHECK_FALSE(may_share_memory(view(memory.data(), sizes, dense), view(memory.data() + 32, sizes, dense)));
+  std::vector<int64_t> block{4, 2};
+  std::vector<int64_t> rows{8, 1};
+  CHECK_FALSE(may_share_memory(view(memory.data(), block, rows), view(memory.data() + 8, block, rows)));
+  CHECK(may_share_memory(view(memory.data(), block, rows), view(memory.data() + 4, block, rows)));
+}
+
+TEST_CASE("symbols follow from sizes, strides and inputs of their own") {
+  kernel_ir::Module module =
+      kernel_ir::parse(R"(program @f(a: f32[s0*2, s1 + 3] strides [s1 + 3, 1] user, s2: sym) where s0 in 0.., s1 in 0.., s2 in 0..
+  return s0, s1, s2
+)");
+  SymbolSolver solver(module);
+  Owned a({10, 7});
+  Argument arguments[2] = {a.argument(), {}};
+  arguments[1].is_tensor = false;
+  arguments[1].integer = 42;
+  std::vector<int64_t> values;
+  solver.solve(arguments, values);
+  CHECK(values == std::vector<int64_t>{5, 4, 42});
+  Owned odd({9, 7});
+  arguments[0] = odd.argument();
+  CHECK_THROWS_WITH(solver.solve(arguments, values), Catch::Contains("size 9 of dimension 0 is not of the form"));
+}
