@@ -13,8 +13,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-Combination::Combination(Emitter& emit, Combiner combiner, std::vector<DType> results, size_t operand_count, bool wide)
-    : emit_(emit), combiner_(combiner), results_(std::move(results)), operands_(operand_count) {
+Combination::Combination(Emitter& emit, std::string name, Combiner combiner, std::vector<DType> results, size_t operand_count, bool wide)
+    : emit_(emit), name_(std::move(name)), combiner_(combiner), results_(std::move(results)), operands_(operand_count) {
   DType own = compute_type(results_.at(0));
   if (wide && own == DType::f32 && (combiner == Combiner::sum || combiner == Combiner::prod)) own = DType::f64;
   switch (combiner) {
@@ -51,7 +51,7 @@ std::string Combination::cast(const std::string& value, DType dtype) {
 std::string Combination::op(Fn fn, const std::string& a, const std::string& b) {
   Type type = emit_.type(a);
   if (info(fn).signature == Signature::predicate) type.dtype = DType::boolean;
-  return emit_.let("r", type, fn, {a, b});
+  return emit_.let(name_, type, fn, {a, b});
 }
 
 State Combination::identity(int lanes) {
@@ -85,7 +85,7 @@ State Combination::step(const State& state, const std::vector<std::string>& oper
       std::string delta = op(Fn::sub, x[0], state[1]);
       std::string mean = op(Fn::add, state[1], op(Fn::div, delta, n));
       std::string rest = op(Fn::sub, x[0], mean);
-      return {n, mean, emit_.let("r", emit_.type(delta), Fn::fma, {delta, rest, state[2]})};
+      return {n, mean, emit_.let(name_, emit_.type(delta), Fn::fma, {delta, rest, state[2]})};
     }
     case Combiner::online_softmax:
       if (operands_ == 2) return merge_softmax(state, x);
@@ -95,7 +95,7 @@ State Combination::step(const State& state, const std::vector<std::string>& oper
 }
 
 State Combination::step_product(const State& state, const std::string& a, const std::string& b) {
-  return {emit_.let("r", emit_.type(state[0]), Fn::fma, {cast(a, dtypes_[0]), cast(b, dtypes_[0]), state[0]})};
+  return {emit_.let(name_, emit_.type(state[0]), Fn::fma, {cast(a, dtypes_[0]), cast(b, dtypes_[0]), state[0]})};
 }
 
 State Combination::merge(const State& a, const State& b) {
@@ -118,7 +118,7 @@ State Combination::merge_extreme(const State& a, const State& b) {
     Type mask{DType::boolean, lanes(a)};
     std::string b_nan = op(Fn::ne, b[0], b[0]);
     std::string a_number = op(Fn::eq, a[0], a[0]);
-    std::string nan_wins = op(Fn::bit_and, b_nan, emit_.let("r", mask, Fn::bit_or, {a_number, lower}));
+    std::string nan_wins = op(Fn::bit_and, b_nan, emit_.let(name_, mask, Fn::bit_or, {a_number, lower}));
     wins = op(Fn::bit_or, wins, nan_wins);
   }
   return select(wins, b, a);
@@ -129,9 +129,9 @@ State Combination::merge_welford(const State& a, const State& b) {
   std::string n = op(Fn::add, a[0], b[0]);
   std::string zero = number(dtypes_[0], lanes(a), 0);
   std::string share = op(Fn::div, b[0], n);
-  share = emit_.let("r", emit_.type(a[0]), Fn::where, {op(Fn::eq, n, zero), zero, share});
+  share = emit_.let(name_, emit_.type(a[0]), Fn::where, {op(Fn::eq, n, zero), zero, share});
   std::string delta = op(Fn::sub, b[1], a[1]);
-  std::string mean = emit_.let("r", emit_.type(a[0]), Fn::fma, {delta, share, a[1]});
+  std::string mean = emit_.let(name_, emit_.type(a[0]), Fn::fma, {delta, share, a[1]});
   std::string spread = op(Fn::mul, op(Fn::mul, delta, delta), op(Fn::mul, a[0], share));
   return {n, mean, op(Fn::add, op(Fn::add, a[2], b[2]), spread)};
 }
@@ -142,16 +142,17 @@ State Combination::merge_softmax(const State& a, const State& b) {
   std::string m = op(Fn::max, a[0], b[0]);
   std::string one = number(dtypes_[0], type.lanes, 1);
   auto scaled = [&](const State& part) {
-    std::string factor = emit_.let("r", type, Fn::exp, {op(Fn::sub, part[0], m)});
-    return emit_.let("r", type, Fn::where, {op(Fn::eq, part[0], m), one, factor});
+    std::string factor = emit_.let(name_, type, Fn::exp, {op(Fn::sub, part[0], m)});
+    return emit_.let(name_, type, Fn::where, {op(Fn::eq, part[0], m), one, factor});
   };
   std::string sum = op(Fn::mul, a[1], scaled(a));
-  return {m, emit_.let("r", type, Fn::fma, {b[1], scaled(b), sum})};
+  return {m, emit_.let(name_, type, Fn::fma, {b[1], scaled(b), sum})};
 }
 
 State Combination::select(const std::string& mask, const State& on, const State& off) {
   State out;
-  for (size_t k = 0; k < on.size(); ++k) out.push_back(on[k] == off[k] ? on[k] : emit_.let("r", emit_.type(on[k]), Fn::where, {mask, on[k], off[k]}));
+  for (size_t k = 0; k < on.size(); ++k)
+    out.push_back(on[k] == off[k] ? on[k] : emit_.let(name_, emit_.type(on[k]), Fn::where, {mask, on[k], off[k]}));
   return out;
 }
 
@@ -190,11 +191,11 @@ State Combination::results(const State& state, const std::string& nonempty) {
     case Combiner::online_softmax: {
       // sum exp(x - m) has no value when m is infinite.
       Type type = emit_.type(state[0]);
-      std::string size = emit_.let("r", type, Fn::abs, {state[0]});
+      std::string size = emit_.let(name_, type, Fn::abs, {state[0]});
       std::string infinite = op(Fn::eq, size, number(dtypes_[0], type.lanes, kInfinity));
       if (!nonempty.empty()) infinite = op(Fn::bit_and, infinite, emit_.splat(nonempty, type.lanes));
       std::string nan = number(dtypes_[0], type.lanes, std::numeric_limits<double>::quiet_NaN());
-      std::string s = emit_.let("r", type, Fn::where, {infinite, nan, state[1]});
+      std::string s = emit_.let(name_, type, Fn::where, {infinite, nan, state[1]});
       return {cast(state[0], results_[0]), cast(s, results_[1])};
     }
     default: return {cast(state[0], results_[0])};

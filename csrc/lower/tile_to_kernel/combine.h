@@ -14,7 +14,7 @@ using State = std::vector<std::string>;
 class Combination {
  public:
   /// `wide`: sums and products of float32 run in float64.
-  Combination(Emitter& emit, Combiner combiner, std::vector<DType> results, size_t operand_count, bool wide);
+  Combination(Emitter& emit, std::string name, Combiner combiner, std::vector<DType> results, size_t operand_count, bool wide);
 
   size_t parts() const { return dtypes_.size(); }
   DType dtype(size_t part) const { return dtypes_[part]; }
@@ -41,6 +41,7 @@ class Combination {
   Fn function() const;
 
   Emitter& emit_;
+  std::string name_;  ///< what its values are called
   Combiner combiner_;
   std::vector<DType> results_;
   std::vector<DType> dtypes_;

@@ -169,6 +169,7 @@ class Lowering {
   void reduce_point(Reduction& r, std::vector<State>& accumulators);
   void reduce_in_blocks(Reduction& r, size_t at, Expr lo, Expr hi, std::vector<State>& accumulators);
   void reduce_blocks(Reduction& r, size_t at, Expr lo, Expr hi, std::vector<int64_t> sizes, std::vector<State>& accumulators);
+  std::optional<int64_t> expected(Expr e) const;
   void finish(Reduction& r, const std::vector<State>& accumulators);
   std::vector<State> make_accumulators(Reduction& r);
   void merge_into(Reduction& r, const std::vector<State>& into, const std::vector<State>& from);

@@ -50,7 +50,7 @@ struct Lowering::Reduction {
 void Lowering::statement(const Reduce& s) {
   const std::set<std::string>& stores = plan_.stores.at(&s);
   keep_values(stores, plan_.order.at(&s));
-  Reduction r{s, Combination(emit_, s.combiner, s.dtypes, s.operands.size(), false)};
+  Reduction r{s, Combination(emit_, s.results[0], s.combiner, s.dtypes, s.operands.size(), false)};
   r.lanes = lanes_axis(s, plan_);
   r.vectors = r.lanes || (lanes_ && lanes_->varying.count(s.results[0]));
   if (r.lanes) {
@@ -115,9 +115,17 @@ void Lowering::reduce_in_blocks(Reduction& r, size_t at, Expr lo, Expr hi, std::
   // A long inner loop makes a block of every index, and blocks itself.
   int64_t block = inner && *inner <= kChain ? kChain / *inner * each : each;
   auto extent = bounds(hi - lo, ranges_).hi;
+  if (!extent) extent = expected(hi - lo);
   std::vector<int64_t> sizes{block};
   while (sizes.size() < 3 && (extent ? *extent / sizes.back() > kChain : sizes.size() < 2)) sizes.push_back(sizes.back() * kChain);
   reduce_blocks(r, at, lo, hi, sizes, accumulators);
+}
+
+// What an unbounded extent is for the example sizes.
+std::optional<int64_t> Lowering::expected(Expr e) const {
+  for (const std::string& symbol : symbols_of(e))
+    if (!context_.hints.count(symbol)) return std::nullopt;
+  return evaluate(e, context_.hints);
 }
 
 void Lowering::reduce_blocks(Reduction& r, size_t at, Expr lo, Expr hi, std::vector<int64_t> sizes, std::vector<State>& accumulators) {
@@ -248,7 +256,7 @@ std::string Lowering::nonempty(const std::vector<Axis>& axes) {
 void Lowering::statement(const Scan& s) {
   const std::set<std::string>& stores = plan_.stores.at(&s);
   keep_values(stores, plan_.order.at(&s));
-  Combination combination(emit_, s.combiner, s.dtypes, s.operands.size(), true);
+  Combination combination(emit_, s.results[0], s.combiner, s.dtypes, s.operands.size(), true);
   bool vectors = lanes_ && lanes_->varying.count(s.results[0]);
   State identity = combination.identity(vectors ? width() : 1);
   std::vector<State> states;
