@@ -469,6 +469,21 @@ TEST_CASE("all dtypes in vectors") {
                       dtype));
 }
 
+TEST_CASE("a mask with one lane stores one element") {
+  for (const char* dtype : {"bf16", "f16", "u8", "i16"})
+    agree(fmt::format(R"(tile @k(x: f32[9], inout y: {0}[9], inout z: {0}[30])
+  for lanes i in 0..9:
+    a = load x[i]
+    b: {0} = cast(a)
+    store y[i] = b
+  for lanes i in 0..30:
+    a = load x[(i // 4)]
+    b: {0} = cast(a)
+    store z[i] = b if -i + 20 >= 0
+)",
+                      dtype));
+}
+
 TEST_CASE("combining stores, scans, stack and scratch arrays") {
   agree(R"(tile @k(x: f32[50], t: i64[50], inout h: f32[10], inout v: f32[50])
   for lanes i in 0..50:

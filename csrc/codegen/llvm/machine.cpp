@@ -24,6 +24,7 @@
 
 #include "base/error.h"
 #include "codegen/codegen.h"
+#include "codegen/llvm/single_lane_stores.h"
 #include "codegen/llvm/translate.h"
 
 namespace deplo {
@@ -81,6 +82,7 @@ void optimize(llvm::Module& module, llvm::TargetMachine& machine) {
   llvm::ModulePassManager pipeline;
   pipeline.addPass(llvm::createModuleToFunctionPassAdaptor(std::move(passes)));
   pipeline.run(module, modules);
+  split_single_lane_stores(module);
 }
 
 }  // namespace
