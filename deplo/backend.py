@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import json
 import os
 import tempfile
 import threading
@@ -152,6 +153,8 @@ class Compilation:
         with progress(f"compiling the {record.kind} graph of {imported.text.count(chr(10)) - 2} calls"):
             record.program = compile_text(imported, self.options)
         record.compile_seconds = time.perf_counter() - start
+        if self.options.strict and self.options.allow_library is not None:
+            check_library_calls(record.program, self.options.allow_library)
         return Executable(record.program, imported, None if self.options.strict else eager(gm), record.kind).boxed()
 
     def _import(self, record: Record, gm: torch.fx.GraphModule, static: set[str] | None) -> Imported:
@@ -178,6 +181,13 @@ def compile_text(imported: Imported, options: Options) -> Any:
     except (Error, RuntimeError, ValueError, LookupError, TypeError) as error:
         path = write_replay(imported.text)
         raise InternalError(f"[core] {type(error).__name__}: {error}; replay with: python -m deplo compile {path} --ir kernel") from error
+
+
+def check_library_calls(program: Any, allowed: Sequence[str]) -> None:
+    """Raises UnsupportedError if the program keeps an ATen call that `allowed` (overloads or packets, as aten.sort) does not name."""
+    for call in json.loads(program.describe())["library_calls"]:
+        if call["op"] not in allowed and call["op"].rpartition(".")[0] not in allowed:
+            raise UnsupportedError(f"{call['op']} stays in ATen ({call['reason']}), which allow_library does not name")
 
 
 def write_replay(text: str) -> str:

@@ -95,6 +95,7 @@ class Key:
 KEYS: dict[str, Key] = {
     "target": Key(_one_of("cpu", "cuda"), "cpu", "", "what the kernels are made for"),
     "strict": Key(_flag, False, "DEPLO_STRICT", "raise instead of running a graph in eager mode when deplo cannot compile it"),
+    "allow_library": Key(_names, None, "", "with strict: the only ATen calls that programs may keep, as aten.sort; by default any"),
     "threads": Key(_threads, 0, "", "threads of a program; 0 follows torch.get_num_threads()"),
     "disable": Key(_names, (), "DEPLO_DISABLE", "names of passes to skip"),
     "dump": Key(_text, "", "DEPLO_DUMP", "print the IR after this level or pass, or 'all'"),
@@ -116,6 +117,7 @@ class Options:
 
     target: str
     strict: bool
+    allow_library: tuple[str, ...] | None
     threads: int
     disable: tuple[str, ...]
     dump: str
@@ -146,7 +148,8 @@ class Options:
 
     def to_json(self, hints: Mapping[str, int] | None = None) -> str:
         """What the core reads; `hints` are example values of symbols, for costs only."""
-        values = {**vars(self), "cache_dir": self.cache_folder() or "off", "disable": list(self.disable), "hints": dict(hints or {})}
+        values: dict[str, Any] = {**vars(self), "cache_dir": self.cache_folder() or "off", "disable": list(self.disable), "hints": dict(hints or {})}
+        del values["allow_library"]  # judged by the backend, from the finished program
         return json.dumps(values, sort_keys=True)
 
     def cache_folder(self) -> str:

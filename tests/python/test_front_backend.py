@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_ir_eager
-from engines import compiler, same
+from engines import compiler, needs_core, same
 from torch import nn
 
 import deplo
@@ -352,6 +352,21 @@ def test_boxed_calls_clear_their_list():
     arguments = [torch.ones(2)]
     call(arguments)
     assert arguments == [] and call._boxed_call
+
+
+@needs_core
+def test_strict_may_name_the_library_calls_it_allows():
+    def fn(x):
+        return torch.sort(x * 2)[0]
+
+    x = torch.randn(8)
+    with torch.no_grad():
+        for allowed in (["aten.sort"], ["aten.sort.default"]):
+            torch._dynamo.reset()
+            same(torch.compile(fn, backend=deplo.deplo, options={"strict": True, "allow_library": allowed})(x), fn(x))
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=r"aten.sort.default stays in ATen"):
+            torch.compile(fn, backend=deplo.deplo, options={"strict": True, "allow_library": []})(x)
 
 
 def test_unsupported_error_is_an_error_of_deplo():
