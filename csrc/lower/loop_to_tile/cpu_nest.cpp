@@ -292,6 +292,18 @@ class NestScheduler {
   /// From shapes alone: as many pieces as there is work for, at most one per parallel iteration.
   Expr chunks() const {
     Expr work = analysis::cost_of(kernel_).operations + count(nest_.axes);
+    // Loops whose length varies with an outer axis (the last piece of a split reduction) count by their longest run.
+    std::set<std::string> axes;
+    Ranges ranges = kernel_.symbols;
+    visit_all(kernel_.body, [&](const loop_ir::Stmt& stmt) {
+      if (const auto* loop = std::get_if<loop_ir::For>(&stmt.node)) {
+        axes.insert(loop->axis);
+        ranges[loop->axis] = axis_range(loop->extent);
+      }
+    });
+    work = upper_bound(simplify(work, ranges), axes, ranges).value_or(count(nest_.axes));
+    for (const std::string& name : symbols_of(work))
+      if (!kernel_.symbols.count(name)) work = count(nest_.axes);
     return max(1, min(parallel_extent_, ceildiv(work, kChunkOperations)));
   }
 
