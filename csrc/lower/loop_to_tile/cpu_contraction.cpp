@@ -28,6 +28,7 @@ constexpr int64_t kStreamRows = 2;         // up to here, weights that lie along
 constexpr int64_t kLeastWork = 8192;       // multiply-adds below which packing does not pay
 constexpr int64_t kChunkWork = 65536;
 constexpr int64_t kUnknownExtent = 128;
+constexpr int64_t kRowPadding = 16;  // keeps packed rows off each other's cache sets
 
 int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 Expr round_up(Expr a, int64_t b) { return ceildiv(a, b) * b; }
@@ -36,6 +37,9 @@ int64_t balanced(int64_t a, int64_t most) {
   int64_t parts = (a + most - 1) / most;
   return (a + parts - 1) / parts;
 }
+
+/// Rows of a register block: two vectors each, beside those that hold operands.
+int64_t register_rows(const PassContext& ctx) { return ctx.target.vector_registers >= 32 ? 14 : 6; }
 
 struct Operand {
   const analysis::ContractionOperand* source = nullptr;
@@ -58,6 +62,26 @@ class Scheduler {
  public:
   Scheduler(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx)
       : kernel_(kernel), statics_(statics), ctx_(ctx), nest_(outer_nest(kernel)), contractions_(analysis::find_contractions(kernel)) {}
+
+  std::optional<tile_ir::Block> run_rows(const ContractionRows& tile) {
+    tag_ = tile.tag;
+    if (contractions_.empty() || !fits() || !classify()) return std::nullopt;
+    bool bound = rows_.size() == 1 && rows_[0].name == tile.axis;
+    for (const auto& a : outer_) bound = bound && tile.outer.count(a.name) > 0;
+    for (const auto& a : lanes_) bound = bound && tile.outer.count(a.name) == 0;
+    if (!bound) return std::nullopt;
+    choose_sizes();
+    mr_ = balanced(tile.count, register_rows(ctx_));
+    row_tiles_ = (tile.count + mr_ - 1) / mr_;
+    outer_map_ = tile.outer;
+    first_row_ = tile.first;
+    valid_rows_ = tile.valid;
+    tiles_ = ceildiv(valid_rows_, mr_);
+    choose_lanes(sym("group" + tag_));
+    tile_ir::Block out = allocations();
+    out.push_back(loop("group" + tag_, 0, lane_groups(), LoopKind::serial, tile_body()));
+    return out;
+  }
 
   std::optional<ScheduledContraction> run() {
     if (contractions_.empty() || !fits() || !classify() || !worthwhile()) return std::nullopt;
@@ -137,7 +161,7 @@ class Scheduler {
       if (in_a == in_b) return false;
       Item item;
       item.contraction = &c;
-      item.tag = std::to_string(items_.size());
+      item.tag = tag_ + std::to_string(items_.size());
       if (!prepare(item.lanes, in_a ? c.a : c.b) || !prepare(item.rows, in_a ? c.b : c.a)) return false;
       item.depth = count(c.reduce->axes);
       items_.push_back(std::move(item));
@@ -262,7 +286,7 @@ class Scheduler {
   void choose_sizes() {
     int64_t vector = ctx_.target.vector_bytes / 4;
     nr_ = 2 * vector;
-    int64_t most_rows = ctx_.target.vector_registers >= 32 ? 14 : 6;
+    int64_t most_rows = register_rows(ctx_);
     rows_extent_ = count(rows_);
     lanes_extent_ = count(lanes_);
     int64_t rows = hint(rows_extent_);
@@ -414,14 +438,21 @@ class Scheduler {
   tile_ir::Block body() {
     const int64_t rows_block = row_tiles_ * mr_;
     row_blocks_ = ceildiv(rows_extent_, rows_block);
-    Expr lane_groups = two_lane_axes() ? ceildiv(lanes_[0].extent, lane_lines_) : ceildiv(lanes_extent_, lane_block_);
-    parallel_extent_ = count(outer_) * lane_groups * row_blocks_;
+    parallel_extent_ = count(outer_) * lane_groups() * row_blocks_;
     Expr par = sym("par");
     first_row_ = mod(par, row_blocks_) * rows_block;
-    Expr group = mod(floordiv(par, row_blocks_), lane_groups);
-    outer_map_ = unflatten(outer_, floordiv(par, row_blocks_ * lane_groups));
+    outer_map_ = unflatten(outer_, floordiv(par, row_blocks_ * lane_groups()));
     valid_rows_ = min(rows_block, rows_extent_ - first_row_);
     tiles_ = ceildiv(valid_rows_, mr_);
+    choose_lanes(mod(floordiv(par, row_blocks_), lane_groups()));
+    tile_ir::Block out = allocations();
+    for (auto& stmt : tile_body()) out.push_back(stmt);
+    return {loop("par", 0, parallel_extent_, LoopKind::parallel, std::move(out))};
+  }
+
+  Expr lane_groups() const { return two_lane_axes() ? ceildiv(lanes_[0].extent, lane_lines_) : ceildiv(lanes_extent_, lane_block_); }
+
+  void choose_lanes(Expr group) {
     if (two_lane_axes()) {
       first_line_ = group * lane_lines_;
       valid_lines_ = min(lane_lines_, lanes_[0].extent - first_line_);
@@ -431,19 +462,30 @@ class Scheduler {
       first_lane_ = group * lane_block_;
       valid_lanes_ = min(lane_block_, lanes_extent_ - first_lane_);
     }
+  }
+
+  tile_ir::Block allocations() const {
     tile_ir::Block out;
     for (const Item& item : items_) {
-      out.push_back(make(tile_ir::Alloc{"c" + item.tag, DType::f32, {rows_block, lane_block_}, Space::scratch}));
-      if (!item.rows.is_static) out.push_back(make(tile_ir::Alloc{"pa" + item.tag, DType::f32, {row_tiles_, item.depth_block, mr_}, Space::scratch}));
-      if (!item.lanes.is_static) out.push_back(make(tile_ir::Alloc{"pb" + item.tag, DType::f32, {item.depth_block, lane_block_}, Space::scratch}));
+      auto scratch = [&](const char* name, std::vector<Expr> shape) {
+        out.push_back(make(tile_ir::Alloc{name + item.tag, DType::f32, std::move(shape), Space::scratch}));
+      };
+      scratch("c", {row_tiles_ * mr_, lane_block_});
+      if (!item.rows.is_static) scratch("pa", {row_tiles_ * mr_, item.depth_block + kRowPadding});
+      if (!item.lanes.is_static) scratch("pb", {item.depth_block, lane_block_});
     }
+    return out;
+  }
+
+  tile_ir::Block tile_body() const {
+    tile_ir::Block out;
     for (const Item& item : items_)
       for (auto& stmt : contraction(item)) out.push_back(stmt);
     out.push_back(epilogue());
-    return {loop("par", 0, parallel_extent_, LoopKind::parallel, std::move(out))};
+    return out;
   }
 
-  tile_ir::Block contraction(const Item& item) {
+  tile_ir::Block contraction(const Item& item) const {
     tile_ir::Block out;
     bool several = !item.depth_blocks.is(1);
     std::string t = item.tag;
@@ -508,11 +550,10 @@ class Scheduler {
     Substitution map = outer_map_;
     join(map, unflatten(rows_, first_row_ + row));
     join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
-    auto place = [&](Expr r, Expr at) { return std::vector<Expr>{floordiv(r, mr_), at, mod(r, mr_)}; };
-    tile_ir::Block copy = store_operand(item.rows, map, buffer, place(row, k), ".r" + t);
+    tile_ir::Block copy = store_operand(item.rows, map, buffer, {row, k}, ".r" + t);
     tile_ir::Block out{loop(r_name, 0, valid_rows_, LoopKind::serial, {loop(k_name, 0, depth, LoopKind::lanes, std::move(copy))})};
     std::string e_name = "er" + t;
-    tile_ir::Block edge = store_zero(buffer, place(sym(e_name), sym(k_name + "e")), "edger" + t);
+    tile_ir::Block edge = store_zero(buffer, {sym(e_name), sym(k_name + "e")}, "edger" + t);
     out.push_back(loop(e_name, valid_rows_, tiles_ * mr_, LoopKind::serial, {loop(k_name + "e", 0, depth, LoopKind::lanes, std::move(edge))}));
     return out;
   }
@@ -540,7 +581,7 @@ class Scheduler {
     };
     auto rows_at = [&](Expr row) {
       std::vector<Expr> index = outer_index(item.rows);
-      if (!item.rows.is_static) return std::vector<Expr>{tile, k, row};
+      if (!item.rows.is_static) return std::vector<Expr>{tile * mr_ + row, k};
       index.insert(index.end(), {floordiv(first_row_, mr_) + tile, sym("kb" + t) * item.depth_block + k, row});
       return index;
     };
@@ -626,6 +667,7 @@ class Scheduler {
   Expr rows_extent_, lanes_extent_, row_blocks_, parallel_extent_;
   Expr first_row_, first_lane_, first_line_, valid_rows_, valid_lanes_, valid_lines_, tiles_;
   Substitution outer_map_;
+  std::string tag_;
 };
 
 }  // namespace
@@ -633,6 +675,12 @@ class Scheduler {
 std::optional<ScheduledContraction> schedule_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics,
                                                              const PassContext& ctx) {
   return Scheduler(kernel, statics, ctx).run();
+}
+
+int64_t contraction_rows(int64_t rows, const PassContext& ctx) { return round_up(rows, balanced(rows, register_rows(ctx))); }
+
+std::optional<tile_ir::Block> schedule_contraction_rows(const loop_ir::Kernel& kernel, const ContractionRows& rows, const PassContext& ctx) {
+  return Scheduler(kernel, {}, ctx).run_rows(rows);
 }
 
 }  // namespace deplo

@@ -33,4 +33,21 @@ struct ScheduledContraction {
 std::optional<ScheduledContraction> schedule_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics,
                                                              const PassContext& ctx);
 
+/// A block of rows inside of which a contraction runs as one phase among others.
+struct ContractionRows {
+  std::string tag;    ///< makes names of this phase differ from those of others
+  std::string axis;   ///< the axis of the kernel's outer nest whose iterations are the rows
+  int64_t count = 0;  ///< rows of a block
+  Expr first;
+  Expr valid;          ///< rows of this block that exist
+  Substitution outer;  ///< what stands for the other shared axes and symbols
+};
+
+/// Rows that arrays over a block of `rows` rows must have: whole register blocks.
+int64_t contraction_rows(int64_t rows, const PassContext& ctx);
+
+/// The statements that run such a kernel for one block of rows; the outer nest's axes that `rows` does not bind become lanes.
+/// Nothing if the kernel is not of this form.
+std::optional<tile_ir::Block> schedule_contraction_rows(const loop_ir::Kernel& kernel, const ContractionRows& rows, const PassContext& ctx);
+
 }  // namespace deplo

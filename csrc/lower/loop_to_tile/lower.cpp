@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "lower/loop_to_tile/cpu_contraction.h"
 #include "lower/loop_to_tile/cpu_nest.h"
+#include "lower/loop_to_tile/cpu_rows.h"
 #include "lower/loop_to_tile/gpu.h"
 
 namespace deplo {
@@ -55,7 +56,8 @@ class Lowering {
     }
     auto contraction = schedule_cpu_contraction(kernel, static_params(module_, kernel), ctx_);
     if (!contraction) {
-      add(schedule_cpu_nest(kernel, ctx_));
+      auto rows = schedule_cpu_rows(kernel, ctx_);
+      add(rows ? std::move(*rows) : schedule_cpu_nest(kernel, ctx_));
       return;
     }
     if (!contraction->packed.empty()) {

@@ -1,0 +1,327 @@
+#include "lower/loop_to_tile/cpu_rows.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "analysis/contraction.h"
+#include "analysis/cost.h"
+#include "base/error.h"
+#include "loop_ir/params.h"
+#include "loop_ir/rewrite.h"
+#include "lower/loop_to_tile/cpu_contraction.h"
+#include "lower/loop_to_tile/nest_converter.h"
+
+namespace deplo {
+namespace {
+
+using namespace loop_to_tile;
+using loop_ir::Axis;
+using loop_ir::Block;
+using loop_ir::Stmt;
+using tile_ir::LoopKind;
+using tile_ir::Space;
+
+constexpr int64_t kMostRows = 64;   // of a block
+constexpr int64_t kLeastRows = 16;  // fewer do not pay for packing the other operand
+constexpr int64_t kChunkWork = 65536;
+constexpr const char* kFirst = "$first";  // stands for the first row of the block
+
+/// Statements that run for every row of a block before the next phase starts.
+struct Phase {
+  Block body;
+  const loop_ir::For* nest = nullptr;  ///< a nest with a contraction, which is then the only statement
+};
+
+/// Names that a block reads, at any depth; and those that it defines.
+struct NameUse {
+  std::set<std::string> read;
+  std::set<std::string> defined;
+
+  void note(Expr e) { collect_symbols(e, read); }
+  void note(const std::vector<Expr>& exprs) {
+    for (Expr e : exprs) note(e);
+  }
+  void note(const std::vector<Cond>& conds) {
+    for (const Cond& c : conds) note(c.expr);
+  }
+  void note(const std::vector<std::string>& names) { read.insert(names.begin(), names.end()); }
+
+  void visit(const Block& block) {
+    visit_all(block, [&](const Stmt& stmt) {
+      std::visit(Overloaded{[&](const loop_ir::Let& s) {
+                              note(s.operands);
+                              note(s.index);
+                              defined.insert(s.name);
+                            },
+                            [&](const loop_ir::Load& s) {
+                              note(s.index);
+                              note(s.guard);
+                              defined.insert(s.name);
+                            },
+                            [&](const loop_ir::Store& s) {
+                              note(s.index);
+                              note(s.guard);
+                              read.insert(s.value);
+                            },
+                            [&](const loop_ir::For& s) { note(s.extent); },
+                            [&](const loop_ir::Reduce& s) {
+                              for (const Axis& a : s.axes) note(a.extent);
+                              note(s.operands);
+                              defined.insert(s.results.begin(), s.results.end());
+                            },
+                            [&](const loop_ir::Scan& s) {
+                              note(s.axis.extent);
+                              note(s.operands);
+                              defined.insert(s.results.begin(), s.results.end());
+                            },
+                            [&](const loop_ir::Local& s) { note(s.shape); }, [&](const loop_ir::Check& s) { note(s.cond.expr); }},
+                 stmt.node);
+    });
+  }
+};
+
+class RowScheduler {
+ public:
+  RowScheduler(const loop_ir::Kernel& kernel, const PassContext& ctx) : kernel_(kernel), ctx_(ctx), nest_(outer_nest(kernel)) {
+    names_.reserve(kernel);
+    for (const auto& p : kernel.params)
+      if (p.kind == loop_ir::ParamKind::in) inputs_.insert(p.name);
+  }
+
+  std::optional<tile_ir::Kernel> run() {
+    if (nest_.axes.empty() || !colliding_stores(kernel_).empty()) return std::nullopt;
+    row_ = nest_.axes.back();
+    batch_.assign(nest_.axes.begin(), nest_.axes.end() - 1);
+    find_nests();
+    while (!nests_.empty()) {
+      plan();
+      if (emit()) return finish();
+    }
+    return std::nullopt;
+  }
+
+ private:
+  // ---- phases ----------------------------------------------------------------------------------------------------
+
+  /// Inner nests that directly hold a contraction.
+  void find_nests() {
+    std::set<const Stmt*> reduces;
+    auto contractions = analysis::find_contractions(kernel_);
+    for (const auto& stmt : *nest_.inner) {
+      const auto* loop = std::get_if<loop_ir::For>(&stmt->node);
+      if (!loop) continue;
+      loop_ir::Nest inner = loop_ir::peel({stmt});
+      for (const auto& s : inner.body)
+        for (const auto& c : contractions)
+          if (std::get_if<loop_ir::Reduce>(&s->node) == c.reduce) nests_.insert(loop);
+    }
+  }
+
+  void plan() {
+    phases_.clear();
+    locals_.clear();
+    spilled_.clear();
+    for (const auto& stmt : *nest_.inner) {
+      if (const auto* local = std::get_if<loop_ir::Local>(&stmt->node)) {
+        locals_.push_back(*local);
+        continue;
+      }
+      const auto* loop = std::get_if<loop_ir::For>(&stmt->node);
+      if (loop && nests_.count(loop)) {
+        phases_.push_back({{stmt}, loop});
+        continue;
+      }
+      if (phases_.empty() || phases_.back().nest) phases_.push_back({});
+      phases_.back().body.push_back(stmt);
+    }
+    std::map<std::string, std::pair<size_t, Ref<Stmt>>> defined;
+    for (size_t p = 0; p < phases_.size(); ++p)
+      for (const auto& stmt : phases_[p].body) define(stmt, p, defined);
+    std::vector<Block> prefixes(phases_.size());
+    for (size_t p = 0; p < phases_.size(); ++p) {
+      NameUse use;
+      use.visit(phases_[p].body);
+      std::set<std::string> done = use.defined;
+      for (const std::string& name : use.read) bring(name, p, defined, done, prefixes[p]);
+    }
+    for (size_t p = 0; p < phases_.size(); ++p) phases_[p].body.insert(phases_[p].body.begin(), prefixes[p].begin(), prefixes[p].end());
+    for (const auto& [name, local] : spilled_) {
+      auto& body = phases_[defined.at(name).first].body;
+      body.push_back(loop_ir::make_stmt(loop_ir::Store{local.name, {}, name, {}, Combiner::set}));
+      locals_.push_back(local);
+    }
+    choose_rows();
+    std::set<std::string> names;
+    for (const auto& l : locals_) names.insert(l.name);
+    for (Phase& phase : phases_) phase.body = over_rows(phase.body, names);
+  }
+
+  static void define(const Ref<Stmt>& stmt, size_t phase, std::map<std::string, std::pair<size_t, Ref<Stmt>>>& defined) {
+    auto add = [&](const std::string& name) { defined[name] = {phase, stmt}; };
+    if (const auto* s = std::get_if<loop_ir::Let>(&stmt->node)) add(s->name);
+    if (const auto* s = std::get_if<loop_ir::Load>(&stmt->node)) add(s->name);
+    if (const auto* s = std::get_if<loop_ir::Reduce>(&stmt->node))
+      for (const auto& r : s->results) add(r);
+    if (const auto* s = std::get_if<loop_ir::Scan>(&stmt->node))
+      for (const auto& r : s->results) add(r);
+  }
+
+  /// Makes a value of another phase known at the start of this one: computed again where that is only arithmetic on inputs, else kept in
+  /// a scratch array over the rows.
+  void bring(const std::string& name, size_t phase, const std::map<std::string, std::pair<size_t, Ref<Stmt>>>& defined, std::set<std::string>& done,
+             Block& prefix) {
+    auto it = defined.find(name);
+    if (it == defined.end() || it->second.first == phase || !done.insert(name).second) return;
+    const Stmt& stmt = *it->second.second;
+    const auto* let = std::get_if<loop_ir::Let>(&stmt.node);
+    const auto* load = std::get_if<loop_ir::Load>(&stmt.node);
+    if (let || (load && inputs_.count(load->buffer))) {
+      NameUse use;
+      use.visit({it->second.second});
+      for (const std::string& operand : use.read) bring(operand, phase, defined, done, prefix);
+      prefix.push_back(it->second.second);
+      return;
+    }
+    DType dtype = load ? load->dtype : DType::f32;
+    auto of_results = [&](const auto& s) {
+      for (size_t k = 0; k < s.results.size(); ++k)
+        if (s.results[k] == name) dtype = s.dtypes[k];
+    };
+    if (const auto* s = std::get_if<loop_ir::Reduce>(&stmt.node)) of_results(*s);
+    if (const auto* s = std::get_if<loop_ir::Scan>(&stmt.node)) of_results(*s);
+    auto spill = spilled_.find(name);
+    if (spill == spilled_.end()) spill = spilled_.emplace(name, loop_ir::Local{names_.fresh(name + "_rows"), dtype, {}}).first;
+    prefix.push_back(loop_ir::make_stmt(loop_ir::Load{name, dtype, spill->second.name, {}, {}, {}}));
+  }
+
+  void choose_rows() {
+    double bytes = 1;
+    for (const auto& l : locals_) bytes += analysis::estimate(product(l.shape), ctx_.hints, kernel_.symbols) * static_cast<double>(size_of(l.dtype));
+    auto fitting = static_cast<int64_t>(static_cast<double>(ctx_.target.l2_bytes / 2) / bytes);
+    rows_ = std::clamp(fitting, kLeastRows, kMostRows);
+    if (auto n = row_.extent.as_constant(); n && *n > 0) {
+      int64_t blocks = (*n + rows_ - 1) / rows_;
+      rows_ = (*n + blocks - 1) / blocks;
+    }
+    capacity_ = contraction_rows(rows_, ctx_);
+  }
+
+  /// Accesses to the row's locals become accesses to the block's, at the row.
+  Block over_rows(const Block& block, const std::set<std::string>& names) const {
+    Expr place = sym(row_.name) - sym(kFirst);
+    return loop_ir::rewrite(block, [&](const Ref<Stmt>& stmt) -> Block {
+      if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node); load && names.count(load->buffer)) {
+        loop_ir::Load s = *load;
+        s.index.insert(s.index.begin(), place);
+        return {loop_ir::make_stmt(std::move(s))};
+      }
+      if (const auto* store = std::get_if<loop_ir::Store>(&stmt->node); store && names.count(store->buffer)) {
+        loop_ir::Store s = *store;
+        s.index.insert(s.index.begin(), place);
+        return {loop_ir::make_stmt(std::move(s))};
+      }
+      return {stmt};
+    });
+  }
+
+  // ---- building --------------------------------------------------------------------------------------------------
+
+  std::vector<Expr> shape_of(const loop_ir::Local& local) const {
+    std::vector<Expr> shape{capacity_};
+    shape.insert(shape.end(), local.shape.begin(), local.shape.end());
+    return shape;
+  }
+
+  /// A kernel of some statements over the block, in which the block's arrays are parameters.
+  loop_ir::Kernel part(Block body) const {
+    loop_ir::Kernel kernel;
+    kernel.name = kernel_.name;
+    kernel.params = kernel_.params;
+    kernel.symbols = kernel_.symbols;
+    for (const auto& l : locals_)
+      kernel.params.push_back({l.name, loop_ir::ParamKind::inout, l.dtype, shape_of(l), contiguous_strides(shape_of(l)), false});
+    kernel.body = std::move(body);
+    return kernel;
+  }
+
+  /// False if a nest turned out not to be schedulable; it is then an ordinary statement of the rows.
+  bool emit() {
+    Expr par = sym("par");
+    Expr blocks = ceildiv(row_.extent, rows_);
+    ContractionRows tile;
+    tile.axis = row_.name;
+    tile.count = rows_;
+    tile.first = mod(par, blocks) * rows_;
+    tile.valid = min(rows_, row_.extent - tile.first);
+    tile.outer = unflatten(batch_, floordiv(par, blocks));
+    tile.outer[kFirst] = tile.first;
+    tile_ir::Block out;
+    for (const auto& l : locals_) out.push_back(make(tile_ir::Alloc{l.name, l.dtype, shape_of(l), Space::scratch}));
+    for (size_t p = 0; p < phases_.size(); ++p) {
+      const Phase& phase = phases_[p];
+      if (!phase.nest) {
+        out.push_back(row_loop(phase.body, tile));
+        continue;
+      }
+      tile.tag = std::to_string(p) + "_";
+      std::vector<Axis> axes = nest_.axes;
+      loop_ir::Nest inner = loop_ir::peel({phase.body.back()});
+      axes.insert(axes.end(), inner.axes.begin(), inner.axes.end());
+      Block body(phase.body.begin(), phase.body.end() - 1);
+      body.insert(body.end(), inner.body.begin(), inner.body.end());
+      auto block = schedule_contraction_rows(part(loop_ir::make_nest(axes, body)), tile, ctx_);
+      if (!block) {
+        nests_.erase(phase.nest);
+        return false;
+      }
+      out.insert(out.end(), block->begin(), block->end());
+    }
+    parallel_extent_ = count(batch_) * blocks;
+    body_ = {make(tile_ir::For{axis("par", 0, parallel_extent_, LoopKind::parallel), std::move(out)})};
+    return true;
+  }
+
+  Ref<tile_ir::Stmt> row_loop(const Block& body, const ContractionRows& tile) const {
+    loop_ir::Kernel kernel = part(body);
+    NestConverter converter(kernel, ctx_);
+    converter.map() = tile.outer;
+    converter.map()[row_.name] = tile.first + sym("row");
+    return make(tile_ir::For{axis("row", 0, tile.valid), converter.convert(kernel.body, true)});
+  }
+
+  tile_ir::Kernel finish() {
+    tile_ir::Kernel out;
+    out.name = kernel_.name;
+    out.params = kernel_.params;
+    out.symbols = kernel_.symbols;
+    out.provenance = kernel_.provenance;
+    out.body = std::move(body_);
+    Expr work = analysis::cost_of(kernel_).operations;
+    out.chunks = max(1, min(parallel_extent_, ceildiv(work, kChunkWork)));
+    out.schedule = fmt::format("rows {} block {}; contract {} of {} phases", row_.name, rows_, nests_.size(), phases_.size());
+    return out;
+  }
+
+  const loop_ir::Kernel& kernel_;
+  const PassContext& ctx_;
+  OuterNest nest_;
+  loop_ir::Names names_;
+  std::set<std::string> inputs_;
+  Axis row_;
+  std::vector<Axis> batch_;
+  std::set<const loop_ir::For*> nests_;
+  std::vector<Phase> phases_;
+  std::vector<loop_ir::Local> locals_;
+  std::map<std::string, loop_ir::Local> spilled_;
+  int64_t rows_ = 0;
+  int64_t capacity_ = 0;
+  Expr parallel_extent_ = 1;
+  tile_ir::Block body_;
+};
+
+}  // namespace
+
+std::optional<tile_ir::Kernel> schedule_cpu_rows(const loop_ir::Kernel& kernel, const PassContext& ctx) { return RowScheduler(kernel, ctx).run(); }
+
+}  // namespace deplo

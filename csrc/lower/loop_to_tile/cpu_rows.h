@@ -1,0 +1,17 @@
+#pragma once
+
+#include <optional>
+
+#include "base/context.h"
+#include "loop_ir/ir.h"
+#include "tile_ir/ir.h"
+
+namespace deplo {
+
+/// Schedules a kernel whose rows (the innermost shared axis) hold contractions between other statements, as attention does: a block of
+/// rows runs each statement for all its rows before the next, so that a contraction sees a matrix of rows. Locals and values that
+/// cross from one such phase to another become scratch arrays over the block, which is sized to stay in the second-level cache.
+/// Nothing if no contraction in the rows can be scheduled so.
+std::optional<tile_ir::Kernel> schedule_cpu_rows(const loop_ir::Kernel& kernel, const PassContext& ctx);
+
+}  // namespace deplo

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/context.h"
+#include "lower/loop_to_tile/convert.h"
+
+namespace deplo::loop_to_tile {
+
+/// Turns the statements of one kernel into Tile IR under a substitution of its axes: inner loops and reductions get their best vector axis.
+class NestConverter {
+ public:
+  NestConverter(const loop_ir::Kernel& kernel, const PassContext& ctx);
+
+  /// What stands for the axes that are bound so far.
+  Substitution& map() { return map_; }
+  /// `vectorize`: inner loops and reductions may take the lanes.
+  tile_ir::Block convert(const loop_ir::Block& block, bool vectorize);
+  /// How much an axis gains by vectors: contiguous accesses count for it, strided ones against it.
+  double lane_score(const loop_ir::Axis& a) const;
+  std::string best_lane_axis(const std::vector<loop_ir::Axis>& free) const;
+  /// Merges neighbours (i, j) into one axis of extent I*J where every access moves along i by J times its step along j.
+  void merge(std::vector<loop_ir::Axis>& axes);
+  int64_t hint(Expr e) const;
+  const std::vector<const loop_ir::Store*>& colliding() const { return colliding_; }
+  static bool is_straight(const loop_ir::Block& block);
+
+ private:
+  struct Access {
+    Expr offset;  ///< in elements
+    int weight;
+  };
+  void collect_accesses();
+  Expr offset(const std::string& buffer, const std::vector<Expr>& index) const;
+  bool mergeable(const loop_ir::Axis& outer, const loop_ir::Axis& inner) const;
+  bool mentions_merged(Expr e, const loop_ir::Axis& outer, const loop_ir::Axis& inner) const;
+  void lower(const loop_ir::Let& s, bool vectorize, tile_ir::Block& out);
+  void lower(const loop_ir::Load& s, bool vectorize, tile_ir::Block& out);
+  void lower(const loop_ir::Store& s, bool vectorize, tile_ir::Block& out);
+  void lower(const loop_ir::Check& s, bool vectorize, tile_ir::Block& out);
+  void lower(const loop_ir::Local& s, bool vectorize, tile_ir::Block& out);
+  void lower(const loop_ir::For& s, bool vectorize, tile_ir::Block& out);
+  void lower(const loop_ir::Reduce& s, bool vectorize, tile_ir::Block& out);
+  void lower(const loop_ir::Scan& s, bool vectorize, tile_ir::Block& out);
+  bool inner_columns(const std::vector<loop_ir::Axis>& axes, const loop_ir::Block& body) const;
+
+  const loop_ir::Kernel& kernel_;
+  const PassContext& ctx_;
+  std::map<std::string, std::vector<Expr>> strides_;
+  std::vector<Access> accesses_;
+  std::vector<const loop_ir::Store*> colliding_;
+  Substitution map_;
+};
+
+}  // namespace deplo::loop_to_tile

@@ -1,0 +1,300 @@
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <random>
+
+#include "base/error.h"
+#include "loop_ir/interpret.h"
+#include "loop_ir/ir.h"
+#include "lower/lower.h"
+#include "tile_ir/interpret.h"
+#include "tile_ir/ir.h"
+
+using namespace deplo;
+
+namespace {
+
+using Symbols = std::map<std::string, int64_t>;
+
+std::vector<Array> random_inputs(const ProgramBody& program, const Symbols& symbols) {
+  std::mt19937 rng(7);
+  std::uniform_real_distribution<double> real(-2, 2);
+  std::vector<Array> inputs;
+  for (const Buffer& b : program.buffers) {
+    if (b.kind != BufferKind::input) continue;
+    Array a = Array::zeros(b.dtype, evaluate_shape(b.shape, symbols));
+    for (double& x : a.floats) x = real(rng);
+    for (int64_t& x : a.ints) x = static_cast<int64_t>(rng() % 3);
+    inputs.push_back(std::move(a));
+  }
+  return inputs;
+}
+
+void check_equal(const std::vector<Array>& got, const std::vector<Array>& expected) {
+  REQUIRE(got.size() == expected.size());
+  for (size_t k = 0; k < got.size(); ++k) {
+    REQUIRE(got[k].shape == expected[k].shape);
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < got[k].count(); ++i) {
+      double x = got[k].get(i).as_double();
+      double y = expected[k].get(i).as_double();
+      bool same = x == y || (std::isnan(x) && std::isnan(y)) || std::abs(x - y) <= 1e-9 * (1 + std::abs(y));
+      if (!same && wrong++ < 3) FAIL_CHECK("output " << k << " at " << i << ": " << x << ", expected " << y);
+    }
+    CHECK(wrong == 0);
+  }
+}
+
+/// Schedules the module for machines of three vector widths and compares what it computes; returns the schedule of the last kernel.
+std::string check_schedules(const std::string& text, const Symbols& symbols = {}, const SizeHints& hints = {}) {
+  loop_ir::Module module = loop_ir::parse(text);
+  loop_ir::verify(module);
+  std::vector<Array> inputs = random_inputs(module, symbols);
+  std::vector<Array> expected = loop_ir::interpret(module, inputs, symbols, Mode::exact);
+  std::string schedule;
+  for (int bytes : {16, 32, 64}) {
+    PassContext context;
+    context.target.vector_bytes = bytes;
+    context.target.vector_registers = bytes == 64 ? 32 : 16;
+    context.hints = hints;
+    tile_ir::Module tiled = lower_loop_to_tile(module, context);
+    INFO(tile_ir::print(tiled));
+    tile_ir::verify(tiled);
+    CHECK(tile_ir::print(tile_ir::parse(tile_ir::print(tiled))) == tile_ir::print(tiled));
+    check_equal(tile_ir::interpret(tiled, inputs, symbols, Mode::exact), expected);
+    schedule = tiled.kernels.back()->schedule;
+  }
+  return schedule;
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::string matmul(const std::string& m, int n, int k, const std::string& w_kind, bool transposed, const std::string& where) {
+  std::string w = transposed ? fmt::format("f32[{}, {}]", n, k) : fmt::format("f32[{}, {}]", k, n);
+  return fmt::format(R"(program @linear(x: f32[{0}, {2}] user, w: {3} {4}, b: f32[{1}] user){7}
+  buffer y: f32[{0}, {1}] output
+  call @k0(x, w, b, y)
+  return y
+
+loop @k0(x: f32[{0}, {2}], w: {3}{5}, b: f32[{1}], out y: f32[{0}, {1}]){7}
+  for i in {0}:
+    for n in {1}:
+      reduce c: f32 = sum(p) over k in {2}:
+        p0 = load x[i, k]
+        p1 = load w[{6}]
+        p = mul(p0, p1)
+      d = load b[n]
+      e = add(c, d)
+      store y[i, n] = e
+)",
+                     m, n, k, w, w_kind, contains(w_kind, "static") ? " static" : "", transposed ? "n, k" : "k, n", where);
+}
+
+}  // namespace
+
+TEST_CASE("scheduled pointwise and reduction kernels give their numbers") {
+  check_schedules(R"(program @p(x: f32[3, s0, 5] user, y: f32[5] user) where s0 in 0..
+  buffer z: f32[3, s0, 5] output
+  call @k0(x, y, z)
+  return z
+
+loop @k0(x: f32[3, s0, 5], y: f32[5], out z: f32[3, s0, 5]) where s0 in 0..
+  for a in 3:
+    for b in s0:
+      for c in 5:
+        u = load x[a, b, c]
+        v = load y[c]
+        w = add(u, v)
+        store z[a, b, c] = w
+)",
+                  {{"s0", 7}});
+  check_schedules(R"(program @p(x: f32[6, 70] user)
+  buffer y: f32[70] output
+  call @k0(x, y)
+  return y
+
+loop @k0(x: f32[6, 70], out y: f32[70])
+  for j in 70:
+    reduce s: f32 = sum(a) over i in 6:
+      a = load x[i, j]
+    store y[j] = s
+)");
+  check_schedules(R"(program @p(x: f32[5, 37] user)
+  buffer v: f32[5] output
+  buffer n: i64[5] output
+  buffer m: f32[5] output
+  buffer q: f32[5] output
+  buffer t: f32[5, 37] output
+  call @k0(x, v, n, m, q, t)
+  return v, n, m, q, t
+
+loop @k0(x: f32[5, 37], out v: f32[5], out n: i64[5], out m: f32[5], out q: f32[5], out t: f32[5, 37])
+  for i in 5:
+    reduce a: f32, b: i64 = argmax(e, j0) over j in 37:
+      e = load x[i, j]
+      j0: i64 = index j
+    reduce mean: f32, m2: f32 = welford(f) over j in 37:
+      f = load x[i, j]
+    scan r: f32 = sum(g) over j in 37:
+      g = load x[i, j]
+    then:
+      store t[i, j] = r
+    store v[i] = a
+    store n[i] = b
+    store m[i] = mean
+    store q[i] = m2
+)");
+  check_schedules(R"(program @p(x: f32[9, 4] user, idx: i64[9] user)
+  buffer y: f32[3, 4] output
+  call @zero(y)
+  call @k0(x, idx, y)
+  return y
+
+loop @zero(out y: f32[3, 4])
+  for i in 3:
+    for j in 4:
+      z: f32 = constant 0.0
+      store y[i, j] = z
+
+loop @k0(x: f32[9, 4], idx: i64[9], inout y: f32[3, 4])
+  for i in 9:
+    for j in 4:
+      k = load idx[i]
+      check k >= 0 else index_out_of_range
+      v = load x[i, j]
+      store sum y[k, j] = v if k >= 0 and -k + 2 >= 0
+)");
+  check_schedules(R"(program @p(x: f32[] user)
+  buffer y: f32[] output
+  call @k0(x, y)
+  return y
+
+loop @k0(x: f32[], out y: f32[])
+  a = load x[]
+  b = exp(a)
+  store y[] = b
+)");
+}
+
+TEST_CASE("scheduled contractions give their numbers") {
+  for (bool transposed : {false, true})
+    for (const char* kind : {"user", "parameter static"}) {
+      CHECK(contains(check_schedules(matmul("13", 37, 19, kind, transposed, "")), "contract"));
+      check_schedules(matmul("32", 40, 24, kind, transposed, ""));
+      check_schedules(matmul("3", 50, 90, kind, transposed, ""));
+      for (int64_t s : {2, 6, 17, 101}) check_schedules(matmul("s0", 33, 20, kind, transposed, " where s0 in 0.."), {{"s0", s}});
+      check_schedules(matmul("7", 20, 1100, kind, transposed, ""));
+    }
+}
+
+TEST_CASE("scheduled batched and gated contractions give their numbers") {
+  check_schedules(R"(program @bmm(x: f32[2, 3, 20, 16] user, y: f32[2, 3, 24, 16] user)
+  buffer z: f32[2, 3, 20, 24] output
+  call @k0(x, y, z)
+  return z
+
+loop @k0(x: f32[2, 3, 20, 16], y: f32[2, 3, 24, 16], out z: f32[2, 3, 20, 24])
+  for b in 2:
+    for h in 3:
+      for i in 20:
+        for j in 24:
+          reduce c: f32 = sum(p) over k in 16:
+            p0 = load x[b, h, i, k]
+            p1 = load y[b, h, j, k]
+            p = mul(p0, p1)
+          store z[b, h, i, j] = c
+)");
+  check_schedules(R"(program @gate(x: f32[s0, 32] user, wg: f32[48, 32] parameter static, wu: f32[48, 32] parameter static) where s0 in 2..
+  buffer z: f32[s0, 48] output
+  call @k0(x, wg, wu, z)
+  return z
+
+loop @k0(x: f32[s0, 32], wg: f32[48, 32] static, wu: f32[48, 32] static, out z: f32[s0, 48]) where s0 in 2..
+  for i in s0:
+    for n in 48:
+      reduce g: f32 = sum(p) over k in 32:
+        p0 = load x[i, k]
+        p1 = load wg[n, k]
+        p = mul(p0, p1)
+      reduce u: f32 = sum(q) over l in 32:
+        q0 = load x[i, l]
+        q1 = load wu[n, l]
+        q = mul(q0, q1)
+      e = neg(g)
+      f = exp(e)
+      h = mul(f, u)
+      store z[i, n] = h
+)",
+                  {{"s0", 11}});
+}
+
+TEST_CASE("a scheduled convolution gives its numbers") {
+  for (const char* kind : {"user", "parameter static"})
+    for (int stride : {1, 2}) {
+      int out = stride == 1 ? 11 : 6;
+      check_schedules(fmt::format(R"(program @conv(x: f32[2, 5, 11, 11] user, w: f32[9, 5, 3, 3] {0}, b: f32[9] user)
+  buffer y: f32[2, 9, {2}, {2}] output
+  call @k0(x, w, b, y)
+  return y
+
+loop @k0(x: f32[2, 5, 11, 11], w: f32[9, 5, 3, 3]{3}, b: f32[9], out y: f32[2, 9, {2}, {2}])
+  for n in 2:
+    for o in 9:
+      for h in {2}:
+        for v in {2}:
+          reduce c: f32 = sum(p) over i in 5, kh in 3, kw in 3:
+            p0 = load x[n, i, h*{1} + kh - 1, v*{1} + kw - 1] if h*{1} + kh - 1 >= 0 and -h*{1} - kh + 11 >= 0 and v*{1} + kw - 1 >= 0 and -v*{1} - kw + 11 >= 0 else 0.0
+            p1 = load w[o, i, kh, kw]
+            p = mul(p0, p1)
+          d = load b[o]
+          e = add(c, d)
+          store y[n, o, h, v] = e
+)",
+                                  kind, stride, out, std::string(kind) == "user" ? "" : " static"));
+    }
+}
+
+TEST_CASE("scheduled attention gives its numbers") {
+  auto attention = [](const std::string& s, const std::string& where) {
+    return fmt::format(R"(program @attention(q: f32[2, {0}, 16] user, k: f32[2, {0}, 16] user, v: f32[2, {0}, 16] user){1}
+  buffer o: f32[2, {0}, 16] output
+  call @k0(q, k, v, o)
+  return o
+
+loop @k0(q: f32[2, {0}, 16], k: f32[2, {0}, 16], v: f32[2, {0}, 16], out o: f32[2, {0}, 16]){1}
+  for h in 2:
+    for i in {0}:
+      local t: f32[{0}]
+      half: f32 = constant 0.25
+      for j in {0}:
+        reduce c: f32 = sum(p) over d in 16:
+          p0 = load q[h, i, d]
+          p1 = load k[h, j, d]
+          p = mul(p0, p1)
+        g = mul(c, half)
+        n: f32 = constant -inf
+        z: i64 = index i - j
+        zero: i64 = constant 0
+        keep = ge(z, zero)
+        w = where(keep, g, n)
+        store t[j] = w
+      reduce m: f32 = max(a) over j in {0}:
+        a = load t[j]
+      reduce l: f32 = sum(e) over j in {0}:
+        a = load t[j]
+        b = sub(a, m)
+        e = exp(b)
+      for d in 16:
+        reduce c: f32 = sum(p) over j in {0}:
+          a = load t[j]
+          b = sub(a, m)
+          e = exp(b)
+          p1 = load v[h, j, d]
+          p = mul(e, p1)
+        r = div(c, l)
+        store o[h, i, d] = r
+)",
+                       s, where);
+  };
+  CHECK(contains(check_schedules(attention("40", "")), "rows"));
+  for (int64_t s : {2, 31, 77}) check_schedules(attention("s0", " where s0 in 2.."), {{"s0", s}}, {{"s0", 64}});
+}
