@@ -78,7 +78,7 @@ struct Fuser {
       auto p = as_pointwise(body);
       if (!p) continue;
       for (const auto& stmt : p->body)
-        if (const auto* load = std::get_if<Load>(&stmt->node); load && load->index == p->index()) result = result || rooted(load->buffer);
+        if (const auto* load = std::get_if<Load>(&stmt->node); load && in_place(load->index)) result = result || rooted(load->buffer);
     }
     rooted_[buffer] = result;
     return result;
