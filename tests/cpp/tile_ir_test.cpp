@@ -127,7 +127,7 @@ TEST_CASE("tile IR runs as scheduled") {
     }
 }
 
-TEST_CASE("threads of a block meet at barriers") {
+TEST_CASE("Tile threads of a block meet at barriers") {
   Array x = random_array({19}, 4);
   Array y = Array::zeros(DType::f32, {1});
   tile_ir::Module module = tile_ir::parse(kBlockSum);
