@@ -17,6 +17,11 @@
 #include "passes/loop/split_axes.h"
 #include "passes/loop/split_reductions.h"
 #include "passes/loop/update_in_place.h"
+#include "passes/tensor/compose_maps.h"
+#include "passes/tensor/eliminate_common_subexpressions.h"
+#include "passes/tensor/eliminate_dead_code.h"
+#include "passes/tensor/fold_constants.h"
+#include "passes/tensor/simplify_algebra.h"
 
 namespace deplo {
 namespace {
@@ -134,7 +139,17 @@ void check_names(const PassContext& context, const PipelineOptions& options) {
 }  // namespace
 
 const std::vector<Pass<tensor_ir::Graph>>& tensor_passes() {
-  static const std::vector<Pass<tensor_ir::Graph>> passes{};
+  static const std::vector<Pass<tensor_ir::Graph>> passes{
+      {"fold_constants", fold_constants, "evaluates ops of constants and of index expressions"},
+      // Sees literals only where they are constants by now.
+      {"simplify_algebra", simplify_algebra, "removes arithmetic that changes no bit"},
+      // Only reads that matter count as uses of an op that a map may enter.
+      {"eliminate_dead_code", eliminate_dead_code, "removes what nothing reads"},
+      {"compose_maps", compose_maps, "joins maps, so that views vanish"},
+      // Joined maps of one source are equal; views between them would hide it.
+      {"eliminate_common_subexpressions", eliminate_common_subexpressions, "computes equal ops once"},
+      {"eliminate_dead_code", eliminate_dead_code, "removes what nothing reads"},
+  };
   return passes;
 }
 

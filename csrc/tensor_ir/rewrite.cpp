@@ -67,46 +67,77 @@ Ref<Op> rename_all(const Ref<Op>& op, const Renaming& names) {
   return changed ? std::make_shared<Op>(std::move(copy)) : op;
 }
 
-Graph rewrite(Graph graph, const std::function<Replacement(const Ref<Op>&)>& f) {
-  Renaming names;
-  std::vector<Ref<Op>> ops;
-  for (const auto& op : graph.ops) {
-    Replacement made = f(rename_operands(op, names));
-    for (auto& replacement : made.ops) ops.push_back(std::move(replacement));
-    for (auto& [from, to] : made.names) names[from] = to;
+Editor::Editor(const Graph& graph) : graph_(graph) {
+  for (const Input& input : graph.inputs) {
+    if (input.kind == torch_ir::InputKind::symbol) continue;
+    types_[input.name] = input.type;
+    inputs_.insert(input.name);
+    taken_.insert(input.name);
   }
-  graph.ops = std::move(ops);
-  for (auto& write : graph.writes) rename(write.value, names);
-  for (Output& output : graph.outputs) rename(output.value, names);
-  return graph;
+  for (const auto& op : graph.ops) {
+    for (const Value& value : op->results) taken_.insert(value.name);
+    for (const std::string& name : operands_of(*op)) ++uses_[name];
+  }
+  for (const auto& write : graph.writes) ++uses_[write.value];
+  for (const Output& output : graph.outputs)
+    if (const auto* value = std::get_if<ValueName>(&output.value.value)) {
+      ++uses_[value->name];
+      outputs_.insert(value->name);
+    }
 }
 
-FreshNames::FreshNames(const Graph& graph) {
-  for (const Input& input : graph.inputs) taken_[input.name] = true;
-  for (const auto& op : graph.ops)
-    for (const Value& value : op->results) taken_[value.name] = true;
-}
-
-std::string FreshNames::operator()() {
+std::string Editor::fresh() {
   while (true) {
     std::string name = fmt::format("%v{}", next_++);
-    if (taken_.emplace(name, true).second) return name;
+    if (taken_.insert(name).second) return name;
   }
 }
 
-std::map<std::string, TensorType> types_of(const Graph& graph) {
-  std::map<std::string, TensorType> types;
-  for (const Input& input : graph.inputs) types[input.name] = input.type;
-  for (const auto& op : graph.ops)
-    for (const Value& value : op->results) types[value.name] = value.type;
-  return types;
+Value Editor::emit(Ref<Op> op) {
+  for (const Value& value : op->results) {
+    definitions_[value.name] = op;
+    types_[value.name] = value.type;
+  }
+  ops_.push_back(std::move(op));
+  return ops_.back()->results.empty() ? Value{} : ops_.back()->results[0];
 }
 
-std::map<std::string, Ref<Op>> definitions_of(const Graph& graph) {
-  std::map<std::string, Ref<Op>> definitions;
-  for (const auto& op : graph.ops)
-    for (const Value& value : op->results) definitions[value.name] = op;
-  return definitions;
+const Op* Editor::definition(const std::string& name) const {
+  auto it = definitions_.find(name);
+  return it == definitions_.end() ? nullptr : it->second.get();
+}
+
+const Scalar* Editor::literal(const std::string& name) const {
+  const Op* op = definition(name);
+  const auto* node = op ? std::get_if<Elementwise>(&op->node) : nullptr;
+  return node && node->fn == Fn::constant ? &node->literal : nullptr;
+}
+
+Value Editor::value(const std::string& name) const { return {name, types_.at(name)}; }
+
+int Editor::uses(const std::string& name) const {
+  auto it = uses_.find(name);
+  return it == uses_.end() ? 0 : it->second;
+}
+
+bool Editor::may_replace(const std::string& from, const std::string& to) const {
+  return !outputs_.count(from) || (!inputs_.count(to) && !outputs_.count(to));
+}
+
+bool Editor::replace(const std::string& from, const std::string& to) {
+  if (!may_replace(from, to)) return false;
+  if (outputs_.count(from)) outputs_.insert(to);
+  names_[from] = to;
+  uses_[to] += uses_[from];
+  return true;
+}
+
+Graph Editor::run(const std::function<void(Editor&, const Ref<Op>&)>& visit) {
+  for (const auto& op : graph_.ops) visit(*this, rename_operands(op, names_));
+  graph_.ops = std::move(ops_);
+  for (auto& write : graph_.writes) rename(write.value, names_);
+  for (Output& output : graph_.outputs) rename(output.value, names_);
+  return std::move(graph_);
 }
 
 IndexMap rename_axes(const IndexMap& map, const std::vector<std::string>& axes) {

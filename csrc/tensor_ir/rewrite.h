@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,33 +17,45 @@ Ref<Op> rename_operands(const Ref<Op>& op, const Renaming& names);
 /// The op with operands and results renamed; the same Ref if none is in `names`.
 Ref<Op> rename_all(const Ref<Op>& op, const Renaming& names);
 
-/// What a pass makes of one op, whose operands are already rewritten: ops that replace it (the same Ref to keep it), and for
-/// a result that is now another value, its new name. A result name must stay defined or be renamed.
-struct Replacement {
-  std::vector<Ref<Op>> ops;
-  Renaming names;
-};
-
-/// Runs over the ops in order; renames reach all later ops, writes and outputs.
-Graph rewrite(Graph graph, const std::function<Replacement(const Ref<Op>&)>& f);
-
-/// Names like %v7 that no value of the graph has.
-class FreshNames {
+/// A graph under reconstruction: a pass sees each op once, in order, with its operands already replaced.
+class Editor {
  public:
-  explicit FreshNames(const Graph& graph);
-  std::string operator()();
+  explicit Editor(const Graph& graph);
+
+  const Ranges& symbols() const { return graph_.symbols; }
+  std::string fresh();
+  /// Appends an op; its first result.
+  Value emit(Ref<Op> op);
+  /// The emitted op that defines a value; null for inputs.
+  const Op* definition(const std::string& name) const;
+  /// The literal that a value is at every point, or null.
+  const Scalar* literal(const std::string& name) const;
+  Value value(const std::string& name) const;
+  /// How often the graph, before editing, reads a value.
+  int uses(const std::string& name) const;
+
+  /// False if reading `to` for `from` would make an output share memory with an input or another output.
+  bool may_replace(const std::string& from, const std::string& to) const;
+  /// Lets later reads of `from` read `to`, if that may be.
+  bool replace(const std::string& from, const std::string& to);
+
+  /// Runs `visit` over the ops; it emits what takes the op's place.
+  Graph run(const std::function<void(Editor&, const Ref<Op>&)>& visit);
 
  private:
-  std::map<std::string, bool> taken_;
+  Graph graph_;
+  std::vector<Ref<Op>> ops_;
+  std::map<std::string, Ref<Op>> definitions_;
+  std::map<std::string, TensorType> types_;
+  std::map<std::string, int> uses_;
+  std::set<std::string> inputs_;
+  std::set<std::string> outputs_;
+  std::set<std::string> taken_;
+  Renaming names_;
   int next_ = 0;
 };
 
-/// Every value's type by name, inputs included.
-std::map<std::string, TensorType> types_of(const Graph& graph);
-/// The op that defines each value; inputs are absent.
-std::map<std::string, Ref<Op>> definitions_of(const Graph& graph);
-
-/// Capture-free change of the coordinates of a map's index expressions.
+/// The map with other names for its axes.
 IndexMap rename_axes(const IndexMap& map, const std::vector<std::string>& axes);
 
 }  // namespace deplo::tensor_ir

@@ -1,0 +1,228 @@
+#include "passes/tensor/compose_maps.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "tensor_ir/rewrite.h"
+
+namespace deplo {
+
+using namespace tensor_ir;
+
+namespace {
+
+// Beyond this many sources a joined map costs more to evaluate than the copy that it saves.
+constexpr size_t kMaxSources = 8;
+
+Expr axis(size_t d) { return Expr::symbol("i" + std::to_string(d)); }
+
+std::vector<std::string> axis_names(size_t rank) {
+  std::vector<std::string> names;
+  for (size_t d = 0; d < rank; ++d) names.push_back(axis(d).name());
+  return names;
+}
+
+bool same_literal(const Scalar& a, const Scalar& b) {
+  return a.dtype == b.dtype && a.i == b.i && __builtin_bit_cast(uint64_t, a.f) == __builtin_bit_cast(uint64_t, b.f);
+}
+
+std::vector<Expr> substituted(std::vector<Expr> list, const Substitution& values) {
+  for (Expr& e : list) e = substitute(e, values);
+  return list;
+}
+
+/// The conditions that no other one implies.
+std::vector<Cond> without_implied(const std::vector<Cond>& guard, const Ranges& ranges) {
+  std::vector<Cond> kept;
+  for (size_t k = 0; k < guard.size(); ++k) {
+    bool implied = false;
+    for (size_t i = 0; i < guard.size() && !implied; ++i)
+      implied = i != k && guard[i].kind == Cond::Kind::ge0 && guard[k].kind == Cond::Kind::ge0 &&
+                provably_nonnegative(guard[k].expr - guard[i].expr, ranges);
+    if (!implied) kept.push_back(guard[k]);
+  }
+  return kept;
+}
+
+struct Composer {
+  Editor& editor;
+  TensorType type;  ///< of the map
+  std::string provenance;
+
+  Ranges ranges() const {
+    Ranges ranges = editor.symbols();
+    for (size_t d = 0; d < type.shape.size(); ++d) ranges[axis(d).name()] = axis_range(type.shape[d]);
+    return ranges;
+  }
+
+  /// Indices and guards in their simplest form over i0, i1, ...; sources that are never read are gone.
+  IndexMap canonical(const IndexMap& given) const {
+    IndexMap map = rename_axes(given, axis_names(type.shape.size()));
+    Ranges known = ranges();
+    auto simplify_all = [&](std::vector<Expr>& list) {
+      for (Expr& e : list) e = simplify(e, known);
+    };
+    for (Indirect& j : map.indirects) {
+      simplify_all(j.index);
+      // In range once the check has passed.
+      known[j.name] = axis_range(j.extent);
+    }
+    std::vector<Source> sources;
+    for (Source& source : map.sources) {
+      std::vector<Cond> guard;
+      bool never = false;
+      for (const Cond& cond : source.guard) {
+        Cond c = simplify(cond, known);
+        auto decided = decide(c, known);
+        never = never || decided == std::optional<bool>(false);
+        if (!decided && std::find(guard.begin(), guard.end(), c) == guard.end()) guard.push_back(c);
+      }
+      if (never) continue;
+      source.guard = without_implied(guard, known);
+      simplify_all(source.index);
+      sources.push_back(std::move(source));
+      if (sources.back().guard.empty()) break;
+    }
+    map.sources = std::move(sources);
+    return map;
+  }
+
+  const IndexMap* map_of(const std::string& name) const {
+    const Op* op = editor.definition(name);
+    return op ? std::get_if<IndexMap>(&op->node) : nullptr;
+  }
+
+  /// The sources that take the place of source k of `map`, which reads another map; false if they cannot be joined.
+  bool enter(IndexMap& map, size_t k) const {
+    const Source outer = map.sources[k];
+    const IndexMap* inner = map_of(outer.operand);
+    if (!inner) return false;
+    // An indirect coordinate is read at every point of a map: it may not move under a guard.
+    if (!inner->indirects.empty() && !outer.guard.empty()) return false;
+    bool total = !inner->sources.empty() && inner->sources.back().guard.empty();
+    bool fill_matters = !total && !(k + 1 == map.sources.size() && (outer.guard.empty() || same_literal(inner->fill, map.fill)));
+    if (fill_matters || map.sources.size() + inner->sources.size() > kMaxSources) return false;
+    Substitution values;
+    for (size_t d = 0; d < outer.index.size(); ++d) values[inner->axes[d]] = outer.index[d];
+    std::vector<Indirect> added;
+    for (const Indirect& j : inner->indirects) {
+      Indirect moved = j;
+      moved.index = substituted(j.index, values);
+      moved.name = "j" + std::to_string(map.indirects.size() + added.size());
+      while (std::any_of(map.indirects.begin(), map.indirects.end(), [&](const Indirect& x) { return x.name == moved.name; })) moved.name += "_";
+      values[j.name] = Expr::symbol(moved.name);
+      added.push_back(std::move(moved));
+    }
+    std::vector<Source> sources;
+    for (const Source& source : inner->sources) {
+      Source joined{source.operand, substituted(source.index, values), outer.guard};
+      for (const Cond& cond : source.guard) joined.guard.push_back(substitute(cond, values));
+      sources.push_back(std::move(joined));
+    }
+    if (!total && outer.guard.empty()) map.fill = inner->fill;
+    map.indirects.insert(map.indirects.end(), added.begin(), added.end());
+    map.sources.erase(map.sources.begin() + static_cast<long>(k));
+    map.sources.insert(map.sources.begin() + static_cast<long>(k), sources.begin(), sources.end());
+    return true;
+  }
+
+  /// Coordinates read through plain maps of the index tensors.
+  void enter(std::vector<Indirect>& indirects) const {
+    for (Indirect& j : indirects) {
+      while (const IndexMap* inner = map_of(j.tensor)) {
+        if (!inner->indirects.empty() || inner->sources.size() != 1 || !inner->sources[0].guard.empty()) break;
+        Substitution values;
+        for (size_t d = 0; d < j.index.size(); ++d) values[inner->axes[d]] = j.index[d];
+        j.tensor = inner->sources[0].operand;
+        j.index = substituted(inner->sources[0].index, values);
+      }
+    }
+  }
+
+  IndexMap composed(const IndexMap& given) const {
+    IndexMap map = given;
+    enter(map.indirects);
+    map = canonical(map);
+    for (size_t k = 0; k < map.sources.size();) {
+      if (enter(map, k)) {
+        enter(map.indirects);
+        map = canonical(map);
+      } else {
+        ++k;
+      }
+    }
+    return map;
+  }
+
+  bool keeps_fewer(const TensorType& source) const { return provably_nonnegative(product(source.shape) - product(type.shape) - 1, editor.symbols()); }
+
+  bool is_identity(const IndexMap& map) const {
+    if (!map.indirects.empty() || map.sources.size() != 1 || !map.sources[0].guard.empty()) return false;
+    const Source& source = map.sources[0];
+    if (editor.value(source.operand).type.shape != type.shape) return false;
+    for (size_t d = 0; d < source.index.size(); ++d)
+      if (source.index[d] != axis(d) && !(type.shape[d].is(1) && source.index[d].is(0))) return false;
+    return true;
+  }
+
+  /// Emits the map as `name`; the value may turn out to be another op, or one that exists.
+  Value emit(const std::string& name, const IndexMap& given, bool may_vanish) {
+    IndexMap map = composed(given);
+    if (may_vanish && is_identity(map)) return editor.value(map.sources[0].operand);
+    bool plain = map.indirects.empty() && map.sources.size() == 1 && map.sources[0].guard.empty();
+    if (plain) {
+      const std::string operand = map.sources[0].operand;
+      const Op* op = editor.definition(operand);
+      const auto* node = op ? std::get_if<Elementwise>(&op->node) : nullptr;
+      if (node && node->fn == Fn::constant) return editor.emit(make_constant(name, type, node->literal, provenance));
+      if (node && node->fn == Fn::index) {
+        Substitution values;
+        for (size_t d = 0; d < node->axes.size(); ++d) values[node->axes[d]] = map.sources[0].index[d];
+        Expr e = simplify(substitute(node->index, values), ranges());
+        return editor.emit(make_index(name, type, axis_names(type.shape.size()), e, provenance));
+      }
+      if (node && editor.uses(operand) == 1 && keeps_fewer(op->results[0].type)) return push(name, *op, *node, map);
+    }
+    return editor.emit(make_map({name, type}, std::move(map), provenance));
+  }
+
+  /// f(a, b)[g] as f(a[g], b[g]).
+  Value push(const std::string& name, Op op, const Elementwise& given, const IndexMap& map) {
+    Elementwise node = given;
+    std::vector<Value> operands;
+    for (const std::string& operand : node.operands) {
+      IndexMap moved = map;
+      DType dtype = editor.value(operand).type.dtype;
+      moved.sources[0].operand = operand;
+      moved.fill = {dtype, 0, 0};
+      operands.push_back(Composer{editor, {dtype, type.shape}, op.provenance}.emit(editor.fresh(), moved, true));
+    }
+    return editor.emit(make_elementwise(name, node.fn, type.dtype, operands, op.provenance));
+  }
+};
+
+}  // namespace
+
+Graph compose_maps(Graph graph, const PassContext&) {
+  return Editor(graph).run([](Editor& editor, const Ref<Op>& op) {
+    const auto* map = std::get_if<IndexMap>(&op->node);
+    const Value result = op->results.empty() ? Value{} : op->results[0];
+    if (const auto* scatter = std::get_if<Scatter>(&op->node)) {
+      Scatter entered = *scatter;
+      Composer{editor, result.type, op->provenance}.enter(entered.indirects);
+      editor.emit(make_scatter(result, std::move(entered), op->provenance));
+      return;
+    }
+    if (!map) {
+      editor.emit(op);
+      return;
+    }
+    Composer composer{editor, result.type, op->provenance};
+    // An identity stays where an output needs memory of its own.
+    IndexMap simplest = composer.composed(*map);
+    if (composer.is_identity(simplest) && editor.replace(result.name, simplest.sources[0].operand)) return;
+    composer.emit(result.name, simplest, false);
+  });
+}
+
+}  // namespace deplo
