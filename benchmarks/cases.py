@@ -61,7 +61,13 @@ def _qkv(*shape: int) -> Callable[[int], tuple[torch.Tensor, ...]]:
 def _linear(m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> Bench:
     size = torch.empty((), dtype=dtype).element_size()
     suffix = " bf16" if dtype == torch.bfloat16 else ""
-    return Bench(f"linear {k}x{n} s{m}{suffix}", nn.Linear(k, n, bias=False).to(dtype), _random(m, k, dtype=dtype), 2.0 * m * n * k, size * (m * k + n * k + m * n))
+    return Bench(
+        f"linear {k}x{n} s{m}{suffix}",
+        nn.Linear(k, n, bias=False).to(dtype),
+        _random(m, k, dtype=dtype),
+        2.0 * m * n * k,
+        size * (m * k + n * k + m * n),
+    )
 
 
 def _conv(name: str, c: int, o: int, hw: int, kernel: int, stride: int = 1, groups: int = 1) -> Bench:
@@ -97,7 +103,9 @@ def contractions() -> list[Bench]:
         rows.append(Bench(f"swiglu 1024-3072 s{m}", gate, _random(m, 1024), 4.0 * m * 1024 * 3072, 4.0 * (2 * 1024 * 3072 + m * 4096)))
     for shape in ((1, 12, 512, 64), (1, 8, 2048, 64)):
         b, h, s, d = shape
-        rows.append(Bench(f"attention by hand {shape}".replace(" ", ""), _Lambda(_attention), _qkv(*shape), 4.0 * b * h * s * s * d, 16.0 * b * h * s * d))
+        rows.append(
+            Bench(f"attention by hand {shape}".replace(" ", ""), _Lambda(_attention), _qkv(*shape), 4.0 * b * h * s * s * d, 16.0 * b * h * s * d)
+        )
     causal = _Lambda(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True))
     rows.append(Bench("sdpa causal (1,32,512,64)", causal, _qkv(1, 32, 512, 64), 2.0 * 32 * 512 * 512 * 64, 16.0 * 32 * 512 * 64))
     return rows

@@ -129,7 +129,9 @@ def _vit(tiny: bool) -> Case:
     from transformers import ViTConfig, ViTModel
 
     config = (
-        ViTConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, image_size=32, patch_size=8) if tiny else ViTConfig()
+        ViTConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, image_size=32, patch_size=8)
+        if tiny
+        else ViTConfig()
     )
     return Case("vit-base", _FirstTensor(ViTModel(config)), _images(config.image_size))
 
@@ -158,9 +160,7 @@ def _convnext(tiny: bool) -> Case:
 def _swin(tiny: bool) -> Case:
     from transformers import SwinConfig, SwinModel
 
-    config = (
-        SwinConfig(image_size=32, patch_size=2, embed_dim=16, depths=[1, 2], num_heads=[2, 4], window_size=4) if tiny else SwinConfig()
-    )
+    config = SwinConfig(image_size=32, patch_size=2, embed_dim=16, depths=[1, 2], num_heads=[2, 4], window_size=4) if tiny else SwinConfig()
     return Case("swin-tiny", _FirstTensor(SwinModel(config)), _images(config.image_size))
 
 

@@ -29,7 +29,7 @@ export DEBIAN_FRONTEND=noninteractive
 "${run[@]}" apt-get update -q >/dev/null || echo "deplo: apt-get update failed; trying with the lists that are here" >&2
 if ! "${run[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}" >/tmp/deplo-apt.$$.log 2>&1; then
   tail -n 20 "/tmp/deplo-apt.$$.log" >&2
-  echo "deplo: apt-get could not install: ${missing[*]}. LLVM 22 is in Debian 12's security archive (bookworm-security) and on apt.llvm.org;" \
+  echo "deplo: apt-get could not install: ${missing[*]}. LLVM 22 is in Debian 12's security archive (bookworm-security);" \
        "check /etc/apt/sources.list and the network, then make again." >&2
   exit 1
 fi

@@ -35,7 +35,6 @@ fi
 echo "deplo: installing Python packages into $venv"
 # torch alone first, so that nothing else chooses its version.
 "$venv/bin/python" -m pip install -q -r requirements.txt && "$venv/bin/python" -m pip install -q -r requirements-dev.txt || {
-  echo "deplo: pip could not install requirements-dev.txt (above). Check the network and 'pip config list'; for CPU-only torch wheels:" \
-       "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make venv" >&2
+  echo "deplo: pip could not install requirements-dev.txt (above). Check the network and 'pip config list': pip must reach an index that has torch 2.13.0, best its CPU build." >&2
   exit 1
 }

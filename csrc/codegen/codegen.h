@@ -14,8 +14,8 @@ namespace deplo {
 struct KernelArgs {
   void* const* buffers;
   const int64_t* symbols;
-  int32_t* error;    ///< the error word: an ErrorCode, set and never cleared by kernels
-  void* scratch;     ///< scratch_bytes of this thread, aligned to 64
+  int32_t* error;  ///< the error word: an ErrorCode, set and never cleared by kernels
+  void* scratch;   ///< scratch_bytes of this thread, aligned to 64
 };
 
 /// Runs piece `thread` of `threads` of the kernel; the union of all pieces is the kernel.
@@ -29,10 +29,10 @@ class CompiledKernel {
 };
 
 struct CodegenStats {
-  int compiled = 0;      ///< kernels for which LLVM ran
+  int compiled = 0;  ///< kernels for which LLVM ran
   int memory_hits = 0;
   int disk_hits = 0;
-  double seconds = 0;    ///< wall time
+  double seconds = 0;  ///< wall time
 };
 
 struct CodegenOptions {

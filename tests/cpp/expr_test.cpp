@@ -1,9 +1,9 @@
-#include <catch2/catch.hpp>
+#include "expr/expr.h"
 
+#include <catch2/catch.hpp>
 #include <random>
 
 #include "base/error.h"
-#include "expr/expr.h"
 
 using namespace deplo;
 
@@ -64,7 +64,8 @@ TEST_CASE("simplify keeps the value, bounds hold, text reads back") {
     CHECK(simplify(s, ranges) == simplify(simplify(s, ranges), ranges));
     Interval range = bounds(e, ranges);
     for (int point = 0; point < 20; ++point) {
-      std::map<std::string, int64_t> values{{"a", static_cast<int64_t>(rng() % 5)}, {"b", static_cast<int64_t>(rng() % 8) - 3}, {"c", static_cast<int64_t>(rng() % 12)}};
+      std::map<std::string, int64_t> values{
+          {"a", static_cast<int64_t>(rng() % 5)}, {"b", static_cast<int64_t>(rng() % 8) - 3}, {"c", static_cast<int64_t>(rng() % 12)}};
       int64_t v = evaluate(e, values);
       CHECK(evaluate(s, values) == v);
       if (range.lo) CHECK(*range.lo <= v);
@@ -73,6 +74,4 @@ TEST_CASE("simplify keeps the value, bounds hold, text reads back") {
   }
 }
 
-TEST_CASE("a malformed expression names line and column") {
-  CHECK_THROWS_WITH(parse_expr("i + // 2"), Catch::Contains("<expr>:1:5"));
-}
+TEST_CASE("a malformed expression names line and column") { CHECK_THROWS_WITH(parse_expr("i + // 2"), Catch::Contains("<expr>:1:5")); }

@@ -1,7 +1,8 @@
 #pragma once
 
 // Runs CUDA C++ text on a CPU, for tests: one block after another, its threads as fibers that switch at __syncthreads().
-// Include this before the text; then call deplo_launch(grid, block, [&] { kernel(args...); }).
+// Include this before the text; then call deplo_launch(grid, block, [&] { kernel(args...); }), or deplo_launch_kernel with pointers to the
+// arguments, as the driver's cuLaunchKernel takes them.
 
 #include <ucontext.h>
 
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #define __global__
@@ -94,4 +96,18 @@ inline void deplo_launch(deplo_dim3 grid, deplo_dim3 block, const std::function<
           }
         }
       }
+}
+
+namespace deplo_emulator {
+
+template <class... Args, size_t... I>
+void call(void (*kernel)(Args...), void** arguments, std::index_sequence<I...> /*positions*/) {
+  kernel(*static_cast<Args*>(arguments[I])...);
+}
+
+}  // namespace deplo_emulator
+
+template <class... Args>
+void deplo_launch_kernel(void (*kernel)(Args...), deplo_dim3 grid, deplo_dim3 block, void** arguments, bool reversed) {
+  deplo_launch(grid, block, [&] { deplo_emulator::call(kernel, arguments, std::index_sequence_for<Args...>()); }, reversed);
 }

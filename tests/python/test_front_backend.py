@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -332,7 +333,7 @@ def test_replay_file_is_named_and_parses(monkeypatch):
     with pytest.raises(InternalError, match=r"replay with: python -m deplo compile (\S+\.ir)") as caught:
         backend.compile_text(_imported("torch @f(%x: f32[2] user)\n  return %x\n"), deplo.read_options())
     path = str(caught.value).split("compile ")[1].split()[0]
-    assert open(path).read().startswith("torch @f")
+    assert Path(path).read_text().startswith("torch @f")
 
 
 def _imported(text):

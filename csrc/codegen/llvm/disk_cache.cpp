@@ -50,9 +50,7 @@ bool trusted(const fs::path& path) {
 }
 
 /// A key (SHA-256 in hexadecimal) and ".o": the folder may hold files of others, which the size limit must not remove.
-bool is_entry_name(const std::string& name) {
-  return name.size() == 66 && name.ends_with(".o") && name.find_first_not_of("0123456789abcdef") == 64;
-}
+bool is_entry_name(const std::string& name) { return name.size() == 66 && name.ends_with(".o") && name.find_first_not_of("0123456789abcdef") == 64; }
 
 }  // namespace
 
@@ -82,6 +80,7 @@ std::optional<DiskCache::Entry> DiskCache::find(const std::string& key) const {
 void DiskCache::store(const std::string& key, const Entry& entry) const {
   if (!usable()) return;
   static std::atomic<int> serial{0};
+  static std::atomic<int64_t> unchecked_bytes{INT64_MAX / 2};
   fs::path target = fs::path(folder_) / (key + ".o");
   fs::path temporary = fs::path(folder_) / fmt::format("{}.{}.{}.tmp", key, getpid(), serial++);
   std::error_code failed;
@@ -101,6 +100,10 @@ void DiskCache::store(const std::string& key, const Entry& entry) const {
     fs::remove(temporary, failed);
     return;
   }
+  // Reading the whole folder after each entry would cost more than the entry.
+  unchecked_bytes += static_cast<int64_t>(entry.object.size());
+  if (unchecked_bytes < limit_bytes_ / 16) return;
+  unchecked_bytes = 0;
   trim();
 }
 
@@ -113,11 +116,13 @@ void DiskCache::trim() const {
   std::vector<File> files;
   int64_t total = 0;
   std::error_code failed;
-  for (const auto& item : fs::directory_iterator(folder_, failed)) {
-    if (!is_entry_name(item.path().filename().string())) continue;
-    auto bytes = static_cast<int64_t>(item.file_size(failed));
-    if (failed) continue;
-    files.push_back({item.path(), bytes, item.last_write_time(failed)});
+  // Advanced by hand: the ++ of a range-for throws when the folder becomes unreadable.
+  for (fs::directory_iterator item(folder_, failed), end; !failed && item != end; item.increment(failed)) {
+    std::error_code vanished;
+    if (!is_entry_name(item->path().filename().string())) continue;
+    auto bytes = static_cast<int64_t>(item->file_size(vanished));
+    if (vanished) continue;
+    files.push_back({item->path(), bytes, item->last_write_time(vanished)});
     total += bytes;
   }
   if (total <= limit_bytes_) return;

@@ -1,0 +1,118 @@
+#pragma once
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/array.h"
+#include "program_ir/interpret.h"
+#include "tensor_ir/ir.h"
+
+// Small Tensor IR programs that tests send through the levels.
+
+namespace deplo::testing {
+
+using Sizes = std::map<std::string, int64_t>;
+
+struct Case {
+  std::string name;
+  std::string text;
+  Sizes sizes;
+  bool fits_gpu = true;  ///< false: it needs a row buffer of symbolic size, which GPU schedules refuse
+};
+
+inline std::vector<Case> cases() {
+  const std::string softmax = R"(tensor @softmax(%x: f32[s0, s1] strides [s1, 1] user) where s0 in 1.., s1 in 1..
+  %m: f32[s0] = reduce max(%x) axes=[1]
+  %b: f32[s0, s1] = map (i, j) -> %m[i]
+  %d: f32[s0, s1] = sub(%x, %b)
+  %e: f32[s0, s1] = exp(%d)
+  %s: f32[s0] = reduce sum(%e) axes=[1]
+  %t: f32[s0, s1] = map (i, j) -> %s[i]
+  %y: f32[s0, s1] = div(%e, %t)
+  return %y strides [s1, 1]
+)";
+  std::string rows = softmax;
+  rows.erase(rows.find(", s1 in 1.."), std::string(", s1 in 1..").size());
+  for (size_t at = rows.find("s1"); at != std::string::npos; at = rows.find("s1")) rows.replace(at, 2, "300");
+  const std::string norm = R"(tensor @norm(%x: f32[6, 40] strides [40, 1] user, %w: f32[40] strides [1] parameter static)
+  %n: f32[6] = constant 0.025
+  %s: f32[6] = reduce sum(%x) axes=[1]
+  %mean: f32[6] = mul(%s, %n)
+  %mb: f32[6, 40] = map (i, j) -> %mean[i]
+  %d: f32[6, 40] = sub(%x, %mb)
+  %q: f32[6, 40] = mul(%d, %d)
+  %v: f32[6] = reduce sum(%q) axes=[1]
+  %va: f32[6] = mul(%v, %n)
+  %r: f32[6] = sqrt(%va)
+  %rb: f32[6, 40] = map (i, j) -> %r[i]
+  %z: f32[6, 40] = div(%d, %rb)
+  %wb: f32[6, 40] = map (i, j) -> %w[j]
+  %y: f32[6, 40] = mul(%z, %wb)
+  return %y strides [40, 1]
+)";
+  const std::string linear =
+      R"(tensor @linear(%x: f32[s0, 50] strides [50, 1] user, %w: f32[70, 50] strides [50, 1] parameter static, %b: f32[70] strides [1] parameter static) where s0 in 1..
+  %xm: f32[s0, 70, 50] = map (i, n, k) -> %x[i, k]
+  %wm: f32[s0, 70, 50] = map (i, n, k) -> %w[n, k]
+  %p: f32[s0, 70, 50] = mul(%xm, %wm)
+  %c: f32[s0, 70] = reduce sum(%p) axes=[2]
+  %bb: f32[s0, 70] = map (i, n) -> %b[n]
+  %h: f32[s0, 70] = add(%c, %bb)
+  %z: f32[s0, 70] = constant 0.0
+  %y: f32[s0, 70] = max(%h, %z)
+  return %y strides [70, 1]
+)";
+  const std::string transpose = R"(tensor @transpose(%x: f32[9, 13] strides [13, 1] user)
+  %a: f32[9, 13] = tanh(%x)
+  %t: f32[13, 9] = map (i, j) -> %a[j, i]
+  %y: f32[13, 11] = map (i, j) -> %t[i, j - 1] if j - 1 >= 0 and j < 10 else 0.5
+  return %y strides [11, 1]
+)";
+  const std::string low = R"(tensor @low(%x: bf16[5, 33] strides [33, 1] user)
+  %f: f32[5, 33] = cast(%x)
+  %e: f32[5, 33] = exp(%f)
+  %y: bf16[5, 33] = cast(%e)
+  return %y strides [33, 1]
+)";
+  const std::string total = R"(tensor @total(%x: f32[s0, 17] strides [17, 1] user) where s0 in 1..
+  %s: f32[] = reduce sum(%x) axes=[0, 1]
+  %c: f32[17] = reduce max(%x) axes=[0]
+  return %s strides [], %c strides [1]
+)";
+  return {{"softmax", softmax, {{"s0", 5}, {"s1", 37}}, false},
+          {"softmax of constant rows", rows, {{"s0", 5}}},
+          {"softmax of short rows", softmax, {{"s0", 3}, {"s1", 2}}, false},
+          {"norm", norm, {}},
+          {"linear", linear, {{"s0", 19}}},
+          {"linear of one row", linear, {{"s0", 1}}},
+          {"transpose", transpose, {}},
+          {"bfloat16", low, {}},
+          {"reductions over everything and over rows", total, {{"s0", 41}}}};
+}
+
+inline std::vector<Array> random_inputs(const tensor_ir::Graph& graph, const Sizes& sizes) {
+  std::mt19937 rng(5);
+  std::vector<Array> inputs;
+  for (const auto& input : graph.inputs) {
+    Array a = Array::zeros(input.type.dtype, evaluate_shape(input.type.shape, sizes));
+    for (int64_t k = 0; k < a.count(); ++k) a.set(k, Scalar::of_float(a.dtype, static_cast<double>(rng() % 2001) / 1000 - 1));
+    inputs.push_back(std::move(a));
+  }
+  return inputs;
+}
+
+inline void require_close(const std::vector<Array>& got, const std::vector<Array>& wanted, double tolerance) {
+  REQUIRE(got.size() == wanted.size());
+  for (size_t k = 0; k < got.size(); ++k) {
+    REQUIRE(got[k].shape == wanted[k].shape);
+    for (int64_t i = 0; i < got[k].count(); ++i) {
+      INFO("output " << k << ", element " << i);
+      REQUIRE(got[k].get(i).as_double() == Approx(wanted[k].get(i).as_double()).epsilon(tolerance).margin(tolerance));
+    }
+  }
+}
+
+}  // namespace deplo::testing
