@@ -336,6 +336,9 @@ class _Importer:
         value = base.meta["val"]
         owner: torch.fx.Node = self.owner.get(_storage(value), base) if packet_name(node) != "as_strided_scatter" else base
         start = owner.meta["val"].storage_offset()
+        if owner.op == "placeholder":
+            # Dynamo guards no storage offset: the next call's input may start elsewhere in its storage.
+            raise UnsupportedError(f"{node.target} of an input, whose place in its storage may change{_where(node)}")
         if owner not in self.names or owner.meta["val"].dtype != value.dtype or isinstance(start, torch.SymInt) or start != 0:
             raise UnsupportedError(f"{node.target} of a tensor that does not start its storage{_where(node)}")
         return owner
