@@ -185,7 +185,7 @@ def compile_text(imported: Imported, options: Options) -> Any:
 
 def check_library_calls(program: Any, allowed: Sequence[str]) -> None:
     """Raises UnsupportedError if the program keeps an ATen call that `allowed` (overloads or packets, as aten.sort) does not name."""
-    for call in json.loads(program.describe())["library_calls"]:
+    for call in json.loads(program.describe())["library"]:
         if call["op"] not in allowed and call["op"].rpartition(".")[0] not in allowed:
             raise UnsupportedError(f"{call['op']} stays in ATen ({call['reason']}), which allow_library does not name")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -192,7 +191,7 @@ def _passes(arguments: argparse.Namespace) -> None:
     from .core import core
     from .terminal import show_table
 
-    passes = json.loads(core().passes())
+    passes = core().passes()
     show_table("", ("level", "pass", "what it does"), [(p["level"], p["name"], p["doc"]) for p in passes])
 
 

@@ -25,15 +25,15 @@ class KernelReport:
     name: str
     implements: list[str]
     schedule: str
-    flops: float
+    flops: float  # of all its runs in one call of the program, as are bytes and seconds
     bytes: float
     calls: int  # how often one call of the program runs it
-    seconds: float  # all these together; 0 if it was not measured
+    seconds: float  # 0 if it was not measured
     once: bool  # it packs weights: it runs again only when they change
 
     def limit_seconds(self, machine: Machine) -> float:
         """The time that the machine needs at least, by its peak or its memory."""
-        return self.calls * max(self.flops / machine.flops, self.bytes / machine.bandwidth)
+        return max(self.flops / machine.flops, self.bytes / machine.bandwidth)
 
 
 @dataclasses.dataclass
@@ -181,29 +181,24 @@ def report_of(record: Record) -> GraphReport:
     """What became of one graph, with the core's description of its program."""
     description: dict[str, Any] = json.loads(record.program.describe()) if hasattr(record.program, "describe") else {}
     ops = sum(1 for line in record.torch_ir.splitlines()[1:] if not line.lstrip().startswith(("write ", "return")))
-    library = [(str(call["op"]), str(call["reason"])) for call in description.get("library_calls", [])]
+    library = [(str(call["op"]), str(call["reason"])) for call in description.get("library", [])]
     return GraphReport(
         record.kind, ops, record.torch_ir, record.fallback, record.import_seconds, record.compile_seconds, _kernels(description), library, description
     )
 
 
 def _kernels(description: Mapping[str, Any]) -> list[KernelReport]:
-    reports = {
-        kernel["name"]: KernelReport(
+    once = {step["kernel"] for step in description.get("steps", []) if step.get("once")}
+    return [
+        KernelReport(
             kernel["name"],
-            list(kernel["provenance"]),
-            kernel.get("schedule", ""),
+            list(kernel["ops"]),
+            kernel["schedule"],
             kernel["flops"],
-            kernel["bytes_read"] + kernel["bytes_written"],
-            0,
-            0.0,
-            False,
+            kernel["bytes"],
+            kernel["calls"],
+            kernel["seconds"],
+            kernel["name"] in once,
         )
         for kernel in description.get("kernels", [])
-    }
-    for step in description.get("steps", []):
-        if (report := reports.get(step.get("kernel", ""))) is not None:
-            report.calls += 1
-            report.once = report.once or bool(step["once"])
-            report.seconds += step["nanoseconds"] / step["calls"] / 1e9 if step["calls"] else 0.0
-    return list(reports.values())
+    ]

@@ -80,7 +80,7 @@ def test_sizes_that_were_seen_keep_their_plan():
         (torch.ones(3, 5), "input x: expected f32 of sizes (3, 4)"),
         (torch.ones(4, 3).t(), "strides (1, 3)"),
         (torch.ones(3, 4, dtype=torch.float64), "got f64"),
-        (torch.ones(12), "a tensor of 1 dimensions"),
+        (torch.ones(12), "got f32 of sizes (12)"),
         (7, "expected a tensor"),
         ("seven", "input 0 is a str"),
         (None, "input 0 is a NoneType"),
