@@ -30,22 +30,6 @@ def compile_once(case: zoo.Case, backend: str, inputs: dict[str, Any]) -> tuple[
     return compiled, time.perf_counter() - start
 
 
-def reference(name: str, size: str, inputs: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:
-    """The output of the model with the same (rounded) weights in float64."""
-    case = zoo.build(name, size, dtype)
-    model = harness.double_copy(case.model)
-    case.model = model
-    kwargs = dict(harness.to_double(inputs))
-    if case.reset is not None:
-        fresh = zoo.build(name, size, dtype)
-        fresh.model = model
-        kwargs["past_key_values"] = fresh.inputs(0)["past_key_values"]
-        model(**kwargs)
-        assert fresh.reset is not None
-        fresh.reset()
-    return model(**kwargs)
-
-
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     dtype = getattr(torch, args.dtype)
     case = zoo.build(name, args.size, dtype)
@@ -56,7 +40,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     contestants["eager"](0)
     reset()
     eager = contestants["eager"](0).clone()
-    wanted = reference(name, args.size, sets[0], dtype)
+    wanted = zoo.reference(name, args.size, dtype)
     row["error eager"] = harness.max_error(eager, wanted)
     for backend in ["inductor"] * args.inductor + ["deplo"]:
         compiled, first = compile_once(case, backend, sets[0])

@@ -209,3 +209,17 @@ def build(name: str, size: str = "real", dtype: torch.dtype = torch.float32) -> 
 
     case.inputs = cast
     return case
+
+
+def reference(name: str, size: str = "real", dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    """The output of the same (rounded) weights and inputs in float64, with a KV cache of its own: the judge of a case."""
+    case = build(name, size, dtype)
+    case.model.double()
+    inputs = {
+        key: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value for key, value in case.inputs(seed).items()
+    }
+    if case.reset is not None:
+        case.model(**inputs)
+        case.reset()
+    output: torch.Tensor = case.model(**inputs)
+    return output

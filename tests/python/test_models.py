@@ -37,16 +37,7 @@ def judge(case: zoo.Case, name: str, dtype: torch.dtype) -> tuple[float, float, 
         reset()
         result = compiled(**inputs).clone()
         calls = harness.aten_calls(lambda: compiled(**inputs))
-        twin = zoo.build(name, "tiny", dtype)
-        twin.model = harness.double_copy(case.model)
-        kwargs = {**harness.to_double(inputs)}
-        if case.reset is not None:
-            fresh = zoo.build(name, "tiny", dtype)
-            kwargs["past_key_values"] = fresh.inputs(0)["past_key_values"]
-            twin.model(**kwargs)
-            assert fresh.reset is not None
-            fresh.reset()
-        wanted = twin.model(**kwargs)
+        wanted = zoo.reference(name, "tiny", dtype)
     return harness.max_error(eager, wanted), harness.max_error(result, wanted), calls
 
 
