@@ -29,7 +29,9 @@ bool rounds_alike(bool exact, T scale, int64_t numerator, int64_t denominator, i
     T source = exact ? (at + T(0.5)) * scale : at * scale;
     T shifted = exact ? (at + T(0.5)) * scale - T(0.5) + T(0.5) : source;
     int64_t closed = exact ? (2 * o + 1) * numerator / (2 * denominator) : o * numerator / denominator;
-    if (static_cast<int64_t>(std::floor(source)) != closed || static_cast<int64_t>(std::floor(shifted)) != closed) return false;
+    if (static_cast<int64_t>(std::floor(static_cast<float>(source))) != closed ||
+        static_cast<int64_t>(std::floor(static_cast<float>(shifted))) != closed)
+      return false;
   }
   return true;
 }
@@ -126,6 +128,9 @@ std::vector<Tap> taps_of(Builder& b, Interpolation mode, const Resample& r, int6
   if (closed && nearest && !rounds_alike(mode, r.in, r.out)) closed.reset();
   if (nearest) {
     if (closed) return {closed_tap(floordiv(closed->numerator, closed->denominator), 0, r, std::nullopt)};
+    // Here eager's choice between two elements may depend on the memory format.
+    DEPLO_SUPPORT(mode == Interpolation::nearest && dtype != DType::f64, "nearest elements of {} from {} in {}", print(r.out), print(r.in),
+                  to_string(dtype));
     Value whole = b.cast(b.apply(Fn::floor, {source_tensor(b, mode, r, dtype)}), DType::i64);
     return {indirect_tap(b, whole, 0, r, d, std::nullopt)};
   }
