@@ -87,7 +87,7 @@ double erfinv(double y) {
   double w = -std::log((1 - y) * (1 + y));
   double x = std::copysign(std::sqrt(std::sqrt(std::pow(2 / (M_PI * 0.147) + -w / 2, 2) + w / 0.147) - (2 / (M_PI * 0.147) + -w / 2)), y);
   for (int step = 0; step < 4; ++step) {
-    double error = std::fabs(y) > 0.5 ? std::copysign(std::erfc(std::fabs(x)) - (1 - std::fabs(y)), -y) : std::erf(x) - y;
+    double error = std::fabs(y) > 0.5 ? std::copysign(1, y) * ((1 - std::fabs(y)) - std::erfc(std::fabs(x))) : std::erf(x) - y;
     double slope = 2 / std::sqrt(M_PI) * std::exp(-x * x);
     double delta = error / slope;
     x -= delta / (1 + x * delta);
