@@ -59,7 +59,8 @@ Values linspace(Builder& b, const Call& call) {
   double end = call.real("end");
   int64_t steps = call.integer("steps");
   if (steps == 0) return {b.constant(type.dtype, type.shape, 0)};
-  double step = steps > 1 ? (end - start) / static_cast<double>(steps - 1) : 0;
+  if (steps == 1) return {b.constant(type.dtype, type.shape, start)};
+  double step = (end - start) / static_cast<double>(steps - 1);
   Formula i{&b, b.index(DType::f64, type.shape, axis(0))};
   Formula from_start = start + i * step;
   Formula from_end = end - (static_cast<double>(steps - 1) - i) * step;
