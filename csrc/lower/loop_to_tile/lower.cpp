@@ -107,6 +107,11 @@ class Lowering {
 
 }  // namespace
 
-tile_ir::Module lower_loop_to_tile(const loop_ir::Module& module, const PassContext& ctx) { return Lowering(module, ctx).run(); }
+tile_ir::Module lower_loop_to_tile(const loop_ir::Module& module, const PassContext& ctx) {
+  // Better refused than ignored: the text that is printed cannot be read back yet.
+  DEPLO_CHECK(ctx.schedules.empty(), "schedule: schedules given by hand are not applied yet; leave the option out ('{}' was given)",
+              ctx.schedules.begin()->second);
+  return Lowering(module, ctx).run();
+}
 
 }  // namespace deplo
