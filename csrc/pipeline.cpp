@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <sstream>
 #include <string_view>
 
 #include "base/error.h"
@@ -44,6 +45,38 @@ auto guarded(std::string_view level, std::string_view pass, F&& run) {
   }
 }
 
+torch_ir::Graph read_back(const torch_ir::Graph& /*level*/, const std::string& text) { return torch_ir::parse(text); }
+tensor_ir::Graph read_back(const tensor_ir::Graph& /*level*/, const std::string& text) { return tensor_ir::parse(text); }
+loop_ir::Module read_back(const loop_ir::Module& /*level*/, const std::string& text) { return loop_ir::parse(text); }
+tile_ir::Module read_back(const tile_ir::Module& /*level*/, const std::string& text) { return tile_ir::parse(text); }
+kernel_ir::Module read_back(const kernel_ir::Module& /*level*/, const std::string& text) { return kernel_ir::parse(text); }
+
+/// The first line in which two texts differ, as "line 3: '...' became '...'".
+std::string first_difference(const std::string& before, const std::string& after) {
+  std::istringstream a(before);
+  std::istringstream b(after);
+  std::string was;
+  std::string is;
+  for (int line = 1;; ++line) {
+    bool more_a = static_cast<bool>(std::getline(a, was));
+    bool more_b = static_cast<bool>(std::getline(b, is));
+    if (!more_a) was.clear();
+    if (!more_b) is.clear();
+    if (was != is || (!more_a && !more_b)) return fmt::format("line {}: '{}' became '{}'", line, was, is);
+  }
+}
+
+/// Throws InternalError unless the text of a module reads back as the same module.
+template <class M>
+void check_text(const M& module, const std::string& text) {
+  try {
+    std::string again = print(read_back(module, text));
+    if (again != text) throw InternalError("the text reads back as another module: " + first_difference(text, again));
+  } catch (const UserError& error) {
+    throw InternalError(fmt::format("the text does not read back: {}", error.what()));
+  }
+}
+
 class Runner {
  public:
   Runner(const PassContext& context, const PipelineOptions& options) : context_(context), options_(options) {}
@@ -75,7 +108,13 @@ class Runner {
 
   template <class M>
   void check(std::string_view level, std::string_view pass, const M& module) {
-    guarded(level, pass, [&] { verify(module); });
+    guarded(level, pass, [&] {
+      verify(module);
+      if (!options_.verify_each) return;
+      std::string text = print(module);
+      if (text != checked_) check_text(module, text);
+      checked_ = std::move(text);
+    });
   }
 
   template <class M>
@@ -92,6 +131,7 @@ class Runner {
 
   const PassContext& context_;
   const PipelineOptions& options_;
+  std::string checked_;  ///< the text that was read back last: most passes change nothing
   bool stopped_ = false;
 };
 
@@ -200,7 +240,10 @@ Compiled run_pipeline(const torch_ir::Graph& graph, const PassContext& context, 
   check_names(context, options);
   Compiled made;
   made.reached = "torch";
-  guarded("torch", "import", [&] { torch_ir::verify(graph); });
+  guarded("torch", "import", [&] {
+    torch_ir::verify(graph);
+    if (options.verify_each) check_text(graph, torch_ir::print(graph));
+  });
   if (options.observer) options.observer("torch", "import", torch_ir::print(graph), true);
   if (options.stop_after == "torch") return made;
   made.tensor = guarded("tensor", "lower", [&] { return lower_torch_to_tensor(graph); });

@@ -30,9 +30,9 @@ const std::vector<Pass<kernel_ir::Module>>& kernel_passes();
 using Observer = std::function<void(const std::string& level, const std::string& pass, const std::string& text, bool changed)>;
 
 struct PipelineOptions {
-  std::string stop_after;  ///< a level, a pass or lower_to_<level> (a level before its passes); empty: run to kernel
-  bool verify_each = false;
-  Observer observer;  ///< may be empty
+  std::string stop_after;    ///< a level, a pass or lower_to_<level> (a level before its passes); empty: run to kernel
+  bool verify_each = false;  ///< after every pass: verify, and check that the text reads back as the same module
+  Observer observer;         ///< may be empty
 };
 
 /// What the pipeline made, level by level; levels after stop_after are empty.

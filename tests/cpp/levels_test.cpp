@@ -58,3 +58,13 @@ TEST_CASE("all levels agree on a GPU") {
       CHECK_THROWS_AS(run_pipeline_from_text(c.text, c.name, context, {}), UnsupportedError);
   }
 }
+
+TEST_CASE("verify notices a module whose text does not read back") {
+  torch_ir::Graph graph = torch_ir::parse("torch @f(%x: f32[2] user)\n  return %x\n");
+  PassContext context;
+  PipelineOptions options;
+  options.verify_each = true;
+  CHECK_NOTHROW(run_pipeline(graph, context, options));
+  graph.name = "f g";
+  CHECK_THROWS_AS(run_pipeline(graph, context, options), InternalError);
+}

@@ -57,9 +57,8 @@ def read(path: Path) -> Golden:
     return Golden(header, arguments, ERROR.sub("", source), expected, fault.group(1) if fault else "", line)
 
 
-def run(golden: Golden) -> subprocess.CompletedProcess[str]:
-    command = [str(deplo_opt()), "-", *golden.arguments]
-    return subprocess.run(command, input=golden.source, capture_output=True, text=True, timeout=120, check=False)
+def run(source: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(deplo_opt()), "-", *arguments], input=source, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_bless_is_off_in_ci() -> None:
@@ -70,7 +69,7 @@ def test_bless_is_off_in_ci() -> None:
 def test_golden(path: Path) -> None:
     assert deplo_opt().exists(), f"{deplo_opt()} is not built: run `make build`"
     golden = read(path)
-    done = run(golden)
+    done = run(golden.source, golden.arguments)
     if golden.error:
         assert done.returncode != 0, "deplo_opt accepted bad IR"
         assert golden.error in done.stderr
@@ -82,3 +81,6 @@ def test_golden(path: Path) -> None:
         path.write_text(f"{golden.header}\n{golden.source}{EXPECT}{done.stdout}")
         return
     assert done.stdout == golden.expected
+    if golden.arguments[:2] != ["--lower", "cuda"]:
+        again = run(done.stdout, [])
+        assert again.stdout == done.stdout, f"what was printed reads back as another module: {again.stderr}"

@@ -50,7 +50,7 @@ kernel @sum(a: ptr f32, b: ptr f32, out c: ptr f32) symbols () chunks 1 scratch 
 
 
 def compiled(text, **options):
-    return _C.compile(text, json.dumps({"cache_dir": "", **options}))
+    return _C.compile(text, json.dumps({"cache_dir": "", "verify": True, **options}))
 
 
 def test_outputs_are_new_tensors_integers_and_none():
