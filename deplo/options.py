@@ -101,7 +101,7 @@ KEYS: dict[str, Key] = {
     "dump": Key(_text, "", "DEPLO_DUMP", "print the IR after this level or pass, or 'all'"),
     "dump_dir": Key(_text, "", "DEPLO_DUMP_DIR", "write one numbered file a pass into this folder"),
     "stop_after": Key(_text, "", "DEPLO_STOP_AFTER", "stop the dumps after this level or pass (command line)"),
-    "verify": Key(_flag, False, "DEPLO_VERIFY", "check the IR, and that its text reads back, after every pass; else the IR alone, at level boundaries"),
+    "verify": Key(_flag, False, "DEPLO_VERIFY", "check the IR after every pass, and that its text reads back (off: at level boundaries only)"),
     "time": Key(_flag, False, "DEPLO_TIME", "print the time that each pass takes"),
     "schedule": Key(_schedules, {}, "", "schedules given by hand (refused for now: see the roadmap)"),
     "cache_dir": Key(_text, "", "DEPLO_CACHE_DIR", "folder of compiled kernels; empty: the user's cache folder; off: none on disk"),
