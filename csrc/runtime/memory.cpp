@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <iterator>
@@ -15,8 +16,15 @@ namespace {
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = 2 << 20;
-/// Free memory beyond this share of what is in use (and this floor) goes back to the system.
+/// So much free memory is kept at least; beyond it, as much as was in use at once of late, up to a share of the machine's.
 constexpr int64_t kFreeFloor = 256 << 20;
+constexpr int64_t kShareOfMachine = 8;
+constexpr int64_t kPeakMemory = 256;
+
+int64_t physical_bytes() {
+  static const int64_t bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  return bytes;
+}
 
 struct Block {
   char* data;
@@ -35,7 +43,7 @@ class Pool {
         Block block{at->second, at->first};
         free_.erase(at);
         free_bytes_ -= block.bytes;
-        used_bytes_ += block.bytes;
+        use(block.bytes);
         return block;
       }
     }
@@ -47,14 +55,15 @@ class Pool {
     }
     if (bytes >= kHugePage) madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a hint: failure costs only speed
     std::lock_guard lock(mutex_);
-    used_bytes_ += bytes;
+    use(bytes);
     return {static_cast<char*>(data), bytes};
   }
 
   void give(Block block) {
     std::unique_lock lock(mutex_);
     used_bytes_ -= block.bytes;
-    if (free_bytes_ + block.bytes > std::max(kFreeFloor, used_bytes_ / 2)) {
+    recent_peak_ = std::max(used_bytes_, recent_peak_ - recent_peak_ / kPeakMemory);
+    if (used_bytes_ + free_bytes_ + block.bytes > std::max(used_bytes_ + kFreeFloor, std::min(recent_peak_, physical_bytes() / kShareOfMachine))) {
       lock.unlock();
       munmap(block.data, static_cast<size_t>(block.bytes));
       return;
@@ -83,10 +92,16 @@ class Pool {
   void after_fork() { mutex_.unlock(); }
 
  private:
+  void use(int64_t bytes) {
+    used_bytes_ += bytes;
+    recent_peak_ = std::max(recent_peak_, used_bytes_);
+  }
+
   std::mutex mutex_;
   std::multimap<int64_t, char*> free_;  ///< by size
   int64_t free_bytes_ = 0;
   int64_t used_bytes_ = 0;
+  int64_t recent_peak_ = 0;  ///< of used_bytes_; forgotten over some kPeakMemory returns
 };
 
 /// Never destroyed: blocks may die during exit, after static destructors ran.

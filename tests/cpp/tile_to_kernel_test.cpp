@@ -469,6 +469,46 @@ TEST_CASE("all dtypes in vectors") {
                       dtype));
 }
 
+TEST_CASE("strided loads of an unrolled axis are transposed in registers") {
+  std::string text = R"(tile @k(x: {0}[37, 40], out y: {0}[40, 37], inout z: {0}[40, 40])
+  for b in 0..2:
+    for lanes i in 0..37:
+      unroll u in 0..20:
+        v = load x[i, b*20 + u]
+        w = load x[i, b*20 + 19 - u]
+        s = add(v, w)
+        store y[b*20 + u, i] = s
+  for lanes i in 0..16:
+    unroll u in 0..16:
+      v = load z[i, u]
+      store z[u + 20, i] = v
+      if u < 3:
+        w = load z[i, u + 1]
+        store z[u + 20, i + 20] = w
+  for lanes i in 0..16:
+    unroll u in 0..16:
+      v = load z[i, u]
+      w = add(v, v)
+      store z[i, u] = w
+)";
+  for (const char* dtype : {"f32", "f64", "bf16", "i32", "u8"}) agree(fmt::format(fmt::runtime(text), dtype));
+  // Whole squares take no strided access.
+  tile_ir::Module module = tile_ir::parse(R"(tile @k(x: f32[32, 64], out y: f32[64, 32])
+  for b in 0..4:
+    for lanes i in 0..32:
+      unroll u in 0..16:
+        v = load x[i, b*16 + u]
+        store y[b*16 + u, i] = v
+)");
+  for (int bytes : {16, 32, 64}) {
+    PassContext context;
+    context.target.vector_bytes = bytes;
+    std::string lowered = kernel_ir::print(lower_tile_to_kernel(module, context));
+    CHECK(lowered.find("stride") == std::string::npos);
+    CHECK(lowered.find("shuffle") != std::string::npos);
+  }
+}
+
 TEST_CASE("a mask with one lane stores one element") {
   for (const char* dtype : {"bf16", "f16", "u8", "i16"})
     agree(fmt::format(R"(tile @k(x: f32[9], inout y: {0}[9], inout z: {0}[30])

@@ -2,14 +2,17 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StorageImpl.h>
 
 #include <map>
+#include <memory>
 
 #include "base/error.h"
 #include "library/aten/call.h"
 #include "library/aten/types.h"
+#include "runtime/memory.h"
 
 namespace deplo::aten {
 namespace {
@@ -47,6 +50,23 @@ class AtenStep final : public runtime::LibraryOp {
   std::vector<std::optional<size_t>> results_;
 };
 
+/// Outputs from here on live in deplo's pool: its blocks are huge pages that were touched before, and the first touch of fresh pages costs
+/// more than most kernels that fill them.
+constexpr int64_t kPooledBytes = 1 << 20;
+
+/// An uninitialised tensor whose storage gives its block back to the pool. Resizing moves it to PyTorch's allocator, as any storage.
+at::Tensor pooled_tensor(at::ScalarType dtype, const runtime::BufferShape& shape) {
+  auto memory = std::make_unique<runtime::Memory>(shape.bytes);
+  void* data = memory->data();
+  at::DataPtr owner(data, memory.release(), [](void* block) { delete static_cast<runtime::Memory*>(block); }, c10::kCPU);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), shape.bytes, std::move(owner), c10::GetCPUAllocator(),
+                                                       /*resizable=*/true);
+  at::Tensor tensor =
+      at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes, shape.strides);
+  return tensor;
+}
+
 bool has_layout(const at::Tensor& tensor, const runtime::BufferShape& shape) {
   if (tensor.numel() == 0) return true;
   for (size_t d = 0; d < shape.sizes.size(); ++d)
@@ -63,7 +83,9 @@ TensorHost::TensorHost(const ProgramBody& program, const std::vector<const at::T
 }
 
 char* TensorHost::allocate(size_t /*buffer*/, DType dtype, const runtime::BufferShape& shape) {
-  outputs_.emplace_back(at::detail::empty_strided_cpu(shape.sizes, shape.strides, to_scalar_type(dtype)));
+  at::ScalarType type = to_scalar_type(dtype);
+  outputs_.push_back(shape.bytes >= kPooledBytes ? pooled_tensor(type, shape)
+                                                 : at::Tensor(at::detail::empty_strided_cpu(shape.sizes, shape.strides, type)));
   return static_cast<char*>(outputs_.back().unsafeGetTensorImpl()->mutable_data());
 }
 

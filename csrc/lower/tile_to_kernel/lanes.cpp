@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "lower/tile_to_kernel/lowering.h"
@@ -93,12 +94,14 @@ void Lowering::with_copies(const LanesLoop& loop, std::vector<LaneCopy> copies, 
   context.varying = loop.varying;
   LaneContext* outer = lanes_;
   lanes_ = &context;
+  std::vector<Unrolling> outside = std::exchange(unrolls_, {});
   ranges_[context.symbol] = {lo, hi - 1};
   scoped([&] {
     bind_axis(loop.axis->name, Expr::symbol(context.symbol));
     body();
   });
   ranges_.erase(context.symbol);
+  unrolls_ = std::move(outside);
   lanes_ = outer;
 }
 

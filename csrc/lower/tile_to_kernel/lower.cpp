@@ -1,6 +1,7 @@
 #include "lower/lower.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "lower/tile_to_kernel/lowering.h"
@@ -225,7 +226,9 @@ void Lowering::unrolled(const Axis& axis, const Body& body) {
   for (int64_t i = axis.lo.value(); i < hi; i += axis.step) {
     scoped([&] {
       bind_axis(axis.name, i);
+      if (axis.step == 1) unrolls_.push_back({axis.name, i, axis.lo.value(), hi});
       body();
+      if (axis.step == 1) unrolls_.pop_back();
     });
   }
 }
@@ -325,6 +328,7 @@ void Lowering::statement(const If& s) {
   std::vector<Cond> uniform;
   std::vector<Cond> varying;
   for (const Cond& cond : guard) (varies(cond.expr) ? varying : uniform).push_back(cond);
+  std::vector<Unrolling> unguarded = std::exchange(unrolls_, {});
   branch(uniform, [&] {
     if (varying.empty()) return block(s.body);
     LaneContext outer = *lanes_;
@@ -336,6 +340,7 @@ void Lowering::statement(const If& s) {
     block(s.body);
     *lanes_ = std::move(outer);
   });
+  unrolls_ = std::move(unguarded);
 }
 
 void Lowering::statement(const Alloc& s) {

@@ -33,6 +33,12 @@ struct LaneContext {
   bool diverges = false;  ///< masks may have every lane off
 };
 
+/// The index of an unrolled axis whose body is being lowered.
+struct Unrolling {
+  std::string axis;
+  int64_t at = 0, lo = 0, hi = 0;
+};
+
 /// What a Tile IR name stands for.
 struct Value {
   DType dtype = DType::f32;
@@ -59,7 +65,7 @@ struct RegisterArray {
   bool per_copy = false;
 };
 
-/// Lowers one kernel. Split over lower.cpp (statements), access.cpp (memory, expressions, masks), lanes.cpp (lanes loops), reduce.cpp.
+/// Lowers one kernel. Split over lower.cpp (statements), access.cpp (memory, expressions, masks), lanes.cpp (lanes loops), transpose.cpp, reduce.cpp.
 class Lowering {
  public:
   Lowering(const tile_ir::Kernel& kernel, const PassContext& context);
@@ -138,6 +144,10 @@ class Lowering {
   void store_register(const tile_ir::Store& s, RegisterArray& array, const std::vector<Cond>& guard);
   std::string& element(RegisterArray& array, const std::vector<Expr>& index, size_t copy);
 
+  // ---- transpose.cpp -------------------------------------------------------------------------------------------------
+  std::vector<std::string> transpose(std::vector<std::string> rows);
+  std::optional<std::string> transposed_load(const tile_ir::Load& s, const Memory& memory, size_t copy);
+
   // ---- lanes.cpp -----------------------------------------------------------------------------------------------------
   struct LanesLoop {
     const tile_ir::Axis* axis = nullptr;
@@ -189,6 +199,7 @@ class Lowering {
   std::map<std::string, int64_t> multiples_;  ///< what is known to divide a loop variable
   std::vector<std::string> bound_;
   LaneContext* lanes_ = nullptr;
+  std::vector<Unrolling> unrolls_;                   ///< inside the lanes loop, none of them under a guard
   std::map<std::string, std::string> placeholders_;  ///< symbol in expressions -> varying value
   Expr scratch_ = 0;                                 ///< bytes in use
   Expr scratch_most_ = 0;
