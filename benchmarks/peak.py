@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import torch
@@ -22,7 +23,7 @@ def flops_per_second(threads: int) -> float:
     """float32 FMA peak of `threads` threads: independent chains in registers. An FMA counts two."""
     from deplo import _C
 
-    lanes = _C.env()["vector_bytes"] // 4
+    lanes = json.loads(_C.env())["vector bytes"] // 4
     chains, steps = 10, 200_000
     lines = [
         f"program @peak(x: f32[{lanes}] strides [1] user)",

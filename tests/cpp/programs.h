@@ -82,7 +82,39 @@ inline std::vector<Case> cases() {
   %c: f32[17] = reduce max(%x) axes=[0]
   return %s strides [], %c strides [1]
 )";
-  return {{"softmax", softmax, {{"s0", 5}, {"s1", 37}}, false},
+  const std::string squares = R"(tensor @squares(%x: f32[50, s0] strides [s0, 1] user, %z: f32[s0, 50] strides [50, 1] user) where s0 in 1..
+  %t: f32[s0, 50] = map (i, j) -> %x[j, i]
+  %y: f32[s0, 50] = add(%t, %z)
+  return %y strides [50, 1]
+)";
+  const std::string columns = R"(tensor @columns(%x: f32[37, 300] strides [300, 1] user)
+  %y: f32[300] = reduce sum(%x) axes=[0]
+  %s: f32[] = reduce sum(%x) axes=[0, 1]
+  return %y strides [1], %s strides []
+)";
+  const std::string attention =
+      R"(tensor @attention(%q: f32[2, s0, 4] strides [4*s0, 4, 1] user, %k: f32[2, 21, 4] strides [84, 4, 1] user, %v: f32[2, 21, 4] strides [84, 4, 1] user) where s0 in 1..
+  %qm: f32[2, s0, 21, 4] = map (h, i, j, d) -> %q[h, i, d]
+  %km: f32[2, s0, 21, 4] = map (h, i, j, d) -> %k[h, j, d]
+  %p: f32[2, s0, 21, 4] = mul(%qm, %km)
+  %c: f32[2, s0, 21] = reduce sum(%p) axes=[3]
+  %m: f32[2, s0] = reduce max(%c) axes=[2]
+  %b: f32[2, s0, 21] = map (h, i, j) -> %m[h, i]
+  %d: f32[2, s0, 21] = sub(%c, %b)
+  %e: f32[2, s0, 21] = exp(%d)
+  %s: f32[2, s0] = reduce sum(%e) axes=[2]
+  %t: f32[2, s0, 21] = map (h, i, j) -> %s[h, i]
+  %y: f32[2, s0, 21] = div(%e, %t)
+  %ym: f32[2, s0, 4, 21] = map (h, i, d, j) -> %y[h, i, j]
+  %vm: f32[2, s0, 4, 21] = map (h, i, d, j) -> %v[h, j, d]
+  %pv: f32[2, s0, 4, 21] = mul(%ym, %vm)
+  %o: f32[2, s0, 4] = reduce sum(%pv) axes=[3]
+  return %o strides [4*s0, 4, 1]
+)";
+  return {{"squares", squares, {{"s0", 41}}},
+          {"columns", columns, {}},
+          {"attention", attention, {{"s0", 7}}},
+          {"softmax", softmax, {{"s0", 5}, {"s1", 37}}, false},
           {"softmax of constant rows", rows, {{"s0", 5}}},
           {"softmax of short rows", softmax, {{"s0", 3}, {"s1", 2}}, false},
           {"norm", norm, {}},

@@ -19,17 +19,25 @@ constexpr int64_t kUnknownExtent = 256;  // an axis without a hint
 NestConverter::NestConverter(const loop_ir::Kernel& kernel, const PassContext& ctx) : kernel_(kernel), ctx_(ctx) {
   for (const auto& p : kernel.params) strides_[p.name] = p.strides;
   colliding_ = colliding_stores(kernel);
-  collect_accesses();
+  collect_accesses(kernel.body, false);
 }
 
 // ---- what the accesses look like -------------------------------------------------------------------------------
 
-void NestConverter::collect_accesses() {
-  visit_all(kernel_.body, [&](const loop_ir::Stmt& stmt) {
-    if (const auto* local = std::get_if<loop_ir::Local>(&stmt.node)) strides_[local->name] = contiguous_strides(local->shape);
-    if (const auto* load = std::get_if<loop_ir::Load>(&stmt.node)) accesses_.push_back({offset(load->buffer, load->index), 1});
-    if (const auto* store = std::get_if<loop_ir::Store>(&stmt.node)) accesses_.push_back({offset(store->buffer, store->index), 2});
-  });
+void NestConverter::collect_accesses(const loop_ir::Block& block, bool reduced) {
+  for (const auto& stmt : block) {
+    std::visit(Overloaded{[&](const loop_ir::Local& s) { strides_[s.name] = contiguous_strides(s.shape); },
+                          [&](const loop_ir::Load& s) { accesses_.push_back({offset(s.buffer, s.index), 1, s.guard.empty(), reduced}); },
+                          [&](const loop_ir::Store& s) { accesses_.push_back({offset(s.buffer, s.index), 2, false, reduced}); },
+                          [&](const loop_ir::For& s) { collect_accesses(s.body, reduced); },
+                          [&](const loop_ir::Reduce& s) { collect_accesses(s.body, true); },
+                          [&](const loop_ir::Scan& s) {
+                            collect_accesses(s.body, true);
+                            collect_accesses(s.then, true);
+                          },
+                          [](const auto&) {}},
+               stmt->node);
+  }
 }
 
 Expr NestConverter::offset(const std::string& buffer, const std::vector<Expr>& index) const {
@@ -48,10 +56,10 @@ int64_t NestConverter::hint(Expr e) const {
   return evaluate(e, values);
 }
 
-double NestConverter::lane_score(const loop_ir::Axis& a) const {
+double NestConverter::lane_score(const loop_ir::Axis& a, bool reduced) const {
   double score = 0;
   for (const Access& access : accesses_) {
-    if (!uses(access.offset, a.name)) continue;
+    if (!uses(access.offset, a.name) || (reduced && !access.reduced)) continue;
     auto c = linear_coefficient(access.offset, a.name);
     score += c && c->is(1) ? 2.0 * access.weight : -0.5 * access.weight;
   }
@@ -71,6 +79,18 @@ std::string NestConverter::best_lane_axis(const std::vector<loop_ir::Axis>& free
     }
   }
   return best;
+}
+
+const loop_ir::Axis* NestConverter::transposed_axis(const std::vector<loop_ir::Axis>& free, const std::string& lanes) const {
+  for (const Access& access : accesses_) {
+    auto step = linear_coefficient(access.offset, lanes);
+    if (!access.plain_load || !step || step->is(0) || step->is(1)) continue;
+    for (const auto& a : free) {
+      auto along = linear_coefficient(access.offset, a.name);
+      if (a.name != lanes && along && along->is(1)) return &a;
+    }
+  }
+  return nullptr;
 }
 
 bool NestConverter::is_straight(const loop_ir::Block& block) {
@@ -175,11 +195,11 @@ void NestConverter::lower(const loop_ir::For& s, bool vectorize, tile_ir::Block&
 bool NestConverter::inner_columns(const std::vector<loop_ir::Axis>& axes, const loop_ir::Block& body) const {
   double own = 0;
   double inner = 0;
-  for (const auto& a : axes) own = std::max(own, lane_score(a));
+  for (const auto& a : axes) own = std::max(own, lane_score(a, true));
   bool plain = true;
   for (const auto& stmt : body) {
     if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) {
-      for (const auto& a : reduce->axes) inner = std::max(inner, lane_score(a));
+      for (const auto& a : reduce->axes) inner = std::max(inner, lane_score(a, true));
       plain = plain && is_straight(reduce->body);
     } else {
       plain = plain && is_straight({stmt});

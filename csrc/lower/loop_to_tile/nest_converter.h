@@ -18,9 +18,11 @@ class NestConverter {
   Substitution& map() { return map_; }
   /// `vectorize`: inner loops and reductions may take the lanes.
   tile_ir::Block convert(const loop_ir::Block& block, bool vectorize);
-  /// How much an axis gains by vectors: contiguous accesses count for it, strided ones against it.
-  double lane_score(const loop_ir::Axis& a) const;
+  /// How much an axis gains by vectors: contiguous accesses count for it, strided ones against it. `reduced`: only what reductions load.
+  double lane_score(const loop_ir::Axis& a, bool reduced = false) const;
   std::string best_lane_axis(const std::vector<loop_ir::Axis>& free) const;
+  /// An axis along which a load is contiguous that is strided along `lanes`, or null.
+  const loop_ir::Axis* transposed_axis(const std::vector<loop_ir::Axis>& free, const std::string& lanes) const;
   /// Merges neighbours (i, j) into one axis of extent I*J where every access moves along i by J times its step along j.
   void merge(std::vector<loop_ir::Axis>& axes);
   int64_t hint(Expr e) const;
@@ -31,8 +33,10 @@ class NestConverter {
   struct Access {
     Expr offset;  ///< in elements
     int weight;
+    bool plain_load;  ///< a load without a guard
+    bool reduced;     ///< inside of a reduction
   };
-  void collect_accesses();
+  void collect_accesses(const loop_ir::Block& block, bool reduced);
   Expr offset(const std::string& buffer, const std::vector<Expr>& index) const;
   bool mergeable(const loop_ir::Axis& outer, const loop_ir::Axis& inner) const;
   bool mentions_merged(Expr e, const loop_ir::Axis& outer, const loop_ir::Axis& inner) const;
