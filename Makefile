@@ -9,13 +9,14 @@ VENV := .venv
 PY := $(VENV)/bin/python
 BUILD := build
 SANITIZED := build-sanitize
+NO_LLVM := build-nollvm
 CXX_FILES = $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h' 'tests/*.cpp' 'tests/*.h' 'tools/*.cpp')
 # Folders that clang-tidy reads: no torch and no LLVM headers, so that it takes seconds a file.
 TIDY_FILES = $(shell git ls-files 'csrc/base/*.cpp' 'csrc/expr/*.cpp' 'csrc/runtime/*.cpp' 'csrc/pipeline.cpp' 'tools/*.cpp')
 CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
 
 .PHONY: help system venv configure build demo test bench wheel clean
-.PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump format
+.PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump test-wheel test-nollvm format peers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,7 +40,7 @@ build: venv $(BUILD)/build.ninja ## the extension, deplo_opt and the C++ tests
 demo: build ## a Llama block and ResNet-50 beside eager mode, and a softmax at every IR level
 	@$(PY) examples/demo.py
 
-test: build lint test-cpp test-golden test-dump test-python ## everything that CI checks
+test: build lint test-cpp test-golden test-dump test-nollvm test-wheel test-python ## everything that CI checks
 
 lint: build ## clang-format, ruff, mypy
 	@echo "== clang-format"; clang-format-22 --dry-run --Werror $(CXX_FILES)
@@ -66,6 +67,17 @@ test-sanitize: venv ## C++ tests under ASan and UBSan
 	@ninja -C $(SANITIZED) -j $(JOBS) deplo_tests
 	@ASAN_OPTIONS=detect_container_overflow=0 $(SANITIZED)/tests/cpp/deplo_tests
 
+test-wheel: venv ## the wheel where neither LLVM nor a compiler is, and beside another LLVM
+	@echo "== wheel"; scripts/test_wheel.sh $(PY)
+
+test-nollvm: venv ## a build with -DDEPLO_LLVM=OFF
+	@echo "== without LLVM"
+	@mkdir -p $(NO_LLVM)
+	@test -e $(NO_LLVM)/build.ninja || $(CONFIGURE) -S . -B $(NO_LLVM) -DDEPLO_LLVM=OFF -DDEPLO_EXTENSION_DIR=$(abspath $(NO_LLVM))/deplo -DCMAKE_BUILD_TYPE=Release \
+	  > $(NO_LLVM)/configure.log
+	@ninja -C $(NO_LLVM) -j $(JOBS)
+	@scripts/test_nollvm.sh $(PY) $(NO_LLVM)
+
 test-dump: build ## one run with every dump switched on
 	@echo "== every dump on"; scripts/test_dump.sh $(PY)
 
@@ -80,4 +92,4 @@ format: ## rewrite all files in the house style
 	@$(PY) -m ruff format . && $(PY) -m ruff check --fix .
 
 clean: ## remove what was built, but not .venv
-	@rm -rf $(BUILD) $(SANITIZED) dist deplo/_C.*.so
+	@rm -rf $(BUILD) $(SANITIZED) $(NO_LLVM) build-wheel dist deplo/_C.*.so
