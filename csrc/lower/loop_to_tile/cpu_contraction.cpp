@@ -5,7 +5,9 @@
 
 #include "analysis/contraction.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "lower/loop_to_tile/convert.h"
+#include "schedule/reader.h"
 
 namespace deplo {
 namespace {
@@ -29,6 +31,13 @@ constexpr int64_t kLeastWork = 8192;       // multiply-adds below which packing 
 constexpr int64_t kChunkWork = 65536;
 constexpr int64_t kUnknownExtent = 128;
 constexpr int64_t kRowPadding = 16;  // keeps packed rows off each other's cache sets
+constexpr int64_t kDepthUnroll = 4;
+
+// What a schedule may ask for: beyond, code or memory grows out of proportion.
+constexpr int64_t kMostTile = 1 << 16;
+constexpr int64_t kMostUnroll = 16;
+constexpr int64_t kMostWork = int64_t{1} << 40;
+constexpr int64_t kMostScratch = 64 << 20;  // bytes of a thread
 
 int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 Expr round_up(Expr a, int64_t b) { return ceildiv(a, b) * b; }
@@ -43,8 +52,10 @@ int64_t register_rows(const PassContext& ctx) { return ctx.target.vector_registe
 
 struct Operand {
   const analysis::ContractionOperand* source = nullptr;
-  loop_ir::Block slice;  ///< with the statements outside of the reduction that it needs
-  bool is_static = false;
+  loop_ir::Block slice;    ///< with the statements outside of the reduction that it needs
+  bool fixed = false;      ///< made of static buffers and constant sizes alone: it may be packed once
+  bool is_static = false;  ///< packed once
+  int64_t padding = kRowPadding;
   std::string param;  ///< of the packed buffer when static
 };
 
@@ -54,6 +65,7 @@ struct Item {
   Operand lanes;
   Expr depth;
   int64_t depth_block = 0;  ///< KC
+  int64_t unroll = kDepthUnroll;
   Expr depth_blocks;
   std::string tag;
 };
@@ -63,29 +75,18 @@ class Scheduler {
   Scheduler(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx)
       : kernel_(kernel), statics_(statics), ctx_(ctx), nest_(outer_nest(kernel)), contractions_(analysis::find_contractions(kernel)) {}
 
-  std::optional<tile_ir::Block> run_rows(const ContractionRows& tile) {
-    tag_ = tile.tag;
-    if (contractions_.empty() || !fits() || !classify()) return std::nullopt;
-    bool bound = rows_.size() == 1 && rows_[0].name == tile.axis;
-    for (const auto& a : outer_) bound = bound && tile.outer.count(a.name) > 0;
-    for (const auto& a : lanes_) bound = bound && tile.outer.count(a.name) == 0;
-    if (!bound) return std::nullopt;
+  std::optional<Schedule> propose() {
+    if (!recognize()) return std::nullopt;
+    group_lanes();
+    if (!worthwhile()) return std::nullopt;
     choose_sizes();
-    mr_ = balanced(tile.count, register_rows(ctx_));
-    row_tiles_ = (tile.count + mr_ - 1) / mr_;
-    outer_map_ = tile.outer;
-    first_row_ = tile.first;
-    valid_rows_ = tile.valid;
-    tiles_ = ceildiv(valid_rows_, mr_);
-    choose_lanes(sym("group" + tag_));
-    tile_ir::Block out = allocations();
-    out.push_back(loop("group" + tag_, 0, lane_groups(), LoopKind::serial, tile_body()));
-    return out;
+    return describe();
   }
 
-  std::optional<ScheduledContraction> run() {
-    if (contractions_.empty() || !fits() || !classify() || !worthwhile()) return std::nullopt;
-    choose_sizes();
+  ScheduledContraction apply(const Schedule& schedule) {
+    ScheduleReader reader(kernel_.name, schedule);
+    if (!recognize()) reader.fail("the kernel is no contraction whose operands vary along its stores' contiguous axis");
+    read(reader);
     ScheduledContraction out;
     tile_ir::Kernel& k = out.kernel;
     k.name = kernel_.name;
@@ -100,13 +101,50 @@ class Scheduler {
       k.params.push_back({p.param, loop_ir::ParamKind::in, DType::f32, p.shape, contiguous_strides(p.shape), true});
     k.body = body();
     Expr work = count(outer_) * rows_extent_ * lanes_extent_ * items_[0].depth * static_cast<int64_t>(items_.size());
-    k.chunks = max(1, min(parallel_extent_, ceildiv(work, kChunkWork)));
-    k.schedule = describe();
+    k.chunks = max(1, min(parallel_extent_, ceildiv(work, chunk_work_)));
+    k.schedule = print(schedule);
+    return out;
+  }
+
+  /// For a block of `rows` rows of one axis.
+  std::optional<std::vector<Directive>> propose_rows(const ContractionRows& tile) {
+    in_rows_ = &tile;
+    if (!recognize()) return std::nullopt;
+    group_lanes();
+    if (!bound()) return std::nullopt;
+    choose_sizes();
+    return describe().directives;
+  }
+
+  tile_ir::Block apply_rows(const ContractionRows& tile, const Schedule& schedule) {
+    in_rows_ = &tile;
+    tag_ = tile.tag;
+    ScheduleReader reader(kernel_.name, schedule);
+    if (!recognize()) reader.fail("a phase is no contraction whose operands vary along its stores' contiguous axis");
+    read(reader);
+    if (!bound()) reader.fail(fmt::format("the rows of a phase must be those of {}, its lanes axes of its own", tile.axis));
+    outer_map_ = tile.outer;
+    first_row_ = tile.first;
+    valid_rows_ = tile.valid;
+    tiles_ = ceildiv(valid_rows_, mr_);
+    choose_lanes(sym("group" + tag_));
+    tile_ir::Block out = allocations();
+    out.push_back(loop("group" + tag_, 0, lane_groups(), LoopKind::serial, tile_body()));
     return out;
   }
 
  private:
   // ---- recognition -----------------------------------------------------------------------------------------------
+
+  bool recognize() { return !contractions_.empty() && fits() && classify(); }
+
+  /// Of a phase: its rows are the block's, and all else but the lanes is known outside.
+  bool bound() const {
+    bool ok = rows_.size() == 1 && rows_[0].name == in_rows_->axis;
+    for (const auto& a : outer_) ok = ok && in_rows_->outer.count(a.name) > 0;
+    for (const auto& a : lanes_) ok = ok && in_rows_->outer.count(a.name) == 0;
+    return ok;
+  }
 
   /// Inside the outer nest: the contractions' reductions and straight-line statements only.
   bool fits() {
@@ -155,6 +193,7 @@ class Scheduler {
     for (const auto& a : nest_.axes)
       if (steps_by(a.name, 1)) unit = &a;
     if (!unit) return false;
+    unit_ = *unit;
     for (const Contraction& c : contractions_) {
       bool in_a = c.a.axes.count(unit->name) > 0;
       bool in_b = c.b.axes.count(unit->name) > 0;
@@ -171,29 +210,26 @@ class Scheduler {
       bool rows = item.rows.source->axes.count(a.name) > 0;
       return lanes && !rows ? 'l' : rows && !lanes ? 'r' : 'o';
     };
-    std::vector<Axis> lane_class;
     for (const auto& a : nest_.axes) {
       char kind = kind_of(a, items_[0]);
       for (const Item& item : items_)
         if (kind_of(a, item) != kind) return false;
-      (kind == 'l' ? lane_class : kind == 'r' ? rows_ : outer_).push_back(a);
+      (kind == 'l' ? lane_class_ : kind == 'r' ? rows_ : outer_).push_back(a);
     }
-    if (rows_.empty() || lane_class.empty()) return false;
-    group_lanes(lane_class, *unit);
-    return true;
+    rows_extent_ = count(rows_);
+    return !rows_.empty() && !lane_class_.empty();
   }
 
   /// The lanes are the contiguous axis, and with it the axis that continues it in every store; other axes of its class run outside.
-  void group_lanes(const std::vector<Axis>& lane_class, const Axis& unit) {
-    lanes_ = {unit};
-    bool lanes_static = std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.lanes.is_static; });
-    Expr span = unit.extent;
+  void group_lanes() {
+    lanes_ = {unit_};
+    Expr span = unit_.extent;
     bool grew = true;
     while (grew) {
       grew = false;
       // Lanes that are packed per block are packed one whole inner axis at a time, which must be short and known.
-      if (!lanes_static && (lanes_.size() == 2 || !unit.extent.is_constant() || unit.extent.value() > kWidestInnerAxis)) break;
-      for (const auto& a : lane_class) {
+      if (!lanes_static() && (lanes_.size() == 2 || !unit_.extent.is_constant() || unit_.extent.value() > kWidestInnerAxis)) break;
+      for (const auto& a : lane_class_) {
         bool taken = std::any_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l == a; });
         if (taken || !steps_by(a.name, span)) continue;
         lanes_.insert(lanes_.begin(), a);
@@ -202,8 +238,13 @@ class Scheduler {
         break;
       }
     }
-    for (const auto& a : lane_class)
+    lanes_extent_ = count(lanes_);
+    for (const auto& a : lane_class_)
       if (std::none_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l == a; })) outer_.push_back(a);
+  }
+
+  bool lanes_static() const {
+    return std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.lanes.is_static; });
   }
 
   bool prepare(Operand& operand, const analysis::ContractionOperand& source) {
@@ -238,13 +279,14 @@ class Scheduler {
       note(*stmt);
       operand.slice.insert(operand.slice.begin(), stmt);
     }
-    operand.is_static = true;
+    operand.fixed = true;
     for (const auto& stmt : operand.slice)
-      if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) operand.is_static = operand.is_static && statics_.count(load->buffer) > 0;
+      if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) operand.fixed = operand.fixed && statics_.count(load->buffer) > 0;
     // What is packed once must not depend on a size that changes from call to call.
-    for (const std::string& name : needed) operand.is_static = operand.is_static && kernel_.symbols.count(name) == 0;
+    for (const std::string& name : needed) operand.fixed = operand.fixed && kernel_.symbols.count(name) == 0;
     for (const auto& a : nest_.axes)
-      if (source.axes.count(a.name) && !a.extent.is_constant()) operand.is_static = false;
+      if (source.axes.count(a.name) && !a.extent.is_constant()) operand.fixed = false;
+    operand.is_static = operand.fixed;
     return true;
   }
 
@@ -287,35 +329,193 @@ class Scheduler {
     int64_t vector = ctx_.target.vector_bytes / 4;
     nr_ = 2 * vector;
     int64_t most_rows = register_rows(ctx_);
-    rows_extent_ = count(rows_);
-    lanes_extent_ = count(lanes_);
     int64_t rows = hint(rows_extent_);
     mr_ = rows_extent_.is_constant() ? balanced(rows, most_rows) : most_rows;
     for (Item& item : items_) {
       int64_t depth = hint(item.depth);
       item.depth_block = item.depth.is_constant() && depth <= kWholeDepth ? std::max<int64_t>(depth, 1) : kDepthBlock;
-      item.depth_blocks = ceildiv(item.depth, item.depth_block);
     }
-    bool lanes_static = std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.lanes.is_static; });
-    int64_t most = lanes_static ? kStaticRows : kDynamicRows;
+    int64_t most = lanes_static() ? kStaticRows : kDynamicRows;
     int64_t tiles = std::max<int64_t>(1, most / mr_);
     if (rows_extent_.is_constant()) tiles = balanced((rows + mr_ - 1) / mr_, tiles);
     row_tiles_ = tiles;
+    if (in_rows_) {
+      mr_ = balanced(in_rows_->count, most_rows);
+      row_tiles_ = (in_rows_->count + mr_ - 1) / mr_;
+    }
     if (two_lane_axes()) {
       int64_t inner = lanes_.back().extent.value();
       int64_t lines = std::max<int64_t>(1, kDynamicLanes / inner);
       if (lanes_[0].extent.is_constant()) lines = balanced(lanes_[0].extent.value(), lines);
       lane_lines_ = lines;
-      lane_block_ = round_up(lines * inner, nr_);
     } else {
-      int64_t widest = lanes_static ? kStaticLanes : kDynamicLanes;
+      int64_t widest = lanes_static() ? kStaticLanes : kDynamicLanes;
       lane_block_ = lanes_extent_.is_constant() ? round_up(balanced(lanes_extent_.value(), widest), nr_) : widest;
     }
   }
 
   /// Lanes of two axes that are packed per block: whole lines of the inner axis side by side.
-  bool two_lane_axes() const {
-    return lanes_.size() == 2 && std::any_of(items_.begin(), items_.end(), [](const Item& i) { return !i.lanes.is_static; });
+  bool two_lane_axes() const { return lanes_.size() == 2 && !lanes_static(); }
+
+  // ---- the schedule as data --------------------------------------------------------------------------------------
+
+  static std::string name_of(const std::vector<Axis>& axes) {
+    std::vector<std::string> names;
+    for (const auto& a : axes) names.push_back(a.name);
+    return group_name(names);
+  }
+  /// The reduce axes of one contraction: those of another may have the same names.
+  static std::string depth_name(const Item& item) { return item.contraction->result + "." + name_of(item.contraction->reduce->axes); }
+  std::string lane_tile_name() const { return two_lane_axes() ? lanes_[0].name : name_of(lanes_); }
+
+  Schedule describe() const {
+    Schedule s{"contraction", {}};
+    auto add = [&](const char* word, std::vector<Argument> arguments) { s.directives.push_back({word, std::move(arguments)}); };
+    if (!in_rows_) {
+      std::vector<Argument> parallel;
+      for (const auto& a : outer_) parallel.push_back({a.name, {}});
+      parallel.insert(parallel.end(), {{lane_tile_name(), {}}, {name_of(rows_), {}}, {"work", chunk_work_}});
+      add("parallel", std::move(parallel));
+      add("tile", {{name_of(rows_), row_tiles_ * mr_}});
+    }
+    add("tile", {{lane_tile_name(), two_lane_axes() ? lane_lines_ : lane_block_}});
+    add("vectorize", {{name_of(lanes_), {}}});
+    add("register_block", {{name_of(rows_), mr_}, {name_of(lanes_), nr_}});
+    for (const Item& item : items_) {
+      const std::string& result = item.contraction->result;
+      add("tile", {{depth_name(item), item.depth_block}});
+      add("unroll", {{depth_name(item), item.unroll}});
+      add("pack", {{result + ".lanes", {}}, {"at", item.lanes.is_static ? "program" : "block"}});
+      std::vector<Argument> rows{{result + ".rows", {}}, {"at", item.rows.is_static ? "program" : "block"}};
+      if (!item.rows.is_static) rows.push_back({"pad", item.rows.padding});
+      add("pack", std::move(rows));
+    }
+    return s;
+  }
+
+  void read(ScheduleReader& reader) {
+    for (Item& item : items_) {
+      read_depth(reader, item);
+      read_pack(reader, item, item.lanes, "lanes");
+      read_pack(reader, item, item.rows, "rows");
+    }
+    read_lanes(reader);
+    read_parallel(reader);
+    read_register_block(reader);
+    read_tiles(reader);
+    reader.finish("parallel, tile, vectorize, register_block, unroll and pack, each axis and operand once");
+  }
+
+  static const Directive& needed(ScheduleReader& reader, const std::string& word, const std::string& name) {
+    const Directive* d = reader.find(word, name);
+    if (!d) reader.fail(fmt::format("it needs '{}({}...)'", word, name));
+    return *d;
+  }
+
+  static int64_t read_number(ScheduleReader& reader, const std::string& word, const std::string& name, int64_t most) {
+    const Directive& d = needed(reader, word, name);
+    reader.only(d, {name});
+    return reader.number(d, name, 1, most);
+  }
+
+  static void read_depth(ScheduleReader& reader, Item& item) {
+    item.depth_block = read_number(reader, "tile", depth_name(item), kMostTile);
+    item.unroll = read_number(reader, "unroll", depth_name(item), kMostUnroll);
+    item.depth_blocks = ceildiv(item.depth, item.depth_block);
+  }
+
+  static void read_pack(ScheduleReader& reader, const Item& item, Operand& operand, const std::string& side) {
+    std::string name = item.contraction->result + "." + side;
+    const Directive& d = needed(reader, "pack", name);
+    operand.is_static = reader.word(d, "at", {"program", "block"}) == "program";
+    if (operand.is_static && !operand.fixed)
+      reader.fail(d, fmt::format("{} changes from call to call (loads {}); allowed: at=block", name, joined(operand.source->buffers)));
+    bool padded = side == "rows" && !operand.is_static;
+    reader.only(d, padded ? std::set<std::string>{name, "at", "pad"} : std::set<std::string>{name, "at"});
+    operand.padding = padded ? reader.number(d, "pad", 0, 1024, 0) : 0;
+  }
+
+  void read_lanes(ScheduleReader& reader) {
+    const Directive& d = reader.one("vectorize");
+    std::vector<std::string> given = reader.names(d);
+    if (given.size() != 1 || d.arguments.size() != 1) reader.fail(d, "it takes one axis, or axes joined by *");
+    std::vector<std::string> names = group_axes(given[0]);
+    if (names.back() != unit_.name)
+      reader.fail(d, fmt::format("{} cannot get the lanes; allowed: {}, along which all stores are contiguous", names.back(), unit_.name));
+    lanes_ = {unit_};
+    Expr span = unit_.extent;
+    for (size_t i = names.size() - 1; i-- > 0;) {
+      auto axis = std::find_if(lane_class_.begin(), lane_class_.end(), [&](const Axis& a) { return a.name == names[i]; });
+      bool taken = std::any_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l.name == names[i]; });
+      if (axis == lane_class_.end() || taken || !steps_by(names[i], span))
+        reader.fail(d, fmt::format("{} does not continue {} in every store", names[i], name_of(lanes_)));
+      lanes_.insert(lanes_.begin(), *axis);
+      span = span * axis->extent;
+    }
+    bool short_inner = unit_.extent.is_constant() && unit_.extent.value() <= kMostTile;
+    if (!lanes_static() && lanes_.size() > 1 && (lanes_.size() > 2 || !short_inner))
+      reader.fail(d,
+                  fmt::format("lanes that are packed for each block are one axis, or two whose inner one has a constant extent up to {}", kMostTile));
+    lanes_extent_ = count(lanes_);
+    for (const auto& a : lane_class_)
+      if (std::none_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l == a; })) outer_.push_back(a);
+  }
+
+  /// The outer axes in the order given, then the tiles of lanes, then those of rows.
+  void read_parallel(ScheduleReader& reader) {
+    if (in_rows_) return;
+    const Directive& d = reader.one("parallel");
+    std::vector<std::string> names = reader.names(d);
+    std::vector<std::string> wanted;
+    for (const auto& a : outer_) wanted.push_back(a.name);
+    wanted.insert(wanted.end(), {lane_tile_name(), name_of(rows_)});
+    auto same = [&] {
+      return names.size() == wanted.size() && std::is_permutation(names.begin(), names.end(), wanted.begin()) &&
+             std::equal(names.end() - 2, names.end(), wanted.end() - 2);
+    };
+    if (!same()) reader.fail(d, fmt::format("allowed: {} and work; the last two stay in place", joined(wanted)));
+    std::vector<Axis> ordered;
+    for (size_t i = 0; i + 2 < names.size(); ++i)
+      ordered.push_back(*std::find_if(outer_.begin(), outer_.end(), [&](const Axis& a) { return a.name == names[i]; }));
+    outer_ = std::move(ordered);
+    wanted.push_back("work");
+    reader.only(d, {wanted.begin(), wanted.end()});
+    chunk_work_ = reader.number(d, "work", 1, kMostWork);
+  }
+
+  void read_register_block(ScheduleReader& reader) {
+    const Directive& d = reader.one("register_block");
+    reader.only(d, {name_of(rows_), name_of(lanes_)});
+    const int64_t vector = ctx_.target.vector_bytes / 4;
+    const int64_t most = 4 * ctx_.target.vector_registers;  // sums beyond the registers are spilled: slow, but right
+    mr_ = reader.number(d, name_of(rows_), 1, most);
+    nr_ = reader.number(d, name_of(lanes_), vector, most * vector);
+    if (nr_ % vector != 0) reader.fail(d, fmt::format("{} is {}, allowed: multiples of the machine's {} lanes", name_of(lanes_), nr_, vector));
+    if (mr_ * (nr_ / vector) > most)
+      reader.fail(d, fmt::format("{} x {} sums are {} vectors of {} lanes, at most {} are allowed on a machine of {} vector registers", mr_, nr_,
+                                 mr_ * (nr_ / vector), vector, most, ctx_.target.vector_registers));
+  }
+
+  void read_tiles(ScheduleReader& reader) {
+    int64_t rows = in_rows_ ? round_up(in_rows_->count, mr_) : read_number(reader, "tile", name_of(rows_), kMostTile);
+    if (rows % mr_ != 0) reader.fail(needed(reader, "tile", name_of(rows_)), fmt::format("allowed: multiples of the register block's {}", mr_));
+    row_tiles_ = rows / mr_;
+    int64_t lanes = read_number(reader, "tile", lane_tile_name(), kMostTile);
+    if (two_lane_axes()) {
+      lane_lines_ = lanes;
+      lane_block_ = round_up(lanes * lanes_.back().extent.value(), nr_);
+    } else {
+      if (lanes % nr_ != 0) reader.fail(needed(reader, "tile", lane_tile_name()), fmt::format("allowed: multiples of the register block's {}", nr_));
+      lane_block_ = lanes;
+    }
+    int64_t scratch = 0;
+    for (const Item& item : items_) {
+      scratch += rows * lane_block_;
+      if (!item.rows.is_static) scratch += rows * (item.depth_block + item.rows.padding);
+      if (!item.lanes.is_static) scratch += item.depth_block * lane_block_;
+    }
+    if (scratch > kMostScratch / 4)
+      reader.fail(fmt::format("its tiles need {} bytes of memory for each thread, at most {} are allowed", scratch * 4, kMostScratch));
   }
 
   // ---- statements ------------------------------------------------------------------------------------------------
@@ -427,8 +627,11 @@ class Scheduler {
     kernel.params.push_back({packed.param, loop_ir::ParamKind::out, DType::f32, packed.shape, contiguous_strides(packed.shape), false});
     Expr iterations = count(batch) * panels;
     kernel.body = {loop("par", 0, iterations, LoopKind::parallel, std::move(inside))};
-    kernel.chunks = max(1, min(iterations, ceildiv(product(packed.shape), kChunkWork)));
-    kernel.schedule = fmt::format("pack {} {}", lanes ? "lanes" : "rows", width);
+    kernel.chunks = max(1, min(iterations, ceildiv(product(packed.shape), chunk_work_)));
+    std::vector<Argument> parallel;
+    for (const auto& a : batch) parallel.push_back({a.name, {}});
+    parallel.insert(parallel.end(), {{name_of(axes), {}}, {"work", chunk_work_}});
+    kernel.schedule = print(Schedule{"pack", {{"parallel", parallel}, {"tile", {{name_of(axes), width}}}}});
     kernel.provenance = kernel_.provenance;
     return packed;
   }
@@ -471,7 +674,7 @@ class Scheduler {
         out.push_back(make(tile_ir::Alloc{name + item.tag, DType::f32, std::move(shape), Space::scratch}));
       };
       scratch("c", {row_tiles_ * mr_, lane_block_});
-      if (!item.rows.is_static) scratch("pa", {row_tiles_ * mr_, item.depth_block + kRowPadding});
+      if (!item.rows.is_static) scratch("pa", {row_tiles_ * mr_, item.depth_block + item.rows.padding});
       if (!item.lanes.is_static) scratch("pb", {item.depth_block, lane_block_});
     }
     return out;
@@ -602,7 +805,7 @@ class Scheduler {
                         make(loop_ir::Let{"fv" + t, f32, Fn::fma, {"av" + t, "bv" + t, "cv" + t}, {}, 0}),
                         make(loop_ir::Store{acc, {r, lane}, "fv" + t, {}, Combiner::set})};
     tile_ir::Block body{each("", {make(loop_ir::Load{"av" + t, f32, rows_buffer, rows_at(r), {}, {}})}, std::move(step))};
-    block.push_back(loop("k" + t, 0, depth_of_block(item), LoopKind::serial, std::move(body), 4));
+    block.push_back(loop("k" + t, 0, depth_of_block(item), LoopKind::serial, std::move(body), item.unroll));
     // Each block of k is summed by itself and then added: shorter chains than one over all of k.
     Expr ro = sym("r" + t + "o");
     Expr xo = sym("x" + t + "o");
@@ -645,17 +848,6 @@ class Scheduler {
     return loop("row", 0, valid_rows_, LoopKind::serial, std::move(line));
   }
 
-  std::string describe() const {
-    auto names = [](const std::vector<Axis>& axes) {
-      std::string text;
-      for (const auto& a : axes) text += (text.empty() ? "" : "*") + a.name;
-      return text.empty() ? std::string("none") : text;
-    };
-    return fmt::format("contract rows {} lanes {} outer {} block {} x {} tile {} x {} kc {}{}{}", names(rows_), names(lanes_), names(outer_), mr_,
-                       nr_, row_tiles_ * mr_, lane_block_, items_[0].depth_block, items_[0].lanes.is_static ? "; pack lanes at program" : "",
-                       items_[0].rows.is_static ? "; pack rows at program" : "");
-  }
-
   const loop_ir::Kernel& kernel_;
   const std::set<std::string>& statics_;
   const PassContext& ctx_;
@@ -663,6 +855,10 @@ class Scheduler {
   std::vector<Contraction> contractions_;
   std::vector<Item> items_;
   std::vector<Axis> rows_, lanes_, outer_;
+  std::vector<Axis> lane_class_;              ///< the axes that only the lane operands vary along
+  Axis unit_;                                 ///< the one along which stores are contiguous
+  const ContractionRows* in_rows_ = nullptr;  ///< when this is a phase of a block of rows
+  int64_t chunk_work_ = kChunkWork;
   int64_t mr_ = 0, nr_ = 0, row_tiles_ = 0, lane_block_ = 0, lane_lines_ = 0;
   Expr rows_extent_, lanes_extent_, row_blocks_, parallel_extent_;
   Expr first_row_, first_lane_, first_line_, valid_rows_, valid_lanes_, valid_lines_, tiles_;
@@ -672,15 +868,23 @@ class Scheduler {
 
 }  // namespace
 
-std::optional<ScheduledContraction> schedule_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics,
-                                                             const PassContext& ctx) {
-  return Scheduler(kernel, statics, ctx).run();
+std::optional<Schedule> propose_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx) {
+  return Scheduler(kernel, statics, ctx).propose();
+}
+
+ScheduledContraction apply_cpu_contraction(const loop_ir::Kernel& kernel, const Schedule& schedule, const std::set<std::string>& statics,
+                                           const PassContext& ctx) {
+  return Scheduler(kernel, statics, ctx).apply(schedule);
 }
 
 int64_t contraction_rows(int64_t rows, const PassContext& ctx) { return round_up(rows, balanced(rows, register_rows(ctx))); }
 
-std::optional<tile_ir::Block> schedule_contraction_rows(const loop_ir::Kernel& kernel, const ContractionRows& rows, const PassContext& ctx) {
-  return Scheduler(kernel, {}, ctx).run_rows(rows);
+std::optional<std::vector<Directive>> propose_contraction_rows(const loop_ir::Kernel& kernel, const ContractionRows& rows, const PassContext& ctx) {
+  return Scheduler(kernel, {}, ctx).propose_rows(rows);
+}
+
+tile_ir::Block apply_contraction_rows(const loop_ir::Kernel& kernel, const ContractionRows& rows, const Schedule& schedule, const PassContext& ctx) {
+  return Scheduler(kernel, {}, ctx).apply_rows(rows, schedule);
 }
 
 }  // namespace deplo

@@ -7,6 +7,7 @@
 
 #include "base/context.h"
 #include "loop_ir/ir.h"
+#include "schedule/schedule.h"
 #include "tile_ir/ir.h"
 
 namespace deplo {
@@ -24,14 +25,16 @@ struct ScheduledContraction {
   std::vector<PackedOperand> packed;
 };
 
-/// Schedules a kernel whose outer nest holds contractions and straight-line statements. Of the two operands of a contraction, the one that
-/// varies along the store's contiguous axis gets the vector lanes (panels [k][NR]), the other one is broadcast row by row
+/// Proposes a schedule of kind `contraction` for a kernel whose outer nest holds contractions and straight-line statements. Of the two operands of a
+/// contraction, the one that varies along the store's contiguous axis gets the vector lanes (panels [k][NR]), the other one is broadcast row by row
 /// (panels [k][MR]); an MR x NR block accumulates in registers over KC steps of k and is added to a tile of the result in
 /// scratch memory, over which the remaining statements run while it is in cache. Operands made of `statics` alone are packed once,
 /// others per block, in both cases with whatever computes them (casts, scales, padding, windows of a convolution).
 /// Nothing if the kernel is not of this form, or if streaming the operands as they lie is better (one or two rows).
-std::optional<ScheduledContraction> schedule_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics,
-                                                             const PassContext& ctx);
+std::optional<Schedule> propose_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx);
+/// Throws UserError where the schedule does not fit the kernel.
+ScheduledContraction apply_cpu_contraction(const loop_ir::Kernel& kernel, const Schedule& schedule, const std::set<std::string>& statics,
+                                           const PassContext& ctx);
 
 /// A block of rows inside of which a contraction runs as one phase among others.
 struct ContractionRows {
@@ -46,8 +49,10 @@ struct ContractionRows {
 /// Rows that arrays over a block of `rows` rows must have: whole register blocks.
 int64_t contraction_rows(int64_t rows, const PassContext& ctx);
 
-/// The statements that run such a kernel for one block of rows; the outer nest's axes that `rows` does not bind become lanes.
-/// Nothing if the kernel is not of this form.
-std::optional<tile_ir::Block> schedule_contraction_rows(const loop_ir::Kernel& kernel, const ContractionRows& rows, const PassContext& ctx);
+/// How such a kernel runs for one block of rows; the outer nest's axes that `rows` does not bind become lanes. Nothing if the kernel is not of
+/// this form.
+std::optional<std::vector<Directive>> propose_contraction_rows(const loop_ir::Kernel& kernel, const ContractionRows& rows, const PassContext& ctx);
+/// The statements that do so. Throws UserError where the schedule does not fit.
+tile_ir::Block apply_contraction_rows(const loop_ir::Kernel& kernel, const ContractionRows& rows, const Schedule& schedule, const PassContext& ctx);
 
 }  // namespace deplo

@@ -270,12 +270,14 @@ class RowScheduler {
       axes.insert(axes.end(), inner.axes.begin(), inner.axes.end());
       Block body(phase.body.begin(), phase.body.end() - 1);
       body.insert(body.end(), inner.body.begin(), inner.body.end());
-      auto block = schedule_contraction_rows(part(loop_ir::make_nest(axes, body)), tile, ctx_);
-      if (!block) {
+      loop_ir::Kernel kernel = part(loop_ir::make_nest(axes, body));
+      auto proposed = propose_contraction_rows(kernel, tile, ctx_);
+      if (!proposed) {
         nests_.erase(phase.nest);
         return false;
       }
-      out.insert(out.end(), block->begin(), block->end());
+      tile_ir::Block block = apply_contraction_rows(kernel, tile, {"rows", *proposed}, ctx_);
+      out.insert(out.end(), block.begin(), block.end());
     }
     parallel_extent_ = count(batch_) * blocks;
     body_ = {make(tile_ir::For{axis("par", 0, parallel_extent_, LoopKind::parallel), std::move(out)})};

@@ -54,17 +54,17 @@ class Lowering {
       add(schedule_gpu(kernel, ctx_));
       return;
     }
-    auto contraction = schedule_cpu_contraction(kernel, static_params(module_, kernel), ctx_);
-    if (!contraction) {
+    std::set<std::string> statics = static_params(module_, kernel);
+    auto proposed = propose_cpu_contraction(kernel, statics, ctx_);
+    if (!proposed) {
       auto rows = schedule_cpu_rows(kernel, ctx_);
       add(rows ? std::move(*rows) : schedule_cpu_nest(kernel, ctx_));
       return;
     }
-    if (!contraction->packed.empty()) {
-      for (const PackedOperand& p : contraction->packed) add(p.kernel);
-      packed_[kernel.name] = contraction->packed;
-    }
-    add(std::move(contraction->kernel));
+    ScheduledContraction contraction = apply_cpu_contraction(kernel, *proposed, statics, ctx_);
+    for (const PackedOperand& p : contraction.packed) add(p.kernel);
+    if (!contraction.packed.empty()) packed_[kernel.name] = contraction.packed;
+    add(std::move(contraction.kernel));
   }
 
   void add(tile_ir::Kernel kernel) { out_.kernels.push_back(std::make_shared<tile_ir::Kernel>(std::move(kernel))); }

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace deplo {
+
+// Schedules as data: where and when the iterations of one kernel's nest run. Heuristics propose one, options give one, applying it is
+// mechanical; it decides speed, never results beyond the association of sums.
+//
+//   contraction parallel(b, n, i, work=65536) tile(i=96) tile(n=256) tile(k=512) vectorize(n) register_block(i=6, n=16) unroll(k=4)
+//   pack(c.lanes, at=program) pack(c.rows, at=block, pad=16)
+//
+//   schedule  = kind { directive }                          line ends are spaces
+//   directive = word "(" [ argument { "," argument } ] ")"
+//   argument  = name { "*" name } [ "=" value ] | integer
+//   value     = integer | name
+//
+// Names are axes of the kernel's canonical nest; i*j is a group of axes taken as one, row-major. The order of directives means nothing
+// but for `phase`, which opens a part; that of arguments counts. Words:
+//
+//   parallel(a, b, ..., work=W)     the axes, or their tiles, that make up the parallel loop, the last one fastest; it is cut into pieces of at
+//                                   least W operations
+//   reorder(a, b, ...)              axes that run one after the other inside of the parallel loop, outer first
+//   tile(a=T)                       the axis runs in tiles of T points; of a reduction: its sum is formed tile by tile
+//   vectorize(a, by=U)              the axis gets the vector lanes, U vectors in flight (1 unless said); of inner loops that share the axis'
+//                                   name, nth=N is the N-th in the order of the text, from 0
+//   register_block(a=R, b=C)        R x C sums are kept in registers
+//   unroll(a=U)                     the body is repeated U times
+//   transpose(a=T)                  with lanes on another axis: tiles of T points of a, along which memory runs, are transposed in registers
+//   pack(c.rows, at=L, pad=P)       the operand of reduction c that lies along its rows (or `lanes`) is copied into panels: at the program's
+//                                   start (`program`) or for each tile (`block`), whose rows are then P elements longer than needed
+//   phase(N)                        of kind rows: what follows is about the N-th inner nest with a contraction, from 0
+//   threads(T)                      threads of a GPU block
+//   stage(c.rows, at=shared)        of a GPU kernel: the operand's tile is copied to this memory
+//
+// Kinds, each with the words it takes: contraction (parallel tile vectorize register_block unroll pack), rows (parallel tile, and phases of
+// contractions), nest (parallel reorder tile transpose vectorize), pack (parallel register_block; follows from the kernel that it packs
+// for), points, shared_rows, shared_contraction and serial for GPUs.
+
+struct Argument {
+  std::string name;                                          ///< an axis, a group i*j, an operand or a key; empty for a bare integer
+  std::variant<std::monostate, int64_t, std::string> value;  ///< of name=value, or the bare integer
+  bool operator==(const Argument&) const = default;
+};
+
+struct Directive {
+  std::string word;
+  std::vector<Argument> arguments;
+  bool operator==(const Directive&) const = default;
+};
+
+struct Schedule {
+  std::string kind;
+  std::vector<Directive> directives;
+  bool operator==(const Schedule&) const = default;
+};
+
+std::string print(const Argument& argument);
+std::string print(const Directive& directive);
+std::string print(const Schedule& schedule);
+/// Throws UserError `source:line:column: ...` where the text is no schedule.
+Schedule parse_schedule(const std::string& text, const std::string& source = "<schedule>");
+/// Equal schedules have equal hashes, on every machine.
+uint64_t hash(const Schedule& schedule);
+
+/// Schedules by kernel name from text as IR dumps show them, `schedule @k0: ...` any number of times; without a first `schedule @`, the
+/// text is one schedule, under the name "".
+std::map<std::string, Schedule> parse_schedules(const std::string& text, const std::string& source = "<schedule>");
+
+}  // namespace deplo
