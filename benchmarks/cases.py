@@ -124,4 +124,20 @@ def convolutions() -> list[Bench]:
     return rows
 
 
-SUITES: dict[str, Callable[[], list[Bench]]] = {"pointwise": pointwise_and_norms, "contractions": contractions, "convolutions": convolutions}
+def tiny() -> list[Bench]:
+    """One small case of each kind, for the tests of the benchmarks."""
+    return [
+        Bench("rms norm (4,64)", _Lambda(_rms, w=torch.randn(64)), _random(4, 64), 0, 8.0 * 4 * 64),
+        _linear(4, 48, 32),
+        _linear(4, 48, 32, torch.bfloat16),
+        _conv("conv 3x3 8 9", 8, 8, 9, 3),
+        Bench("attention by hand (1,2,16,8)", _Lambda(_attention), _qkv(1, 2, 16, 8), 4.0 * 2 * 16 * 16 * 8, 16.0 * 2 * 16 * 8),
+    ]
+
+
+SUITES: dict[str, Callable[[], list[Bench]]] = {
+    "pointwise": pointwise_and_norms,
+    "contractions": contractions,
+    "convolutions": convolutions,
+    "tiny": tiny,
+}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import peak
 import torch
 
 # Calls that only make memory or metadata: every compiled function needs them for its outputs.
@@ -93,6 +96,32 @@ def aten_calls(f: Callable[[], Any]) -> dict[str, int]:
     return counts
 
 
+def contestant_columns(
+    timings: Mapping[str, Timing], flops: float, moved: float, limits: peak.Limits, unit: str = "us", scale: float = 1e6
+) -> dict[str, float]:
+    """Time, share of the machine's limit, and times as fast as the others deplo is."""
+    columns = {f"{name} {unit}": timing.median * scale for name, timing in timings.items()}
+    columns |= {f"{name} %": limits.percent(flops, moved, timing.median) for name, timing in timings.items()}
+    columns |= {f"vs {name}": ratio(timings, name, "deplo") for name in timings if name != "deplo"}
+    return columns
+
+
+def report_wrong(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Names the rows where deplo is much further from float64 than eager mode and than its dtype's precision; 1 if there are some, else 0."""
+    wrong = [row for row in rows if not row["error deplo"] <= 16 * max(row["error eager"], row["eps"])]
+    for row in wrong:
+        print(f"WRONG: {next(iter(row.values()))}: error {row['error deplo']:.3g}, of eager mode {row['error eager']:.3g}", file=sys.stderr)
+    return int(bool(wrong))
+
+
+def show_means(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The geometric mean and the least of each column `vs NAME`."""
+    for key in dict.fromkeys(key for row in rows for key in row if key.startswith("vs ")):
+        ratios = [row[key] for row in rows if key in row]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        print(f"geometric mean {key}: {mean:.3f} over {len(ratios)}; least {min(ratios):.2f}")
+
+
 def double_copy(module: torch.nn.Module) -> torch.nn.Module:
     """A float64 copy of the module: the judge."""
     return copy.deepcopy(module).double()
@@ -103,27 +132,32 @@ def machine() -> dict[str, Any]:
     return {"machine": platform.machine(), "torch": torch.__version__, "threads": torch.get_num_threads(), "python": platform.python_version()}
 
 
-def write_json(path: str | None, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the rows with the machine's description; nothing when path is None."""
+def write_json(path: str | None, rows: Sequence[Mapping[str, Any]], limits: peak.Limits | None = None) -> None:
+    """Writes the rows with the machine's description and limits; nothing when path is None."""
     if path:
-        Path(path).write_text(json.dumps({"machine": machine(), "rows": list(rows)}, indent=1) + "\n")
+        about = machine() | ({"flops": limits.flops, "bandwidth": limits.bandwidth} if limits else {})
+        Path(path).write_text(json.dumps({"machine": about, "rows": list(rows)}, indent=1) + "\n")
 
 
 def show(rows: Sequence[Mapping[str, Any]], title: str) -> None:
-    """Prints rows as a table: rich on a terminal, plain columns in a pipe."""
+    """Prints rows as a table: rich on a terminal, plain columns in a pipe. Keys that end in `note` go to lines of their own below."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     if not console.is_terminal:
-        console = Console(width=200)
+        console = Console(width=320)
     table = Table(title=title)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns = list(dict.fromkeys(key for row in rows for key in row if key != "eps" and not key.endswith("note")))
     for column in columns:
         table.add_column(column, justify="left" if column in ("case", "model") else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(format_cell(row.get(c, "")) for c in columns))
     console.print(table)
+    for row in rows:
+        for key, text in row.items():
+            if key.endswith("note"):
+                print(f"{next(iter(row.values()))}: {text}")
 
 
 def format_cell(value: Any) -> str:

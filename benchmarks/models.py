@@ -1,23 +1,29 @@
-"""Real models: eager, Inductor (with --inductor) and deplo side by side; numbers judged by float64 in the same run.
+"""Real models: eager, Inductor, deplo and other engines side by side; numbers judged by float64 in the same run.
 
-    python benchmarks/models.py [--models bert-base,resnet-50] [--dtype float32|bfloat16] [--threads 2] [--inductor] [--json FILE]
+    python benchmarks/models.py [--models bert-base,resnet-50] [--dtype float32|bfloat16] [--threads 2] [--inductor] [--peers] [--json FILE]
 
 Times are medians of interleaved rounds with three rotating input sets. `error` is the largest difference from the float64
 model relative to its largest output. `aten` counts ATen calls inside one compiled call, seen by PyTorch's profiler.
+`NAME %` is the larger of flops / (FMA peak) and bytes / (DRAM bandwidth) for that contestant's time, peaks measured in the same run;
+flops are those of contractions and convolutions, bytes those of weights, inputs and outputs, once each.
+--peers adds ONNX Runtime and OpenVINO (`make peers` installs them).
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 import warnings
 from typing import Any
 
 import harness
+import peak
+import peers
 import torch
 import zoo
+from run import add_peers
+from torch.utils.flop_counter import FlopCounterMode
 
 
 def compile_once(case: zoo.Case, backend: str, inputs: dict[str, Any]) -> tuple[Any, float]:
@@ -30,12 +36,24 @@ def compile_once(case: zoo.Case, backend: str, inputs: dict[str, Any]) -> tuple[
     return compiled, time.perf_counter() - start
 
 
-def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
+def work_of(case: zoo.Case, inputs: dict[str, Any]) -> tuple[float, float]:
+    """Floating-point operations of a call, and the bytes that it must move at least."""
+    with FlopCounterMode(display=False) as counter:
+        output = case.model(**inputs)
+    # An embedding's table is read at the rows of its tokens only.
+    tables = {id(m.weight): 0 for m in case.model.modules() if isinstance(m, torch.nn.Embedding)}
+    tied = {id(m.weight) for m in case.model.modules() if isinstance(m, torch.nn.Linear)}
+    read = [p for p in case.model.parameters() if id(p) not in tables or id(p) in tied]
+    moved = read + [value for value in inputs.values() if isinstance(value, torch.Tensor)] + [output]
+    return float(counter.get_total_flops()), float(sum(t.numel() * t.element_size() for t in moved))
+
+
+def measure(name: str, args: argparse.Namespace, limits: peak.Limits) -> dict[str, Any]:
     dtype = getattr(torch, args.dtype)
     case = zoo.build(name, args.size, dtype)
     sets = [case.inputs(seed) for seed in range(3)]
     contestants: dict[str, Any] = {"eager": lambda k: case.model(**sets[k])}
-    row: dict[str, Any] = {"model": name}
+    row: dict[str, Any] = {"model": name, "eps": torch.finfo(dtype).eps}
     reset = case.reset or (lambda: None)
     contestants["eager"](0)
     reset()
@@ -50,13 +68,12 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         row[f"error {backend}"] = harness.max_error(contestants[backend](0), wanted)
     calls = harness.aten_calls(lambda: contestants["deplo"](0))
     row["aten"] = " ".join(f"{key[6:]}x{n}" for key, n in sorted(calls.items())) or "none"
+    if args.peers:
+        add_peers(contestants, row, case.model, sets, wanted, args.threads)
+    reset()
+    flops, moved = work_of(case, sets[0])
     timings = harness.interleave(contestants, rounds=args.rounds, min_seconds=args.seconds)
-    for key, timing in timings.items():
-        row[f"{key} ms"] = timing.median * 1e3
-    row["deplo/eager"] = harness.ratio(timings, "eager", "deplo")
-    if args.inductor:
-        row["deplo/inductor"] = harness.ratio(timings, "inductor", "deplo")
-    return row
+    return row | harness.contestant_columns(timings, flops, moved, limits, "ms", 1e3)
 
 
 def main() -> int:
@@ -68,20 +85,29 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.3, help="least time per contestant and round")
     parser.add_argument("--inductor", action="store_true")
+    parser.add_argument("--peers", action="store_true", help="also ONNX Runtime and OpenVINO")
     parser.add_argument("--json")
     args = parser.parse_args()
+    unknown = [name for name in args.models.split(",") if name not in zoo.NAMES]
+    if unknown:
+        parser.error(f"unknown model {unknown[0]}: the models are {', '.join(zoo.NAMES)}")
+    if args.peers:
+        try:
+            peers.require()
+        except peers.Unavailable as error:
+            parser.error(str(error))
     warnings.filterwarnings("ignore")
-    torch.set_num_threads(args.threads)
+    limits = peak.measure(args.threads)
+    print(f"peak: {limits}, {args.threads} threads", file=sys.stderr)
     rows = []
     with torch.no_grad():
         for name in args.models.split(","):
-            rows.append(measure(name, args))
-            print(f"{name}: {rows[-1]['deplo/eager']:.2f}x eager", file=sys.stderr, flush=True)
+            rows.append(measure(name, args, limits))
+            print(f"{name}: {rows[-1]['vs eager']:.2f}x eager", file=sys.stderr, flush=True)
     harness.show(rows, f"{args.dtype}, {args.threads} threads")
-    mean = math.exp(sum(math.log(row["deplo/eager"]) for row in rows) / len(rows))
-    print(f"geometric mean of eager / deplo: {mean:.3f} over {len(rows)} models; slowest {min(row['deplo/eager'] for row in rows):.2f}")
-    harness.write_json(args.json, rows)
-    return 0
+    harness.show_means(rows)
+    harness.write_json(args.json, rows, limits)
+    return harness.report_wrong(rows)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,35 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 
-def _best(f, seconds: float = 0.3) -> float:
+@dataclass(frozen=True)
+class Limits:
+    """What the machine does at most with some number of threads."""
+
+    flops: float  # float32 operations a second, an FMA counts two
+    bandwidth: float  # bytes a second read from memory
+
+    def percent(self, flops: float, moved: float, seconds: float) -> float:
+        """How much of its limit work reaches that takes `seconds`: of flops or of bandwidth, whichever takes longer."""
+        return 100 * max(flops / self.flops, moved / self.bandwidth) / seconds
+
+    def __str__(self) -> str:
+        return f"{self.flops / 1e9:.0f} GFLOPS float32, {self.bandwidth / 1e9:.1f} GB/s read"
+
+
+def measure(threads: int) -> Limits:
+    """The limits of `threads` threads, now; sets torch's number of threads."""
+    torch.set_num_threads(threads)
+    return Limits(flops_per_second(threads), bytes_per_second(threads))
+
+
+def _best(f: Callable[[], Any], seconds: float = 0.3) -> float:
     """Least seconds of one call over repeated calls."""
     best = float("inf")
     end = time.perf_counter() + seconds
@@ -51,7 +75,6 @@ def bytes_per_second(threads: int) -> float:
     """DRAM read bandwidth of `threads` threads over 256 MiB, by a compiled sum."""
     import deplo  # noqa: F401  the backend by name
 
-    torch.set_num_threads(threads)
     x = torch.ones(64 << 20)
     f = torch.compile(lambda t: t.sum(), backend="deplo")
     f(x)

@@ -1,15 +1,15 @@
-"""Layers and chains: eager, Inductor and deplo side by side, each with its share of the machine's peak measured in the same run.
+"""Layers and chains: eager, Inductor, deplo and other engines side by side, each with its share of the machine's peak measured in the same run.
 
-    python benchmarks/run.py [--suite pointwise,contractions,convolutions] [--match TEXT] [--threads 2] [--no-inductor] [--json FILE]
+    python benchmarks/run.py [--suite pointwise,contractions,convolutions] [--match TEXT] [--threads 2] [--no-inductor] [--peers] [--json FILE]
 
 Times are medians of interleaved rounds with three rotating input sets; `error` is judged by float64 at these sizes.
-"peak %" is the larger of flops / (FMA peak) and bytes / (DRAM bandwidth), for deplo's time.
+`NAME %` is the larger of flops / (FMA peak) and bytes / (DRAM bandwidth) for that contestant's time; it passes 100 where data stay in cache.
+--peers adds ONNX Runtime and OpenVINO (`make peers` installs them).
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import warnings
 from typing import Any
@@ -17,46 +17,67 @@ from typing import Any
 import cases
 import harness
 import peak
+import peers
 import torch
 
 
-def measure(bench: cases.Bench, args: argparse.Namespace, limits: tuple[float, float]) -> dict[str, Any]:
+def measure(bench: cases.Bench, args: argparse.Namespace, limits: peak.Limits) -> dict[str, Any]:
     sets = [bench.inputs(seed) for seed in range(3)]
     torch._dynamo.reset()
     contestants: dict[str, Any] = {"eager": lambda k: bench.module(*sets[k])}
     wanted = harness.double_copy(bench.module)(*harness.to_double(sets[0]))
-    row: dict[str, Any] = {"case": bench.name, "error eager": harness.max_error(contestants["eager"](0), wanted)}
+    eager = contestants["eager"](0)
+    row: dict[str, Any] = {"case": bench.name, "eps": torch.finfo(eager.dtype).eps, "error eager": harness.max_error(eager, wanted)}
     for backend in ["inductor"] * args.inductor + ["deplo"]:
         options = {"options": {"strict": True}} if backend == "deplo" else {}
         compiled = torch.compile(bench.module, backend=backend, **options)
         contestants[backend] = lambda k, compiled=compiled: compiled(*sets[k])
         row[f"error {backend}"] = harness.max_error(contestants[backend](0), wanted)
     row["aten"] = sum(harness.aten_calls(lambda: contestants["deplo"](0)).values())
+    if args.peers:
+        add_peers(contestants, row, bench.module, sets, wanted, args.threads)
     timings = harness.interleave(contestants, rounds=args.rounds, min_seconds=args.seconds)
-    for key, timing in timings.items():
-        row[f"{key} us"] = timing.median * 1e6
-    flops, bandwidth = limits
-    row["peak %"] = 100 * max(bench.flops / flops, bench.bytes / bandwidth) / timings["deplo"].median
-    row["vs eager"] = harness.ratio(timings, "eager", "deplo")
-    if args.inductor:
-        row["vs inductor"] = harness.ratio(timings, "inductor", "deplo")
-    return row
+    return row | harness.contestant_columns(timings, bench.flops, bench.bytes, limits)
+
+
+def add_peers(contestants: dict[str, Any], row: dict[str, Any], module: torch.nn.Module, sets: list[Any], wanted: torch.Tensor, threads: int) -> None:
+    """ONNX Runtime and OpenVINO with their errors, or a note why not."""
+    try:
+        model = peers.export(module, sets[0])
+    except peers.Unavailable as error:
+        row["export note"] = str(error)
+        return
+    bf16 = any(p.dtype == torch.bfloat16 for p in module.parameters())
+    for name in peers.NAMES:
+        try:
+            contestants[name] = peers.contestant(name, model, sets, threads, bf16)
+            row[f"error {name}"] = harness.max_error(contestants[name](0), wanted)
+        except peers.Unavailable as error:
+            row[f"{name} note"] = str(error)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", default=",".join(cases.SUITES))
+    parser.add_argument("--suite", default=",".join(name for name in cases.SUITES if name != "tiny"), help=", ".join(cases.SUITES))
     parser.add_argument("--match", default="", help="only cases whose name contains this")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.1, help="least time per contestant and round")
     parser.add_argument("--no-inductor", dest="inductor", action="store_false")
+    parser.add_argument("--peers", action="store_true", help="also ONNX Runtime and OpenVINO")
     parser.add_argument("--json")
     args = parser.parse_args()
+    unknown = [name for name in args.suite.split(",") if name not in cases.SUITES]
+    if unknown:
+        parser.error(f"unknown suite {unknown[0]}: the suites are {', '.join(cases.SUITES)}")
+    if args.peers:
+        try:
+            peers.require()
+        except peers.Unavailable as error:
+            parser.error(str(error))
     warnings.filterwarnings("ignore")
-    limits = (peak.flops_per_second(args.threads), peak.bytes_per_second(args.threads))
-    torch.set_num_threads(args.threads)
-    print(f"peak: {limits[0] / 1e9:.0f} GFLOPS float32, {limits[1] / 1e9:.1f} GB/s read, {args.threads} threads", file=sys.stderr)
+    limits = peak.measure(args.threads)
+    print(f"peak: {limits}, {args.threads} threads", file=sys.stderr)
     rows = []
     with torch.no_grad():
         for suite in args.suite.split(","):
@@ -66,12 +87,9 @@ def main() -> int:
                     rows.append(measure(bench, args, limits))
                     print(f"{bench.name}: {rows[-1]['vs eager']:.2f}x eager", file=sys.stderr, flush=True)
     harness.show(rows, f"{args.threads} threads")
-    for key in ("vs eager", "vs inductor"):
-        ratios = [row[key] for row in rows if key in row]
-        if ratios:
-            print(f"geometric mean {key}: {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}; least {min(ratios):.2f}")
-    harness.write_json(args.json, rows)
-    return 0
+    harness.show_means(rows)
+    harness.write_json(args.json, rows, limits)
+    return harness.report_wrong(rows)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,90 @@
+"""The benchmark scripts run, check numbers and write what they print; no figure is judged here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import harness
+import peers
+import pytest
+import torch
+import zoo
+from engines import needs_core
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ("--rounds", "1", "--seconds", "0.001", "--threads", "1")
+PEERS = all(importlib.util.find_spec(name) for name in peers.NAMES)
+
+
+def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, ROOT / "benchmarks" / name, *arguments], capture_output=True, text=True, timeout=500, cwd=ROOT)
+
+
+@needs_core
+def test_layers_beside_eager_and_inductor(tmp_path):
+    path = tmp_path / "run.json"
+    more = ("--peers",) if PEERS else ()
+    result = script("run.py", "--suite", "tiny", "--match", "rms norm", *QUICK, *more, "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    written = json.loads(path.read_text())
+    (row,) = written["rows"]
+    assert written["machine"]["flops"] > 0 and written["machine"]["bandwidth"] > 0
+    for name in ("eager", "inductor", "deplo", *(peers.NAMES if PEERS else ())):
+        assert row[f"{name} us"] > 0 and row[f"{name} %"] > 0 and row[f"error {name}"] < 1e-5
+    assert row["aten"] == 0 and "vs inductor" in result.stdout
+
+
+@needs_core
+def test_every_kind_of_layer(tmp_path):
+    path = tmp_path / "run.json"
+    result = script("run.py", "--suite", "tiny", "--no-inductor", *QUICK, "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert len(rows) == 5 and all(row["aten"] == 0 for row in rows)
+
+
+@needs_core
+def test_models(tmp_path):
+    path = tmp_path / "models.json"
+    result = script("models.py", "--models", "bert-base,llama-block-s1", "--size", "tiny", *QUICK, "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["model"] for row in rows] == ["bert-base", "llama-block-s1"]
+    assert all(row["aten"] == "none" and row["deplo %"] > 0 and row["eager %"] > 0 for row in rows)
+
+
+def test_wrong_numbers_fail_the_run(capsys):
+    good = {"case": "a", "eps": 1e-7, "error eager": 1e-7, "error deplo": 2e-7}
+    assert harness.report_wrong([good]) == 0
+    assert harness.report_wrong([good, {**good, "case": "b", "error deplo": 1e-3}]) == 1
+    assert "WRONG: b" in capsys.readouterr().err
+    assert harness.report_wrong([{**good, "error deplo": float("nan")}]) == 1
+
+
+def test_bad_names_are_told():
+    result = script("run.py", "--suite", "tyni")
+    assert result.returncode == 2 and "the suites are" in result.stderr
+    result = script("models.py", "--models", "bert")
+    assert result.returncode == 2 and "bert-base" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["resnet-50", "t5-small"])
+def test_peers_run_models_on_rotating_inputs_or_name_the_remedy(name):
+    if not PEERS:
+        with pytest.raises(peers.Unavailable, match="make peers"):
+            peers.require()
+        result = script("run.py", "--peers")
+        assert result.returncode == 2 and "make peers" in result.stderr
+        return
+    case = zoo.build(name, "tiny")
+    sets = [case.inputs(seed) for seed in range(3)]
+    with torch.no_grad():
+        model = peers.export(case.model, sets[0])
+        for peer in peers.NAMES:
+            run = peers.contestant(peer, model, sets, threads=1)
+            for k in range(3):
+                assert harness.max_error(run(k), case.model(**sets[k])) < 1e-5
