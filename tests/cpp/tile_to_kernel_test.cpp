@@ -509,6 +509,20 @@ TEST_CASE("strided loads of an unrolled axis are transposed in registers") {
   }
 }
 
+TEST_CASE("small strides read whole vectors and pick") {
+  std::string text = R"(tile @k(x: {0}[n], out y: {0}[3, 37]) where n in 0..
+  for lanes i in 0..37:
+    a = load x[i*2 + 1]
+    store y[0, i] = a
+    b = load x[i*3 - 4] if i*3 - 4 >= 0 and i < 30 else 2.0
+    store y[1, i] = b
+    c = load x[i*4] if i*4 < n and n > 150 else 0.0
+    store y[2, i] = c
+)";
+  for (const char* dtype : {"f32", "bf16", "f64"})
+    for (int64_t n : {86, 128, 148, 160}) agree(fmt::format(fmt::runtime(text), dtype), {{"n", n}});
+}
+
 TEST_CASE("a mask with one lane stores one element") {
   for (const char* dtype : {"bf16", "f16", "u8", "i16"})
     agree(fmt::format(R"(tile @k(x: f32[9], inout y: {0}[9], inout z: {0}[30])

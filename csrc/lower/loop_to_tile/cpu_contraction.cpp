@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "lower/loop_to_tile/convert.h"
+#include "lower/loop_to_tile/merge_axes.h"
 #include "schedule/reader.h"
 
 namespace deplo {
@@ -19,19 +20,23 @@ using loop_ir::Axis;
 using tile_ir::LoopKind;
 using tile_ir::Space;
 
-constexpr int64_t kWholeDepth = 768;       // k is not split up to here
-constexpr int64_t kDepthBlock = 512;       // KC beyond
-constexpr int64_t kStaticLanes = 256;      // lanes of a block whose lane operand was packed before
-constexpr int64_t kStaticRows = 96;        // its rows
-constexpr int64_t kDynamicLanes = 128;     // lanes of a block that packs its lane operand
-constexpr int64_t kDynamicRows = 256;      // its rows: they pay for that pack
-constexpr int64_t kWidestInnerAxis = 512;  // of the two axes that share the lanes
-constexpr int64_t kStreamRows = 2;         // up to here, weights that lie along k are streamed, not packed
-constexpr int64_t kLeastWork = 8192;       // multiply-adds below which packing does not pay
+constexpr int64_t kWholeDepth = 384;  // k is not split up to here
+constexpr int64_t kDepthBlock = 256;  // KC beyond: a sliver of it stays in L1, and no chain of additions is longer
+constexpr int64_t kDepthUnroll = 4;
+constexpr int64_t kPrefetchSteps = 4;       // of the outermost reduce axis, ahead of the pack
+constexpr int64_t kStaticLanes = 256;       // lanes of a block whose lane operand was packed before
+constexpr int64_t kStaticRows = 96;         // its rows
+constexpr int64_t kDynamicLanes = 256;      // lanes of a block that packs its lane operand
+constexpr int64_t kDynamicRows = 256;       // its rows: they pay for that pack
+constexpr int64_t kLeastRows = 128;         // its rows at least where few blocks would leave threads idle
+constexpr int64_t kTileElements = 1 << 17;  // of the tile of sums: it shares L2 with the packed operands
+constexpr int64_t kWantedBlocks = 8;        // parallel iterations that keep a few threads busy
+constexpr int64_t kWidestInnerAxis = 512;   // of the two axes that share the lanes
+constexpr int64_t kStreamRows = 2;          // up to here, weights that lie along k are streamed, not packed
+constexpr int64_t kLeastWork = 8192;        // multiply-adds below which packing does not pay
 constexpr int64_t kChunkWork = 65536;
 constexpr int64_t kUnknownExtent = 128;
 constexpr int64_t kRowPadding = 16;  // keeps packed rows off each other's cache sets
-constexpr int64_t kDepthUnroll = 4;
 
 // What a schedule may ask for: beyond, code or memory grows out of proportion.
 constexpr int64_t kMostTile = 1 << 16;
@@ -47,8 +52,20 @@ int64_t balanced(int64_t a, int64_t most) {
   return (a + parts - 1) / parts;
 }
 
-/// Rows of a register block: two vectors each, beside those that hold operands.
-int64_t register_rows(const PassContext& ctx) { return ctx.target.vector_registers >= 32 ? 14 : 6; }
+/// Rows of a register block at most: two vectors each, beside those that hold operands.
+int64_t most_register_rows(const PassContext& ctx) { return ctx.target.vector_registers >= 32 ? 14 : 6; }
+
+/// Rows of the register block for `rows` rows: little padding, and each row of lanes that is read serves many.
+int64_t register_rows(int64_t rows, const PassContext& ctx) {
+  int64_t most = most_register_rows(ctx);
+  if (rows <= most) return std::max<int64_t>(rows, 1);
+  constexpr double kReload = 0.4;  // cost of reading the lanes, in rows
+  int64_t best = most;
+  auto cost = [&](int64_t mr) { return static_cast<double>(round_up(rows, mr)) * (1 + kReload / static_cast<double>(mr)); };
+  for (int64_t mr = most; mr >= std::min<int64_t>(most, 4); --mr)
+    if (cost(mr) < cost(best)) best = mr;
+  return best;
+}
 
 struct Operand {
   const analysis::ContractionOperand* source = nullptr;
@@ -73,7 +90,12 @@ struct Item {
 class Scheduler {
  public:
   Scheduler(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx)
-      : kernel_(kernel), statics_(statics), ctx_(ctx), nest_(outer_nest(kernel)), contractions_(analysis::find_contractions(kernel)) {}
+      : kernel_(kernel), statics_(statics), ctx_(ctx), nest_(outer_nest(kernel_)), contractions_(analysis::find_contractions(kernel_)) {
+    ranges_ = kernel_.symbols;
+    for (const auto& a : nest_.axes) ranges_[a.name] = axis_range(a.extent);
+    for (const Contraction& c : contractions_)
+      for (const auto& a : c.reduce->axes) ranges_[a.name] = axis_range(a.extent);
+  }
 
   std::optional<Schedule> propose() {
     if (!recognize()) return std::nullopt;
@@ -176,7 +198,7 @@ class Scheduler {
     Expr sum = 0;
     if (!param) return sum;
     for (size_t d = 0; d < index.size(); ++d) sum = sum + index[d] * param->strides[d];
-    return sum;
+    return simplify(sum, ranges_);
   }
 
   bool steps_by(const std::string& axis, Expr step) const {
@@ -299,12 +321,17 @@ class Scheduler {
     return evaluate(e, values);
   }
 
-  /// Step of the operand's main load along an axis; nothing if it is not affine there.
-  std::optional<Expr> step_along(const Operand& operand, const std::string& axis) const {
+  static const loop_ir::Load* main_load(const Operand& operand) {
     const loop_ir::Load* main = nullptr;
     for (const auto& stmt : operand.slice)
       if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node))
         if (!main || load->buffer == operand.source->buffers.front()) main = load;
+    return main;
+  }
+
+  /// Step of the operand's main load along an axis; nothing if it is not affine there.
+  std::optional<Expr> step_along(const Operand& operand, const std::string& axis) const {
+    const loop_ir::Load* main = main_load(operand);
     return main ? linear_coefficient(offset(main->buffer, main->index), axis) : std::nullopt;
   }
 
@@ -328,30 +355,53 @@ class Scheduler {
   void choose_sizes() {
     int64_t vector = ctx_.target.vector_bytes / 4;
     nr_ = 2 * vector;
-    int64_t most_rows = register_rows(ctx_);
     int64_t rows = hint(rows_extent_);
-    mr_ = rows_extent_.is_constant() ? balanced(rows, most_rows) : most_rows;
+    mr_ = rows_extent_.is_constant() ? register_rows(rows, ctx_) : most_register_rows(ctx_);
     for (Item& item : items_) {
       int64_t depth = hint(item.depth);
       item.depth_block = item.depth.is_constant() && depth <= kWholeDepth ? std::max<int64_t>(depth, 1) : kDepthBlock;
+      if (item.depth.is_constant() && depth > kWholeDepth) item.depth_block = round_up(balanced(depth, kDepthBlock), kDepthUnroll);
+    }
+    choose_lane_block();
+    if (in_rows_) {
+      mr_ = register_rows(in_rows_->count, ctx_);
+      row_tiles_ = (in_rows_->count + mr_ - 1) / mr_;
+      return;
     }
     int64_t most = lanes_static() ? kStaticRows : kDynamicRows;
+    bool rows_static = std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
+    if (rows_static && !lanes_static()) {
+      // Every block of rows packs the lanes anew: one block takes all rows, unless that leaves too few blocks.
+      int64_t others = std::max<int64_t>(1, hint(count(outer_) * lane_groups()));
+      int64_t blocks = (kWantedBlocks + others - 1) / others;
+      most = std::min(std::max(kLeastRows, (rows + blocks - 1) / blocks), std::max(kDynamicRows, kTileElements / lane_block_));
+    }
     int64_t tiles = std::max<int64_t>(1, most / mr_);
     if (rows_extent_.is_constant()) tiles = balanced((rows + mr_ - 1) / mr_, tiles);
     row_tiles_ = tiles;
-    if (in_rows_) {
-      mr_ = balanced(in_rows_->count, most_rows);
-      row_tiles_ = (in_rows_->count + mr_ - 1) / mr_;
-    }
+  }
+
+  void choose_lane_block() {
     if (two_lane_axes()) {
       int64_t inner = lanes_.back().extent.value();
-      int64_t lines = std::max<int64_t>(1, kDynamicLanes / inner);
-      if (lanes_[0].extent.is_constant()) lines = balanced(lanes_[0].extent.value(), lines);
-      lane_lines_ = lines;
+      lane_lines_ = lines_of_block(inner);
+      lane_block_ = round_up(lane_lines_ * inner, nr_);
     } else {
       int64_t widest = lanes_static() ? kStaticLanes : kDynamicLanes;
       lane_block_ = lanes_extent_.is_constant() ? round_up(balanced(lanes_extent_.value(), widest), nr_) : widest;
     }
+  }
+
+  /// Lines of `inner` lanes that a block packs side by side: many enough to share the rows, and little padding up to whole vectors.
+  int64_t lines_of_block(int64_t inner) const {
+    int64_t widest = std::max<int64_t>(1, kDynamicLanes / inner);
+    if (!lanes_[0].extent.is_constant()) return widest;
+    int64_t all = lanes_[0].extent.value();
+    auto padded = [&](int64_t lines) { return all / lines * round_up(lines * inner, nr_) + round_up(all % lines * inner, nr_); };
+    int64_t best = balanced(all, widest);
+    for (int64_t lines = best + 1; lines <= std::min(all, widest); ++lines)
+      if (padded(lines) < padded(best)) best = lines;
+    return best;
   }
 
   /// Lanes of two axes that are packed per block: whole lines of the inner axis side by side.
@@ -553,6 +603,20 @@ class Scheduler {
     return out;
   }
 
+  /// A hint to fetch what the pack will read kPrefetchSteps steps of the outermost reduce axis later: rows of one k lie far apart, so that
+  /// no hardware prefetcher sees them coming.
+  void prefetch_operand(const Item& item, const Operand& operand, const Substitution& map, Expr k, tile_ir::Block& into) const {
+    const loop_ir::Load* main = main_load(operand);
+    if (!main) return;
+    Expr window = 1;
+    for (size_t i = 1; i < item.contraction->reduce->axes.size(); ++i) window = window * item.contraction->reduce->axes[i].extent;
+    Substitution ahead = map;
+    join(ahead, depth_map(item, min(k + window * kPrefetchSteps, item.depth - 1)));
+    std::vector<Expr> index;
+    for (Expr e : main->index) index.push_back(substitute(e, ahead));
+    into.push_back(make(tile_ir::Prefetch{main->buffer, std::move(index), 1}));
+  }
+
   static void join(Substitution& into, const Substitution& more) {
     for (const auto& [name, value] : more) into[name] = value;
   }
@@ -723,6 +787,7 @@ class Scheduler {
       map[lanes_[1].name] = sym(p_name);
       Expr place = sym(u_name) * lanes_[1].extent + sym(p_name);
       tile_ir::Block copy = store_operand(item.lanes, map, buffer, {k, place}, ".l" + t);
+      prefetch_operand(item, item.lanes, map, sym("kb" + t) * item.depth_block + k, copy);
       copy = {loop(p_name, 0, lanes_[1].extent, LoopKind::lanes, std::move(copy))};
       copy = {loop(u_name, 0, valid_lines_, LoopKind::serial, std::move(copy))};
       out.push_back(loop(k_name, 0, depth, LoopKind::serial, std::move(copy)));
@@ -732,8 +797,10 @@ class Scheduler {
       bool along_k = item.contraction->reduce->axes.size() == 1 && unit_along(item.lanes, item.contraction->reduce->axes[0].name);
       if (along_k)
         out.push_back(loop(p_name, 0, valid_lanes_, LoopKind::serial, {loop(k_name, 0, depth, LoopKind::lanes, std::move(copy))}));
-      else
+      else {
+        prefetch_operand(item, item.lanes, map, sym("kb" + t) * item.depth_block + k, copy);
         out.push_back(loop(k_name, 0, depth, LoopKind::serial, {loop(p_name, 0, valid_lanes_, LoopKind::lanes, std::move(copy))}));
+      }
     }
     std::string e_name = "el" + t;
     tile_ir::Block edge = store_zero(buffer, {sym(k_name + "e"), sym(e_name)}, "edge" + t);
@@ -848,7 +915,7 @@ class Scheduler {
     return loop("row", 0, valid_rows_, LoopKind::serial, std::move(line));
   }
 
-  const loop_ir::Kernel& kernel_;
+  const loop_ir::Kernel kernel_;
   const std::set<std::string>& statics_;
   const PassContext& ctx_;
   OuterNest nest_;
@@ -863,21 +930,22 @@ class Scheduler {
   Expr rows_extent_, lanes_extent_, row_blocks_, parallel_extent_;
   Expr first_row_, first_lane_, first_line_, valid_rows_, valid_lanes_, valid_lines_, tiles_;
   Substitution outer_map_;
+  Ranges ranges_;
   std::string tag_;
 };
 
 }  // namespace
 
 std::optional<Schedule> propose_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx) {
-  return Scheduler(kernel, statics, ctx).propose();
+  return Scheduler(loop_to_tile::merge_outer_axes(kernel), statics, ctx).propose();
 }
 
 ScheduledContraction apply_cpu_contraction(const loop_ir::Kernel& kernel, const Schedule& schedule, const std::set<std::string>& statics,
                                            const PassContext& ctx) {
-  return Scheduler(kernel, statics, ctx).apply(schedule);
+  return Scheduler(loop_to_tile::merge_outer_axes(kernel), statics, ctx).apply(schedule);
 }
 
-int64_t contraction_rows(int64_t rows, const PassContext& ctx) { return round_up(rows, balanced(rows, register_rows(ctx))); }
+int64_t contraction_rows(int64_t rows, const PassContext& ctx) { return round_up(rows, register_rows(rows, ctx)); }
 
 std::optional<std::vector<Directive>> propose_contraction_rows(const loop_ir::Kernel& kernel, const ContractionRows& rows, const PassContext& ctx) {
   return Scheduler(kernel, {}, ctx).propose_rows(rows);

@@ -277,6 +277,7 @@ std::vector<int> reversed(int lanes) {
 std::string Lowering::load_vector(const Load& s, const Memory& memory, Expr offset, const std::vector<Cond>& guard, size_t copy) {
   const LaneCopy& at = lanes_->copies[copy];
   if (auto column = transposed_load(s, memory, copy)) return *column;
+  if (auto spread = spread_load(s, memory, offset, guard, copy)) return *spread;
   kernel_ir::Load load;
   load.type = {s.dtype, width()};
   load.buffer = memory.name;

@@ -75,9 +75,10 @@ void Lowering::straight(const LanesLoop& loop, Expr lo, Expr hi, const Body& bod
   if (loop.capacity > 0) extent = std::min(extent, loop.capacity);
   std::vector<LaneCopy> copies;
   for (int64_t at = 0; at < extent; at += loop.lanes) {
-    LaneCopy copy{lo + at, "", false};
+    LaneCopy copy{lo + at, "", 0, false};
     if (!n.is_constant() || at + loop.lanes > extent) {
-      copy.mask = emit_.first(loop.lanes, tidy(simplify(hi - copy.base, ranges_)));
+      copy.live = simplify(hi - copy.base, ranges_);
+      copy.mask = emit_.first(loop.lanes, tidy(copy.live));
       copy.padding = n.is_constant() && hi.is_constant() && hi.value() >= loop.capacity;
     }
     copies.push_back(std::move(copy));
@@ -109,7 +110,7 @@ void Lowering::with_copies(const LanesLoop& loop, std::vector<LaneCopy> copies, 
 void Lowering::full_vectors(const LanesLoop& loop, Expr lo, Expr end, Expr hi, int64_t step, bool runs, const Body& body) {
   auto at = [&](Expr base) {
     std::vector<LaneCopy> copies;
-    for (int64_t c = 0; c < step; c += loop.lanes) copies.push_back({base + c, "", false});
+    for (int64_t c = 0; c < step; c += loop.lanes) copies.push_back({base + c, "", 0, false});
     with_copies(loop, std::move(copies), lo, hi, body);
   };
   Expr trips = simplify(floordiv(end - lo, step), ranges_);
@@ -161,7 +162,8 @@ void Lowering::lanes_pieces(const LanesLoop& loop, Expr lo, Expr hi, bool runs, 
   if (loop.in_flight > 1 && main_end != full_end) full_vectors(loop, main_end, full_end, hi, lanes, runs, body);
   if (full_end == hi) return;
   branch({less(full_end, hi)}, [&] {
-    LaneCopy tail{full_end, emit_.first(loop.lanes, tidy(simplify(hi - full_end, ranges_))), false};
+    Expr live = simplify(hi - full_end, ranges_);
+    LaneCopy tail{full_end, emit_.first(loop.lanes, tidy(live)), live, false};
     with_copies(loop, {tail}, lo, hi, body);
   });
 }

@@ -20,6 +20,7 @@ namespace deplo::tile_to_kernel {
 struct LaneCopy {
   Expr base;
   std::string mask;      ///< lanes that take part; empty: all
+  Expr live;             ///< where there is a mask: it is on in lanes below this
   bool padding = false;  ///< the lanes that are off lie past the end of the loop's constant range
 };
 
@@ -65,7 +66,7 @@ struct RegisterArray {
   bool per_copy = false;
 };
 
-/// Lowers one kernel. Split over lower.cpp (statements), access.cpp (memory, expressions, masks), lanes.cpp (lanes loops), transpose.cpp, reduce.cpp.
+/// Lowers one kernel. Split over lower.cpp (statements), access.cpp (memory, expressions, masks), lanes.cpp (lanes loops), shuffles.cpp, reduce.cpp.
 class Lowering {
  public:
   Lowering(const tile_ir::Kernel& kernel, const PassContext& context);
@@ -144,8 +145,14 @@ class Lowering {
   void store_register(const tile_ir::Store& s, RegisterArray& array, const std::vector<Cond>& guard);
   std::string& element(RegisterArray& array, const std::vector<Expr>& index, size_t copy);
 
-  // ---- transpose.cpp -------------------------------------------------------------------------------------------------
+  // ---- shuffles.cpp --------------------------------------------------------------------------------------------------
   std::vector<std::string> transpose(std::vector<std::string> rows);
+  /// The lanes [lo, hi) of a copy that a guard and the loop's end leave; nothing if they are no interval.
+  struct LiveLanes {
+    Expr lo, hi;
+  };
+  std::optional<LiveLanes> live_lanes(const std::vector<Cond>& guard, size_t copy) const;
+  std::optional<std::string> spread_load(const tile_ir::Load& s, const Memory& memory, Expr offset, const std::vector<Cond>& guard, size_t copy);
   std::optional<std::string> transposed_load(const tile_ir::Load& s, const Memory& memory, size_t copy);
 
   // ---- lanes.cpp -----------------------------------------------------------------------------------------------------

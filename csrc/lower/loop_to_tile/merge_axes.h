@@ -1,0 +1,11 @@
+#pragma once
+
+#include "loop_ir/ir.h"
+
+namespace deplo::loop_to_tile {
+
+/// Merges neighbours (i, j) of the outer perfect nest into one axis of extent I*J where every access moves along i by J times its step
+/// along j, and neither occurs in a guard, an index value or the extent of an inner loop. A 1x1 convolution so gets one axis of pixels.
+loop_ir::Kernel merge_outer_axes(const loop_ir::Kernel& kernel);
+
+}  // namespace deplo::loop_to_tile

@@ -1,0 +1,142 @@
+#include <algorithm>
+#include <utility>
+
+#include "lower/tile_to_kernel/lowering.h"
+
+namespace deplo::tile_to_kernel {
+
+using namespace tile_ir;
+
+namespace {
+
+constexpr int64_t kLargestSpread = 4;  // strides up to here read every element and pick
+
+bool is_power_of_two(int n) { return n > 0 && (n & (n - 1)) == 0; }
+
+}  // namespace
+
+// Lane l of the result r is lane r of row l. The butterfly of Eklundh (1972), in log2(lanes) steps.
+std::vector<std::string> Lowering::transpose(std::vector<std::string> rows) {
+  Type type = emit_.type(rows[0]);
+  int lanes = type.lanes;
+  auto pairs = [&](int distance, auto&& first, auto&& second) {
+    std::vector<std::string> next(rows.size());
+    for (int r = 0; r < lanes; ++r) {
+      if (r & distance) continue;
+      std::vector<int> low;
+      std::vector<int> high;
+      for (int j = 0; j < lanes; ++j) {
+        low.push_back(first(j));
+        high.push_back(second(j));
+      }
+      const auto a = static_cast<size_t>(r);
+      const auto b = static_cast<size_t>(r + distance);
+      next[a] = emit_.shuffle(type, rows[a], rows[b], low);
+      next[b] = emit_.shuffle(type, rows[a], rows[b], high);
+    }
+    rows = std::move(next);
+  };
+  // Rows d apart exchange groups of d lanes; after all d, row r holds column r.
+  for (int d = 1; d < lanes; d *= 2) {
+    auto from = [&](int j, int odd) { return ((j & d) ? lanes + (j & ~d) : j) + odd; };
+    pairs(d, [&](int j) { return from(j, 0); }, [&](int j) { return from(j, d); });
+  }
+  return rows;
+}
+
+// A strided load inside an unrolled axis along which it is contiguous: as many rows as lanes are read whole and transposed in registers.
+// Every index of the axis asks for the same rows, and equal values have one name.
+std::optional<std::string> Lowering::transposed_load(const Load& s, const Memory& memory, size_t copy) {
+  if (unrolls_.empty() || !s.guard.empty() || lanes_->diverges || !lanes_->copies[copy].mask.empty() || !is_power_of_two(width()))
+    return std::nullopt;
+  const Unrolling& unrolling = unrolls_.back();
+  int64_t at = unrolling.at - unrolling.lo;
+  int64_t block = unrolling.lo + at / width() * width();
+  if (width() < 4 || block + width() > unrolling.hi) return std::nullopt;
+  Expr now = names_.at(unrolling.axis);
+  auto offset_at = [&](int64_t index) {
+    names_[unrolling.axis] = index;
+    return flat(memory, s.index);
+  };
+  Expr start = offset_at(block);
+  bool contiguous = true;
+  for (int64_t k = 1; k < width() && contiguous; ++k) contiguous = offset_at(block + k) - start == Expr(k);
+  names_[unrolling.axis] = now;
+  for (const auto& [symbol, value] : placeholders_) contiguous = contiguous && !uses(start, symbol);
+  auto stride = linear_coefficient(start, lanes_->symbol);
+  if (!contiguous || !stride || stride->is(0) || stride->is(1) || stride->is(-1)) return std::nullopt;
+  std::vector<std::string> rows;
+  for (int l = 0; l < width(); ++l) {
+    kernel_ir::Load row;
+    row.type = {s.dtype, width()};
+    row.buffer = memory.name;
+    row.offset = tidy(simplify(substitute(start, {{lanes_->symbol, lanes_->copies[copy].base + l}}), ranges_));
+    rows.push_back(emit_.load(s.name, std::move(row)));
+  }
+  return transpose(std::move(rows))[static_cast<size_t>(unrolling.at - block)];
+}
+
+std::optional<Lowering::LiveLanes> Lowering::live_lanes(const std::vector<Cond>& guard, size_t copy) const {
+  const LaneCopy& at = lanes_->copies[copy];
+  LiveLanes live{0, at.mask.empty() ? Expr(width()) : min(width(), at.live)};
+  for (const Cond& cond : guard) {
+    for (const auto& [symbol, value] : placeholders_)
+      if (uses(cond.expr, symbol)) return std::nullopt;
+    auto k = linear_coefficient(cond.expr, lanes_->symbol);
+    if (cond.kind != Cond::Kind::ge0 || !k || !k->is_constant()) return std::nullopt;
+    Expr start = at_copy(cond.expr, at);
+    if (k->is(0)) {  // none or all
+      live.hi = min(live.hi, max(0, min(1, start + 1)) * width());
+    } else if (k->value() < 0) {
+      live.hi = min(live.hi, floordiv(start, -k->value()) + 1);
+    } else {
+      live.lo = max(live.lo, ceildiv(Expr(-1) * start, k->value()));
+    }
+  }
+  return LiveLanes{simplify(live.lo, ranges_), simplify(live.hi, ranges_)};
+}
+
+// A load with a small stride reads all that lies between its elements, too (memory of the same buffer), and picks by shuffles.
+std::optional<std::string> Lowering::spread_load(const Load& s, const Memory& memory, Expr offset, const std::vector<Cond>& guard, size_t copy) {
+  const LaneCopy& at = lanes_->copies[copy];
+  if (lanes_->diverges || context_.target.name != "cpu" || width() < 4) return std::nullopt;
+  for (const auto& [symbol, value] : placeholders_)
+    if (uses(offset, symbol)) return std::nullopt;
+  auto k = linear_coefficient(offset, lanes_->symbol);
+  if (!k || !k->is_constant() || k->value() < 2 || k->value() > kLargestSpread) return std::nullopt;
+  auto live = live_lanes(guard, copy);
+  if (!live) return std::nullopt;
+  const int64_t stride = k->value();
+  const int lanes = width();
+  Type type{s.dtype, lanes};
+  Expr first = live->lo * stride;
+  Expr end = (live->hi - 1) * stride + 1;
+  std::string picked;
+  for (int64_t part = 0; part < stride; ++part) {
+    kernel_ir::Load load;
+    load.type = type;
+    load.buffer = memory.name;
+    load.offset = tidy(at_copy(offset, at) + part * lanes);
+    Expr from = simplify(first - part * lanes, ranges_);
+    Expr to = simplify(end - part * lanes, ranges_);
+    if (!picked.empty() && provably_nonnegative(Expr(0) - to, ranges_)) break;
+    if (!provably_nonnegative(to - lanes, ranges_)) load.mask = emit_.first(lanes, tidy(to));
+    if (!provably_nonnegative(Expr(0) - from, ranges_))
+      load.mask = all_of(load.mask, emit_.let("mask", {DType::boolean, lanes}, Fn::bit_not, {emit_.first(lanes, tidy(from))}));
+    std::string whole = emit_.load(s.name, std::move(load));
+    // Lane l comes from element l * stride, in part l * stride / lanes.
+    std::vector<int> order;
+    for (int l = 0; l < lanes; ++l) {
+      int64_t element = l * stride - part * lanes;
+      order.push_back(picked.empty() ? static_cast<int>(std::clamp<int64_t>(element, 0, lanes - 1))
+                      : element < 0  ? l
+                                     : lanes + static_cast<int>(std::min<int64_t>(element, lanes - 1)));
+    }
+    picked = picked.empty() ? emit_.shuffle(type, whole, "", order) : emit_.shuffle(type, picked, whole, order);
+  }
+  std::string mask = all_of(at.mask, guard_mask(guard, copy));
+  if (mask == at.mask) return picked;
+  return emit_.let(s.name, type, Fn::where, {mask, picked, literal(s.fill)});
+}
+
+}  // namespace deplo::tile_to_kernel
