@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "analysis/cost.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "lower/loop_to_tile/nest_converter.h"
 
 namespace deplo {
@@ -18,40 +20,90 @@ constexpr int64_t kLaneBlock = 4096;         // points of a long vector axis tha
 constexpr int64_t kColumnVectors = 2;        // of a column block: one accumulator for every so many vector registers
 constexpr int64_t kTransposedBlock = 256;    // points along memory that a transposing nest reads together
 
+// What a schedule may ask for.
+constexpr int64_t kMostTile = int64_t{1} << 40;
+constexpr int64_t kMostVectors = 32;
+constexpr int64_t kMostSide = 64;
+
 class NestScheduler {
  public:
   NestScheduler(const loop_ir::Kernel& kernel, const PassContext& ctx)
       : kernel_(kernel), ctx_(ctx), nest_(outer_nest(kernel)), converter_(kernel, ctx) {}
 
-  tile_ir::Kernel run() {
+  Schedule propose() {
+    canonical();
+    choose();
+    return describe();
+  }
+
+  tile_ir::Kernel apply(const Schedule& schedule) {
+    canonical();
+    ScheduleReader reader(kernel_.name, schedule);
+    read(reader);
     tile_ir::Kernel out;
     out.name = kernel_.name;
     out.params = kernel_.params;
     out.symbols = kernel_.symbols;
     out.provenance = kernel_.provenance;
-    const auto& colliding = converter_.colliding();
-    std::vector<loop_ir::Axis> free;
-    std::vector<loop_ir::Axis> ordered;  // serial, inside the parallel ones
-    for (const auto& a : nest_.axes) (colliding.empty() || separates(a.name, colliding) ? free : ordered).push_back(a);
-    if (ordered.empty()) converter_.merge(free);
-    bool straight = NestConverter::is_straight(*nest_.inner);
-    std::string lanes = straight || columns() ? converter_.best_lane_axis(free) : "";
-    if (straight && lanes.empty() && !free.empty() && ordered.empty()) lanes = free.back().name;
-    out.body = nest(free, ordered, lanes, straight);
+    out.body = nest();
+    inner_lanes_.finish();
     out.chunks = chunks();
-    out.schedule = describe(free, ordered, lanes);
+    out.schedule = print(schedule);
     return out;
   }
 
  private:
+  /// Axes as schedules name them: neighbours that always move together are one.
+  void canonical() {
+    const auto& colliding = converter_.colliding();
+    for (const auto& a : nest_.axes) (colliding.empty() || separates(a.name, colliding) ? free_ : ordered_).push_back(a);
+    if (ordered_.empty()) converter_.merge(free_);
+    straight_ = NestConverter::is_straight(*nest_.inner);
+  }
+
+  // ---- choice ----------------------------------------------------------------------------------------------------
+
+  void choose() {
+    std::string lanes = straight_ || columns() ? converter_.best_lane_axis(free_) : "";
+    if (straight_ && lanes.empty() && !free_.empty() && ordered_.empty()) lanes = free_.back().name;
+    if (const loop_ir::Axis* a = find(free_, lanes)) lane_axis_ = *a;
+    for (const auto& a : free_)
+      if (a.name != lanes) parallel_.push_back(a.name);
+    for (const auto& a : ordered_) serial_.push_back(a.name);
+    if (lanes.empty()) {
+      converter_.propose_lanes(*nest_.inner, inner_lanes_);
+      return;
+    }
+    // A long vector axis is cut into blocks, which join the parallel axes.
+    int64_t vector = ctx_.target.vector_bytes / 4;
+    in_flight_ = straight_ ? 1 : ctx_.target.vector_registers / kColumnVectors;
+    std::vector<loop_ir::Axis> others = free_;
+    std::erase_if(others, [&](const auto& a) { return a.name == lanes; });
+    const loop_ir::Axis* along = straight_ && ordered_.empty() ? converter_.transposed_axis(others, lanes) : nullptr;
+    if (along && converter_.hint(along->extent) >= vector && converter_.hint(lane_axis_->extent) >= vector) {
+      transposed_ = *along;
+      transposed_tile_ = kTransposedBlock;
+      side_ = vector;
+      std::erase(parallel_, along->name);
+      parallel_.push_back(along->name);
+    }
+    int64_t tile = transposed_ ? vector : straight_ ? kLaneBlock : vector * in_flight_;
+    if (!ordered_.empty() || converter_.hint(lane_axis_->extent) <= tile) return;
+    lane_tile_ = tile;
+    parallel_.push_back(lanes);
+  }
+
+  static const loop_ir::Axis* find(const std::vector<loop_ir::Axis>& axes, const std::string& name) {
+    for (const auto& a : axes)
+      if (a.name == name) return &a;
+    return nullptr;
+  }
+
   /// Reductions whose memory runs along an outer axis: that axis gets the lanes and each lane reduces its own column.
   bool columns() const {
     double outer = 0;
     double inner = 0;
-    for (const auto& stmt : *nest_.inner)
-      if (std::holds_alternative<loop_ir::For>(stmt->node) || std::holds_alternative<loop_ir::Scan>(stmt->node) ||
-          std::holds_alternative<loop_ir::Local>(stmt->node))
-        return false;
+    if (holds_loops()) return false;
     for (const auto& a : nest_.axes) outer = std::max(outer, converter_.lane_score(a, true));
     visit_all(*nest_.inner, [&](const loop_ir::Stmt& stmt) {
       if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node))
@@ -60,53 +112,162 @@ class NestScheduler {
     return outer > inner;
   }
 
+  /// Loops inside that are no reductions, or arrays.
+  bool holds_loops() const {
+    return std::any_of(nest_.inner->begin(), nest_.inner->end(), [](const auto& s) {
+      return std::holds_alternative<loop_ir::For>(s->node) || std::holds_alternative<loop_ir::Scan>(s->node) ||
+             std::holds_alternative<loop_ir::Local>(s->node);
+    });
+  }
+
+  // ---- the schedule as data --------------------------------------------------------------------------------------
+
+  Schedule describe() const {
+    Schedule s{"nest", {}};
+    auto add = [&](const char* word, std::vector<Argument> arguments) { s.directives.push_back({word, std::move(arguments)}); };
+    std::vector<Argument> arguments;
+    for (const std::string& name : parallel_) arguments.push_back({name, {}});
+    arguments.push_back({"work", chunk_work_});
+    add("parallel", arguments);
+    arguments.clear();
+    for (const std::string& name : serial_) arguments.push_back({name, {}});
+    if (!arguments.empty()) add("reorder", arguments);
+    if (transposed_) {
+      add("tile", {{transposed_->name, transposed_tile_}});
+      add("transpose", {{transposed_->name, side_}});
+    }
+    if (lane_tile_ != 0) add("tile", {{lane_axis_->name, lane_tile_}});
+    if (lane_axis_) {
+      arguments = {{lane_axis_->name, {}}};
+      if (in_flight_ != 1) arguments.push_back({"by", in_flight_});
+      add("vectorize", arguments);
+    }
+    for (Directive& d : inner_lanes_.describe()) s.directives.push_back(std::move(d));
+    return s;
+  }
+
+  void read(ScheduleReader& reader) {
+    std::vector<std::string> known;
+    for (const auto& a : free_) known.push_back(a.name);
+    for (const auto& a : ordered_) known.push_back(a.name);
+    read_lanes(reader);
+    read_transpose(reader);
+    const Directive& parallel = reader.one("parallel");
+    parallel_ = reader.names(parallel);
+    for (const std::string& name : parallel_) {
+      if (find(ordered_, name)) reader.fail(parallel, fmt::format("{} runs in order, its stores may meet; allowed: reorder({})", name, name));
+      if (!find(free_, name)) reader.fail(parallel, fmt::format("there is no axis {}; allowed: {}", name, joined(known)));
+      if (lane_axis_ && name == lane_axis_->name && lane_tile_ == 0)
+        reader.fail(parallel, fmt::format("{} has the lanes; allowed: its tiles, with tile({}=...)", name, name));
+    }
+    std::set<std::string> arguments(parallel_.begin(), parallel_.end());
+    arguments.insert("work");
+    reader.only(parallel, arguments);
+    chunk_work_ = reader.number(parallel, "work", 1, kMostTile);
+    read_order(reader, known);
+    for (const auto& a : free_) {
+      bool taken = arguments.count(a.name) > 0 || std::count(serial_.begin(), serial_.end(), a.name) > 0;
+      bool tiled = (transposed_ && a.name == transposed_->name) || (lane_axis_ && a.name == lane_axis_->name && lane_tile_ != 0);
+      bool lanes = lane_axis_ && a.name == lane_axis_->name;
+      if ((tiled && !arguments.count(a.name)) || (!taken && !lanes)) reader.fail(parallel, fmt::format("{} is missing", a.name));
+    }
+    reader.finish(fmt::format("parallel, reorder, tile of the axis with the lanes, transpose and vectorize, over the axes {}", joined(known)));
+  }
+
+  void read_lanes(ScheduleReader& reader) {
+    std::string lanes;
+    for (const Directive* d : reader.all("vectorize")) {
+      std::vector<std::string> names = reader.names(*d);
+      bool outer = names.size() == 1 && (find(free_, names[0]) || find(ordered_, names[0]));
+      if (!outer) continue;
+      if (lane_axis_) reader.fail(*d, fmt::format("{} has the lanes already", lane_axis_->name));
+      if (find(ordered_, names[0])) reader.fail(*d, fmt::format("{} runs in order, its stores may meet", names[0]));
+      if (holds_loops()) reader.fail(*d, "there are loops inside; allowed: lanes on their axes");
+      lane_axis_ = *find(free_, names[0]);
+      lanes = names[0];
+      reader.only(*d, {lanes, "by"});
+      in_flight_ = reader.number(*d, "by", 1, kMostVectors, 1);
+    }
+    inner_lanes_ = InnerLanes::read(reader, lanes);
+    if (lanes.empty()) return;
+    if (const Directive* d = reader.find("tile", lanes)) {
+      reader.only(*d, {lanes});
+      lane_tile_ = reader.number(*d, lanes, 1, kMostTile);
+    }
+  }
+
+  void read_transpose(ScheduleReader& reader) {
+    auto all = reader.all("transpose");
+    if (all.empty()) return;
+    const Directive& d = reader.one("transpose");
+    std::string name = d.arguments.empty() ? "" : d.arguments[0].name;
+    const loop_ir::Axis* along = find(free_, name);
+    if (!along || !straight_ || !lane_axis_ || lane_axis_->name == name)
+      reader.fail(d, "it takes one parallel axis of a nest of straight-line statements whose lanes are on another axis");
+    reader.only(d, {name});
+    transposed_ = *along;
+    side_ = reader.number(d, name, 1, kMostSide);
+    const Directive* tile = reader.find("tile", name);
+    if (!tile) reader.fail(d, fmt::format("it needs 'tile({}=...)'", name));
+    reader.only(*tile, {name});
+    transposed_tile_ = reader.number(*tile, name, 1, kMostTile);
+  }
+
+  /// Axes that run in order keep theirs; others may be put among them.
+  void read_order(ScheduleReader& reader, const std::vector<std::string>& known) {
+    auto all = reader.all("reorder");
+    std::vector<std::string> kept;
+    if (!all.empty()) {
+      const Directive& d = reader.one("reorder");
+      serial_ = reader.names(d);
+      reader.only(d, {serial_.begin(), serial_.end()});
+      for (const std::string& name : serial_) {
+        if (find(ordered_, name)) kept.push_back(name);
+        bool taken = std::count(parallel_.begin(), parallel_.end(), name) > 0 || (lane_axis_ && lane_axis_->name == name);
+        if ((!find(free_, name) && !find(ordered_, name)) || taken)
+          reader.fail(d, fmt::format("{} is no axis that is neither parallel nor has the lanes; the axes: {}", name, joined(known)));
+      }
+    }
+    std::vector<std::string> wanted;
+    for (const auto& a : ordered_) wanted.push_back(a.name);
+    if (kept != wanted) reader.fail(fmt::format("stores may meet along {}: allowed: 'reorder' with these in this order", joined(wanted)));
+  }
+
   // ---- building --------------------------------------------------------------------------------------------------
 
-  tile_ir::Block nest(std::vector<loop_ir::Axis> free, const std::vector<loop_ir::Axis>& ordered, const std::string& lanes, bool straight) {
-    auto at = std::find_if(free.begin(), free.end(), [&](const auto& a) { return a.name == lanes; });
-    bool has_lanes = at != free.end();
-    loop_ir::Axis lane_axis;
-    if (has_lanes) {
-      lane_axis = *at;
-      free.erase(at);
+  tile_ir::Block nest() {
+    std::vector<loop_ir::Axis> free;
+    for (const std::string& name : parallel_) {
+      const loop_ir::Axis& a = *find(free_, name);
+      bool lanes = lane_axis_ && name == lane_axis_->name;
+      if (!lanes && !(transposed_ && name == transposed_->name))
+        free.push_back(a);
+      else
+        free.push_back({name + "_block", ceildiv(a.extent, lanes ? lane_tile_ : transposed_tile_)});
     }
-    // A long vector axis is cut into blocks, which join the parallel axes.
-    int64_t vector = ctx_.target.vector_bytes / 4;
-    int64_t in_flight = straight ? 1 : ctx_.target.vector_registers / kColumnVectors;
-    const loop_ir::Axis* along = straight && has_lanes && ordered.empty() ? converter_.transposed_axis(free, lanes) : nullptr;
-    if (along && (converter_.hint(along->extent) < vector || converter_.hint(lane_axis.extent) < vector)) along = nullptr;
-    loop_ir::Axis transposed;
-    if (along) {
-      transposed = *along;
-      std::erase_if(free, [&](const auto& a) { return a.name == transposed.name; });
-      free.push_back({transposed.name + "_block", ceildiv(transposed.extent, kTransposedBlock)});
-    }
-    int64_t block = along ? vector : straight ? kLaneBlock : vector * in_flight;
-    bool cut = has_lanes && ordered.empty() && converter_.hint(lane_axis.extent) > block;
-    if (cut) free.push_back({lane_axis.name + "_block", ceildiv(lane_axis.extent, block)});
-    Substitution outer;
-    if (free.size() == 1)
-      outer[free[0].name] = sym("par");
-    else
-      outer = unflatten(free, sym("par"));
+    Substitution outer = unflatten(free, sym("par"));
     Substitution& map = converter_.map();
     for (auto& [name, value] : map) value = substitute(value, outer);
     for (const auto& [name, value] : outer) map.emplace(name, value);
 
     auto in_lanes = [&](tile_ir::Block body) -> tile_ir::Block {
-      if (!has_lanes) return body;
-      Expr lo = cut ? outer.at(lane_axis.name + "_block") * block : Expr(0);
-      Expr hi = cut ? min(lane_axis.extent, lo + block) : lane_axis.extent;
-      return {make(tile_ir::For{axis(lane_axis.name, lo, hi, LoopKind::lanes, 1, in_flight), std::move(body)})};
+      if (!lane_axis_) return body;
+      Expr lo = lane_tile_ != 0 ? outer.at(lane_axis_->name + "_block") * lane_tile_ : Expr(0);
+      Expr hi = lane_tile_ != 0 ? min(lane_axis_->extent, lo + lane_tile_) : lane_axis_->extent;
+      return {make(tile_ir::For{axis(lane_axis_->name, lo, hi, LoopKind::lanes, 1, in_flight_), std::move(body)})};
     };
     tile_ir::Block body;
-    if (transposed.name.empty()) {
-      body = in_lanes(converter_.convert(*nest_.inner, !has_lanes));
+    if (!transposed_) {
+      body = in_lanes(converter_.convert(*nest_.inner, !lane_axis_, inner_lanes_));
     } else {
-      Expr first = outer.at(transposed.name + "_block") * kTransposedBlock;
-      body = squares(transposed, first, min(kTransposedBlock, transposed.extent - first), vector, in_lanes);
+      Expr first = outer.at(transposed_->name + "_block") * transposed_tile_;
+      body = squares(*transposed_, first, min(transposed_tile_, transposed_->extent - first), side_, in_lanes);
     }
-    for (size_t i = ordered.size(); i-- > 0;) body = {make(tile_ir::For{axis(ordered[i].name, 0, ordered[i].extent), std::move(body)})};
+    for (size_t i = serial_.size(); i-- > 0;) {
+      const loop_ir::Axis* ordered = find(ordered_, serial_[i]);
+      const loop_ir::Axis& a = ordered ? *ordered : *find(free_, serial_[i]);
+      body = {make(tile_ir::For{axis(a.name, 0, a.extent), std::move(body)})};
+    }
     parallel_extent_ = count(free);
     return {make(tile_ir::For{axis("par", 0, parallel_extent_, LoopKind::parallel), std::move(body)})};
   }
@@ -121,7 +282,7 @@ class NestScheduler {
       map = before;
       for (auto& [name, value] : map) value = substitute(value, {{along.name, point}});
       map[along.name] = point;
-      tile_ir::Block body = converter_.convert(*nest_.inner, false);
+      tile_ir::Block body = converter_.convert(*nest_.inner, false, inner_lanes_);
       map = before;
       return body;
     };
@@ -151,7 +312,7 @@ class NestScheduler {
     work = upper_bound(simplify(widest(work, axes), ranges), axes, ranges).value_or(count(nest_.axes));
     for (const std::string& name : symbols_of(work))
       if (!kernel_.symbols.count(name)) work = count(nest_.axes);
-    return max(1, min(parallel_extent_, ceildiv(work, kChunkOperations)));
+    return max(1, min(parallel_extent_, ceildiv(work, chunk_work_)));
   }
 
   /// e, a sum of products of extents, with every minimum that an axis enters replaced by its other operands.
@@ -170,25 +331,35 @@ class NestScheduler {
     return least.value_or(e);
   }
 
-  static std::string describe(const std::vector<loop_ir::Axis>& free, const std::vector<loop_ir::Axis>& ordered, const std::string& lanes) {
-    std::string text;
-    auto add = [&](const std::string& word) { text += (text.empty() ? "" : "; ") + word; };
-    for (const auto& a : free)
-      if (a.name != lanes) add("parallel " + a.name);
-    for (const auto& a : ordered) add("serial " + a.name);
-    if (!lanes.empty()) add("vectorize " + lanes);
-    return text;
-  }
-
   const loop_ir::Kernel& kernel_;
   const PassContext& ctx_;
   OuterNest nest_;
   NestConverter converter_;
+  std::vector<loop_ir::Axis> free_;     ///< may run in any order
+  std::vector<loop_ir::Axis> ordered_;  ///< stores may meet along them
+  bool straight_ = false;
+
+  // The schedule.
+  std::vector<std::string> parallel_;
+  std::vector<std::string> serial_;  ///< inside the parallel ones
+  std::optional<loop_ir::Axis> lane_axis_;
+  int64_t lane_tile_ = 0;  ///< 0: the whole axis
+  int64_t in_flight_ = 1;
+  std::optional<loop_ir::Axis> transposed_;
+  int64_t transposed_tile_ = 0;
+  int64_t side_ = 0;
+  int64_t chunk_work_ = kChunkOperations;
+  InnerLanes inner_lanes_;
+
   Expr parallel_extent_ = 1;
 };
 
 }  // namespace
 
-tile_ir::Kernel schedule_cpu_nest(const loop_ir::Kernel& kernel, const PassContext& ctx) { return NestScheduler(kernel, ctx).run(); }
+Schedule propose_cpu_nest(const loop_ir::Kernel& kernel, const PassContext& ctx) { return NestScheduler(kernel, ctx).propose(); }
+
+tile_ir::Kernel apply_cpu_nest(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& ctx) {
+  return NestScheduler(kernel, ctx).apply(schedule);
+}
 
 }  // namespace deplo

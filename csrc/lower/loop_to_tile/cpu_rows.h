@@ -4,14 +4,17 @@
 
 #include "base/context.h"
 #include "loop_ir/ir.h"
+#include "schedule/schedule.h"
 #include "tile_ir/ir.h"
 
 namespace deplo {
 
-/// Schedules a kernel whose rows (the innermost shared axis) hold contractions between other statements, as attention does: a block of
-/// rows runs each statement for all its rows before the next, so that a contraction sees a matrix of rows. Locals and values that
+/// Proposes a schedule of kind `rows` for a kernel whose rows (the innermost shared axis) hold contractions between other statements, as attention
+/// does: a block of rows runs each statement for all its rows before the next, so that a contraction sees a matrix of rows. Locals and values that
 /// cross from one such phase to another become scratch arrays over the block, which is sized to stay in the second-level cache.
 /// Nothing if no contraction in the rows can be scheduled so.
-std::optional<tile_ir::Kernel> schedule_cpu_rows(const loop_ir::Kernel& kernel, const PassContext& ctx);
+std::optional<Schedule> propose_cpu_rows(const loop_ir::Kernel& kernel, const PassContext& ctx);
+/// Throws UserError where the schedule does not fit the kernel.
+tile_ir::Kernel apply_cpu_rows(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& ctx);
 
 }  // namespace deplo

@@ -4,10 +4,12 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "lower/loop_to_tile/cpu_contraction.h"
 #include "lower/loop_to_tile/cpu_nest.h"
 #include "lower/loop_to_tile/cpu_rows.h"
 #include "lower/loop_to_tile/gpu.h"
+#include "schedule/reader.h"
 
 namespace deplo {
 namespace {
@@ -36,7 +38,9 @@ class Lowering {
   tile_ir::Module run() {
     static_cast<ProgramBody&>(out_) = module_;
     out_.steps.clear();
+    read_given();
     for (const auto& kernel : module_.kernels) schedule(*kernel);
+    check_given();
     for (const Step& step : module_.steps) {
       const auto* call = std::get_if<CallStep>(&step);
       auto packed = call ? packed_.find(call->kernel) : packed_.end();
@@ -49,22 +53,62 @@ class Lowering {
   }
 
  private:
+  /// The schedules that the options give: every entry is one kernel's, or text that names its kernels.
+  void read_given() {
+    for (const auto& [key, text] : ctx_.schedules)
+      for (auto& [name, schedule] : parse_schedules(text, key.empty() ? "<schedule>" : fmt::format("<schedule of {}>", key))) {
+        DEPLO_CHECK(!name.empty() || !key.empty(), "schedule '{}' names no kernel; write 'schedule @name: ...' or give a dict from kernel name",
+                    print(schedule));
+        DEPLO_CHECK(name.empty() || key.empty() || name == key, "the schedule given for kernel {} is one of @{}", key, name);
+        const std::string& kernel = name.empty() ? key : name;
+        DEPLO_CHECK(given_.emplace(kernel, schedule).second, "two schedules are given for kernel {}", kernel);
+      }
+  }
+
+  /// Schedules for no kernel of the program, and those of packing kernels, which follow from the kernels that they pack for.
+  void check_given() const {
+    std::vector<std::string> names;
+    for (const auto& kernel : out_.kernels) names.push_back(kernel->name);
+    for (const auto& [name, schedule] : given_) {
+      DEPLO_CHECK(out_.find_kernel(name), "a schedule is given for kernel {}, which the program does not have; its kernels are {}", name,
+                  joined(names));
+      const std::string& applied = out_.find_kernel(name)->schedule;
+      DEPLO_CHECK(applied == print(schedule),
+                  "schedule of kernel {}: it packs an operand, so that its schedule follows from that of the kernel that it "
+                  "packs for: '{}', not '{}'",
+                  name, applied, print(schedule));
+    }
+  }
+
   void schedule(const loop_ir::Kernel& kernel) {
+    auto given = given_.find(kernel.name);
     if (ctx_.target.name == "cuda") {
       add(schedule_gpu(kernel, ctx_));
       return;
     }
     std::set<std::string> statics = static_params(module_, kernel);
-    auto proposed = propose_cpu_contraction(kernel, statics, ctx_);
-    if (!proposed) {
-      auto rows = schedule_cpu_rows(kernel, ctx_);
-      add(rows ? std::move(*rows) : schedule_cpu_nest(kernel, ctx_));
-      return;
+    apply(kernel, given != given_.end() ? given->second : propose(kernel, statics), statics);
+  }
+
+  Schedule propose(const loop_ir::Kernel& kernel, const std::set<std::string>& statics) const {
+    if (auto contraction = propose_cpu_contraction(kernel, statics, ctx_)) return *contraction;
+    if (auto rows = propose_cpu_rows(kernel, ctx_)) return *rows;
+    return propose_cpu_nest(kernel, ctx_);
+  }
+
+  void apply(const loop_ir::Kernel& kernel, const Schedule& schedule, const std::set<std::string>& statics) {
+    if (schedule.kind == "contraction") {
+      ScheduledContraction contraction = apply_cpu_contraction(kernel, schedule, statics, ctx_);
+      for (const PackedOperand& p : contraction.packed) add(p.kernel);
+      if (!contraction.packed.empty()) packed_[kernel.name] = contraction.packed;
+      add(std::move(contraction.kernel));
+    } else if (schedule.kind == "rows") {
+      add(apply_cpu_rows(kernel, schedule, ctx_));
+    } else {
+      if (schedule.kind != "nest")
+        ScheduleReader(kernel.name, schedule).fail("unknown kind; a CPU kernel is allowed to be contraction, rows or nest");
+      add(apply_cpu_nest(kernel, schedule, ctx_));
     }
-    ScheduledContraction contraction = apply_cpu_contraction(kernel, *proposed, statics, ctx_);
-    for (const PackedOperand& p : contraction.packed) add(p.kernel);
-    if (!contraction.packed.empty()) packed_[kernel.name] = contraction.packed;
-    add(std::move(contraction.kernel));
   }
 
   void add(tile_ir::Kernel kernel) { out_.kernels.push_back(std::make_shared<tile_ir::Kernel>(std::move(kernel))); }
@@ -101,17 +145,13 @@ class Lowering {
   const loop_ir::Module& module_;
   const PassContext& ctx_;
   tile_ir::Module out_;
+  std::map<std::string, Schedule> given_;
   std::map<std::string, std::vector<PackedOperand>> packed_;
   int next_ = 0;
 };
 
 }  // namespace
 
-tile_ir::Module lower_loop_to_tile(const loop_ir::Module& module, const PassContext& ctx) {
-  // Better refused than ignored: the text that is printed cannot be read back yet.
-  DEPLO_CHECK(ctx.schedules.empty(), "schedule: schedules given by hand are not applied yet; leave the option out ('{}' was given)",
-              ctx.schedules.begin()->second);
-  return Lowering(module, ctx).run();
-}
+tile_ir::Module lower_loop_to_tile(const loop_ir::Module& module, const PassContext& ctx) { return Lowering(module, ctx).run(); }
 
 }  // namespace deplo

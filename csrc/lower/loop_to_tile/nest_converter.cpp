@@ -13,8 +13,91 @@ namespace {
 
 constexpr int64_t kStackBytes = 16 << 10;
 constexpr int64_t kUnknownExtent = 256;  // an axis without a hint
+constexpr int64_t kReduceVectors = 4;    // in flight
+constexpr int64_t kMostVectors = 32;
+
+/// The perfect nest of loops under s, and its body.
+std::pair<std::vector<loop_ir::Axis>, const loop_ir::Block*> loop_chain(const loop_ir::For& s) {
+  std::vector<loop_ir::Axis> axes{{s.axis, s.extent}};
+  const loop_ir::Block* body = &s.body;
+  while (body->size() == 1) {
+    const auto* loop = std::get_if<loop_ir::For>(&body->front()->node);
+    if (!loop) break;
+    axes.push_back({loop->axis, loop->extent});
+    body = &loop->body;
+  }
+  return {axes, body};
+}
+
+/// Straight-line statements and reductions of such: what the lanes of one loop can run side by side.
+bool runs_in_lanes(const loop_ir::Block& body) {
+  return std::all_of(body.begin(), body.end(), [](const auto& stmt) {
+    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
+    return NestConverter::is_straight(reduce ? reduce->body : loop_ir::Block{stmt});
+  });
+}
 
 }  // namespace
+
+// ---- lanes of inner loops --------------------------------------------------------------------------------------
+
+std::vector<Directive> InnerLanes::describe() const {
+  std::vector<Directive> out;
+  for (const auto& [where, choice] : choices) {
+    Directive d{"vectorize", {{where.first, {}}}};
+    if (where.second != 0) d.arguments.push_back({"nth", where.second});
+    if (choice.by != 1) d.arguments.push_back({"by", choice.by});
+    out.push_back(std::move(d));
+  }
+  return out;
+}
+
+InnerLanes InnerLanes::read(ScheduleReader& reader, const std::string& outer) {
+  InnerLanes lanes;
+  lanes.reader = &reader;
+  for (const Directive* d : reader.all("vectorize")) {
+    std::vector<std::string> names = reader.names(*d);
+    if (names.size() != 1) reader.fail(*d, "it takes one axis, and by= and nth=");
+    if (names[0] == outer) continue;
+    reader.only(*d, {names[0], "by", "nth"});
+    Choice choice{reader.number(*d, "by", 1, kMostVectors, 1), d};
+    if (!lanes.choices.emplace(std::pair{names[0], reader.number(*d, "nth", 0, 1 << 20, 0)}, choice).second)
+      reader.fail(*d, "a second 'vectorize' for the same loop");
+  }
+  return lanes;
+}
+
+void InnerLanes::finish() const {
+  for (const auto& [where, choice] : choices)
+    if (choice.from && !choice.applied) {
+      auto count = seen.find(where.first);
+      int64_t loops = count == seen.end() ? 0 : count->second;
+      reader->fail(*choice.from, fmt::format("there are {} inner loops and reductions over {}", loops, where.first) +
+                                     (loops > 0 ? fmt::format("; nth is allowed to be up to {}", loops - 1) : ""));
+    }
+}
+
+std::string InnerLanes::take(const std::vector<loop_ir::Axis>& axes, bool allowed, const std::string& why, int64_t& by) {
+  std::string lanes;
+  for (const auto& a : axes) {
+    auto found = choices.find({a.name, seen[a.name]++});
+    if (found == choices.end()) continue;
+    Choice& choice = found->second;
+    if (!allowed) reader->fail(*choice.from, why);
+    if (!lanes.empty()) reader->fail(*choice.from, fmt::format("{}, of the same loops, has the lanes already", lanes));
+    lanes = a.name;
+    by = choice.by;
+    choice.applied = true;
+  }
+  return lanes;
+}
+
+void InnerLanes::add(const std::vector<loop_ir::Axis>& axes, const std::string& lanes, int64_t by) {
+  for (const auto& a : axes) {
+    int64_t nth = seen[a.name]++;
+    if (a.name == lanes) choices[{lanes, nth}] = {by};
+  }
+}
 
 NestConverter::NestConverter(const loop_ir::Kernel& kernel, const PassContext& ctx) : kernel_(kernel), ctx_(ctx) {
   for (const auto& p : kernel.params) strides_[p.name] = p.strides;
@@ -145,6 +228,34 @@ bool NestConverter::mentions_merged(Expr e, const loop_ir::Axis& outer, const lo
   return uses(now, outer.name) || uses(now, inner.name);
 }
 
+void NestConverter::propose_lanes(const loop_ir::Block& block, InnerLanes& lanes) const {
+  for (const auto& stmt : block) {
+    if (const auto* loop = std::get_if<loop_ir::For>(&stmt->node)) {
+      auto [axes, body] = loop_chain(*loop);
+      std::string best;
+      if (!orders(axes) && (is_straight(*body) || inner_columns(axes, *body))) {
+        best = best_lane_axis(axes);
+        if (best.empty() && is_straight(*body)) best = axes.back().name;
+      }
+      lanes.add(axes, best, 1);
+      if (best.empty()) propose_lanes(*body, lanes);
+    } else if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) {
+      std::string best;
+      if (is_straight(reduce->body)) {
+        best = best_lane_axis(reduce->axes);
+        if (best.empty()) best = reduce->axes.back().name;
+      }
+      lanes.add(reduce->axes, best, kReduceVectors);
+      if (best.empty()) propose_lanes(reduce->body, lanes);
+    }
+  }
+}
+
+tile_ir::Block NestConverter::convert(const loop_ir::Block& block, bool vectorize, InnerLanes& lanes) {
+  lanes_ = &lanes;
+  return convert(block, vectorize);
+}
+
 tile_ir::Block NestConverter::convert(const loop_ir::Block& block, bool vectorize) {
   tile_ir::Block out;
   for (const auto& stmt : block) std::visit([&](const auto& s) { lower(s, vectorize, out); }, stmt->node);
@@ -166,27 +277,21 @@ void NestConverter::lower(const loop_ir::Local& s, bool /*vectorize*/, tile_ir::
   out.push_back(make(tile_ir::Alloc{s.name, s.dtype, std::move(shape), small ? Space::stack : Space::scratch}));
 }
 
+bool NestConverter::orders(const std::vector<loop_ir::Axis>& axes) const {
+  return std::any_of(axes.begin(), axes.end(), [&](const auto& a) { return !colliding_.empty() && !separates(a.name, colliding_); });
+}
+
 void NestConverter::lower(const loop_ir::For& s, bool vectorize, tile_ir::Block& out) {
-  // The perfect nest under s, so that its best axis can be innermost.
-  std::vector<loop_ir::Axis> axes{{s.axis, s.extent}};
-  const loop_ir::Block* body = &s.body;
-  while (body->size() == 1) {
-    const auto* loop = std::get_if<loop_ir::For>(&body->front()->node);
-    if (!loop) break;
-    axes.push_back({loop->axis, loop->extent});
-    body = &loop->body;
-  }
-  bool orders = std::any_of(axes.begin(), axes.end(), [&](const auto& a) { return !colliding_.empty() && !separates(a.name, colliding_); });
-  std::string lanes;
-  if (vectorize && !orders && (is_straight(*body) || inner_columns(axes, *body))) {
-    lanes = best_lane_axis(axes);
-    if (lanes.empty() && is_straight(*body)) lanes = axes.back().name;
-  }
+  auto [axes, body] = loop_chain(s);
+  int64_t by = 1;
+  std::string lanes = lanes_->take(axes, vectorize && !orders(axes) && runs_in_lanes(*body),
+                                   "the loop runs inside of other lanes, in order, or holds more than reductions of straight-line statements", by);
   std::stable_partition(axes.begin(), axes.end(), [&](const auto& a) { return a.name != lanes; });
   tile_ir::Block inside = convert(*body, vectorize && lanes.empty());
   for (size_t i = axes.size(); i-- > 0;) {
     bool is_lanes = axes[i].name == lanes;
-    tile_ir::For loop{axis(axes[i].name, 0, substitute(axes[i].extent, map_), is_lanes ? LoopKind::lanes : LoopKind::serial), std::move(inside)};
+    LoopKind kind = is_lanes ? LoopKind::lanes : LoopKind::serial;
+    tile_ir::For loop{axis(axes[i].name, 0, substitute(axes[i].extent, map_), kind, 1, is_lanes ? by : 1), std::move(inside)};
     inside = {make(std::move(loop))};
   }
   out.push_back(inside.front());
@@ -196,30 +301,21 @@ bool NestConverter::inner_columns(const std::vector<loop_ir::Axis>& axes, const 
   double own = 0;
   double inner = 0;
   for (const auto& a : axes) own = std::max(own, lane_score(a, true));
-  bool plain = true;
-  for (const auto& stmt : body) {
-    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) {
+  for (const auto& stmt : body)
+    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node))
       for (const auto& a : reduce->axes) inner = std::max(inner, lane_score(a, true));
-      plain = plain && is_straight(reduce->body);
-    } else {
-      plain = plain && is_straight({stmt});
-    }
-  }
-  return plain && own > inner;
+  return runs_in_lanes(body) && own > inner;
 }
 
 void NestConverter::lower(const loop_ir::Reduce& s, bool vectorize, tile_ir::Block& out) {
   std::vector<loop_ir::Axis> axes = s.axes;
-  std::string lanes;
-  if (vectorize && is_straight(s.body)) {
-    lanes = best_lane_axis(axes);
-    if (lanes.empty()) lanes = axes.back().name;
-    std::stable_partition(axes.begin(), axes.end(), [&](const auto& a) { return a.name != lanes; });
-  }
+  int64_t by = 1;
+  std::string lanes = lanes_->take(axes, vectorize && is_straight(s.body), "the reduction runs inside of other lanes, or holds loops", by);
+  if (!lanes.empty()) std::stable_partition(axes.begin(), axes.end(), [&](const auto& a) { return a.name != lanes; });
   tile_ir::Reduce reduce{s.results, s.dtypes, s.combiner, s.operands, {}, convert(s.body, vectorize && lanes.empty())};
   for (const auto& a : axes) {
     bool is_lanes = a.name == lanes;
-    reduce.axes.push_back(axis(a.name, 0, substitute(a.extent, map_), is_lanes ? LoopKind::lanes : LoopKind::serial, 1, is_lanes ? 4 : 1));
+    reduce.axes.push_back(axis(a.name, 0, substitute(a.extent, map_), is_lanes ? LoopKind::lanes : LoopKind::serial, 1, is_lanes ? by : 1));
   }
   out.push_back(make(std::move(reduce)));
 }

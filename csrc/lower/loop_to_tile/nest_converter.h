@@ -6,8 +6,31 @@
 
 #include "base/context.h"
 #include "lower/loop_to_tile/convert.h"
+#include "schedule/reader.h"
 
 namespace deplo::loop_to_tile {
+
+/// Which axes of inner loops and reductions get the lanes: by name, and by place among those of that name in the order of the text.
+struct InnerLanes {
+  struct Choice {
+    int64_t by = 1;
+    const Directive* from = nullptr;
+    bool applied = false;
+  };
+  std::map<std::pair<std::string, int64_t>, Choice> choices;
+  std::map<std::string, int64_t> seen;     ///< how many loops over an axis were passed so far
+  const ScheduleReader* reader = nullptr;  ///< of the schedule that the choices are from, if any
+
+  std::vector<Directive> describe() const;
+  /// The vectorize directives, but for one about the axis `outer`.
+  static InnerLanes read(ScheduleReader& reader, const std::string& outer);
+  /// That every choice met its loop.
+  void finish() const;
+  /// The choice for a loop nest over these axes, empty if it has none; `allowed`: it may have one, else `why` not.
+  std::string take(const std::vector<loop_ir::Axis>& axes, bool allowed, const std::string& why, int64_t& by);
+  /// Gives this loop nest the lanes on one of its axes, or on none.
+  void add(const std::vector<loop_ir::Axis>& axes, const std::string& lanes, int64_t by);
+};
 
 /// Turns the statements of one kernel into Tile IR under a substitution of its axes: inner loops and reductions get their best vector axis.
 class NestConverter {
@@ -16,8 +39,10 @@ class NestConverter {
 
   /// What stands for the axes that are bound so far.
   Substitution& map() { return map_; }
+  /// The best vector axes of inner loops and reductions.
+  void propose_lanes(const loop_ir::Block& block, InnerLanes& lanes) const;
   /// `vectorize`: inner loops and reductions may take the lanes.
-  tile_ir::Block convert(const loop_ir::Block& block, bool vectorize);
+  tile_ir::Block convert(const loop_ir::Block& block, bool vectorize, InnerLanes& lanes);
   /// How much an axis gains by vectors: contiguous accesses count for it, strided ones against it. `reduced`: only what reductions load.
   double lane_score(const loop_ir::Axis& a, bool reduced = false) const;
   std::string best_lane_axis(const std::vector<loop_ir::Axis>& free) const;
@@ -40,6 +65,7 @@ class NestConverter {
   Expr offset(const std::string& buffer, const std::vector<Expr>& index) const;
   bool mergeable(const loop_ir::Axis& outer, const loop_ir::Axis& inner) const;
   bool mentions_merged(Expr e, const loop_ir::Axis& outer, const loop_ir::Axis& inner) const;
+  tile_ir::Block convert(const loop_ir::Block& block, bool vectorize);
   void lower(const loop_ir::Let& s, bool vectorize, tile_ir::Block& out);
   void lower(const loop_ir::Load& s, bool vectorize, tile_ir::Block& out);
   void lower(const loop_ir::Store& s, bool vectorize, tile_ir::Block& out);
@@ -49,6 +75,7 @@ class NestConverter {
   void lower(const loop_ir::Reduce& s, bool vectorize, tile_ir::Block& out);
   void lower(const loop_ir::Scan& s, bool vectorize, tile_ir::Block& out);
   bool inner_columns(const std::vector<loop_ir::Axis>& axes, const loop_ir::Block& body) const;
+  bool orders(const std::vector<loop_ir::Axis>& axes) const;
 
   const loop_ir::Kernel& kernel_;
   const PassContext& ctx_;
@@ -56,6 +83,7 @@ class NestConverter {
   std::vector<Access> accesses_;
   std::vector<const loop_ir::Store*> colliding_;
   Substitution map_;
+  InnerLanes* lanes_ = nullptr;  ///< of the conversion in progress
 };
 
 }  // namespace deplo::loop_to_tile
