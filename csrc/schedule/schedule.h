@@ -13,7 +13,7 @@ namespace deplo {
 // Schedules as data: where and when the iterations of one kernel's nest run. Heuristics propose one, options give one, applying it is
 // mechanical; it decides speed, never results beyond the association of sums.
 //
-//   contraction parallel(b, n, i, work=65536) tile(i=96) tile(n=256) tile(k=512) vectorize(n) register_block(i=6, n=16) unroll(k=4)
+//   contraction parallel(b, n, i, work=65536) tile(i=96) tile(n=256) vectorize(n) register_block(i=6, n=16) tile(c.k=512) unroll(c.k=4)
 //   pack(c.lanes, at=program) pack(c.rows, at=block, pad=16)
 //
 //   schedule  = kind { directive }                          line ends are spaces
@@ -27,9 +27,9 @@ namespace deplo {
 //   parallel(a, b, ..., work=W)     the axes, or their tiles, that make up the parallel loop, the last one fastest; it is cut into pieces of at
 //                                   least W operations
 //   reorder(a, b, ...)              axes that run one after the other inside of the parallel loop, outer first
-//   tile(a=T)                       the axis runs in tiles of T points; of a reduction: its sum is formed tile by tile
-//   vectorize(a, by=U)              the axis gets the vector lanes, U vectors in flight (1 unless said); of inner loops that share the axis'
-//                                   name, nth=N is the N-th in the order of the text, from 0
+//   tile(a=T)                       the axis runs in tiles of T points; c.k is axis k of reduction c, whose sum is formed tile by tile
+//   vectorize(a, by=U)              the axis gets the vector lanes, U vectors in flight (1 unless said); of inner loops and
+//                                   reductions over axes of one name, nth=N is the N-th in the order of the text, from 0
 //   register_block(a=R, b=C)        R x C sums are kept in registers
 //   unroll(a=U)                     the body is repeated U times
 //   transpose(a=T)                  with lanes on another axis: tiles of T points of a, along which memory runs, are transposed in registers
@@ -37,11 +37,14 @@ namespace deplo {
 //                                   start (`program`) or for each tile (`block`), whose rows are then P elements longer than needed
 //   phase(N)                        of kind rows: what follows is about the N-th inner nest with a contraction, from 0
 //   threads(T)                      threads of a GPU block
-//   stage(c.rows, at=shared)        of a GPU kernel: the operand's tile is copied to this memory
 //
-// Kinds, each with the words it takes: contraction (parallel tile vectorize register_block unroll pack), rows (parallel tile, and phases of
-// contractions), nest (parallel reorder tile transpose vectorize), pack (parallel register_block; follows from the kernel that it packs
-// for), points, shared_rows, shared_contraction and serial for GPUs.
+// Kinds, each with the words it takes:
+//   contraction   parallel tile vectorize register_block unroll pack
+//   rows          parallel tile vectorize, and phases, which take what contractions take but parallel and the tile of the rows
+//   nest          parallel reorder tile transpose vectorize; every kernel has schedules of this kind
+//   pack          parallel tile; follows from the kernel that it packs for
+//   gpu_contraction                     tile register_block threads
+//   gpu_points, gpu_rows, gpu_serial    threads
 
 struct Argument {
   std::string name;                                          ///< an axis, a group i*j, an operand or a key; empty for a bare integer

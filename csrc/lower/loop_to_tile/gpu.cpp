@@ -6,7 +6,9 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "lower/loop_to_tile/convert.h"
+#include "schedule/reader.h"
 
 namespace deplo {
 namespace {
@@ -20,6 +22,11 @@ constexpr int64_t kSharedBytes = 48 << 10;
 constexpr int64_t kTile = 64;      // outputs of a block along m and n
 constexpr int64_t kPerThread = 4;  // of a thread
 constexpr int64_t kStep = 16;      // of k per stage
+
+// What a schedule may ask for.
+constexpr int64_t kMostThreads = 1024;
+constexpr int64_t kMostTile = 1024;
+constexpr int64_t kMostPerThread = 16;
 
 tile_ir::Let zero(const std::string& name, DType dtype) {
   return {name, dtype, Fn::constant, {}, is_float(dtype) ? Scalar::of_float(dtype, 0) : Scalar::of_int(dtype, 0), 0};
@@ -49,29 +56,82 @@ class GpuScheduler {
     inner_ = nest.inner;
   }
 
-  tile_ir::Kernel run() {
+  Schedule propose() {
+    match();
+    std::string kind = !colliding_stores(kernel_).empty() ? "gpu_serial" : matched_ ? "gpu_contraction" : shares_rows() ? "gpu_rows" : "gpu_points";
+    Schedule s{kind, {}};
+    if (kind == "gpu_contraction")
+      s.directives = {{"tile", {{matched_->m, kTile}}},
+                      {"tile", {{matched_->n, kTile}}},
+                      {"tile", {{depth_name(), kStep}}},
+                      {"register_block", {{matched_->m, kPerThread}, {matched_->n, kPerThread}}}};
+    s.directives.push_back({"threads", {{"", kThreads}}});
+    return s;
+  }
+
+  tile_ir::Kernel apply(const Schedule& schedule) {
+    match();
+    read(schedule);
     tile_ir::Kernel out;
     out.name = kernel_.name;
     out.params = kernel_.params;
     out.symbols = kernel_.symbols;
     out.provenance = kernel_.provenance;
-    if (!colliding_stores(kernel_).empty()) {
-      out.schedule = "serial";
-      out.body = serial();
-    } else if (auto tiled = contraction()) {
-      out.schedule = "contraction";
-      out.body = std::move(*tiled);
-    } else if (shares_rows()) {
-      out.schedule = "rows";
-      out.body = rows();
-    } else {
-      out.schedule = "points";
-      out.body = points();
-    }
+    out.schedule = print(schedule);
+    out.body = schedule.kind == "gpu_serial"        ? serial()
+               : schedule.kind == "gpu_contraction" ? tile()
+               : schedule.kind == "gpu_rows"        ? rows()
+                                                    : points();
     return out;
   }
 
  private:
+  // ---- the schedule as data ----------------------------------------------------------------------------------
+
+  std::string depth_name() const {
+    std::vector<std::string> axes;
+    for (const auto& a : matched_->reduce->axes) axes.push_back(a.name);
+    return matched_->reduce->results[0] + "." + group_name(axes);
+  }
+
+  void read(const Schedule& schedule) {
+    ScheduleReader reader(kernel_.name, schedule);
+    const std::string& kind = schedule.kind;
+    if (kind != "gpu_serial" && kind != "gpu_contraction" && kind != "gpu_rows" && kind != "gpu_points")
+      reader.fail("unknown kind; a GPU kernel is allowed to be gpu_points, gpu_rows, gpu_contraction or gpu_serial");
+    if (kind != "gpu_serial" && !colliding_stores(kernel_).empty()) reader.fail("its stores may meet; allowed: gpu_serial");
+    const Directive& threads = reader.one("threads");
+    reader.only(threads, {""});
+    threads_ = reader.number(threads, "", 1, kMostThreads);
+    if ((threads_ & (threads_ - 1)) != 0) reader.fail(threads, "allowed: powers of two");
+    if (kind == "gpu_contraction") read_contraction(reader, threads);
+    reader.finish(kind == "gpu_contraction" ? "tile, register_block and threads" : "threads");
+  }
+
+  void read_contraction(ScheduleReader& reader, const Directive& threads) {
+    if (!matched_) reader.fail("the kernel is no contraction");
+    auto tile = [&](const std::string& axis) {
+      const Directive* d = reader.find("tile", axis);
+      if (!d) reader.fail(fmt::format("it needs 'tile({}=...)'", axis));
+      reader.only(*d, {axis});
+      return reader.number(*d, axis, 1, kMostTile);
+    };
+    tile_m_ = tile(matched_->m);
+    tile_n_ = tile(matched_->n);
+    step_ = tile(depth_name());
+    const Directive& block = reader.one("register_block");
+    reader.only(block, {matched_->m, matched_->n});
+    per_m_ = reader.number(block, matched_->m, 1, kMostPerThread);
+    per_n_ = reader.number(block, matched_->n, 1, kMostPerThread);
+    if (tile_m_ % per_m_ != 0 || tile_n_ % per_n_ != 0) reader.fail(block, fmt::format("allowed: what divides the tiles, {} x {}", tile_m_, tile_n_));
+    int64_t wanted = tile_m_ / per_m_ * (tile_n_ / per_n_);
+    if (threads_ != wanted) reader.fail(threads, fmt::format("allowed: {}, one for each register block of the tile", wanted));
+    if (step_ * tile_m_ % threads_ != 0 || step_ * tile_n_ % threads_ != 0)
+      reader.fail(threads, fmt::format("allowed: what divides the operands' tiles, {} x {} and {} x {}", step_, tile_m_, step_, tile_n_));
+    int64_t bytes = step_ * (tile_m_ + tile_n_) * 4;
+    if (bytes > kSharedBytes) reader.fail(fmt::format("its tiles need {} bytes of shared memory, a block has {}", bytes, kSharedBytes));
+  }
+
   // ---- choice ------------------------------------------------------------------------------------------------
 
   bool shares_rows() const {
@@ -95,16 +155,16 @@ class GpuScheduler {
   // ---- outer axes as one linear index ------------------------------------------------------------------------
 
   tile_ir::Block grid(Expr blocks, tile_ir::Block body) const {
-    tile_ir::Block threads{make(tile_ir::For{axis("t", 0, kThreads, LoopKind::thread_x), std::move(body)})};
+    tile_ir::Block threads{make(tile_ir::For{axis("t", 0, threads_, LoopKind::thread_x), std::move(body)})};
     return {make(tile_ir::For{axis("b", 0, blocks, LoopKind::block_x), std::move(threads)})};
   }
 
   tile_ir::Block points() {
-    Expr linear = sym("b") * kThreads + sym("t");
+    Expr linear = sym("b") * threads_ + sym("t");
     Expr n = count(outer_);
     map_ = unflatten(outer_, linear);
     tile_ir::Block body = convert(*inner_, Share::alone);
-    return grid(ceildiv(n, kThreads), {make(tile_ir::If{{less(linear, n)}, std::move(body)})});
+    return grid(ceildiv(n, threads_), {make(tile_ir::If{{less(linear, n)}, std::move(body)})});
   }
 
   tile_ir::Block rows() {
@@ -158,7 +218,7 @@ class GpuScheduler {
     bool together = share == Share::together;
     tile_ir::Block body = convert(s.body, Share::alone);
     out.push_back(
-        make(tile_ir::For{axis(s.axis, together ? sym("t") : Expr(0), extent, LoopKind::serial, together ? kThreads : 1), std::move(body)}));
+        make(tile_ir::For{axis(s.axis, together ? sym("t") : Expr(0), extent, LoopKind::serial, together ? threads_ : 1), std::move(body)}));
     if (together) out.push_back(make(tile_ir::Barrier{}));
   }
 
@@ -194,7 +254,7 @@ class GpuScheduler {
     }
     tile_ir::Axis& split = reduce.axes.back();
     split.lo = sym("t");
-    split.step = kThreads;
+    split.step = threads_;
     std::string result = s.results[0];
     std::string partial = result + ".part";
     reduce.results[0] = partial;
@@ -203,7 +263,7 @@ class GpuScheduler {
     out.push_back(make(std::move(reduce)));
     out.push_back(make(tile_ir::Store{shared, {sym("t")}, partial, {}, Combiner::set}));
     out.push_back(make(tile_ir::Barrier{}));
-    for (int64_t stride = kThreads / 2; stride > 0; stride /= 2) {
+    for (int64_t stride = threads_ / 2; stride > 0; stride /= 2) {
       std::string tag = result + ".s" + std::to_string(stride);
       tile_ir::Block step{make(tile_ir::Load{tag + "a", dtype, shared, {sym("t")}, {}, {}}),
                           make(tile_ir::Load{tag + "b", dtype, shared, {sym("t") + stride}, {}, {}}),
@@ -217,12 +277,12 @@ class GpuScheduler {
     out.push_back(make(tile_ir::Barrier{}));
   }
 
-  /// One shared array of kThreads per dtype, declared where first needed (the block of shared statements).
+  /// One shared array of an element for each thread per dtype, declared where first needed (the block of shared statements).
   std::string shared_for(DType dtype, tile_ir::Block& out) {
     std::string name = fmt::format("shared_{}", to_string(dtype));
     if (arrays_.insert(name).second) {
-      shared_bytes_ += kThreads * size_of(dtype);
-      out.push_back(make(tile_ir::Alloc{name, dtype, {kThreads}, Space::shared}));
+      shared_bytes_ += threads_ * size_of(dtype);
+      out.push_back(make(tile_ir::Alloc{name, dtype, {threads_}, Space::shared}));
     }
     return name;
   }
@@ -270,64 +330,66 @@ class GpuScheduler {
     return {out, needed};
   }
 
-  std::optional<tile_ir::Block> contraction() {
-    if (outer_.size() < 2 || inner_->empty()) return std::nullopt;
+  void match() {
+    if (outer_.size() < 2 || inner_->empty()) return;
     const auto* reduce = std::get_if<loop_ir::Reduce>(&inner_->front()->node);
-    if (!reduce || reduce->combiner != Combiner::sum || reduce->dtypes[0] != DType::f32 || !straight(reduce->body)) return std::nullopt;
+    if (!reduce || reduce->combiner != Combiner::sum || reduce->dtypes[0] != DType::f32 || !straight(reduce->body)) return;
     for (size_t i = 1; i < inner_->size(); ++i) {
       const auto& node = (*inner_)[i]->node;
       if (!std::holds_alternative<loop_ir::Let>(node) && !std::holds_alternative<loop_ir::Load>(node) &&
           !std::holds_alternative<loop_ir::Store>(node))
-        return std::nullopt;
+        return;
     }
     const loop_ir::Let* product = nullptr;
     for (const auto& s : reduce->body)
       if (const auto* let = std::get_if<loop_ir::Let>(&s->node); let && let->name == reduce->operands[0] && let->fn == Fn::mul) product = let;
-    if (!product) return std::nullopt;
+    if (!product) return;
     auto [a_slice, a_uses] = slice(reduce->body, product->operands[0]);
     auto [b_slice, b_uses] = slice(reduce->body, product->operands[1]);
     const std::string n = outer_.back().name;
     const std::string m = outer_[outer_.size() - 2].name;
+    Operand a{a_slice, product->operands[0]};
+    Operand b{b_slice, product->operands[1]};
     if (a_uses.count(n) && !b_uses.count(n)) {
-      std::swap(a_slice, b_slice);
+      std::swap(a, b);
       std::swap(a_uses, b_uses);
-      return tile({a_slice, product->operands[1]}, {b_slice, product->operands[0]}, *reduce, a_uses, b_uses, m, n);
     }
-    return tile({a_slice, product->operands[0]}, {b_slice, product->operands[1]}, *reduce, a_uses, b_uses, m, n);
+    if (a_uses.count(n) || b_uses.count(m) || !a_uses.count(m) || !b_uses.count(n)) return;
+    matched_ = Match{std::move(a), std::move(b), reduce, m, n};
   }
 
-  std::optional<tile_ir::Block> tile(const Operand& a, const Operand& b, const loop_ir::Reduce& reduce, const std::set<std::string>& a_uses,
-                                     const std::set<std::string>& b_uses, const std::string& m, const std::string& n) {
-    if (a_uses.count(n) || b_uses.count(m) || !a_uses.count(m) || !b_uses.count(n)) return std::nullopt;
+  tile_ir::Block tile() {
+    const auto& [a, b, reduce_at, m, n] = *matched_;
+    const loop_ir::Reduce& reduce = *reduce_at;
     const Expr rows_m = outer_[outer_.size() - 2].extent;
     const Expr cols_n = outer_.back().extent;
     std::vector<loop_ir::Axis> batch(outer_.begin(), outer_.end() - 2);
-    const Expr tiles_n = ceildiv(cols_n, kTile);
-    const Expr tiles_m = ceildiv(rows_m, kTile);
-    const Expr block_m = mod(floordiv(sym("b"), tiles_n), tiles_m) * kTile;
-    const Expr block_n = mod(sym("b"), tiles_n) * kTile;
+    const Expr tiles_n = ceildiv(cols_n, tile_n_);
+    const Expr tiles_m = ceildiv(rows_m, tile_m_);
+    const Expr block_m = mod(floordiv(sym("b"), tiles_n), tiles_m) * tile_m_;
+    const Expr block_n = mod(sym("b"), tiles_n) * tile_n_;
     const Substitution batch_map = unflatten(batch, floordiv(sym("b"), tiles_n * tiles_m));
     const Expr depth = count(reduce.axes);
 
-    tile_ir::Block body{make(tile_ir::Alloc{"a_tile", DType::f32, {kStep, kTile}, Space::shared}),
-                        make(tile_ir::Alloc{"b_tile", DType::f32, {kStep, kTile}, Space::shared}),
-                        make(tile_ir::Alloc{"acc", DType::f32, {kPerThread, kPerThread}, Space::reg}),
-                        make(tile_ir::Alloc{"part", DType::f32, {kPerThread, kPerThread}, Space::reg})};
+    tile_ir::Block body{make(tile_ir::Alloc{"a_tile", DType::f32, {step_, tile_m_}, Space::shared}),
+                        make(tile_ir::Alloc{"b_tile", DType::f32, {step_, tile_n_}, Space::shared}),
+                        make(tile_ir::Alloc{"acc", DType::f32, {per_m_, per_n_}, Space::reg}),
+                        make(tile_ir::Alloc{"part", DType::f32, {per_m_, per_n_}, Space::reg})};
     body.push_back(clear("acc"));
     tile_ir::Block stage;
-    stage.push_back(load_tile(a, "a_tile", m, block_m, rows_m, reduce, batch_map, depth));
-    stage.push_back(load_tile(b, "b_tile", n, block_n, cols_n, reduce, batch_map, depth));
+    stage.push_back(load_tile(a, "a_tile", tile_m_, m, block_m, rows_m, reduce, batch_map, depth));
+    stage.push_back(load_tile(b, "b_tile", tile_n_, n, block_n, cols_n, reduce, batch_map, depth));
     stage.push_back(make(tile_ir::Barrier{}));
     // Partial sums per stage keep the chain of additions short.
     stage.push_back(clear("part"));
-    stage.push_back(make(tile_ir::For{axis("kk", 0, kStep), {per_thread(multiply())}}));
+    stage.push_back(make(tile_ir::For{axis("kk", 0, step_), {per_thread(multiply())}}));
     stage.push_back(per_thread(accumulate()));
     stage.push_back(make(tile_ir::Barrier{}));
-    body.push_back(make(tile_ir::For{axis("kb", 0, depth, LoopKind::serial, kStep), std::move(stage)}));
+    body.push_back(make(tile_ir::For{axis("kb", 0, depth, LoopKind::serial, step_), std::move(stage)}));
 
     map_ = batch_map;
-    map_[m] = block_m + floordiv(sym("t"), kTile / kPerThread) * kPerThread + sym("u");
-    map_[n] = block_n + mod(sym("t"), kTile / kPerThread) * kPerThread + sym("v");
+    map_[m] = block_m + floordiv(sym("t"), tile_n_ / per_n_) * per_m_ + sym("u");
+    map_[n] = block_n + mod(sym("t"), tile_n_ / per_n_) * per_n_ + sym("v");
     tile_ir::Block finish{make(tile_ir::Load{reduce.results[0], DType::f32, "acc", {sym("u"), sym("v")}, {}, {}})};
     loop_ir::Block rest(inner_->begin() + 1, inner_->end());
     for (auto& s : convert(rest, Share::alone)) finish.push_back(s);
@@ -337,19 +399,19 @@ class GpuScheduler {
   }
 
   /// for u, v: body, over the thread's own outputs.
-  static Ref<tile_ir::Stmt> per_thread(tile_ir::Block body) {
-    tile_ir::Block inner{make(tile_ir::For{axis("v", 0, kPerThread, LoopKind::unroll), std::move(body)})};
-    return make(tile_ir::For{axis("u", 0, kPerThread, LoopKind::unroll), std::move(inner)});
+  Ref<tile_ir::Stmt> per_thread(tile_ir::Block body) const {
+    tile_ir::Block inner{make(tile_ir::For{axis("v", 0, per_n_, LoopKind::unroll), std::move(body)})};
+    return make(tile_ir::For{axis("u", 0, per_m_, LoopKind::unroll), std::move(inner)});
   }
 
-  static Ref<tile_ir::Stmt> clear(const std::string& array) {
+  Ref<tile_ir::Stmt> clear(const std::string& array) const {
     std::string name = array + ".zero";
     return per_thread({make(zero(name, DType::f32)), make(tile_ir::Store{array, {sym("u"), sym("v")}, name, {}, Combiner::set})});
   }
 
-  static tile_ir::Block multiply() {
-    Expr row = floordiv(sym("t"), kTile / kPerThread) * kPerThread + sym("u");
-    Expr col = mod(sym("t"), kTile / kPerThread) * kPerThread + sym("v");
+  tile_ir::Block multiply() const {
+    Expr row = floordiv(sym("t"), tile_n_ / per_n_) * per_m_ + sym("u");
+    Expr col = mod(sym("t"), tile_n_ / per_n_) * per_n_ + sym("v");
     return {make(tile_ir::Load{"av", DType::f32, "a_tile", {sym("kk"), row}, {}, {}}),
             make(tile_ir::Load{"bv", DType::f32, "b_tile", {sym("kk"), col}, {}, {}}),
             make(tile_ir::Load{"cv", DType::f32, "part", {sym("u"), sym("v")}, {}, {}}),
@@ -364,13 +426,13 @@ class GpuScheduler {
             make(tile_ir::Store{"acc", {sym("u"), sym("v")}, "tv", {}, Combiner::set})};
   }
 
-  /// All threads fill tile[kStep][kTile] with one operand, zero beyond the edges.
-  Ref<tile_ir::Stmt> load_tile(const Operand& operand, const std::string& tile, const std::string& free_axis, Expr first, Expr extent,
+  /// All threads fill tile[step][width] with one operand, zero beyond the edges.
+  Ref<tile_ir::Stmt> load_tile(const Operand& operand, const std::string& tile, int64_t width, const std::string& free_axis, Expr first, Expr extent,
                                const loop_ir::Reduce& reduce, const Substitution& batch_map, Expr depth) {
     std::string q = tile + ".q";
-    Expr element = sym("t") + sym(q) * kThreads;
-    Expr k = floordiv(element, kTile);
-    Expr position = mod(element, kTile);
+    Expr element = sym("t") + sym(q) * threads_;
+    Expr k = floordiv(element, width);
+    Expr position = mod(element, width);
     map_ = batch_map;
     map_[free_axis] = first + position;
     for (auto& [name, value] : unflatten(reduce.axes, sym("kb") + k)) map_[name] = value;
@@ -379,7 +441,7 @@ class GpuScheduler {
     std::string none = tile + ".zero";
     tile_ir::Block body{make(zero(none, DType::f32)), make(tile_ir::Store{tile, {k, position}, none, {}, Combiner::set}),
                         make(tile_ir::If{{less(first + position, extent), less(sym("kb") + k, depth)}, std::move(inside)})};
-    return make(tile_ir::For{axis(q, 0, kStep * kTile / kThreads), std::move(body)});
+    return make(tile_ir::For{axis(q, 0, step_ * width / threads_), std::move(body)});
   }
 
   const loop_ir::Kernel& kernel_;
@@ -387,11 +449,29 @@ class GpuScheduler {
   const loop_ir::Block* inner_ = nullptr;
   Substitution map_;
   std::set<std::string> arrays_;
+
+  struct Match {
+    Operand a;
+    Operand b;
+    const loop_ir::Reduce* reduce = nullptr;
+    std::string m, n;
+  };
+  std::optional<Match> matched_;  ///< the kernel as a contraction
+
+  // The schedule.
+  int64_t threads_ = kThreads;
+  int64_t tile_m_ = kTile, tile_n_ = kTile, step_ = kStep;
+  int64_t per_m_ = kPerThread, per_n_ = kPerThread;
+
   int64_t shared_bytes_ = 0;
 };
 
 }  // namespace
 
-tile_ir::Kernel schedule_gpu(const loop_ir::Kernel& kernel, const PassContext& /*ctx*/) { return GpuScheduler(kernel).run(); }
+Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& /*ctx*/) { return GpuScheduler(kernel).propose(); }
+
+tile_ir::Kernel apply_gpu(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& /*ctx*/) {
+  return GpuScheduler(kernel).apply(schedule);
+}
 
 }  // namespace deplo

@@ -2,16 +2,18 @@
 
 #include "base/context.h"
 #include "loop_ir/ir.h"
+#include "schedule/schedule.h"
 #include "tile_ir/ir.h"
 
 namespace deplo {
 
-/// Maps one kernel to GPU blocks and threads by one of four schedules, named in the result's `schedule`:
-///   points       a thread per point of the outer axes, which runs everything inside
-///   rows         a block per point of the outer axes; its threads share the loops and reductions inside through shared memory
-///   contraction  64 x 64 outputs per block, 4 x 4 per thread in registers, operands staged through shared memory, k in steps of 16
-///   serial       one thread, for stores that collide in order
-/// Throws UnsupportedError when a local buffer does not fit in shared memory.
-tile_ir::Kernel schedule_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx);
+/// Proposes how to map one kernel to GPU blocks and threads:
+///   gpu_points       a thread per point of the outer axes, which runs everything inside
+///   gpu_rows         a block per point of the outer axes; its threads share the loops and reductions inside through shared memory
+///   gpu_contraction  64 x 64 outputs per block, 4 x 4 per thread in registers, operands staged through shared memory, k in steps of 16
+///   gpu_serial       one thread, for stores that collide in order
+Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx);
+/// Throws UserError where the schedule does not fit, UnsupportedError when a local buffer does not fit in shared memory.
+tile_ir::Kernel apply_gpu(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& ctx);
 
 }  // namespace deplo

@@ -83,7 +83,7 @@ class Lowering {
   void schedule(const loop_ir::Kernel& kernel) {
     auto given = given_.find(kernel.name);
     if (ctx_.target.name == "cuda") {
-      add(schedule_gpu(kernel, ctx_));
+      add(apply_gpu(kernel, given != given_.end() ? given->second : propose_gpu(kernel, ctx_), ctx_));
       return;
     }
     std::set<std::string> statics = static_params(module_, kernel);
