@@ -145,7 +145,7 @@ std::vector<Array> interpret(const Module& module, const std::vector<Array>& inp
   auto call = [&](const CallStep& step, const std::vector<Array*>& arguments, const std::map<std::string, int64_t>& sizes) {
     interpret(*module.find_kernel(step.kernel), arguments, sizes, mode);
   };
-  return deplo::interpret(module, find_params, inputs, symbols, call, library);
+  return deplo::interpret(module, find_params, inputs, symbols, call, mode, library);
 }
 
 }  // namespace deplo::loop_ir

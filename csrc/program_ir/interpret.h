@@ -36,6 +36,10 @@ using KernelCall = std::function<void(const CallStep& step, const std::vector<Ar
 /// be empty where shapes determine them. Returns the outputs (an integer as 0-d i64, None as an empty bool array), then every
 /// input that a step writes, in calling order.
 std::vector<Array> interpret(const ProgramBody& program, const FindParams& find_params, const std::vector<Array>& inputs,
-                             std::map<std::string, int64_t> symbols, const KernelCall& call, const LibraryCall& library);
+                             std::map<std::string, int64_t> symbols, const KernelCall& call, Mode mode, const LibraryCall& library);
+
+/// Checks what a library call gave for `name` against its declared type. In exact mode floats come as float64 and only take the
+/// declared dtype's name.
+void accept_library_result(Array& result, DType dtype, const std::vector<int64_t>& shape, const std::string& op, const std::string& name, Mode mode);
 
 }  // namespace deplo

@@ -126,7 +126,7 @@ TEST_CASE("CUDA text computes what the program means, whatever the order of thre
       auto call = [&](const CallStep& step, const std::vector<Array*>& arrays, const Sizes& sizes) {
         emulated.at(step.kernel)->run(arrays, sizes, reversed);
       };
-      require_close(interpret(module, find_params, inputs, c.sizes, call, no_library()), wanted, c.name == "bfloat16" ? 8e-3 : 2e-5);
+      require_close(interpret(module, find_params, inputs, c.sizes, call, Mode::typed, no_library()), wanted, c.name == "bfloat16" ? 8e-3 : 2e-5);
     }
   }
 }

@@ -1,5 +1,6 @@
 #include "library/aten/call.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/jit_type.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -54,6 +55,9 @@ class Converter {
 
  private:
   c10::IValue convert_one(const Attribute& attribute, const c10::TypePtr& type) const {
+    bool is_number = std::holds_alternative<bool>(attribute.value) || std::holds_alternative<Expr>(attribute.value) ||
+                     std::holds_alternative<double>(attribute.value);
+    if (is_number && type->kind() == c10::TypeKind::TensorType) return wrapped(attribute);
     return std::visit(
         Overloaded{[](const None&) -> c10::IValue { return {}; }, [&](const ValueName& v) -> c10::IValue { return tensor_of_(v.name); },
                    [&](bool v) -> c10::IValue { return v; },
@@ -73,6 +77,22 @@ class Converter {
                      throw UnsupportedError(fmt::format("{}: a list where the schema has {}", op_, type->str()));
                    }},
         attribute.value);
+  }
+
+  /// A number where the schema has a tensor (mul.Tensor(x, 2)): a 0-d tensor that does not take part in promotion as tensors do.
+  at::Tensor wrapped(const Attribute& attribute) const {
+    at::Tensor number = at::detail::empty_cpu({}, c10::ScalarType::Double);
+    if (const auto* flag = std::get_if<bool>(&attribute.value)) {
+      number = at::detail::empty_cpu({}, c10::ScalarType::Bool);
+      *static_cast<bool*>(number.mutable_data_ptr()) = *flag;
+    } else if (const auto* size = std::get_if<Expr>(&attribute.value)) {
+      number = at::detail::empty_cpu({}, c10::ScalarType::Long);
+      *static_cast<int64_t*>(number.mutable_data_ptr()) = size_of_(*size);
+    } else {
+      *static_cast<double*>(number.mutable_data_ptr()) = std::get<double>(attribute.value);
+    }
+    number.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return number;
   }
 
   c10::IValue convert_list(const Attribute& attribute, const c10::TypePtr& element, int32_t repeat) const {

@@ -41,12 +41,19 @@ struct Problem {
   Expr rows, columns, width, value_width;
   DType dtype = DType::f32;
   bool causal = false;
-  double scale = 1;
+  Value scale;  ///< 0-d
   std::optional<Value> mask;
 };
 
+// 1 / sqrt(width), rounded once to `dtype`.
+Value default_scale(Builder& b, DType dtype, Expr width) {
+  if (width.is_constant()) return b.constant(dtype, {}, 1 / std::sqrt(static_cast<double>(width.value())));
+  Value root = b.apply(Fn::sqrt, {size_value(b, DType::f64, width)});
+  return b.cast(b.apply(Fn::div, {b.constant(DType::f64, {}, 1), root}), dtype);
+}
+
 Problem problem_of(Builder& b, const Call& call) {
-  Problem p{call.tensor("query"), call.tensor("key"), call.tensor("value"), {}, 0, 0, 0, 0, DType::f32, false, 1, std::nullopt};
+  Problem p{call.tensor("query"), call.tensor("key"), call.tensor("value"), {}, 0, 0, 0, 0, DType::f32, false, {}, std::nullopt};
   DEPLO_SUPPORT(rank_of(p.query) >= 2 && rank_of(p.key) >= 2 && rank_of(p.value) >= 2, "attention of a vector");
   DEPLO_SUPPORT(call.real("dropout_p", 0) == 0, "attention with dropout");
   const Shape& shape = p.query.type.shape;
@@ -57,12 +64,12 @@ Problem problem_of(Builder& b, const Call& call) {
   p.value_width = p.value.type.shape.back();
   p.dtype = compute_type(p.query.type.dtype);
   p.causal = call.boolean("is_causal", false);
-  if (call.has("scale")) {
-    p.scale = call.real("scale");
-  } else {
-    DEPLO_SUPPORT(p.width.is_constant(), "a symbolic head size {}", print(p.width));
-    p.scale = 1 / std::sqrt(static_cast<double>(p.width.value()));
-  }
+  // Sizes that PyTorch does not compare when it traces: only equal ones are safe to read.
+  Expr rows_of_value = p.value.type.shape[rank_of(p.value) - 2];
+  DEPLO_SUPPORT(b.same_size(p.columns, rows_of_value), "{} keys for {} values", print(p.columns), print(rows_of_value));
+  DEPLO_SUPPORT(b.same_size(p.width, p.key.type.shape.back()), "queries of {} elements for keys of {}", print(p.width),
+                print(p.key.type.shape.back()));
+  p.scale = call.has("scale") ? b.constant(p.dtype, {}, call.real("scale")) : default_scale(b, p.dtype, p.width);
   if (auto mask = call.optional_tensor("attn_mask")) p.mask = mask->type.dtype == DType::boolean ? *mask : b.cast(*mask, p.dtype);
   return p;
 }
@@ -83,7 +90,7 @@ Value scores_of(Builder& b, const Problem& p) {
   Shape space = extended(p.batch, {p.rows, p.columns, p.width});
   Value q = b.remap(p.query, space, extended_index(axes_from(0, r), {axis(r), axis(r + 2)}));
   Value k = b.remap(p.key, space, extended_index(leading_index(p.key, p.batch), {axis(r + 1), axis(r + 2)}));
-  Value scores = b.apply(Fn::mul, b.contract(q, k, 1, p.dtype), p.scale);
+  Value scores = b.apply(Fn::mul, {b.contract(q, k, 1, p.dtype), p.scale});
   const Shape shape = scores.type.shape;
   if (p.causal) scores = guarded_map(b, scores, shape, axes_from(0, r + 2), {less_equal(axis(r + 1), axis(r))}, -kInfinity);
   if (p.mask && p.mask->type.dtype == DType::boolean) {
@@ -181,7 +188,7 @@ std::vector<Value> flash_attention_backward(Builder& b, const Call& call) {
   Value dp = b.contract(dout, v, 1, p.dtype);
   Value delta = b.reduce(Combiner::sum, b.apply(Fn::mul, {b.cast(grad, p.dtype), b.cast(call.tensor("out"), p.dtype)}), {3}, true);
   Value ds = b.apply(Fn::mul, {probabilities, b.apply(Fn::sub, {dp, delta})});
-  Gradient g{b, p, grad, probabilities, b.apply(Fn::mul, ds, p.scale)};
+  Gradient g{b, p, grad, probabilities, b.apply(Fn::mul, {ds, p.scale})};
   return {conform(b, g.query(), call.result(0)), conform(b, g.transposed(g.scores, p.query, p.key), call.result(1)),
           conform(b, g.transposed(g.probabilities, grad, p.value), call.result(2))};
 }

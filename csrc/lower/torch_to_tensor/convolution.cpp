@@ -39,12 +39,17 @@ void window_position(Access& access, const Window& window, size_t d, Expr o, Exp
   access.guard.push_back(less(position, extent));
 }
 
-Value merge_groups(Builder& b, const Value& v, bool grouped, int64_t dim) {
+// v[..., group, c, ...] as [..., channel, ...]; `channels` is groups * c by the definition of a convolution, also where nothing proves it.
+Value merge_groups(Builder& b, const Value& v, bool grouped, int64_t dim, Expr channels) {
   if (!grouped) return v;
   Shape shape = v.type.shape;
-  shape[dim] = shape[dim] * shape[dim + 1];
+  Expr size = shape[dim + 1];
+  shape[dim] = channels;
   shape.erase(shape.begin() + dim + 1);
-  return b.reshape(v, shape);
+  std::vector<Expr> index = axes_from(0, rank_of(v) - 1);
+  index[dim] = floordiv(axis(dim), size);
+  index.insert(index.begin() + dim + 1, mod(axis(dim), size));
+  return b.remap(v, shape, index);
 }
 
 Value operand(Builder& b, const Value& v, DType dtype) { return is_float(v.type.dtype) ? v : b.cast(v, dtype); }
@@ -70,7 +75,7 @@ Value correlate(Builder& b, const Value& x, const Value& w, const Shape& out, co
   w_index.insert(w_index.end(), k.begin(), k.end());
   Value left = guarded_map(b, operand(b, x, dtype), space.shape, access.index, access.guard, 0);
   Value right = b.remap(operand(b, w, dtype), space.shape, w_index);
-  return merge_groups(b, b.contract(left, right, 1 + static_cast<int>(kernel.size()), dtype), grouped, 1);
+  return merge_groups(b, b.contract(left, right, 1 + static_cast<int>(kernel.size()), dtype), grouped, 1, w.type.shape[0]);
 }
 
 Value correlate_adjoint(Builder& b, const Value& x, const Value& w, const Shape& out, const Window& window, DType dtype) {
@@ -99,7 +104,7 @@ Value correlate_adjoint(Builder& b, const Value& x, const Value& w, const Shape&
   w_index.insert(w_index.end(), k.begin(), k.end());
   Value left = guarded_map(b, operand(b, x, dtype), space.shape, access.index, access.guard, 0);
   Value right = b.remap(operand(b, w, dtype), space.shape, w_index);
-  return merge_groups(b, b.contract(left, right, 1 + static_cast<int>(kernel.size()), dtype), grouped, 1);
+  return merge_groups(b, b.contract(left, right, 1 + static_cast<int>(kernel.size()), dtype), grouped, 1, a_size * window.groups);
 }
 
 Value correlate_weight(Builder& b, const Value& y, const Value& x, const Shape& kernel, const Window& window, DType dtype) {
@@ -121,7 +126,7 @@ Value correlate_weight(Builder& b, const Value& y, const Value& x, const Shape& 
   y_index.insert(y_index.end(), o.begin(), o.end());
   Value left = b.remap(operand(b, y, dtype), space.shape, y_index);
   Value right = guarded_map(b, operand(b, x, dtype), space.shape, access.index, access.guard, 0);
-  return merge_groups(b, b.contract(left, right, 1 + static_cast<int>(positions.size()), dtype), grouped, 0);
+  return merge_groups(b, b.contract(left, right, 1 + static_cast<int>(positions.size()), dtype), grouped, 0, y.type.shape[1]);
 }
 
 namespace {

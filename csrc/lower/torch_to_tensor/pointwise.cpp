@@ -347,6 +347,10 @@ Value checked_scalar(Builder& b, const Call& call, std::string_view name, DType 
 const std::vector<Row>& pointwise_rules() {
   static const std::vector<Row> rows = [] {
     std::vector<Row> all{
+        {"aten.__lshift__.Scalar", binary<Fn::shl>},
+        {"aten.__lshift__.Tensor", binary<Fn::shl>},
+        {"aten.__rshift__.Scalar", binary<Fn::shr>},
+        {"aten.__rshift__.Tensor", binary<Fn::shr>},
         {"aten.abs.default",
          [](Builder& b, const Call& call) {
            Value x = call.tensor("self");

@@ -160,18 +160,18 @@ struct Fuser {
     return std::all_of(index.begin(), index.end(), [](const Expr& e) { return e.is_symbol() || e.is_constant(); });
   }
 
-  // In the first round only index maps go, so that the second sees what functions really read.
-  void visit_producer(size_t at, bool only_moves) {
+  // True if the producer went into its readers. In the first round only index maps go, so that the second sees what functions really read.
+  bool visit_producer(size_t at, bool only_moves) {
     auto& node = graph.nodes()[at];
-    if (!node.alive || !node.is_kernel || node.once) return;
+    if (!node.alive || !node.is_kernel || node.once) return false;
     auto p = as_pointwise(node.body);
-    if (!p || !graph.is_private(p->buffer)) return;
+    if (!p || !graph.is_private(p->buffer)) return false;
     std::set<size_t> readers = graph.readers(p->buffer);
     bool checks = std::any_of(p->body.begin(), p->body.end(), [](const auto& stmt) { return std::holds_alternative<loop_ir::Check>(stmt->node); });
-    if (readers.empty() && checks) return;
+    if (readers.empty() && checks) return false;
     std::vector<Site> sites;
     for (size_t r : readers) {
-      if (!can_substitute(graph.nodes()[r].body, *p, graph.program().symbols) || !keeps_order(at, r)) return;
+      if (!can_substitute(graph.nodes()[r].body, *p, graph.program().symbols) || !keeps_order(at, r)) return false;
       bool reduces = has_reduce(graph.nodes()[r].body);
       for (Site& site : sites_in(graph.nodes()[r].body, p->buffer)) {
         site.in_reduce = reduces;
@@ -179,17 +179,18 @@ struct Fuser {
       }
     }
     Weight weight = weigh(*p, points(p->axes));
-    if (only_moves && !weight.only_moves) return;
+    if (only_moves && !weight.only_moves) return false;
     // What only static inputs decide is computed once per program, unless that would keep a larger copy of it (dequantisation).
     bool leaves_static = is_static[at] && std::any_of(readers.begin(), readers.end(), [&](size_t r) { return !is_static[r]; });
-    if (leaves_static && !weight.only_moves && (!widens(*p) || weight.cost > kPrologueBudget)) return;
-    if (!readers.empty() && !worthwhile(*p, sites, readers.size())) return;
+    if (leaves_static && !weight.only_moves && (!widens(*p) || weight.cost > kPrologueBudget)) return false;
+    if (!readers.empty() && !worthwhile(*p, sites, readers.size())) return false;
     for (size_t r : readers) {
       graph.inherit_order(at, r);
       graph.merge_provenance(at, r, true);
       graph.set_body(r, substitute_producer(graph.nodes()[r].body, *p, graph.program().symbols));
     }
     graph.remove(at);
+    return true;
   }
 
   bool widens(const PointwiseNest& p) {
@@ -227,11 +228,18 @@ struct Fuser {
     return in_place(*p, r->buffer) && in_place(*r, p->buffer) && in_place(*r, r->buffer) && !graph.is_versioned(p->buffer);
   }
 
+  bool round(bool only_moves) {
+    bool changed = false;
+    for (size_t at = graph.nodes().size(); at-- > 0;) changed = visit_producer(at, only_moves) || changed;
+    return changed;
+  }
+
   loop_ir::Module run() {
     graph.remove_dead();
     is_static = graph.static_nodes();
-    for (bool only_moves : {true, false})
-      for (size_t at = graph.nodes().size(); at-- > 0;) visit_producer(at, only_moves);
+    round(true);
+    // A chain of functions is visited from its end: what the whole of it costs and reads shows once its parts are joined.
+    while (round(false)) continue;
     for (auto& node : graph.nodes()) {
       if (!node.alive || !node.is_kernel) continue;
       size_t at = static_cast<size_t>(&node - graph.nodes().data());
