@@ -149,6 +149,20 @@ struct Fuser {
     return true;
   }
 
+  // A contraction may follow another over the same rows (attention) if those rows are seen by it alone, and neither has an operand that
+  // is packed once for all calls: a chain of layers runs faster one by one.
+  bool chainable(const Group& a, const Group& b, const std::set<std::string>& flow) {
+    for (const std::string& name : flow)
+      if (!graph.is_private(name)) return false;
+    auto is_packed_once = [&](const analysis::ContractionOperand& operand) {
+      return std::all_of(operand.buffers.begin(), operand.buffers.end(), [&](const std::string& name) { return graph.buffer(name).is_static; });
+    };
+    for (const Group* g : {&a, &b})
+      for (const auto& c : g->contractions)
+        if (is_packed_once(c.a) || is_packed_once(c.b)) return false;
+    return true;
+  }
+
   bool profitable(size_t first, size_t second, const AxisPairs& pairs, const std::set<std::string>& flow) {
     const Group& a = groups[first];
     const Group& b = groups[second];
@@ -165,6 +179,7 @@ struct Fuser {
       if (whole_a && whole_b) return contracts_a;  // an epilogue; prologues are fuse_producers' business
       // Rows of a contraction may stay in cache if it gives up one axis; what prepares an operand stays apart.
       if (!contracts_a || pairs.empty() || a.nest.axes.size() > pairs.size() + 1) return false;
+      if (contracts_b && !chainable(a, b, flow)) return false;
       loop_ir::Names scratch = names[first];
       return keep_rows(join(a.nest, b.nest, pairs, scratch), flow);
     }
