@@ -70,6 +70,7 @@ def _program_arguments(parser: argparse.ArgumentParser, file: bool) -> None:
     parser.add_argument("--dynamic", action="store_true", help="make all sizes symbolic")
     parser.add_argument("--backward", action="store_true", help="also the gradient of the sum of the outputs")
     parser.add_argument("--disable", metavar="PASS", action="append", default=[], help="skip a pass (may be repeated)")
+    parser.add_argument("--schedule", metavar="FILE|TEXT", help="schedules by hand: lines 'schedule @name: ...' as --ir tile prints them")
     parser.add_argument("--option", metavar="KEY=VALUE", action="append", default=[], help="any option of the backend: " + ", ".join(KEYS))
 
 
@@ -82,7 +83,20 @@ def _options(arguments: argparse.Namespace, **more: Any) -> Options:
         given[key] = int(value) if key == "threads" and value.isdigit() else value
     options = read_options(options=given)
     disable = (*options.disable, *arguments.disable)
+    if arguments.schedule:
+        more["schedule"] = _schedule_text(arguments.schedule)
     return options.replace(**{**more, "disable": disable})
+
+
+def _schedule_text(given: str) -> str:
+    """The text itself, or what is in the file of that name."""
+    if given.lstrip().startswith("schedule"):
+        return given
+    try:
+        with open(given, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        raise UserError(f"--schedule {given}: {error.strerror}; expected a file or text 'schedule @name: ...'") from None
 
 
 # Commands

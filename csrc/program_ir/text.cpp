@@ -150,7 +150,7 @@ Ranges parse_ranges(Lexer& lexer) {
     lexer.expect("..");
     Token::Kind next = lexer.peek().kind;
     if (next == Token::Kind::integer || lexer.at("-") || lexer.at("(") ||
-        (next == Token::Kind::identifier && !lexer.at("from") && !lexer.at("chunks") && !lexer.at("schedule") && !lexer.at("symbols")))
+        (next == Token::Kind::identifier && !lexer.at("from") && !lexer.at("chunks") && !lexer.at("symbols")))
       range.hi = parse_expr(lexer);
     ranges[name] = range;
   } while (lexer.accept(","));

@@ -72,7 +72,7 @@ std::string print_module(const ModuleOf<Kernel>& module) {
   return text;
 }
 
-/// Reads a module whose kernels `parse_kernel(lexer)` reads (a kernel starts at `keyword`: loop, tile, kernel).
+/// Reads a module whose kernels `parse_kernel(lexer)` reads (a kernel starts at `keyword`: loop, tile, kernel, or at its schedule).
 template <class Kernel, class ParseKernel>
 ModuleOf<Kernel> parse_module(const std::string& text, const std::string& file, const std::string& keyword, const ParseKernel& parse_kernel) {
   Lexer lexer(text, file, true);
@@ -80,7 +80,7 @@ ModuleOf<Kernel> parse_module(const std::string& text, const std::string& file, 
   lexer.skip_newlines();
   if (lexer.at("program")) static_cast<ProgramBody&>(module) = parse_program(lexer);
   for (lexer.skip_newlines(); !lexer.at_end(); lexer.skip_newlines()) {
-    if (!lexer.at(keyword)) lexer.fail(fmt::format("expected '{} @name(...)', found '{}'", keyword, lexer.peek().text));
+    if (!lexer.at(keyword) && !lexer.at("schedule")) lexer.fail(fmt::format("expected '{} @name(...)', found '{}'", keyword, lexer.peek().text));
     module.kernels.push_back(std::make_shared<Kernel>(parse_kernel(lexer)));
   }
   return module;

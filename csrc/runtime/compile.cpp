@@ -79,7 +79,7 @@ std::vector<KernelSummary> summarize(const Compiled& made) {
     summary.bytes_read = cost.bytes_read;
     summary.bytes_written = cost.bytes_written;
   }
-  for (const auto& kernel : made.tile.kernels) known[kernel->name].schedule = kernel->schedule;
+  for (const auto& kernel : made.tile.kernels) known[kernel->name].schedule = print(kernel->schedule);
   std::vector<KernelSummary> summaries;
   for (const auto& kernel : made.kernel.kernels) {
     KernelSummary summary = known[kernel->name];

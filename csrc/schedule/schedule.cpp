@@ -6,44 +6,42 @@
 namespace deplo {
 namespace {
 
-struct Parser {
-  Lexer& lexer;
-
-  Argument argument() {
-    Argument a;
-    if (lexer.peek().kind == Token::Kind::integer || lexer.at("-")) {
-      a.value = lexer.integer("an argument");
-      return a;
-    }
-    a.name = lexer.identifier("an axis, a key or an integer");
-    while (lexer.accept("*")) a.name += "*" + lexer.identifier("an axis");
-    if (!lexer.accept("=")) return a;
-    if (lexer.peek().kind == Token::Kind::identifier)
-      a.value = lexer.next().text;
-    else
-      a.value = lexer.integer("a name or a number");
+Argument parse_argument(Lexer& lexer) {
+  Argument a;
+  if (lexer.peek().kind == Token::Kind::integer || lexer.at("-")) {
+    a.value = lexer.integer("an argument");
     return a;
   }
+  a.name = lexer.identifier("an axis, a key or an integer");
+  while (lexer.accept("*")) a.name += "*" + lexer.identifier("an axis");
+  if (!lexer.accept("=")) return a;
+  if (lexer.peek().kind == Token::Kind::identifier)
+    a.value = lexer.next().text;
+  else
+    a.value = lexer.integer("a name or a number");
+  return a;
+}
 
-  Schedule schedule() {
-    Schedule s;
-    s.kind = lexer.identifier("a kind of schedule");
-    while (!lexer.at_end() && !(lexer.at("schedule") && lexer.peek(1).text.starts_with("@"))) {
-      Directive d;
-      d.word = lexer.identifier("a directive");
-      lexer.expect("(");
-      if (!lexer.accept(")")) {
-        do d.arguments.push_back(argument());
-        while (lexer.accept(","));
-        lexer.expect(")");
-      }
-      s.directives.push_back(std::move(d));
-    }
-    return s;
-  }
-};
+bool at_named_schedule(const Lexer& lexer) { return lexer.at("schedule") && lexer.peek(1).text.starts_with("@"); }
 
 }  // namespace
+
+Schedule parse_schedule(Lexer& lexer) {
+  Schedule s;
+  s.kind = lexer.identifier("a kind of schedule");
+  while (!lexer.at_end() && lexer.peek().kind != Token::Kind::newline && !at_named_schedule(lexer)) {
+    Directive d;
+    d.word = lexer.identifier("a directive");
+    lexer.expect("(");
+    if (!lexer.accept(")")) {
+      do d.arguments.push_back(parse_argument(lexer));
+      while (lexer.accept(","));
+      lexer.expect(")");
+    }
+    s.directives.push_back(std::move(d));
+  }
+  return s;
+}
 
 std::string print(const Argument& argument) {
   if (const auto* number = std::get_if<int64_t>(&argument.value))
@@ -66,7 +64,7 @@ std::string print(const Schedule& schedule) {
 
 Schedule parse_schedule(const std::string& text, const std::string& source) {
   Lexer lexer(text, source, false);
-  Schedule s = Parser{lexer}.schedule();
+  Schedule s = parse_schedule(lexer);
   if (!lexer.at_end()) lexer.fail(fmt::format("expected the end of the schedule, found '{}'", lexer.peek().text));
   return s;
 }
@@ -79,14 +77,13 @@ uint64_t hash(const Schedule& schedule) {
 
 std::map<std::string, Schedule> parse_schedules(const std::string& text, const std::string& source) {
   Lexer lexer(text, source, false);
-  auto named = [&] { return lexer.at("schedule") && lexer.peek(1).text.starts_with("@"); };
-  if (!named()) return {{"", parse_schedule(text, source)}};
+  if (!at_named_schedule(lexer)) return {{"", parse_schedule(text, source)}};
   std::map<std::string, Schedule> all;
   while (!lexer.at_end()) {
     lexer.expect("schedule");
     Token name = lexer.next();
     lexer.expect(":");
-    if (!all.emplace(name.text.substr(1), Parser{lexer}.schedule()).second) lexer.fail(name, fmt::format("a second schedule for {}", name.text));
+    if (!all.emplace(name.text.substr(1), parse_schedule(lexer)).second) lexer.fail(name, fmt::format("a second schedule for {}", name.text));
   }
   return all;
 }

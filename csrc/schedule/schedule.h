@@ -10,6 +10,8 @@
 
 namespace deplo {
 
+class Lexer;
+
 // Schedules as data: where and when the iterations of one kernel's nest run. Heuristics propose one, options give one, applying it is
 // mechanical; it decides speed, never results beyond the association of sums.
 //
@@ -69,6 +71,8 @@ std::string print(const Directive& directive);
 std::string print(const Schedule& schedule);
 /// Throws UserError `source:line:column: ...` where the text is no schedule.
 Schedule parse_schedule(const std::string& text, const std::string& source = "<schedule>");
+/// Reads one from the lexer of a longer text: to the end of the line, or of all.
+Schedule parse_schedule(Lexer& lexer);
 /// Equal schedules have equal hashes, on every machine.
 uint64_t hash(const Schedule& schedule);
 

@@ -7,11 +7,13 @@
 #include "base/ref.h"
 #include "expr/expr.h"
 #include "loop_ir/ir.h"
+#include "schedule/schedule.h"
 
 namespace deplo::tile_ir {
 
 // Tile IR: the nests of Loop IR with their schedule made explicit: order, tiles, threads, vector axes, staging. Target-neutral.
 //
+//   schedule @k0_softmax: nest parallel(i, work=32768) vectorize(j, by=4) vectorize(j, nth=1)
 //   tile @k0_softmax(x: f32[s0, 2048] strides [2048, 1], out y: f32[s0, 2048] strides [2048, 1]) where s0 in 2.. chunks s0 // 4
 //     parallel i in 0..s0:
 //       reduce m: f32 = max(a) over lanes j in 0..2048 by 4:
@@ -128,8 +130,8 @@ struct Kernel {
   std::vector<Param> params;
   Ranges symbols;
   Block body;
-  Expr chunks = 1;       ///< pieces into which the parallel loop is worth splitting, from shapes alone
-  std::string schedule;  ///< the Schedule that was applied, as text
+  Expr chunks = 1;    ///< pieces into which the parallel loop is worth splitting, from shapes alone
+  Schedule schedule;  ///< that was applied; of no kind if unknown
   std::vector<std::string> provenance;
 };
 

@@ -119,16 +119,27 @@ struct Parser {
     return s;
   }
 
-  Kernel kernel() {
-    Kernel k;
-    lexer.expect("tile");
+  std::string kernel_name() {
     std::string name = lexer.identifier("a kernel name");
     if (name.size() < 2 || name[0] != '@') lexer.fail(fmt::format("expected a kernel name like @k0, found '{}'", name));
-    k.name = name.substr(1);
+    return name.substr(1);
+  }
+
+  Kernel kernel() {
+    Kernel k;
+    std::string scheduled;
+    if (lexer.accept("schedule")) {
+      scheduled = kernel_name();
+      lexer.expect(":");
+      k.schedule = parse_schedule(lexer);
+      lexer.expect("end of line");
+    }
+    lexer.expect("tile");
+    k.name = kernel_name();
+    if (!scheduled.empty() && scheduled != k.name) lexer.fail(fmt::format("the schedule of @{} stands before kernel @{}", scheduled, k.name));
     k.params = parse_params(lexer, scope);
     k.symbols = parse_ranges(lexer);
     if (lexer.accept("chunks")) k.chunks = parse_expr(lexer);
-    if (lexer.accept("schedule")) k.schedule = lexer.quoted("a schedule");
     k.provenance = parse_provenance(lexer);
     k.body = kernel_block();
     return k;

@@ -79,9 +79,9 @@ std::string_view to_string(Space space) {
 
 std::string print(const Kernel& kernel) {
   Printer printer;
+  if (!kernel.schedule.kind.empty()) printer.line("", fmt::format("schedule @{}: {}", kernel.name, deplo::print(kernel.schedule)));
   std::string head = fmt::format("tile @{}{}{}", kernel.name, loop_ir::print_params(kernel.params), print_ranges(kernel.symbols));
   if (!kernel.chunks.is(1)) head += " chunks " + deplo::print(kernel.chunks);
-  if (!kernel.schedule.empty()) head += " schedule " + quote(kernel.schedule);
   printer.line("", head + print_provenance(kernel.provenance));
   printer.block(kernel.body, "  ");
   return printer.text;

@@ -1,8 +1,12 @@
+#include "schedule/schedule.h"
+
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <random>
 
 #include "base/error.h"
+#include "kernel_ir/interpret.h"
+#include "kernel_ir/ir.h"
 #include "loop_ir/interpret.h"
 #include "loop_ir/ir.h"
 #include "lower/lower.h"
@@ -44,6 +48,57 @@ void check_equal(const std::vector<Array>& got, const std::vector<Array>& expect
   }
 }
 
+/// One number of the schedule is another, or one operand is packed elsewhere.
+Schedule mutated(Schedule schedule, std::mt19937& rng) {
+  const int64_t numbers[] = {1, 2, 3, 4, 5, 8, 12, 16, 24, 32, 48, 64, 96};
+  std::vector<Argument*> places;
+  for (Directive& d : schedule.directives)
+    for (Argument& a : d.arguments)
+      if (a.value.index() != 0) places.push_back(&a);
+  if (places.empty()) return schedule;
+  Argument& a = *places[rng() % places.size()];
+  if (auto* number = std::get_if<int64_t>(&a.value))
+    *number = numbers[rng() % std::size(numbers)];
+  else
+    a.value = std::string(rng() % 2 == 0 ? "program" : "block");
+  return schedule;
+}
+
+struct Mutations {
+  int applied = 0;
+  int refused = 0;
+} mutations;
+
+/// Schedules that differ from those proposed either do not fit or give the same numbers.
+void check_mutations(const loop_ir::Module& module, const tile_ir::Module& tiled, PassContext context, const std::vector<Array>& inputs,
+                     const Symbols& symbols, const std::vector<Array>& expected, std::mt19937& rng) {
+  for (const auto& kernel : tiled.kernels) {
+    if (kernel->schedule.kind == "pack") continue;
+    Schedule schedule = kernel->schedule;
+    for (int i = 0; i < 3; ++i) {
+      Schedule changed = mutated(schedule, rng);
+      REQUIRE(parse_schedule(print(changed)) == changed);
+      INFO(print(changed));
+      context.schedules = {{kernel->name, print(changed)}};
+      tile_ir::Module given;
+      try {
+        given = lower_loop_to_tile(module, context);
+      } catch (const UserError&) {
+        ++mutations.refused;
+        continue;
+      }
+      ++mutations.applied;
+      schedule = changed;
+      REQUIRE(given.find_kernel(kernel->name)->schedule == changed);
+      tile_ir::verify(given);
+      check_equal(tile_ir::interpret(given, inputs, symbols, Mode::exact), expected);
+      kernel_ir::Module code = lower_tile_to_kernel(given, context);
+      kernel_ir::verify(code);
+      check_equal(kernel_ir::interpret(code, inputs, symbols, Mode::exact), expected);
+    }
+  }
+}
+
 /// Schedules the module for machines of three vector widths and compares what it computes; returns the schedule of the last kernel.
 std::string check_schedules(const std::string& text, const Symbols& symbols = {}, const SizeHints& hints = {}) {
   loop_ir::Module module = loop_ir::parse(text);
@@ -51,6 +106,7 @@ std::string check_schedules(const std::string& text, const Symbols& symbols = {}
   std::vector<Array> inputs = random_inputs(module, symbols);
   std::vector<Array> expected = loop_ir::interpret(module, inputs, symbols, Mode::exact);
   std::string schedule;
+  std::mt19937 rng(3);
   for (int bytes : {16, 32, 64}) {
     PassContext context;
     context.target.vector_bytes = bytes;
@@ -61,7 +117,12 @@ std::string check_schedules(const std::string& text, const Symbols& symbols = {}
     tile_ir::verify(tiled);
     CHECK(tile_ir::print(tile_ir::parse(tile_ir::print(tiled))) == tile_ir::print(tiled));
     check_equal(tile_ir::interpret(tiled, inputs, symbols, Mode::exact), expected);
-    schedule = tiled.kernels.back()->schedule;
+    for (const auto& kernel : tiled.kernels) {
+      CHECK(parse_schedule(print(kernel->schedule)) == kernel->schedule);
+      CHECK(hash(parse_schedule(print(kernel->schedule))) == hash(kernel->schedule));
+    }
+    check_mutations(module, tiled, context, inputs, symbols, expected, rng);
+    schedule = print(tiled.kernels.back()->schedule);
   }
   return schedule;
 }
@@ -297,4 +358,49 @@ loop @k0(q: f32[2, {0}, 16], k: f32[2, {0}, 16], v: f32[2, {0}, 16], out o: f32[
   };
   CHECK(contains(check_schedules(attention("40", "")), "rows"));
   for (int64_t s : {2, 31, 77}) check_schedules(attention("s0", " where s0 in 2.."), {{"s0", s}}, {{"s0", 64}});
+}
+
+TEST_CASE("schedules that were changed at random fit or are refused") {
+  check_schedules(matmul("13", 37, 19, "parameter static", false, ""));
+  check_schedules(matmul("s0", 33, 20, "user", true, " where s0 in 0.."), {{"s0", 11}});
+  CHECK(mutations.applied > 5);
+  CHECK(mutations.refused > 1);
+}
+
+TEST_CASE("schedules that do not fit are refused with what is allowed") {
+  loop_ir::Module module = loop_ir::parse(matmul("13", 37, 19, "user", false, ""));
+  auto refused = [&](const std::string& kernel, const std::string& text, const std::string& message) {
+    PassContext context;
+    context.schedules = {{kernel, text}};
+    INFO(text);
+    CHECK_THROWS_AS(lower_loop_to_tile(module, context), UserError);
+    try {
+      lower_loop_to_tile(module, context);
+    } catch (const UserError& error) {
+      INFO(error.what());
+      CHECK(contains(error.what(), message));
+    }
+  };
+  tile_ir::Module tiled = lower_loop_to_tile(module, {});
+  const std::string text = print(tiled.kernels.back()->schedule);
+  auto with = [&](const std::string& from, const std::string& to) {
+    std::string changed = text;
+    REQUIRE(contains(text, from));
+    return changed.replace(changed.find(from), from.size(), to);
+  };
+  refused("k7", text, "a schedule is given for kernel k7, which the program does not have; its kernels are k0");
+  refused("", text, "names no kernel");
+  refused("", "schedule @k1: " + text, "k1");
+  refused("k0", with("vectorize(n)", "vectorize(i)"), "i cannot get the lanes; allowed: n");
+  refused("k0", with("unroll(c.k=4)", "unroll(c.k=0)"), "unroll(c.k=0): c.k is allowed to be a number from 1 to");
+  refused("k0", with("unroll(c.k=4)", "unroll(c.j=4)"), "it needs 'unroll(c.k...)'");
+  refused("k0", with("pack(c.lanes, at=block)", "pack(c.lanes, at=program)"), "changes from call to call");
+  refused("k0", with("register_block(i=5", "register_block(i=60"), "at most 64 are allowed on a machine of 16 vector registers");
+  refused("k0", with("tile(i=15)", "tile(i=16)"), "multiples of the register block's 5");
+  refused("k0", text + " stage(x)", "it does not fit a contraction schedule");
+  refused("k0", "gpu_points threads(256)", "unknown kind");
+  refused("k0", "rows parallel(i, n) tile(n=8)", "hold no contraction");
+  refused("k0", "contraction tile(", "expected");
+  refused("k0", "nest parallel(i, q, work=8) vectorize(n)", "there is no axis q; allowed: i, n");
+  refused("k0", "nest parallel(i, work=8)", "n is missing");
 }

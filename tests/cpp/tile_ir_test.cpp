@@ -25,7 +25,8 @@ constexpr const char* kSoftmax = R"(program @softmax(x: f32[s0, 20] user) where 
   call @k0_softmax(x, y)
   return y
 
-tile @k0_softmax(x: f32[s0, 20], out y: f32[s0, 20]) where s0 in 2.. chunks (s0 // 4) schedule "parallel i" from "softmax"
+schedule @k0_softmax: nest parallel(i, work=32768) vectorize(j, by=2) vectorize(j, nth=1) vectorize(j, nth=2, by=4)
+tile @k0_softmax(x: f32[s0, 20], out y: f32[s0, 20]) where s0 in 2.. chunks (s0 // 4) from "softmax"
   parallel i in 0..s0:
     reduce m: f32 = max(a) over lanes j in 0..20 by 2:
       a = load x[i, j]

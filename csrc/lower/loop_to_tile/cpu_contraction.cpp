@@ -124,7 +124,7 @@ class Scheduler {
     k.body = body();
     Expr work = count(outer_) * rows_extent_ * lanes_extent_ * items_[0].depth * static_cast<int64_t>(items_.size());
     k.chunks = max(1, min(parallel_extent_, ceildiv(work, chunk_work_)));
-    k.schedule = print(schedule);
+    k.schedule = schedule;
     return out;
   }
 
@@ -695,7 +695,7 @@ class Scheduler {
     std::vector<Argument> parallel;
     for (const auto& a : batch) parallel.push_back({a.name, {}});
     parallel.insert(parallel.end(), {{name_of(axes), {}}, {"work", chunk_work_}});
-    kernel.schedule = print(Schedule{"pack", {{"parallel", parallel}, {"tile", {{name_of(axes), width}}}}});
+    kernel.schedule = {"pack", {{"parallel", parallel}, {"tile", {{name_of(axes), width}}}}};
     kernel.provenance = kernel_.provenance;
     return packed;
   }

@@ -48,7 +48,7 @@ class NestScheduler {
     out.body = nest();
     inner_lanes_.finish();
     out.chunks = chunks();
-    out.schedule = print(schedule);
+    out.schedule = schedule;
     return out;
   }
 

@@ -117,7 +117,7 @@ class RowScheduler {
     out.body = std::move(body_);
     Expr work = analysis::cost_of(kernel_).operations;
     out.chunks = max(1, min(parallel_extent_, ceildiv(work, chunk_work_)));
-    out.schedule = print(schedule);
+    out.schedule = schedule;
     return out;
   }
 

@@ -77,7 +77,7 @@ class GpuScheduler {
     out.params = kernel_.params;
     out.symbols = kernel_.symbols;
     out.provenance = kernel_.provenance;
-    out.schedule = print(schedule);
+    out.schedule = schedule;
     out.body = schedule.kind == "gpu_serial"        ? serial()
                : schedule.kind == "gpu_contraction" ? tile()
                : schedule.kind == "gpu_rows"        ? rows()

@@ -72,11 +72,11 @@ class Lowering {
     for (const auto& [name, schedule] : given_) {
       DEPLO_CHECK(out_.find_kernel(name), "a schedule is given for kernel {}, which the program does not have; its kernels are {}", name,
                   joined(names));
-      const std::string& applied = out_.find_kernel(name)->schedule;
-      DEPLO_CHECK(applied == print(schedule),
+      const Schedule& applied = out_.find_kernel(name)->schedule;
+      DEPLO_CHECK(applied == schedule,
                   "schedule of kernel {}: it packs an operand, so that its schedule follows from that of the kernel that it "
                   "packs for: '{}', not '{}'",
-                  name, applied, print(schedule));
+                  name, print(applied), print(schedule));
     }
   }
 

@@ -1,0 +1,77 @@
+"""Schedules as data: what is printed can be edited and given back."""
+
+import re
+
+import pytest
+import torch
+
+from deplo.cli import main
+from deplo.errors import UserError
+
+EXPRESSION = "r(64, 96) @ r(96, 80)"
+
+
+def _compile(capsys, *arguments):
+    status = main(["compile", "-c", EXPRESSION, *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def _schedule(capsys):
+    status, text, _ = _compile(capsys, "--ir", "tile")
+    assert not status
+    (line,) = re.findall(r"^schedule @\w+: contraction .*$", text, re.MULTILINE)
+    return line
+
+
+def _edited(line):
+    edited = re.sub(r"unroll\(([^=]+)=\d+\)", r"unroll(\1=2)", line)
+    edited = re.sub(r"work=\d+", "work=1000", edited)
+    assert edited != line
+    return edited
+
+
+def test_the_printed_schedule_changes_nothing(capsys):
+    _, before, _ = _compile(capsys, "--ir", "asm")
+    _, after, _ = _compile(capsys, "--ir", "asm", "--schedule", _schedule(capsys))
+    assert after == before
+
+
+def test_an_edited_schedule_changes_the_machine_code(capsys, tmp_path):
+    edited = _edited(_schedule(capsys))
+    _, before, _ = _compile(capsys, "--ir", "asm")
+    path = tmp_path / "schedule.txt"
+    path.write_text(edited)
+    status, after, _ = _compile(capsys, "--ir", "asm", "--schedule", str(path))
+    assert not status and after != before
+    _, tile, _ = _compile(capsys, "--ir", "tile", "--schedule", str(path))
+    assert edited in tile
+
+
+def test_an_edited_schedule_gives_the_same_numbers(capsys):
+    line = _edited(_schedule(capsys))
+    name, text = re.fullmatch(r"schedule @(\w+): (.*)", line).groups()
+    x, y = torch.randn(64, 96), torch.randn(96, 80)
+    wanted = x.double() @ y.double()
+    for given in (line, {name: text}):
+        torch._dynamo.reset()
+        got = torch.compile(lambda a, b: a @ b, backend="deplo", options={"strict": True, "schedule": given})(x, y)
+        assert (got - wanted).abs().max() <= 96 * torch.finfo(torch.float32).eps * (x.abs().double() @ y.abs().double()).max()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_schedules_that_do_not_fit_are_refused(strict):
+    x = torch.randn(8, 8)
+    for given, message in (({"k9": "nest parallel(i)"}, "kernel k9"), ("schedule @k9: nest", "kernel k9"), ("nest parallel(i)", "names no kernel")):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=message) as raised:
+            torch.compile(lambda a: a + 1, backend="deplo", options={"strict": strict, "schedule": given})(x)
+        error = raised.value
+        assert isinstance(error, UserError) or isinstance(getattr(error, "inner_exception", None), UserError) or isinstance(error.__cause__, UserError)
+
+
+def test_the_command_line_names_what_is_wrong(capsys):
+    status, _, error = _compile(capsys, "--schedule", "schedule @k9: nest parallel(i)")
+    assert status == 1 and "kernel k9" in error
+    status, _, error = _compile(capsys, "--schedule", "no/such/file")
+    assert status == 1 and "expected a file or text" in error
