@@ -5,8 +5,6 @@
 #include <random>
 
 #include "base/error.h"
-#include "kernel_ir/interpret.h"
-#include "kernel_ir/ir.h"
 #include "loop_ir/interpret.h"
 #include "loop_ir/ir.h"
 #include "lower/lower.h"
@@ -92,9 +90,6 @@ void check_mutations(const loop_ir::Module& module, const tile_ir::Module& tiled
       REQUIRE(given.find_kernel(kernel->name)->schedule == changed);
       tile_ir::verify(given);
       check_equal(tile_ir::interpret(given, inputs, symbols, Mode::exact), expected);
-      kernel_ir::Module code = lower_tile_to_kernel(given, context);
-      kernel_ir::verify(code);
-      check_equal(kernel_ir::interpret(code, inputs, symbols, Mode::exact), expected);
     }
   }
 }

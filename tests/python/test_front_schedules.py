@@ -67,7 +67,8 @@ def test_schedules_that_do_not_fit_are_refused(strict):
         with pytest.raises(Exception, match=message) as raised:
             torch.compile(lambda a: a + 1, backend="deplo", options={"strict": strict, "schedule": given})(x)
         error = raised.value
-        assert isinstance(error, UserError) or isinstance(getattr(error, "inner_exception", None), UserError) or isinstance(error.__cause__, UserError)
+        causes = (error, getattr(error, "inner_exception", None), error.__cause__)
+        assert any(isinstance(cause, UserError) for cause in causes)
 
 
 def test_the_command_line_names_what_is_wrong(capsys):
