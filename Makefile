@@ -67,10 +67,7 @@ test-sanitize: venv ## C++ tests under ASan and UBSan
 	@ninja -C $(SANITIZED) -j $(JOBS) deplo_tests
 	@ASAN_OPTIONS=detect_container_overflow=0 $(SANITIZED)/tests/cpp/deplo_tests
 
-test-peers: venv ## ONNX Runtime and OpenVINO, for benchmarks with --peers
-	@$(PY) -m pip install -q -r requirements-peers.txt || { echo "deplo: pip could not install requirements-peers.txt: check the network" >&2; exit 1; }
-
-wheel: venv ## the wheel where neither LLVM nor a compiler is, and beside another LLVM
+test-wheel: venv ## the wheel where neither LLVM nor a compiler is, and beside another LLVM
 	@echo "== wheel"; scripts/test_wheel.sh $(PY)
 
 test-nollvm: venv ## a build with -DDEPLO_LLVM=OFF

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
+#include <map>
 #include <sstream>
 #include <string_view>
 
@@ -251,7 +253,62 @@ Compiled run_pipeline(const torch_ir::Graph& graph, const PassContext& context, 
   return made;
 }
 
+namespace {
+
+/// "file:line:column: " of the name in `message` that is rarest in the text: the verifiers name what is wrong, not where it stands.
+std::string place_of(const std::string& message, const std::string& text, const std::string& file) {
+  Lexer words(text, file, /*layout=*/false);
+  std::map<std::string, std::pair<Token, int>> seen;
+  while (!words.at_end()) {
+    Token token = words.next();
+    if (token.kind == Token::Kind::identifier) ++seen.emplace(token.text, std::pair(token, 0)).first->second.second;
+  }
+  // Words of the message itself are no names: one that could be no other than a name goes first.
+  const std::pair<Token, int>* best = nullptr;
+  bool best_is_name = false;
+  auto is_part = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '%'; };
+  for (size_t at = 0; at < message.size(); ++at) {
+    size_t start = at;
+    while (at < message.size() && is_part(message[at])) ++at;
+    std::string word = message.substr(start, at - start);
+    while (word.ends_with('.')) word.pop_back();
+    auto found = seen.find(word);
+    if (found == seen.end()) continue;
+    bool is_name = word.find_first_of("%_0123456789") != std::string::npos;
+    if (best && (is_name < best_is_name || (is_name == best_is_name && found->second.second >= best->second))) continue;
+    best = &found->second;
+    best_is_name = is_name;
+  }
+  return best ? fmt::format("{}:{}:{}: ", file, best->first.line, best->first.column) : file + ":1:1: ";
+}
+
+/// A module that a person wrote: what its parser and verifier object to is a UserError.
+template <class Parse>
+auto parse_by_hand(const std::string& text, const std::string& file, const Parse& parse) {
+  try {
+    auto module = parse(text, file);
+    verify(module);
+    return module;
+  } catch (const InternalError& error) {
+    std::string message = error.what();
+    if (size_t source = message.find(" (csrc/"); source != std::string::npos) message.resize(source);
+    throw UserError(place_of(message, text, file) + message);
+  }
+}
+
+}  // namespace
+
+void verify_by_hand(const std::string& text, const std::string& file) {
+  std::string level = level_of(text, file);
+  if (level == "torch") parse_by_hand(text, file, torch_ir::parse);
+  if (level == "tensor") parse_by_hand(text, file, tensor_ir::parse);
+  if (level == "loop") parse_by_hand(text, file, loop_ir::parse);
+  if (level == "tile") parse_by_hand(text, file, tile_ir::parse);
+  if (level == "kernel") parse_by_hand(text, file, kernel_ir::parse);
+}
+
 Compiled run_pipeline_from_text(const std::string& text, const std::string& file, const PassContext& context, const PipelineOptions& options) {
+  if (options.by_hand) verify_by_hand(text, file);
   std::string level = level_of(text, file);
   if (level == "torch") return run_pipeline(torch_ir::parse(text, file), context, options);
   check_names(context, options);

@@ -32,6 +32,7 @@ using Observer = std::function<void(const std::string& level, const std::string&
 struct PipelineOptions {
   std::string stop_after;    ///< a level, a pass or lower_to_<level> (a level before its passes); empty: run to kernel
   bool verify_each = false;  ///< after every pass: verify, and check that the text reads back as the same module
+  bool by_hand = false;      ///< a person wrote the text: what is wrong with it is a UserError that says where
   Observer observer;         ///< may be empty
 };
 
@@ -47,8 +48,11 @@ struct Compiled {
 /// "torch", "tensor", "loop", "tile" or "kernel": the level of IR text, by its keywords. UserError if it has none.
 std::string level_of(const std::string& text, const std::string& file);
 
+/// Parses and verifies text that a person wrote: UserError `file:line:column: ...` for whatever is wrong with it.
+void verify_by_hand(const std::string& text, const std::string& file);
+
 Compiled run_pipeline(const torch_ir::Graph& graph, const PassContext& context, const PipelineOptions& options);
-/// Resumes from IR text of any level (named by its first keyword).
+/// Resumes from IR text of any level (named by its first keyword). UserError `file:line:column: ...` if the text does not parse.
 Compiled run_pipeline_from_text(const std::string& text, const std::string& file, const PassContext& context, const PipelineOptions& options);
 
 }  // namespace deplo

@@ -103,6 +103,7 @@ KEYS: dict[str, Key] = {
     "stop_after": Key(_text, "", "DEPLO_STOP_AFTER", "stop the dumps after this level or pass (command line)"),
     "verify": Key(_flag, False, "DEPLO_VERIFY", "check the IR after every pass, and that its text reads back (off: at level boundaries only)"),
     "time": Key(_flag, False, "DEPLO_TIME", "print the time that each pass takes"),
+    "debug": Key(_flag, False, "DEPLO_DEBUG", "name kernels for perf (/tmp/perf-PID.map) and for gdb"),
     "schedule": Key(_schedules, {}, "", "schedules by hand: lines as --ir tile prints them, or a dict from kernel name to schedule"),
     "cache_dir": Key(_text, "", "DEPLO_CACHE_DIR", "folder of compiled kernels; empty: the user's cache folder; off: none on disk"),
     "arch": Key(_arch, "sm_80", "", "the GPU that CUDA text is for"),
@@ -125,6 +126,7 @@ class Options:
     stop_after: str
     verify: bool
     time: bool
+    debug: bool
     schedule: dict[str, str]
     cache_dir: str
     arch: str

@@ -162,9 +162,9 @@ std::string lower(const std::string& text, const Arguments& arguments) {
 
 std::string run(const Arguments& arguments) {
   std::string text = read_all(arguments.file);
+  verify_by_hand(text, arguments.file);
   if (!arguments.lower.empty()) return lower(text, arguments);
   AnyModule module = parse_any(text, arguments.file);
-  std::visit([](const auto& m) { verify(m); }, module);
   for (const std::string& name : arguments.passes) {
     std::optional<AnyModule> next = apply(module, name, arguments.context);
     DEPLO_CHECK(next, "no pass '{}' at this module's level ({})", name, level_of(text, arguments.file));

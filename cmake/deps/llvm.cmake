@@ -1,4 +1,5 @@
-# Linked statically with hidden symbols, so that deplo imports beside any other LLVM; zlib and zstd likewise, where their archives exist.
+# Linked statically; the extension hides its symbols (bindings/exports.map), so that it imports beside any other LLVM. zlib and zstd likewise,
+# where their archives exist.
 list(APPEND CMAKE_PREFIX_PATH /usr/lib/llvm-22)
 set(ZLIB_USE_STATIC_LIBS ON)
 find_package(ZLIB REQUIRED)
@@ -13,4 +14,4 @@ target_compile_definitions(deplo_llvm INTERFACE ${LLVM_DEFINITIONS_LIST})
 llvm_map_components_to_libnames(DEPLO_LLVM_LIBS X86CodeGen X86AsmParser X86Desc X86Info OrcJIT Passes)
 target_link_libraries(deplo_llvm INTERFACE ${DEPLO_LLVM_LIBS})
 target_compile_options(deplo_llvm INTERFACE -fno-rtti)
-target_link_options(deplo_llvm INTERFACE -Wl,--exclude-libs,ALL -Wl,--gc-sections)
+target_link_options(deplo_llvm INTERFACE -Wl,--gc-sections)

@@ -38,8 +38,8 @@ struct CodegenStats {
 struct CodegenOptions {
   std::string cache_dir;  ///< empty: no disk cache
   int64_t cache_limit_bytes = 1LL << 30;
-  int workers = 1;        ///< threads that compile
-  bool perf_map = false;  ///< name the code in /tmp/perf-PID.map
+  int workers = 1;     ///< threads that compile
+  bool debug = false;  ///< name the code for perf (/tmp/perf-PID.map) and for gdb
 };
 
 /// Compiles kernels for this CPU, equal kernels once; results in the order given. Throws InternalError, or

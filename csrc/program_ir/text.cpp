@@ -354,6 +354,10 @@ void verify(const ProgramBody& program, const FindParams& find_params) {
     DEPLO_ASSERT(names.insert(b.name).second, "program @{}: buffer {} is declared twice", program.name, b.name);
     DEPLO_ASSERT(b.shape.size() == b.strides.size(), "program @{}: buffer {} has {} sizes and {} strides", program.name, b.name, b.shape.size(),
                  b.strides.size());
+    for (const std::vector<Expr>* sizes : {&b.shape, &b.strides})
+      for (const Expr& size : *sizes)
+        for (const std::string& symbol : symbols_of(size))
+          DEPLO_ASSERT(program.symbols.count(symbol), "program @{}: buffer {} uses the symbol {}, which has no range", program.name, b.name, symbol);
     if (b.kind == BufferKind::input) verifier.defined.insert(b.name);
   }
   for (const Step& step : program.steps) std::visit([&](const auto& s) { verifier.check(s); }, step);

@@ -54,11 +54,12 @@ class Dumper {
   int count_ = 0;
 };
 
-Compiled run_levels(const std::string& text, const std::string& file, const CompileOptions& options, const std::string& stop_after) {
+Compiled run_levels(const std::string& text, const std::string& file, const CompileOptions& options, const std::string& stop_after, bool by_hand) {
   Dumper dumper(options);
   PipelineOptions pipeline;
   pipeline.stop_after = stop_after;
   pipeline.verify_each = options.verify;
+  pipeline.by_hand = by_hand;
 #ifndef NDEBUG
   pipeline.verify_each = true;
 #endif
@@ -96,13 +97,14 @@ CompiledGraph compile_text(const std::string& text, const CompileOptions& option
   DEPLO_SUPPORT(options.context.target.name == "cpu", "target {}: programs run on cpu only; --ir cuda shows the text of the kernels",
                 options.context.target.name);
   auto start = Clock::now();
-  Compiled made = run_levels(text, "<graph>", options, "");
+  Compiled made = run_levels(text, "<graph>", options, "", /*by_hand=*/false);
   CompiledGraph graph;
   graph.report.kernels = summarize(made);
   graph.report.lowering_seconds = seconds_since(start);
   CodegenOptions codegen;
   codegen.cache_dir = options.cache_dir;
   codegen.workers = available_processors();
+  codegen.debug = options.debug;
   auto code = compile_cpu_kernels(made.kernel.kernels, options.context, codegen, &graph.report.codegen);
   runtime::Program::Options program;
   program.memory_limit = options.memory_limit;
@@ -116,9 +118,13 @@ std::string lower_text(const std::string& text, const std::string& file, const s
   CompileOptions chosen = options;
   DEPLO_CHECK(level != "cuda" || options.context.target.name == "cuda", "level cuda needs the option target = cuda");
   DEPLO_CHECK((level != "llvm" && level != "asm") || options.context.target.name == "cpu", "level {} needs the option target = cpu", level);
-  if (level == "torch") return torch_ir::print(torch_ir::parse(text, file));
+  if (level == "torch") {
+    verify_by_hand(text, file);
+    DEPLO_CHECK(level_of(text, file) == "torch", "{}: {} IR cannot be raised to Torch IR", file, level_of(text, file));
+    return torch_ir::print(torch_ir::parse(text, file));
+  }
   std::string stop = !options.stop_after.empty() ? options.stop_after : machine ? std::string("kernel") : level;
-  Compiled made = run_levels(text, file, chosen, stop);
+  Compiled made = run_levels(text, file, chosen, stop, /*by_hand=*/true);
   if (made.reached == "tensor") return print(made.tensor);
   if (made.reached == "loop") return print(made.loop);
   if (made.reached == "tile") return print(made.tile);

@@ -33,6 +33,7 @@ struct Reader {
         {"stop_after", [&](const json& v) { options.stop_after = v.get<std::string>(); }},
         {"verify", [&](const json& v) { options.verify = v.get<bool>(); }},
         {"time", [&](const json& v) { options.time = v.get<bool>(); }},
+        {"debug", [&](const json& v) { options.debug = v.get<bool>(); }},
         {"schedule", [&](const json& v) { options.context.schedules = v.get<std::map<std::string, std::string>>(); }},
         {"cache_dir", [&](const json& v) { options.cache_dir = v.get<std::string>(); }},
         {"features", [&](const json& v) { options.features = v.get<std::string>(); }},

@@ -17,6 +17,7 @@ struct CompileOptions {
   std::string stop_after;
   bool verify = false;  ///< the IR after every pass
   bool time = false;
+  bool debug = false;     ///< name kernels for perf and gdb
   std::string cache_dir;  ///< resolved; empty: no disk cache
   std::string features;
   std::string cuda_arch = "sm_80";

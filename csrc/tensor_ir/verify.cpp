@@ -177,6 +177,7 @@ struct Verifier {
     for (const Output& output : graph.outputs) {
       if (const auto* value = std::get_if<ValueName>(&output.value.value))
         require(type("return", value->name).shape.size() == output.strides.size(), value->name, "one stride per dimension of an output");
+      for (const Expr& stride : output.strides) expression("return", stride, {});
       if (const auto* e = std::get_if<Expr>(&output.value.value)) expression("return", *e, {});
     }
   }

@@ -167,7 +167,7 @@ struct Verifier {
     std::string name = results.empty() ? "a reduction" : results[0];
     require(combiner != Combiner::set, name + ": set is no reduction");
     size_t partial = combiner == Combiner::welford ? 3 : combiner == Combiner::online_softmax ? 2 : 0;
-    require(operands.size() == static_cast<size_t>(operand_count(combiner)) || operands.size() == partial,
+    require(operands.size() == static_cast<size_t>(operand_count(combiner)) || (partial > 0 && operands.size() == partial),
             fmt::format("{}: {} takes {} operands, found {}", name, deplo::to_string(combiner), operand_count(combiner), operands.size()));
     require(results.size() == static_cast<size_t>(result_count(combiner)) && dtypes.size() == results.size(),
             fmt::format("{}: {} gives {} results, found {}", name, deplo::to_string(combiner), result_count(combiner), results.size()));

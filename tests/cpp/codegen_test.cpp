@@ -1,5 +1,8 @@
 #include "codegen/codegen.h"
 
+#include <elf.h>
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
@@ -13,6 +16,21 @@
 #include "passes/kernel/expand_math.h"
 
 using namespace deplo;
+
+// GDB's JIT interface, as a debugger reads it.
+struct DebuggerObject {
+  DebuggerObject* next;
+  DebuggerObject* previous;
+  const char* bytes;
+  uint64_t size;
+};
+struct DebuggerList {
+  uint32_t version;
+  uint32_t action;
+  DebuggerObject* relevant;
+  DebuggerObject* first;
+};
+extern "C" DebuggerList __jit_debug_descriptor;  // NOLINT(bugprone-reserved-identifier)
 
 namespace {
 
@@ -160,6 +178,52 @@ TEST_CASE("a second compile comes from memory, a later one from disk, and a dama
   machine.compile(text);
   CHECK(machine.stats.compiled == 1);
   fs::remove_all(folder);
+}
+
+namespace {
+
+/// Names of the functions in what a debugger would read now, with the address of each one's section.
+std::map<std::string, uint64_t> functions_for_debuggers() {
+  std::map<std::string, uint64_t> found;
+  for (const DebuggerObject* item = __jit_debug_descriptor.first; item; item = item->next) {
+    std::string object(item->bytes, item->size);
+    Elf64_Ehdr file;
+    std::memcpy(&file, object.data(), sizeof file);
+    std::vector<Elf64_Shdr> sections(file.e_shnum);
+    std::memcpy(sections.data(), object.data() + file.e_shoff, sections.size() * sizeof(Elf64_Shdr));
+    for (const Elf64_Shdr& table : sections) {
+      if (table.sh_type != SHT_SYMTAB) continue;
+      std::vector<Elf64_Sym> symbols(table.sh_size / sizeof(Elf64_Sym));
+      std::memcpy(symbols.data(), object.data() + table.sh_offset, table.sh_size);
+      for (const Elf64_Sym& symbol : symbols)
+        if (ELF64_ST_TYPE(symbol.st_info) == STT_FUNC)
+          found[object.data() + sections[table.sh_link].sh_offset + symbol.st_name] = sections[symbol.st_shndx].sh_addr + symbol.st_value;
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("perf and gdb are told the names of kernels while they live") {
+  Machine machine;
+  const std::string text = "kernel @k0_relu_add(out y: ptr f32) symbols () chunks 1 scratch 0\n  a: f32 = constant 41.5\n  store y[0] = a\n";
+  machine.compile(text);
+  CHECK(functions_for_debuggers().empty());
+  machine.options.debug = true;
+  auto kernel = machine.compile(text);
+  auto functions = functions_for_debuggers();
+  REQUIRE(functions.size() == 1);
+  auto [name, address] = *functions.begin();
+  CHECK_THAT(name, Catch::StartsWith("deplo_k0_relu_add_"));
+  CHECK(address == reinterpret_cast<uint64_t>(kernel->function()));
+  std::string path = fmt::format("/tmp/perf-{}.map", getpid());
+  std::ifstream map(path);
+  std::string lines((std::istreambuf_iterator<char>(map)), {});
+  CHECK_THAT(lines, Catch::StartsWith(fmt::format("{:x} ", address)) && Catch::EndsWith(" " + name + "\n"));
+  std::filesystem::remove(path);
+  kernel = nullptr;
+  CHECK(functions_for_debuggers().empty());
 }
 
 TEST_CASE("equal kernels under different names compile once") {

@@ -1,13 +1,9 @@
 #include <llvm/ExecutionEngine/Orc/AbsoluteSymbols.h>
 #include <llvm/ExecutionEngine/Orc/LLJIT.h>
-#include <llvm/Object/ELFObjectFile.h>
-#include <llvm/Object/ObjectFile.h>
 #include <llvm/Support/MemoryBuffer.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <exception>
 #include <functional>
 #include <map>
@@ -16,6 +12,7 @@
 
 #include "base/error.h"
 #include "codegen/codegen.h"
+#include "codegen/llvm/debugger.h"
 #include "codegen/llvm/disk_cache.h"
 #include "codegen/llvm/functions.h"
 #include "codegen/llvm/machine.h"
@@ -74,37 +71,18 @@ class Jit {
   std::unique_ptr<llvm::orc::LLJIT> lljit_;
 };
 
-/// Appends to /tmp/perf-PID.map, where perf finds names of code that no file holds.
-void write_perf_map(const std::string& symbol, const void* address, const std::string& object) {
-  auto parsed = llvm::object::ObjectFile::createObjectFile(llvm::MemoryBufferRef(object, symbol));
-  if (!parsed) {
-    llvm::consumeError(parsed.takeError());
-    return;
-  }
-  uint64_t size = 0;
-  for (const llvm::object::ELFSymbolRef s : (*parsed)->symbols()) {
-    auto name = s.getName();
-    if (!name)
-      llvm::consumeError(name.takeError());
-    else if (*name == symbol)
-      size = s.getSize();
-  }
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
-  if (FILE* file = std::fopen(fmt::format("/tmp/perf-{}.map", getpid()).c_str(), "a")) {
-    std::fprintf(file, "%lx %lx %s\n", reinterpret_cast<unsigned long>(address), static_cast<unsigned long>(size), symbol.c_str());
-    std::fclose(file);
-  }
-}
-
 class LoadedKernel : public CompiledKernel {
  public:
-  explicit LoadedKernel(Jit::Loaded loaded) : loaded_(loaded) {}
-  ~LoadedKernel() override { Jit::instance().unload(*loaded_.library); }
+  LoadedKernel(Jit::Loaded loaded, std::unique_ptr<DebuggerEntry> debugger) : loaded_(loaded), debugger_(std::move(debugger)) {}
+  ~LoadedKernel() override {
+    debugger_.reset();
+    Jit::instance().unload(*loaded_.library);
+  }
   KernelFn function() const override { return reinterpret_cast<KernelFn>(loaded_.address); }
 
  private:
   Jit::Loaded loaded_;
+  std::unique_ptr<DebuggerEntry> debugger_;
 };
 
 /// Kernels that some program still holds, by key.
@@ -149,7 +127,10 @@ struct Job {
   bool from_disk = false;
 };
 
-void make_kernel(Job& job, const TargetInfo& target, const DiskCache& disk, llvm::TargetMachine* machine, bool perf_map) {
+/// Code that debuggers know is not shared with code that they don't.
+std::string memory_key(const std::string& key, bool debug) { return debug ? key + " debug" : key; }
+
+void make_kernel(Job& job, const TargetInfo& target, const DiskCache& disk, llvm::TargetMachine* machine, bool debug) {
   auto entry = disk.find(job.key);
   job.from_disk = entry.has_value();
   if (!entry) {
@@ -161,9 +142,9 @@ void make_kernel(Job& job, const TargetInfo& target, const DiskCache& disk, llvm
     disk.store(job.key, *entry);
   }
   Jit::Loaded loaded = Jit::instance().load(entry->symbol, entry->object);
-  if (perf_map) write_perf_map(entry->symbol, loaded.address, entry->object);
-  job.result = std::make_shared<LoadedKernel>(loaded);
-  memory_cache().store(job.key, job.result);
+  auto debugger = debug ? std::make_unique<DebuggerEntry>(entry->symbol, loaded.address, entry->object) : nullptr;
+  job.result = std::make_shared<LoadedKernel>(loaded, std::move(debugger));
+  memory_cache().store(memory_key(job.key, debug), job.result);
 }
 
 void run_jobs(std::vector<Job>& jobs, int workers, const std::function<void(Job&, llvm::TargetMachine*)>& make, const TargetInfo& target) {
@@ -208,7 +189,7 @@ std::vector<std::shared_ptr<CompiledKernel>> compile_cpu_kernels(const std::vect
     std::string key = sha256_hex(environment + canonical_text(*kernel));
     keys.push_back(key);
     if (ready.count(key) || planned.count(key)) continue;
-    if (auto found = memory_cache().find(key)) {
+    if (auto found = memory_cache().find(memory_key(key, options.debug))) {
       ready[key] = found;
       ++counted.memory_hits;
       continue;
@@ -218,7 +199,7 @@ std::vector<std::shared_ptr<CompiledKernel>> compile_cpu_kernels(const std::vect
   }
   DiskCache disk(options.cache_dir, options.cache_limit_bytes);
   run_jobs(
-      jobs, options.workers, [&](Job& job, llvm::TargetMachine* machine) { make_kernel(job, context.target, disk, machine, options.perf_map); },
+      jobs, options.workers, [&](Job& job, llvm::TargetMachine* machine) { make_kernel(job, context.target, disk, machine, options.debug); },
       context.target);
   for (Job& job : jobs) {
     ++(job.from_disk ? counted.disk_hits : counted.compiled);

@@ -1,0 +1,136 @@
+"""The disk cache across processes: hits, misses for entries that are not what they should be, and processes that write at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from engines import needs_core
+
+ROOT = Path(__file__).resolve().parents[2]
+RESNET = """
+import json, sys, torch
+sys.path.insert(0, "benchmarks")
+import harness, zoo
+from deplo.backend import collect_records
+case = zoo.build("resnet-50", "tiny")
+inputs = case.inputs(0)
+with torch.no_grad(), collect_records() as records:
+    result = torch.compile(case.model, backend="deplo", options={"strict": True})(**inputs)
+    error = harness.max_error(result, case.model(**inputs))
+caches = [json.loads(record.program.describe())["cache"] for record in records]
+print(json.dumps([sum(c["compiled"] for c in caches), sum(c["disk_hits"] for c in caches), error]))
+"""
+SOFTMAX = """
+import json, torch
+from deplo.core import core
+text = "torch @f(%x: f32[4, 8])\\n  %y: f32[4, 8] = aten._softmax.default(self=%x, dim=-1, half_to_float=false)\\n  return %y\\n"
+from deplo.options import read_options
+program = core().compile(text, read_options().to_json())
+x = torch.randn(4, 8)
+torch.testing.assert_close(program.run([x])[0], x.softmax(-1))
+cache = json.loads(program.describe())["cache"]
+print(json.dumps([cache["compiled"], cache["disk_hits"]]))
+"""
+
+
+def start(code: str, folder: Path) -> subprocess.Popen[str]:
+    environment = os.environ | {"DEPLO_CACHE_DIR": str(folder), "PYTHONWARNINGS": "ignore"}
+    return subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def outcome(process: subprocess.Popen[str]) -> list[float]:
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+@needs_core
+def test_a_second_process_runs_a_resnet_without_compiling(tmp_path):
+    first = outcome(start(RESNET, tmp_path))
+    second = outcome(start(RESNET, tmp_path))
+    assert first[0] > 0 and first[1] == 0
+    assert second[0] == 0 and second[1] == first[0]
+    assert second[2] == first[2] < 1e-4
+
+
+def _shorten(entry: Path) -> None:
+    entry.write_bytes(entry.read_bytes()[:-100])
+
+
+def _flip(entry: Path) -> None:
+    data = bytearray(entry.read_bytes())
+    data[-200] ^= 1
+    entry.write_bytes(data)
+
+
+def _empty(entry: Path) -> None:
+    entry.write_bytes(b"")
+
+
+def _foreign(entry: Path) -> None:
+    entry.write_bytes(b"\x7fELF" + bytes(500))
+
+
+def _other_format(entry: Path) -> None:
+    entry.write_bytes(entry.read_bytes().replace(b"deplo-kernel-", b"deplo-kernel-9", 1))
+
+
+def _writable_by_others(entry: Path) -> None:
+    entry.chmod(0o666)
+
+
+def _link(entry: Path) -> None:
+    real = entry.with_name("real")
+    entry.rename(real)
+    entry.symlink_to(real)
+
+
+def _folder(entry: Path) -> None:
+    entry.unlink()
+    entry.mkdir()
+
+
+def _other_key(entry: Path) -> None:
+    """What another CPU, LLVM or deplo version wrote has another key, even if it lies under this name."""
+    key = entry.stem.encode()
+    entry.write_bytes(entry.read_bytes().replace(key, key[::-1], 1))
+
+
+@needs_core
+@pytest.mark.parametrize("harm", [_shorten, _flip, _empty, _foreign, _other_format, _writable_by_others, _link, _folder, _other_key])
+def test_an_entry_that_is_not_right_is_a_miss(tmp_path, harm):
+    assert outcome(start(SOFTMAX, tmp_path)) == [1, 0]
+    (entry,) = tmp_path.glob("*.o")
+    assert outcome(start(SOFTMAX, tmp_path)) == [0, 1]
+    harm(entry)
+    assert outcome(start(SOFTMAX, tmp_path)) == [1, 0]
+
+
+@needs_core
+def test_other_features_have_other_entries(tmp_path, monkeypatch):
+    assert outcome(start(SOFTMAX, tmp_path)) == [1, 0]
+    monkeypatch.setenv("DEPLO_FEATURES", "sse")
+    assert outcome(start(SOFTMAX, tmp_path)) == [1, 0]
+    assert len(list(tmp_path.glob("*.o"))) == 2
+
+
+@needs_core
+def test_processes_write_the_same_entry_at_once(tmp_path):
+    assert all(sum(result) == 1 for result in map(outcome, [start(SOFTMAX, tmp_path) for _ in range(4)]))
+    assert len(list(tmp_path.iterdir())) == 1
+    assert outcome(start(SOFTMAX, tmp_path)) == [0, 1]
+
+
+@needs_core
+def test_a_folder_that_cannot_be_used_costs_only_time(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert outcome(start(SOFTMAX, tmp_path / "file")) == [1, 0]
+    (tmp_path / "open").mkdir(mode=0o777)
+    (tmp_path / "open").chmod(0o777)
+    assert outcome(start(SOFTMAX, tmp_path / "open")) == [1, 0]
+    assert not list((tmp_path / "open").iterdir())
