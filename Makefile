@@ -40,7 +40,7 @@ build: venv $(BUILD)/build.ninja ## the extension, deplo_opt and the C++ tests
 demo: build ## a Llama block and ResNet-50 beside eager mode, and a softmax at every IR level
 	@$(PY) examples/demo.py
 
-test: build lint test-cpp test-golden test-dump test-nollvm test-wheel test-python ## everything that CI checks
+test: build lint test-cpp test-sanitize test-golden test-dump test-nollvm test-wheel test-python ## everything that CI checks
 
 lint: build ## clang-format, ruff, mypy
 	@echo "== clang-format"; clang-format-22 --dry-run --Werror $(CXX_FILES)
@@ -51,7 +51,7 @@ tidy: build ## clang-tidy on the folders without torch and LLVM headers
 	@echo "== clang-tidy"; printf '%s\n' $(TIDY_FILES) | xargs -P $(JOBS) -n 4 clang-tidy-22 -p $(BUILD) --quiet 2> >(grep -v -E 'warnings? (generated|treated)|Suppressed|Use -header-filter' >&2 || true)
 
 test-cpp: build ## C++ tests
-	@echo "== C++ tests"; $(BUILD)/tests/cpp/deplo_tests
+	@echo "== C++ tests"; scripts/test_cpp.sh $(BUILD)/tests/cpp/deplo_tests $(JOBS)
 
 test-golden: build ## golden files of every pass
 	@echo "== golden files"; $(PY) -m pytest -q tests/ir
@@ -65,7 +65,8 @@ test-sanitize: venv ## C++ tests under ASan and UBSan
 	@test -e $(SANITIZED)/build.ninja || $(CONFIGURE) -S . -B $(SANITIZED) -DDEPLO_SANITIZE=ON -DDEPLO_PYTHON=OFF -DCMAKE_BUILD_TYPE=Debug \
 	  -DCMAKE_CXX_FLAGS_DEBUG=-O1 > $(SANITIZED)/configure.log
 	@ninja -C $(SANITIZED) -j $(JOBS) deplo_tests
-	@ASAN_OPTIONS=detect_container_overflow=0 $(SANITIZED)/tests/cpp/deplo_tests
+	@ASAN_OPTIONS=detect_container_overflow=0:malloc_context_size=4:quarantine_size_mb=16 UBSAN_OPTIONS=print_stacktrace=1 \
+	  scripts/test_cpp.sh $(SANITIZED)/tests/cpp/deplo_tests $(JOBS)
 
 test-wheel: venv ## the wheel where neither LLVM nor a compiler is, and beside another LLVM
 	@echo "== wheel"; scripts/test_wheel.sh $(PY)
