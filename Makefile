@@ -15,7 +15,7 @@ CXX_FILES = $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h' 'tests/*.cpp' 'tests/*.
 TIDY_FILES = $(shell git ls-files 'csrc/base/*.cpp' 'csrc/expr/*.cpp' 'csrc/runtime/*.cpp' 'csrc/pipeline.cpp' 'tools/*.cpp')
 CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
 
-.PHONY: help system venv configure build demo test bench wheel clean
+.PHONY: help system venv configure build demo test bench opinfo wheel clean
 .PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump test-wheel test-nollvm format peers
 
 help: ## this list
@@ -81,6 +81,9 @@ test-nollvm: venv ## a build with -DDEPLO_LLVM=OFF
 
 test-dump: build ## one run with every dump switched on
 	@echo "== every dump on"; scripts/test_dump.sh $(PY)
+
+opinfo: build ## all samples of every PyTorch operator in all dtypes, forward and backward (hours; goes on where it stopped)
+	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m opinfo -n $(JOBS) --output $(BUILD)/opinfo.jsonl $(OPINFO)
 
 bench: build ## eager, Inductor and deplo side by side
 	@$(PY) benchmarks/run.py

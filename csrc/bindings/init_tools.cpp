@@ -70,7 +70,8 @@ void init_tools(py::module_& module) {
              "Runs IR text of any level by its interpreter on tensors: the outputs, then the inputs that it wrote. mode 'exact' computes in float64 "
              "and returns float64.");
   module.def("passes", [] { return py::module_::import("json").attr("loads")(describe_passes()); }, "The passes as dicts: level, name, doc.");
-  module.def("ops", &decomposed_overloads, "Names of the ATen overloads that deplo decomposes, sorted.");
+  module.def("overload_files", &overload_files, "The ATen overloads that deplo breaks down, with the file of each rule's row, sorted.");
+  module.def("library_packets", &library_packets, "The ATen operators that are left to ATen on purpose, with the reason, sorted.");
   module.def("env", &describe_environment, py::arg("features") = "", "JSON: versions, CPU features, topology.");
   module.def("forget_packed", &runtime::forget_packed, "Makes every program pack its static inputs again at its next call.");
   module.def("packed_bytes", &runtime::packed_bytes, "Bytes of packed weights in this process.");

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tensor_ir/ir.h"
@@ -13,7 +14,9 @@ namespace deplo {
 /// reason. Before: verified Torch IR. After: verified Tensor IR, dtypes and broadcasts explicit.
 tensor_ir::Graph lower_torch_to_tensor(const torch_ir::Graph& graph);
 
-/// Overloads that have a rule ("aten.add.Tensor"), sorted.
-std::vector<std::string> decomposed_overloads();
+/// Overloads that have a rule ("aten.add.Tensor") and the file of torch_to_tensor/ with its row, sorted.
+std::vector<std::pair<std::string, std::string>> overload_files();
+/// Operators left to ATen on purpose ("aten.sort", all overloads), with the reason, sorted.
+std::vector<std::pair<std::string, std::string>> library_packets();
 
 }  // namespace deplo

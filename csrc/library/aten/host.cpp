@@ -8,6 +8,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 
 #include "base/error.h"
 #include "library/aten/call.h"
@@ -17,15 +18,31 @@
 namespace deplo::aten {
 namespace {
 
+void add_names(const Attribute& attribute, std::set<std::string>& names) {
+  if (const auto* value = std::get_if<ValueName>(&attribute.value)) names.insert(value->name);
+  if (const auto* list = std::get_if<std::vector<Attribute>>(&attribute.value))
+    for (const Attribute& item : *list) add_names(item, names);
+}
+
+/// The buffers that a step takes or the program returns. ATen's other results are dropped: PyTorch's traces say wrong sizes for some of them.
+std::set<std::string> read_buffers(const ProgramBody& program) {
+  std::set<std::string> names;
+  for (const Step& step : program.steps) {
+    if (const auto* call = std::get_if<CallStep>(&step)) names.insert(call->arguments.begin(), call->arguments.end());
+    if (const auto* library = std::get_if<LibraryStep>(&step))
+      for (const auto& [name, value] : library->arguments) add_names(value, names);
+  }
+  for (const Attribute& output : program.outputs) add_names(output, names);
+  return names;
+}
+
 /// A library step: the call, and the buffers that its results become.
 class AtenStep final : public runtime::LibraryOp {
  public:
   AtenStep(const LibraryStep& step, const runtime::LibraryContext& context) : call_(step.op, step.arguments), symbols_(context.symbols) {
     for (size_t b = 0; b < context.program->buffers.size(); ++b) buffers_[context.program->buffers[b].name] = b;
-    for (const std::string& result : step.results) {
-      auto found = buffers_.find(result);
-      results_.push_back(found == buffers_.end() ? std::nullopt : std::optional(found->second));
-    }
+    std::set<std::string> read = read_buffers(*context.program);
+    for (const std::string& result : step.results) results_.push_back(read.count(result) ? std::optional(buffers_.at(result)) : std::nullopt);
   }
 
   void run(runtime::Host& host) const override {

@@ -111,8 +111,26 @@ struct Lowering {
       if (names.count(value.name)) value.name = names[value.name];
   }
 
-  Attribute renamed(const Attribute& attribute) const {
-    if (const auto* value = std::get_if<ValueName>(&attribute.value)) return {ValueName{values.at(value->name).name}};
+  /// ATen sees how an operand lies in memory, and some of its kernels take it to be contiguous unseen. deplo drops calls that only change that.
+  Value library_operand(const std::string& name) {
+    const Value& value = values.at(name);
+    auto source_value = torch_values.find(value.name);
+    if (source_value == torch_values.end() || !is_row_major(torch_values.at(name).type) || is_row_major(source_value->second.type)) return value;
+    return builder.library("aten.clone.default", {{"self", {ValueName{value.name}}}, {"memory_format", {Word{"contiguous_format"}}}}, {value.type},
+                           "the next call wants its operand contiguous")[0];
+  }
+
+  bool is_row_major(const torch_ir::TensorType& type) const {
+    Expr stride = 1;
+    for (size_t d = type.shape.size(); d-- > 0;) {
+      if (!builder.same_size(type.shape[d], 1) && !builder.same_size(type.strides[d], stride)) return false;
+      stride = stride * type.shape[d];
+    }
+    return true;
+  }
+
+  Attribute renamed(const Attribute& attribute) {
+    if (const auto* value = std::get_if<ValueName>(&attribute.value)) return {ValueName{library_operand(value->name).name}};
     if (const auto* list = std::get_if<std::vector<Attribute>>(&attribute.value)) {
       std::vector<Attribute> items;
       for (const Attribute& item : *list) items.push_back(renamed(item));

@@ -8,13 +8,36 @@
 namespace deplo::rules {
 namespace {
 
-using Table = std::unordered_map<std::string_view, Rule>;
+struct Family {
+  std::string_view file;
+  const std::vector<Row>& rows;
+};
+
+std::vector<Family> families() {
+  return {{"pointwise", pointwise_rules()},
+          {"view", view_rules()},
+          {"index", index_rules()},
+          {"creation", creation_rules()},
+          {"reduction", reduction_rules()},
+          {"contraction", contraction_rules()},
+          {"convolution", convolution_rules()},
+          {"normalization", normalization_rules()},
+          {"attention", attention_rules()},
+          {"pooling", pooling_rules()},
+          {"backward", backward_rules()}};
+}
+
+struct Entry {
+  Rule rule;
+  std::string_view file;
+};
+using Table = std::unordered_map<std::string_view, Entry>;
 
 Table joined_table() {
   Table table;
-  for (const auto* rows : {&pointwise_rules(), &view_rules(), &index_rules(), &creation_rules(), &reduction_rules(), &contraction_rules(),
-                           &convolution_rules(), &normalization_rules(), &attention_rules(), &pooling_rules(), &backward_rules()})
-    for (const Row& row : *rows) DEPLO_ASSERT(table.emplace(row.overload, row.rule).second, "two rules for {}", row.overload);
+  for (const Family& family : families())
+    for (const Row& row : family.rows)
+      DEPLO_ASSERT(table.emplace(row.overload, Entry{row.rule, family.file}).second, "two rules for {}", row.overload);
   return table;
 }
 
@@ -32,6 +55,8 @@ constexpr std::string_view kRandom = "random numbers come from ATen's generator"
 constexpr std::string_view kSorting = "sorting is left to ATen";
 constexpr std::string_view kLinalg = "dense factorisations are left to LAPACK";
 constexpr std::string_view kDataSize = "the result's size depends on values";
+constexpr std::string_view kDataBranch = "a number that the program branches on";
+constexpr std::string_view kFourier = "Fourier transforms are left to ATen";
 
 constexpr Reason kReasons[] = {
     {"aten.rand", kRandom},
@@ -49,21 +74,31 @@ constexpr Reason kReasons[] = {
     {"aten.exponential", kRandom},
     {"aten.geometric", kRandom},
     {"aten.poisson", kRandom},
+    {"aten.binomial", kRandom},
+    {"aten.cauchy", kRandom},
+    {"aten.log_normal", kRandom},
+    {"aten.native_dropout", kRandom},
+    {"aten.rrelu_with_noise_functional", kRandom},
     {"aten.sort", kSorting},
     {"aten.argsort", kSorting},
     {"aten.topk", kSorting},
     {"aten.kthvalue", kSorting},
     {"aten.median", kSorting},
     {"aten.mode", kSorting},
+    {"aten.nanmedian", kSorting},
     {"aten.searchsorted", kSorting},
     {"aten.bucketize", kSorting},
     {"aten.unique_consecutive", kDataSize},
     {"aten._unique2", kDataSize},
     {"aten.nonzero", kDataSize},
+    {"aten.nonzero_static", kDataSize},
+    {"aten._local_scalar_dense", kDataBranch},
+    {"aten.equal", kDataBranch},
+    {"aten.allclose", kDataBranch},
     {"aten.masked_select", kDataSize},
-    {"aten._fft_r2c", "Fourier transforms are left to ATen"},
-    {"aten._fft_c2r", "Fourier transforms are left to ATen"},
-    {"aten._fft_c2c", "Fourier transforms are left to ATen"},
+    {"aten._fft_r2c", kFourier},
+    {"aten._fft_c2r", kFourier},
+    {"aten._fft_c2c", kFourier},
     {"aten.linalg_inv_ex", kLinalg},
     {"aten.linalg_solve_triangular", kLinalg},
     {"aten.linalg_qr", kLinalg},
@@ -73,6 +108,24 @@ constexpr Reason kReasons[] = {
     {"aten._linalg_det", kLinalg},
     {"aten._linalg_slogdet", kLinalg},
     {"aten._linalg_solve_ex", kLinalg},
+    {"aten.cholesky", kLinalg},
+    {"aten.cholesky_inverse", kLinalg},
+    {"aten.cholesky_solve", kLinalg},
+    {"aten.linalg_eig", kLinalg},
+    {"aten.linalg_eigvals", kLinalg},
+    {"aten.linalg_householder_product", kLinalg},
+    {"aten.linalg_ldl_factor_ex", kLinalg},
+    {"aten.linalg_ldl_solve", kLinalg},
+    {"aten.linalg_lstsq", kLinalg},
+    {"aten.linalg_lu", kLinalg},
+    {"aten.linalg_lu_factor_ex", kLinalg},
+    {"aten.linalg_lu_solve", kLinalg},
+    {"aten.linalg_matrix_exp", kLinalg},
+    {"aten.linalg_pinv", kLinalg},
+    {"aten.lu_unpack", kLinalg},
+    {"aten.geqrf", kLinalg},
+    {"aten.ormqr", kLinalg},
+    {"aten.triangular_solve", kLinalg},
 };
 
 constexpr std::string_view kLayoutOps[] = {"aten.as_strided", "aten.as_strided_copy", "aten.as_strided_scatter", "aten.view_as_real",
@@ -91,7 +144,7 @@ std::string_view packet_of(std::string_view overload) { return overload.substr(0
 
 Rule find_rule(std::string_view overload) {
   auto it = table().find(overload);
-  return it == table().end() ? nullptr : it->second;
+  return it == table().end() ? nullptr : it->second.rule;
 }
 
 std::string_view library_reason(std::string_view overload) {
@@ -110,11 +163,18 @@ bool is_view(std::string_view overload) { return std::find(std::begin(kViews), s
 
 namespace deplo {
 
-std::vector<std::string> decomposed_overloads() {
-  std::vector<std::string> names;
-  for (const auto& [overload, rule] : rules::table()) names.emplace_back(overload);
-  std::sort(names.begin(), names.end());
-  return names;
+std::vector<std::pair<std::string, std::string>> overload_files() {
+  std::vector<std::pair<std::string, std::string>> rows;
+  for (const auto& [overload, entry] : rules::table()) rows.emplace_back(overload, fmt::format("{}.cpp", entry.file));
+  std::sort(rows.begin(), rows.end());
+  return rows;
+}
+
+std::vector<std::pair<std::string, std::string>> library_packets() {
+  std::vector<std::pair<std::string, std::string>> rows;
+  for (const rules::Reason& reason : rules::kReasons) rows.emplace_back(reason.packet, reason.text);
+  std::sort(rows.begin(), rows.end());
+  return rows;
 }
 
 }  // namespace deplo
