@@ -284,7 +284,7 @@ std::string Lowering::load_vector(const Load& s, const Memory& memory, Expr offs
   std::string mask = guard_mask(guard, copy);
   load.mask = all_of(at.mask, mask);
   if (!mask.empty() && !is_zero(s.fill)) load.passthrough = literal(s.fill);
-  address(offset, copy, &load.offset, &load.stride, &load.gather);
+  address(guarded_offset(offset, guard), copy, &load.offset, &load.stride, &load.gather);
   if (load.gather.empty() && load.stride.is(-1) && load.mask.empty()) {
     load.stride = 1;
     load.offset = load.offset - (width() - 1);
@@ -292,6 +292,24 @@ std::string Lowering::load_vector(const Load& s, const Memory& memory, Expr offs
     return emit_.shuffle({s.dtype, width()}, backward, "", reversed(width()));
   }
   return emit_.load(s.name, std::move(load));
+}
+
+// A masked load from a page that does not exist takes hundreds of cycles, even if no lane is wanted: what no lane wants is read from
+// near the buffer's start.
+Expr Lowering::guarded_offset(Expr offset, const std::vector<Cond>& guard) {
+  std::string wanted;
+  for (const Cond& cond : guard)
+    if (!varies(cond.expr)) wanted = all_of(wanted, truth(cond));
+  if (wanted.empty()) return offset;
+  Expr lane_part = 0;
+  Expr uniform = 0;
+  for (const Term& term : terms_of(offset)) {
+    Expr t = from_terms({term});
+    (varies(t) ? lane_part : uniform) = (varies(t) ? lane_part : uniform) + t;
+  }
+  if (uniform.is_constant()) return offset;
+  std::string zero = emit_.constant({DType::i64, 1}, Scalar::of_int(DType::i64, 0));
+  return lane_part + Expr::symbol(emit_.let("n", {DType::i64, 1}, Fn::where, {wanted, scalar(uniform), zero}));
 }
 
 // Splits a flat position into that of lane 0 with a stride, or a uniform part with a vector of the rest.

@@ -134,6 +134,7 @@ class Lowering {
   int width() const { return lanes_ ? lanes_->lanes : 1; }
 
   Value load_scalar(const tile_ir::Load& s, const Memory& memory, Expr offset, const std::vector<Cond>& guard);
+  Expr guarded_offset(Expr offset, const std::vector<Cond>& guard);
   void address(Expr offset, size_t copy, Expr* base, Expr* stride, std::string* gather);
   Expr blockwise(Expr e, const LaneCopy& at) const;
   bool is_multiple(Expr e, int64_t of) const;

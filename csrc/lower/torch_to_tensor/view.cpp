@@ -175,8 +175,10 @@ Values flip(Builder& b, const Call& call) {
   return {b.remap(x, x.type.shape, index)};
 }
 
-// out[i] = x[(i - shift) mod size]: two affine pieces where the split point is known.
+// out[i] = x[(i - shift) mod size]: along the contiguous dimension two affine pieces, where the split point is known; elsewhere one
+// access, whose position all neighbours share.
 Value rolled(Builder& b, const Value& x, size_t d, Expr shift) {
+  bool contiguous = d + 1 >= x.type.shape.size();
   Expr size = x.type.shape.at(d);
   std::vector<Expr> index = identity_index(rank_of(x));
   auto s = shift.as_constant();
@@ -184,7 +186,7 @@ Value rolled(Builder& b, const Value& x, size_t d, Expr shift) {
   if (size.is(0)) return x;
   if (!s || !n) {
     bool small = s && provably_nonnegative(size - Expr(std::abs(*s)), b.ranges());
-    if (!small) {
+    if (!small || !contiguous) {
       index[d] = mod(index[d] - shift, size);
       return b.remap(x, x.type.shape, index);
     }
@@ -193,6 +195,10 @@ Value rolled(Builder& b, const Value& x, size_t d, Expr shift) {
     shift = ((*s % *n) + *n) % *n;
   }
   if (shift.is(0)) return x;
+  if (!contiguous) {
+    index[d] = mod(index[d] - shift + size, size);
+    return b.remap(x, x.type.shape, index);
+  }
   tensor_ir::IndexMap map = new_map(rank_of(x), x.type.dtype);
   Expr i = axis(static_cast<int64_t>(d));
   index[d] = i - shift;
