@@ -394,7 +394,7 @@ TEST_CASE("schedules that do not fit are refused with what is allowed") {
   refused("k7", text, "a schedule is given for kernel k7, which the program does not have; its kernels are k0");
   refused("", text, "names no kernel");
   refused("", "schedule @k1: " + text, "k1");
-  refused("k0", with("vectorize(n)", "vectorize(i)"), "i cannot get the lanes; allowed: n");
+  refused("k0", with("vectorize(n)", "vectorize(i)"), "packed at=program; allowed otherwise: n");
   refused("k0", with("unroll(c.k=4)", "unroll(c.k=0)"), "unroll(c.k=0): c.k is allowed to be a number from 1 to");
   refused("k0", with("unroll(c.k=4)", "unroll(c.j=4)"), "it needs 'unroll(c.k...)'");
   refused("k0", with("pack(c.lanes, at=block)", "pack(c.lanes, at=program)"), "changes from call to call");

@@ -36,8 +36,9 @@ constexpr int64_t kStreamRows = 2;          // up to here, weights that lie alon
 constexpr int64_t kLeastWork = 8192;        // multiply-adds below which packing does not pay
 constexpr int64_t kChunkWork = 65536;
 constexpr int64_t kUnknownExtent = 128;
-constexpr int64_t kCacheLine = 16;   // float32 elements
-constexpr int64_t kRowPadding = 16;  // keeps packed rows off each other's cache sets
+constexpr double kAcrossGain = 0.95;  // lanes off the stores' contiguous axis must save more than transposing the sums costs
+constexpr int64_t kCacheLine = 16;    // float32 elements
+constexpr int64_t kRowPadding = 16;   // keeps packed rows off each other's cache sets
 
 // What a schedule may ask for: beyond, code or memory grows out of proportion.
 constexpr int64_t kMostTile = 1 << 16;
@@ -56,20 +57,23 @@ int64_t balanced(int64_t a, int64_t most) {
 /// Rows of a register block at most: two vectors each, beside those that hold operands.
 int64_t most_register_rows(const PassContext& ctx) { return ctx.target.vector_registers >= 32 ? 14 : 6; }
 
-/// Rows of the register block for `rows` rows: little padding, each row of lanes that is read serves many, and enough sums are independent
-/// of one another to hide the latency of multiply-adds. The constants fit what blocks of 4 to 14 rows took on Zen 4, with AVX2 and AVX-512.
+/// What `rows` rows cost in register blocks of mr: little where little is padding, each row of lanes that is read serves many, and enough
+/// sums are independent of one another to hide the latency of multiply-adds. The constants fit what blocks of 4 to 14 rows took on Zen 4,
+/// with AVX2 and AVX-512.
+double block_cost(int64_t rows, int64_t mr) {
+  constexpr double kReload = 1.2;  // cost of reading the lanes, in rows
+  constexpr double kChains = 5;    // rows that hide the latency
+  auto m = static_cast<double>(mr);
+  return static_cast<double>(round_up(rows, mr)) * (1 + kReload / m) * std::max(1.0, kChains / m);
+}
+
+/// Rows of the register block for `rows` rows.
 int64_t register_rows(int64_t rows, const PassContext& ctx) {
   int64_t most = most_register_rows(ctx);
   if (rows <= most) return std::max<int64_t>(rows, 1);
-  constexpr double kReload = 1.2;  // cost of reading the lanes, in rows
-  constexpr double kChains = 5;    // rows that hide the latency
   int64_t best = most;
-  auto cost = [&](int64_t mr) {
-    auto m = static_cast<double>(mr);
-    return static_cast<double>(round_up(rows, mr)) * (1 + kReload / m) * std::max(1.0, kChains / m);
-  };
   for (int64_t mr = most; mr >= std::min<int64_t>(most, 4); --mr)
-    if (cost(mr) < cost(best)) best = mr;
+    if (block_cost(rows, mr) < block_cost(rows, best)) best = mr;
   return best;
 }
 
@@ -111,8 +115,32 @@ class Scheduler {
     return describe();
   }
 
+  /// With the lanes along the other operand's axes, where that pads less; `best` is the cost to beat.
+  std::optional<Schedule> propose_across(double best) {
+    across_ = true;
+    if (!recognize() || !lanes_static()) return std::nullopt;
+    group_lanes();
+    bool known = rows_extent_.is_constant() && rows_extent_.value() <= kDynamicRows && lanes_extent_.is_constant() && rows_.size() <= 2;
+    if (!known || !worthwhile()) return std::nullopt;
+    choose_sizes();
+    if (padded_work() > kAcrossGain * best) return std::nullopt;
+    return describe();
+  }
+
+  /// Of the sizes chosen: multiply-adds with the padding, weighed by how well their register blocks run.
+  double padded_work() const {
+    int64_t lanes = round_up(hint(lanes_extent_), nr_);
+    if (two_lane_axes() && lanes_[0].extent.is_constant()) {
+      int64_t inner = lanes_[1].extent.value();
+      int64_t lines = lanes_[0].extent.value();
+      lanes = lines / lane_lines_ * round_up(lane_lines_ * inner, nr_) + round_up(lines % lane_lines_ * inner, nr_);
+    }
+    return block_cost(hint(rows_extent_), mr_) * static_cast<double>(lanes);
+  }
+
   ScheduledContraction apply(const Schedule& schedule) {
     ScheduleReader reader(kernel_.name, schedule);
+    across_ = is_across(schedule);
     if (!recognize()) reader.fail("the kernel is no contraction whose operands vary along its stores' contiguous axis");
     read(reader);
     ScheduledContraction out;
@@ -226,6 +254,7 @@ class Scheduler {
       bool in_a = c.a.axes.count(unit->name) > 0;
       bool in_b = c.b.axes.count(unit->name) > 0;
       if (in_a == in_b) return false;
+      if (across_) std::swap(in_a, in_b);
       Item item;
       item.contraction = &c;
       item.tag = tag_ + std::to_string(items_.size());
@@ -245,11 +274,27 @@ class Scheduler {
       (kind == 'l' ? lane_class_ : kind == 'r' ? rows_ : outer_).push_back(a);
     }
     rows_extent_ = count(rows_);
+    if (across_ && (rows_.empty() || rows_.back().name != unit_.name || rows_.size() > 2)) return false;
     return !rows_.empty() && !lane_class_.empty();
+  }
+
+  /// Whether a schedule gives the lanes to another axis than the stores' contiguous one.
+  bool is_across(const Schedule& schedule) const {
+    for (const Directive& d : schedule.directives) {
+      if (d.word != "vectorize" || d.arguments.size() != 1) continue;
+      std::vector<std::string> names = group_axes(d.arguments[0].name);
+      return std::none_of(names.begin(), names.end(), [&](const std::string& n) { return steps_by(n, 1); });
+    }
+    return false;
   }
 
   /// The lanes are the contiguous axis, and with it the axis that continues it in every store; other axes of its class run outside.
   void group_lanes() {
+    if (across_) {
+      lanes_ = lane_class_;
+      lanes_extent_ = count(lanes_);
+      return;
+    }
     lanes_ = {unit_};
     Expr span = unit_.extent;
     bool grew = true;
@@ -374,6 +419,11 @@ class Scheduler {
       row_tiles_ = (in_rows_->count + mr_ - 1) / mr_;
       return;
     }
+    if (across_) {
+      row_tiles_ = (rows + mr_ - 1) / mr_;
+      for (Item& item : items_) item.rows.padding = round_up(row_tiles_ * mr_, kCacheLine) + kRowPadding - row_tiles_ * mr_;
+      return;
+    }
     int64_t most = lanes_static() ? kStaticRows : kDynamicRows;
     bool rows_static = std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
     if (rows_static && !lanes_static()) {
@@ -393,7 +443,7 @@ class Scheduler {
       lane_lines_ = lines_of_block(inner);
       lane_block_ = round_up(lane_lines_ * inner, nr_);
     } else {
-      int64_t widest = lanes_static() ? kStaticLanes : kDynamicLanes;
+      int64_t widest = across_ ? kLeastRows : lanes_static() ? kStaticLanes : kDynamicLanes;
       lane_block_ = lanes_extent_.is_constant() ? round_up(balanced(lanes_extent_.value(), widest), nr_) : widest;
     }
   }
@@ -411,7 +461,7 @@ class Scheduler {
   }
 
   /// Lanes of two axes that are packed per block: whole lines of the inner axis side by side.
-  bool two_lane_axes() const { return lanes_.size() == 2 && !lanes_static(); }
+  bool two_lane_axes() const { return !across_ && lanes_.size() == 2 && !lanes_static(); }
 
   // ---- the schedule as data --------------------------------------------------------------------------------------
 
@@ -496,6 +546,13 @@ class Scheduler {
     std::vector<std::string> given = reader.names(d);
     if (given.size() != 1 || d.arguments.size() != 1) reader.fail(d, "it takes one axis, or axes joined by *");
     std::vector<std::string> names = group_axes(given[0]);
+    if (across_) {
+      if (given[0] != name_of(lane_class_)) reader.fail(d, fmt::format("lanes off the stores' contiguous axis are {}", name_of(lane_class_)));
+      group_lanes();
+      if (!lanes_static())
+        reader.fail(d, fmt::format("lanes off the stores' contiguous axis are packed at=program; allowed otherwise: {}", unit_.name));
+      return;
+    }
     if (names.back() != unit_.name)
       reader.fail(d, fmt::format("{} cannot get the lanes; allowed: {}, along which all stores are contiguous", names.back(), unit_.name));
     lanes_ = {unit_};
@@ -556,6 +613,9 @@ class Scheduler {
     int64_t rows = in_rows_ ? round_up(in_rows_->count, mr_) : read_number(reader, "tile", name_of(rows_), kMostTile);
     if (rows % mr_ != 0) reader.fail(needed(reader, "tile", name_of(rows_)), fmt::format("allowed: multiples of the register block's {}", mr_));
     row_tiles_ = rows / mr_;
+    bool whole = rows_extent_.is_constant() && rows_extent_.value() <= rows;
+    if (across_ && rows_.size() > 1 && !whole)
+      reader.fail(needed(reader, "tile", name_of(rows_)), fmt::format("two axes of rows are one tile, allowed: {} or more", print(rows_extent_)));
     int64_t lanes = read_number(reader, "tile", lane_tile_name(), kMostTile);
     if (two_lane_axes()) {
       lane_lines_ = lanes;
@@ -567,7 +627,7 @@ class Scheduler {
     int64_t scratch = 0;
     for (const Item& item : items_) {
       scratch += rows * lane_block_;
-      if (!item.rows.is_static) scratch += rows * (item.depth_block + item.rows.padding);
+      if (!item.rows.is_static) scratch += across_ ? item.depth_block * (rows + item.rows.padding) : rows * (item.depth_block + item.rows.padding);
       if (!item.lanes.is_static) scratch += item.depth_block * lane_block_;
     }
     if (scratch > kMostScratch / 4)
@@ -744,7 +804,8 @@ class Scheduler {
         out.push_back(make(tile_ir::Alloc{name + item.tag, DType::f32, std::move(shape), Space::scratch}));
       };
       scratch("c", {row_tiles_ * mr_, lane_block_});
-      if (!item.rows.is_static) scratch("pa", {row_tiles_ * mr_, item.depth_block + item.rows.padding});
+      if (!item.rows.is_static && across_) scratch("pa", {item.depth_block, row_tiles_ * mr_ + item.rows.padding});
+      if (!item.rows.is_static && !across_) scratch("pa", {row_tiles_ * mr_, item.depth_block + item.rows.padding});
       if (!item.lanes.is_static) scratch("pb", {item.depth_block, lane_block_});
     }
     return out;
@@ -754,7 +815,7 @@ class Scheduler {
     tile_ir::Block out;
     for (const Item& item : items_)
       for (auto& stmt : contraction(item)) out.push_back(stmt);
-    out.push_back(epilogue());
+    for (auto& stmt : epilogue()) out.push_back(stmt);
     return out;
   }
 
@@ -769,48 +830,66 @@ class Scheduler {
     }
     tile_ir::Block block;
     if (!item.lanes.is_static)
-      for (auto& s : pack_lanes(item)) block.push_back(s);
+      for (auto& s : pack_lines(item, item.lanes, "l", "pb", lane_lines(), round_up(valid_lanes_, nr_))) block.push_back(s);
     if (!item.rows.is_static)
-      for (auto& s : pack_rows(item)) block.push_back(s);
+      for (auto& s : across_ ? pack_lines(item, item.rows, "r", "pa", row_lines(), tiles_ * mr_) : pack_rows(item)) block.push_back(s);
     block.push_back(multiply(item, several));
     out.push_back(loop("kb" + t, 0, item.depth_blocks, LoopKind::serial, std::move(block)));
     return out;
   }
 
-  tile_ir::Block pack_lanes(const Item& item) const {
+  /// A tile along one axis or a group, or along two of which whole lines of the inner one lie side by side.
+  struct Lines {
+    std::vector<Axis> axes;
+    bool two = false;
+    Expr first, valid;             ///< of the group
+    Expr first_line, valid_lines;  ///< of the outer axis, if there are two
+  };
+
+  Lines lane_lines() const { return {lanes_, two_lane_axes(), first_lane_, valid_lanes_, first_line_, valid_lines_}; }
+
+  Lines row_lines() const {
+    bool two = rows_.size() == 2;
+    return {rows_, two, first_row_, valid_rows_, 0, two ? rows_[0].extent : 0};
+  }
+
+  /// Copies a tile of an operand to buffer[k][place], with vectors along its axes; zeros up to `padded`.
+  tile_ir::Block pack_lines(const Item& item, const Operand& operand, const std::string& side, const std::string& prefix, const Lines& lines,
+                            Expr padded) const {
     std::string t = item.tag;
-    std::string buffer = "pb" + t;
-    std::string k_name = "kl" + t;
-    std::string p_name = "pl" + t;
+    std::string buffer = prefix + t;
+    std::string suffix = "." + side + t;
+    std::string k_name = "k" + side + t;
+    std::string p_name = "p" + side + t;
     Expr k = sym(k_name);
     Expr depth = depth_of_block(item);
     Substitution map = outer_map_;
     join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
     tile_ir::Block out;
-    if (two_lane_axes()) {
-      std::string u_name = "ul" + t;
-      map[lanes_[0].name] = first_line_ + sym(u_name);
-      map[lanes_[1].name] = sym(p_name);
-      Expr place = sym(u_name) * lanes_[1].extent + sym(p_name);
-      tile_ir::Block copy = store_operand(item.lanes, map, buffer, {k, place}, ".l" + t);
-      prefetch_operand(item, item.lanes, map, sym("kb" + t) * item.depth_block + k, copy);
-      copy = {loop(p_name, 0, lanes_[1].extent, LoopKind::lanes, std::move(copy))};
-      copy = {loop(u_name, 0, valid_lines_, LoopKind::serial, std::move(copy))};
+    if (lines.two) {
+      std::string u_name = "u" + side + t;
+      map[lines.axes[0].name] = lines.first_line + sym(u_name);
+      map[lines.axes[1].name] = sym(p_name);
+      Expr place = sym(u_name) * lines.axes[1].extent + sym(p_name);
+      tile_ir::Block copy = store_operand(operand, map, buffer, {k, place}, suffix);
+      prefetch_operand(item, operand, map, sym("kb" + t) * item.depth_block + k, copy);
+      copy = {loop(p_name, 0, lines.axes[1].extent, LoopKind::lanes, std::move(copy))};
+      copy = {loop(u_name, 0, lines.valid_lines, LoopKind::serial, std::move(copy))};
       out.push_back(loop(k_name, 0, depth, LoopKind::serial, std::move(copy)));
     } else {
-      join(map, unflatten(lanes_, first_lane_ + sym(p_name)));
-      tile_ir::Block copy = store_operand(item.lanes, map, buffer, {k, sym(p_name)}, ".l" + t);
-      bool along_k = item.contraction->reduce->axes.size() == 1 && unit_along(item.lanes, item.contraction->reduce->axes[0].name);
+      join(map, unflatten(lines.axes, lines.first + sym(p_name)));
+      tile_ir::Block copy = store_operand(operand, map, buffer, {k, sym(p_name)}, suffix);
+      bool along_k = item.contraction->reduce->axes.size() == 1 && unit_along(operand, item.contraction->reduce->axes[0].name);
       if (along_k)
-        out.push_back(loop(p_name, 0, valid_lanes_, LoopKind::serial, {loop(k_name, 0, depth, LoopKind::lanes, std::move(copy))}));
+        out.push_back(loop(p_name, 0, lines.valid, LoopKind::serial, {loop(k_name, 0, depth, LoopKind::lanes, std::move(copy))}));
       else {
-        prefetch_operand(item, item.lanes, map, sym("kb" + t) * item.depth_block + k, copy);
-        out.push_back(loop(k_name, 0, depth, LoopKind::serial, {loop(p_name, 0, valid_lanes_, LoopKind::lanes, std::move(copy))}));
+        prefetch_operand(item, operand, map, sym("kb" + t) * item.depth_block + k, copy);
+        out.push_back(loop(k_name, 0, depth, LoopKind::serial, {loop(p_name, 0, lines.valid, LoopKind::lanes, std::move(copy))}));
       }
     }
-    std::string e_name = "el" + t;
-    tile_ir::Block edge = store_zero(buffer, {sym(k_name + "e"), sym(e_name)}, "edge" + t);
-    edge = {loop(e_name, valid_lanes_, round_up(valid_lanes_, nr_), LoopKind::lanes, std::move(edge))};
+    std::string e_name = "e" + side + t;
+    tile_ir::Block edge = store_zero(buffer, {sym(k_name + "e"), sym(e_name)}, "edge" + side + t);
+    edge = {loop(e_name, lines.valid, padded, LoopKind::lanes, std::move(edge))};
     out.push_back(loop(k_name + "e", 0, depth, LoopKind::serial, std::move(edge)));
     return out;
   }
@@ -857,6 +936,7 @@ class Scheduler {
     };
     auto rows_at = [&](Expr row) {
       std::vector<Expr> index = outer_index(item.rows);
+      if (!item.rows.is_static && across_) return std::vector<Expr>{k, tile * mr_ + row};
       if (!item.rows.is_static) return std::vector<Expr>{tile * mr_ + row, k};
       index.insert(index.end(), {floordiv(first_row_, mr_) + tile, sym("kb" + t) * item.depth_block + k, row});
       return index;
@@ -906,10 +986,22 @@ class Scheduler {
     return loop("pt" + t, 0, ceildiv(valid_lanes_, nr_), LoopKind::serial, std::move(tiles));
   }
 
-  /// Everything but the sums, over the finished tile.
-  Ref<tile_ir::Stmt> epilogue() const {
+  /// Everything but the sums, over the finished tile, with vectors along the stores' contiguous axis.
+  tile_ir::Block epilogue() const {
     Expr row = sym("row");
-    Expr lane = sym("lane");
+    if (!across_) return {loop("row", 0, valid_rows_, LoopKind::serial, {loop("lane", 0, valid_lanes_, LoopKind::lanes, finish(row, sym("lane")))})};
+    // The sums lie across: squares of them are transposed in registers.
+    const int64_t side = ctx_.target.vector_bytes / 4;
+    auto rows = [&](tile_ir::Block inner) { return tile_ir::Block{loop("row", 0, valid_rows_, LoopKind::lanes, std::move(inner))}; };
+    tile_ir::Block inside{loop("lane_in", 0, side, LoopKind::unroll, finish(row, sym("lane_square") * side + sym("lane_in")))};
+    tile_ir::Block out{loop("lane_square", 0, floordiv(valid_lanes_, side), LoopKind::serial, rows(std::move(inside)))};
+    if (!lanes_extent_.is_constant() || lanes_extent_.value() % side != 0)
+      out.push_back(loop("lane", floordiv(valid_lanes_, side) * side, valid_lanes_, LoopKind::serial, rows(finish(row, sym("lane")))));
+    return out;
+  }
+
+  /// The statements outside of the reductions, at one point of the tile.
+  tile_ir::Block finish(Expr row, Expr lane) const {
     Substitution map = outer_map_;
     join(map, unflatten(rows_, first_row_ + row));
     join(map, unflatten(lanes_, first_lane_ + lane));
@@ -927,8 +1019,7 @@ class Scheduler {
                             [](const auto&) {}},
                  stmt->node);
     }
-    tile_ir::Block line{loop("lane", 0, valid_lanes_, LoopKind::lanes, std::move(inner))};
-    return loop("row", 0, valid_rows_, LoopKind::serial, std::move(line));
+    return inner;
   }
 
   const loop_ir::Kernel kernel_;
@@ -940,6 +1031,7 @@ class Scheduler {
   std::vector<Axis> rows_, lanes_, outer_;
   std::vector<Axis> lane_class_;              ///< the axes that only the lane operands vary along
   Axis unit_;                                 ///< the one along which stores are contiguous
+  bool across_ = false;                       ///< lanes are off that axis: the sums are transposed at the end
   const ContractionRows* in_rows_ = nullptr;  ///< when this is a phase of a block of rows
   int64_t chunk_work_ = kChunkWork;
   int64_t mr_ = 0, nr_ = 0, row_tiles_ = 0, lane_block_ = 0, lane_lines_ = 0;
@@ -953,7 +1045,12 @@ class Scheduler {
 }  // namespace
 
 std::optional<Schedule> propose_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx) {
-  return Scheduler(loop_to_tile::merge_outer_axes(kernel), statics, ctx).propose();
+  loop_ir::Kernel merged = loop_to_tile::merge_outer_axes(kernel);
+  Scheduler along(merged, statics, ctx);
+  auto schedule = along.propose();
+  if (!schedule) return std::nullopt;
+  auto other = Scheduler(merged, statics, ctx).propose_across(along.padded_work());
+  return other ? other : schedule;
 }
 
 ScheduledContraction apply_cpu_contraction(const loop_ir::Kernel& kernel, const Schedule& schedule, const std::set<std::string>& statics,
