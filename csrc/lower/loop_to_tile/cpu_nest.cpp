@@ -17,7 +17,6 @@ using tile_ir::LoopKind;
 
 constexpr int64_t kChunkOperations = 32768;  // work that pays for waking a thread
 constexpr int64_t kLaneBlock = 4096;         // points of a long vector axis that one parallel iteration takes
-constexpr int64_t kColumnVectors = 2;        // of a column block: one accumulator for every so many vector registers
 constexpr int64_t kTransposedBlock = 256;    // points along memory that a transposing nest reads together
 
 // What a schedule may ask for.
@@ -76,7 +75,7 @@ class NestScheduler {
     }
     // A long vector axis is cut into blocks, which join the parallel axes.
     int64_t vector = ctx_.target.vector_bytes / 4;
-    in_flight_ = straight_ ? 1 : ctx_.target.vector_registers / kColumnVectors;
+    in_flight_ = straight_ ? 1 : column_vectors(ctx_);
     std::vector<loop_ir::Axis> others = free_;
     std::erase_if(others, [&](const auto& a) { return a.name == lanes; });
     const loop_ir::Axis* along = straight_ && ordered_.empty() ? converter_.transposed_axis(others, lanes) : nullptr;
@@ -106,8 +105,7 @@ class NestScheduler {
     if (holds_loops()) return false;
     for (const auto& a : nest_.axes) outer = std::max(outer, converter_.lane_score(a, true));
     visit_all(*nest_.inner, [&](const loop_ir::Stmt& stmt) {
-      if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node))
-        for (const auto& a : reduce->axes) inner = std::max(inner, converter_.lane_score(a, true));
+      if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node)) inner = std::max(inner, converter_.reduce_score(*reduce));
     });
     return outer > inner;
   }

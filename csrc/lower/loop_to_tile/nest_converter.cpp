@@ -1,6 +1,7 @@
 #include "lower/loop_to_tile/nest_converter.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 
@@ -14,6 +15,8 @@ namespace {
 constexpr int64_t kStackBytes = 16 << 10;
 constexpr int64_t kUnknownExtent = 256;  // an axis without a hint
 constexpr int64_t kReduceVectors = 4;    // in flight
+constexpr double kCombineVectors = 2;    // vectors of terms that take as long as combining the lanes
+constexpr int64_t kRegistersPerColumn = 2;
 constexpr int64_t kMostVectors = 32;
 
 /// The perfect nest of loops under s, and its body.
@@ -99,6 +102,8 @@ void InnerLanes::add(const std::vector<loop_ir::Axis>& axes, const std::string& 
   }
 }
 
+int64_t column_vectors(const PassContext& ctx) { return ctx.target.vector_registers / kRegistersPerColumn; }
+
 NestConverter::NestConverter(const loop_ir::Kernel& kernel, const PassContext& ctx) : kernel_(kernel), ctx_(ctx) {
   for (const auto& p : kernel.params) strides_[p.name] = p.strides;
   colliding_ = colliding_stores(kernel);
@@ -146,9 +151,18 @@ double NestConverter::lane_score(const loop_ir::Axis& a, bool reduced) const {
     auto c = linear_coefficient(access.offset, a.name);
     score += c && c->is(1) ? 2.0 * access.weight : -0.5 * access.weight;
   }
-  // Very short axes leave most lanes empty.
-  int64_t extent = hint(a.extent);
-  return extent < 4 ? score * 0.1 : score;
+  // Short axes leave lanes empty.
+  const int64_t vector = ctx_.target.vector_bytes / 4;
+  auto extent = static_cast<double>(std::max<int64_t>(hint(a.extent), 1));
+  return score * extent / (std::ceil(extent / static_cast<double>(vector)) * static_cast<double>(vector));
+}
+
+double NestConverter::reduce_score(const loop_ir::Reduce& reduce) const {
+  double best = 0;
+  for (const auto& a : reduce.axes) best = std::max(best, lane_score(a, true));
+  // In the end the lanes are combined: as long as some steps of the reduction.
+  auto terms = static_cast<double>(hint(count(reduce.axes)));
+  return best * terms / (terms + kCombineVectors * static_cast<double>(ctx_.target.vector_bytes / 4));
 }
 
 std::string NestConverter::best_lane_axis(const std::vector<loop_ir::Axis>& free) const {
@@ -237,7 +251,11 @@ void NestConverter::propose_lanes(const loop_ir::Block& block, InnerLanes& lanes
         best = best_lane_axis(axes);
         if (best.empty() && is_straight(*body)) best = axes.back().name;
       }
-      lanes.add(axes, best, 1);
+      int64_t by = 1;
+      for (const auto& a : axes)
+        if (a.name == best && !is_straight(*body))
+          by = std::clamp<int64_t>(hint(ceildiv(a.extent, ctx_.target.vector_bytes / 4)), 1, column_vectors(ctx_));
+      lanes.add(axes, best, by);
       if (best.empty()) propose_lanes(*body, lanes);
     } else if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) {
       std::string best;
@@ -302,8 +320,7 @@ bool NestConverter::inner_columns(const std::vector<loop_ir::Axis>& axes, const 
   double inner = 0;
   for (const auto& a : axes) own = std::max(own, lane_score(a, true));
   for (const auto& stmt : body)
-    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node))
-      for (const auto& a : reduce->axes) inner = std::max(inner, lane_score(a, true));
+    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) inner = std::max(inner, reduce_score(*reduce));
   return runs_in_lanes(body) && own > inner;
 }
 

@@ -32,6 +32,9 @@ struct InnerLanes {
   void add(const std::vector<loop_ir::Axis>& axes, const std::string& lanes, int64_t by);
 };
 
+/// Vectors of a block of columns that are reduced side by side.
+int64_t column_vectors(const PassContext& ctx);
+
 /// Turns the statements of one kernel into Tile IR under a substitution of its axes: inner loops and reductions get their best vector axis.
 class NestConverter {
  public:
@@ -45,6 +48,8 @@ class NestConverter {
   tile_ir::Block convert(const loop_ir::Block& block, bool vectorize, InnerLanes& lanes);
   /// How much an axis gains by vectors: contiguous accesses count for it, strided ones against it. `reduced`: only what reductions load.
   double lane_score(const loop_ir::Axis& a, bool reduced = false) const;
+  /// How much a reduction gains by lanes along its best axis.
+  double reduce_score(const loop_ir::Reduce& reduce) const;
   std::string best_lane_axis(const std::vector<loop_ir::Axis>& free) const;
   /// An axis along which a load is contiguous that is strided along `lanes`, or null.
   const loop_ir::Axis* transposed_axis(const std::vector<loop_ir::Axis>& free, const std::string& lanes) const;
