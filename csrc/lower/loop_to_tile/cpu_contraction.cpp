@@ -880,9 +880,24 @@ class Scheduler {
       join(map, unflatten(lines.axes, lines.first + sym(p_name)));
       tile_ir::Block copy = store_operand(operand, map, buffer, {k, sym(p_name)}, suffix);
       bool along_k = item.contraction->reduce->axes.size() == 1 && unit_along(operand, item.contraction->reduce->axes[0].name);
-      if (along_k)
-        out.push_back(loop(p_name, 0, lines.valid, LoopKind::serial, {loop(k_name, 0, depth, LoopKind::lanes, std::move(copy))}));
-      else {
+      if (along_k) {
+        // Memory runs along k: squares are transposed in registers.
+        const int64_t side = ctx_.target.vector_bytes / 4;
+        std::string s_name = k_name + "_square";
+        std::string i_name = k_name + "_in";
+        auto at = [&](Expr point) {
+          Substitution there = map;
+          for (auto& [name, value] : there) value = substitute(value, {{k_name, point}});
+          return store_operand(operand, there, buffer, {point, sym(p_name)}, suffix);
+        };
+        tile_ir::Block square{loop(i_name, 0, side, LoopKind::unroll, at(sym(s_name) * side + sym(i_name)))};
+        square = {loop(p_name, 0, lines.valid, LoopKind::lanes, std::move(square))};
+        out.push_back(loop(s_name, 0, floordiv(depth, side), LoopKind::serial, std::move(square)));
+        bool whole = item.depth.is_constant() && item.depth.value() % side == 0 && (item.depth_block % side == 0 || item.depth_blocks.is(1));
+        if (!whole)
+          out.push_back(
+              loop(k_name, floordiv(depth, side) * side, depth, LoopKind::serial, {loop(p_name, 0, lines.valid, LoopKind::lanes, std::move(copy))}));
+      } else {
         prefetch_operand(item, operand, map, sym("kb" + t) * item.depth_block + k, copy);
         out.push_back(loop(k_name, 0, depth, LoopKind::serial, {loop(p_name, 0, lines.valid, LoopKind::lanes, std::move(copy))}));
       }
@@ -902,11 +917,23 @@ class Scheduler {
     Expr row = sym(r_name);
     Expr k = sym(k_name);
     Expr depth = depth_of_block(item);
-    Substitution map = outer_map_;
-    join(map, unflatten(rows_, first_row_ + row));
-    join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
-    tile_ir::Block copy = store_operand(item.rows, map, buffer, {row, k}, ".r" + t);
-    tile_ir::Block out{loop(r_name, 0, valid_rows_, LoopKind::serial, {loop(k_name, 0, depth, LoopKind::lanes, std::move(copy))})};
+    auto copy = [&](Expr point) {
+      Substitution map = outer_map_;
+      join(map, unflatten(rows_, first_row_ + point));
+      join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
+      return store_operand(item.rows, map, buffer, {point, k}, ".r" + t);
+    };
+    auto along_depth = [&](tile_ir::Block body) { return tile_ir::Block{loop(k_name, 0, depth, LoopKind::lanes, std::move(body))}; };
+    tile_ir::Block out;
+    Expr first = 0;
+    if (rows_.size() == 1 && unit_along(item.rows, rows_[0].name)) {
+      // Memory runs along the rows: squares are transposed in registers.
+      const int64_t side = ctx_.target.vector_bytes / 4;
+      tile_ir::Block square{loop(r_name + "_in", 0, side, LoopKind::unroll, copy(sym(r_name + "_square") * side + sym(r_name + "_in")))};
+      out.push_back(loop(r_name + "_square", 0, floordiv(valid_rows_, side), LoopKind::serial, along_depth(std::move(square))));
+      first = floordiv(valid_rows_, side) * side;
+    }
+    out.push_back(loop(r_name, first, valid_rows_, LoopKind::serial, along_depth(copy(row))));
     std::string e_name = "er" + t;
     tile_ir::Block edge = store_zero(buffer, {sym(e_name), sym(k_name + "e")}, "edger" + t);
     out.push_back(loop(e_name, valid_rows_, tiles_ * mr_, LoopKind::serial, {loop(k_name + "e", 0, depth, LoopKind::lanes, std::move(edge))}));
