@@ -17,6 +17,7 @@
 #include "passes/loop/hoist_static.h"
 #include "passes/loop/name_kernels.h"
 #include "passes/loop/share_kernels.h"
+#include "passes/loop/share_locals.h"
 #include "passes/loop/split_axes.h"
 #include "passes/loop/split_reductions.h"
 #include "passes/loop/update_in_place.h"
@@ -205,6 +206,8 @@ const std::vector<Pass<loop_ir::Module>>& loop_passes() {
       {"fuse_nests", fuse_nests, "put kernels under one nest where they can share outer axes"},
       // Fusion matches whole axes.
       {"split_axes", split_axes, "split axes so that coordinates become affine"},
+      // Nothing asks any longer which loop made a row buffer's elements.
+      {"share_locals", share_locals, "write row buffers over others that are read for the last time"},
       {"hoist_static", hoist_static, "run what depends on static inputs alone once per program"},
       {"name_kernels", name_kernels, "name kernels after the torch ops that they implement"},
       {"share_kernels", share_kernels, "let steps with equal kernels call one"},

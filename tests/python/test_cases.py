@@ -1,4 +1,4 @@
-"""The cases of cases.py: compiled at full size, compiled once for many sizes, and run by the interpreters of all levels."""
+"""The cases of program_cases.py: compiled at full size, compiled once for many sizes, and run by the interpreters of all levels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, Case
 from engines import Compiler
+from program_cases import CASES, Case
 from torch.utils._pytree import tree_leaves
 
 from deplo import backend

@@ -1,0 +1,132 @@
+#include "passes/loop/share_locals.h"
+
+#include <algorithm>
+#include <set>
+
+#include "loop_ir/rewrite.h"
+
+namespace deplo {
+
+using namespace loop_ir;
+
+namespace {
+
+bool uses_buffer(const Ref<Stmt>& stmt, const std::string& name) {
+  bool found = false;
+  visit({stmt}, [&](const Stmt& s, const auto&) {
+    const auto* load = std::get_if<Load>(&s.node);
+    const auto* store = std::get_if<Store>(&s.node);
+    found = found || (load && load->buffer == name) || (store && store->buffer == name);
+  });
+  return found;
+}
+
+int64_t count_uses(const Block& block, const std::string& name) {
+  int64_t uses = 0;
+  visit(block, [&](const Stmt& s, const auto&) {
+    const auto* load = std::get_if<Load>(&s.node);
+    const auto* store = std::get_if<Store>(&s.node);
+    uses += (load && load->buffer == name) || (store && store->buffer == name) ? 1 : 0;
+  });
+  return uses;
+}
+
+/// Whether each index is one of the axes, and all of them occur: every iteration has a place of its own.
+bool one_place_each(const std::vector<Expr>& index, const std::vector<Axis>& axes) {
+  std::set<std::string> left;
+  for (const Axis& a : axes) left.insert(a.name);
+  return index.size() == axes.size() &&
+         std::all_of(index.begin(), index.end(), [&](Expr e) { return e.kind() == ExprKind::symbol && left.erase(e.name()) == 1; });
+}
+
+/// Whether the loop is where `next` may take the place of `old`: it reads each element of `old` only just before it stores the same one.
+bool takes_place(const Ref<Stmt>& loop, const std::string& old, const std::string& next) {
+  Nest nest = peel({loop});
+  const Store* store = nullptr;
+  size_t place = 0;
+  for (size_t i = 0; i < nest.body.size(); ++i)
+    if (const auto* s = std::get_if<Store>(&nest.body[i]->node); s && s->buffer == next) {
+      if (store) return false;
+      store = s;
+      place = i;
+    }
+  if (!store || store->combiner != Combiner::set || !store->guard.empty() || !one_place_each(store->index, nest.axes)) return false;
+  int64_t before = 0;
+  for (size_t i = 0; i < place; ++i)
+    if (const auto* load = std::get_if<Load>(&nest.body[i]->node); load && load->buffer == old) {
+      if (load->index != store->index) return false;
+      ++before;
+    }
+  return before > 0 && before == count_uses(nest.body, old) && count_uses(nest.body, next) == 1;
+}
+
+Block without(const Block& block, const std::string& gone, const std::string& instead) {
+  Block kept;
+  for (const auto& stmt : block)
+    if (const auto* local = std::get_if<Local>(&stmt->node); !local || local->name != gone) kept.push_back(stmt);
+  return rewrite(kept, [&](const Ref<Stmt>& stmt) -> Block {
+    if (const auto* load = std::get_if<Load>(&stmt->node); load && load->buffer == gone) {
+      Load s = *load;
+      s.buffer = instead;
+      return {make_stmt(std::move(s))};
+    }
+    if (const auto* store = std::get_if<Store>(&stmt->node); store && store->buffer == gone) {
+      Store s = *store;
+      s.buffer = instead;
+      return {make_stmt(std::move(s))};
+    }
+    return {stmt};
+  });
+}
+
+/// The statement that first uses `name`, and the one that last does; the block's size if none.
+std::pair<size_t, size_t> span_of(const Block& block, const std::string& name) {
+  std::pair<size_t, size_t> span{block.size(), block.size()};
+  for (size_t i = 0; i < block.size(); ++i)
+    if (uses_buffer(block[i], name)) span = {span.first == block.size() ? i : span.first, i};
+  return span;
+}
+
+Block share(Block block) {
+  while (true) {
+    std::vector<Local> locals;
+    for (const auto& stmt : block)
+      if (const auto* local = std::get_if<Local>(&stmt->node)) locals.push_back(*local);
+    auto pair = [&]() -> std::optional<std::pair<std::string, std::string>> {
+      for (const Local& next : locals)
+        for (const Local& old : locals) {
+          if (next.name == old.name || next.dtype != old.dtype || next.shape != old.shape) continue;
+          auto [first, last] = span_of(block, next.name);
+          if (first == block.size() || span_of(block, old.name).second != first) continue;
+          if (takes_place(block[first], old.name, next.name)) return std::pair{next.name, old.name};
+        }
+      return std::nullopt;
+    }();
+    if (!pair) return block;
+    block = without(block, pair->first, pair->second);
+  }
+}
+
+}  // namespace
+
+Module share_locals(Module module, const PassContext&) {
+  for (auto& kernel : module.kernels) {
+    // Locals stand in the body of the outer nest.
+    Block body = rewrite(kernel->body, [](const Ref<Stmt>& stmt) -> Block {
+      const auto* loop = std::get_if<For>(&stmt->node);
+      bool holds = loop && std::any_of(loop->body.begin(), loop->body.end(), [](const auto& s) { return std::holds_alternative<Local>(s->node); });
+      if (!holds) return {stmt};
+      For shared = *loop;
+      shared.body = share(shared.body);
+      return {make_stmt(std::move(shared))};
+    });
+    body = share(std::move(body));
+    if (body == kernel->body) continue;
+    Kernel changed = *kernel;
+    changed.body = std::move(body);
+    kernel = std::make_shared<const Kernel>(std::move(changed));
+  }
+  return module;
+}
+
+}  // namespace deplo
