@@ -65,3 +65,13 @@ def test_wrong_sizes_of_results_that_nobody_reads_do_no_harm():
     program = core().compile(text, read_options().to_json())
     assert json.loads(program.describe())["library"]
     torch.testing.assert_close(program.run([torch.tensor([3.0, 1.0, 2.0])])[0], torch.tensor([1.0, 2.0, 3.0]))
+
+
+def test_integer_division_inside_of_a_concatenation():
+    """Inlined into one kernel with the rest, it is evaluated only where its own elements are."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, y, z: torch.cat([x // y, z, x % y]), backend="deplo")
+    x, y = torch.arange(5), torch.arange(5) + 1
+    torch.testing.assert_close(compiled(x, y, x), torch.cat([x // y, x, x % y]))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        compiled(x, y - 1, x)

@@ -123,6 +123,7 @@ const std::vector<Row>& creation_rules() {
       {"aten.ones_like.default", filled<1>},
       {"aten.scalar_tensor.default", scalar_tensor},
       {"aten.zeros.default", filled<0>},
+      {"aten.zero.default", filled<0>},
       {"aten.zeros_like.default", filled<0>},
   };
   return rows;

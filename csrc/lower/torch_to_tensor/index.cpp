@@ -16,7 +16,6 @@ int64_t rank_of(const Value& v) { return static_cast<int64_t>(v.type.shape.size(
 
 int64_t dim_argument(const Call& call, int64_t rank) {
   int64_t dim = call.integer("dim");
-  DEPLO_SUPPORT(rank > 0, "indexing a 0-d tensor");
   DEPLO_SUPPORT(dim >= -rank && dim < rank, "dim {} of {} dimensions", dim, rank);
   return dim < 0 ? dim + rank : dim;
 }
@@ -31,6 +30,20 @@ std::vector<Expr> axes(int64_t first, int64_t count) {
   std::vector<Expr> index;
   for (int64_t d = 0; d < count; ++d) index.push_back(axis(first + d));
   return index;
+}
+
+// Indexing along a dimension takes a 0-d tensor as a 1-d one of one element, operands and results alike.
+Value with_dimension(Builder& b, const Value& v) { return rank_of(v) == 0 ? b.unsqueeze(v, 0) : v; }
+
+Values as_result(Builder& b, const Call& call, const Value& v) {
+  const Shape& shape = call.result().shape;
+  return {v.type.shape.size() == shape.size() ? v : b.reshape(v, shape)};
+}
+
+/// The combiner that does to bools what arithmetic on 0 and 1 would.
+Combiner for_dtype(Combiner combiner, DType dtype) {
+  if (dtype != DType::boolean) return combiner;
+  return combiner == Combiner::sum ? Combiner::max : combiner == Combiner::prod ? Combiner::min : combiner;
 }
 
 /// Indices where eager refuses negative ones: they are moved out of range.
@@ -58,10 +71,10 @@ Values embedding(Builder& b, const Call& call) {
 }
 
 Values gather(Builder& b, const Call& call) {
-  Value x = call.tensor("self");
+  Value x = with_dimension(b, call.tensor("self"));
   call.ignore("sparse_grad");
   int64_t dim = dim_argument(call, rank_of(x));
-  Value index = call.tensor("index");
+  Value index = with_dimension(b, call.tensor("index"));
   DEPLO_SUPPORT(rank_of(index) == rank_of(x), "{} index dimensions for {}", rank_of(index), rank_of(x));
   Expr extent = x.type.shape.at(static_cast<size_t>(dim));
   index = strict_index(b, index, extent);
@@ -71,11 +84,11 @@ Values gather(Builder& b, const Call& call) {
   std::vector<Expr> at = axes(0, rank_of(x));
   at[static_cast<size_t>(dim)] = Expr::symbol("j");
   map.sources.push_back({x.name, at, {}});
-  return {b.map(call.result(), std::move(map))};
+  return as_result(b, call, b.map({x.type.dtype, index.type.shape}, std::move(map)));
 }
 
 Values index_select(Builder& b, const Call& call) {
-  Value x = call.tensor("self");
+  Value x = with_dimension(b, call.tensor("self"));
   int64_t dim = dim_argument(call, rank_of(x));
   Expr extent = x.type.shape.at(static_cast<size_t>(dim));
   Value index = strict_index(b, call.tensor("index"), extent);
@@ -85,7 +98,9 @@ Values index_select(Builder& b, const Call& call) {
   std::vector<Expr> at = axes(0, rank_of(x));
   at[static_cast<size_t>(dim)] = Expr::symbol("j");
   map.sources.push_back({x.name, at, {}});
-  return {b.map(call.result(), std::move(map))};
+  Shape shape = x.type.shape;
+  shape[static_cast<size_t>(dim)] = rank_of(index) == 0 ? Expr(1) : index.type.shape[0];
+  return as_result(b, call, b.map({x.type.dtype, shape}, std::move(map)));
 }
 
 /// x[a, :, b] as PyTorch reads it: the index tensors broadcast together; their dimensions stand where the first of them stood if they
@@ -161,11 +176,10 @@ Values index_put(Builder& b, const Call& call) {
   bool accumulate = call.boolean("accumulate", false);
   call.ignore("unsafe");
   if (indices.size() == 1 && indices[0] && indices[0]->type.dtype == DType::boolean && !accumulate) return {masked_put(b, x, *indices[0], values)};
-  DEPLO_SUPPORT(!accumulate || x.type.dtype != DType::boolean, "accumulation of bool");
   Indexing made = index_by(b, x, indices);
   values = b.broadcast(values, made.shape);
   Scatter scatter;
-  scatter.combiner = accumulate ? Combiner::sum : Combiner::set;
+  scatter.combiner = accumulate ? for_dtype(Combiner::sum, x.type.dtype) : Combiner::set;
   scatter.updates = values.name;
   scatter.axes = axis_names(rank_of(values));
   scatter.indirects = std::move(made.indirects);
@@ -198,15 +212,15 @@ struct ScatterCall {
 };
 
 ScatterCall scatter_call(Builder& b, const Call& call) {
-  Value base = call.tensor("self");
+  Value base = with_dimension(b, call.tensor("self"));
   int64_t dim = dim_argument(call, rank_of(base));
-  Value index = call.tensor("index");
+  Value index = with_dimension(b, call.tensor("index"));
   DEPLO_SUPPORT(rank_of(index) == rank_of(base), "{} index dimensions for {}", rank_of(index), rank_of(base));
   return {base, dim, strict_index(b, index, base.type.shape.at(static_cast<size_t>(dim)))};
 }
 
 Value scatter_updates(Builder& b, const Call& call, const ScatterCall& s) {
-  if (call.is_tensor("src")) return covered(b, b.cast(call.tensor("src"), s.base.type.dtype), s.index);
+  if (call.is_tensor("src")) return covered(b, with_dimension(b, b.cast(call.tensor("src"), s.base.type.dtype)), s.index);
   return b.broadcast(checked_scalar(b, call, "value", s.base.type.dtype), s.index.type.shape);
 }
 
@@ -216,33 +230,50 @@ Values scatter(Builder& b, const Call& call) {
   if (call.has("reduce")) {
     std::string reduce = call.word("reduce", "");
     DEPLO_SUPPORT(reduce == "add" || reduce == "multiply", "reduce={}", reduce);
-    combiner = reduce == "add" ? Combiner::sum : Combiner::prod;
-    DEPLO_SUPPORT(s.base.type.dtype != DType::boolean, "scatter with reduce of bool");
+    combiner = for_dtype(reduce == "add" ? Combiner::sum : Combiner::prod, s.base.type.dtype);
   }
-  return {scatter_along(b, s.base, s.dim, s.index, scatter_updates(b, call, s), combiner)};
+  return as_result(b, call, scatter_along(b, s.base, s.dim, s.index, scatter_updates(b, call, s), combiner));
 }
 
 Values scatter_add(Builder& b, const Call& call) {
   ScatterCall s = scatter_call(b, call);
-  DEPLO_SUPPORT(s.base.type.dtype != DType::boolean, "scatter_add of bool");
-  return {scatter_along(b, s.base, s.dim, s.index, scatter_updates(b, call, s), Combiner::sum)};
+  Combiner combiner = for_dtype(Combiner::sum, s.base.type.dtype);
+  return as_result(b, call, scatter_along(b, s.base, s.dim, s.index, scatter_updates(b, call, s), combiner));
+}
+
+/// scatter_along or put_along.
+using Put = Value (*)(Builder& b, const Value& base, int64_t dim, const Value& index, const Value& updates, Combiner combiner);
+
+// The sum at each place, divided by how many values went into it.
+Value mean_of(Builder& b, const ScatterCall& s, const Value& start, const Value& updates, bool include_self, Put put) {
+  DType dtype = s.base.type.dtype;
+  Value sum = put(b, start, s.dim, s.index, updates, Combiner::sum);
+  Value one = b.constant_int(DType::i64, updates.type.shape, 1);
+  Value count = put(b, b.constant_int(DType::i64, s.base.type.shape, include_self ? 1 : 0), s.dim, s.index, one, Combiner::sum);
+  count = b.cast(b.apply(Fn::max, count, 1), dtype);
+  if (!is_float(dtype)) return b.apply(Fn::floor_div, {sum, count});
+  return b.cast(b.apply(Fn::div, {as_compute(b, sum), as_compute(b, count)}), dtype);
+}
+
+Values reduced_into(Builder& b, const Call& call, const ScatterCall& s, const Value& updates, Put put) {
+  std::string reduce = call.word("reduce", "");
+  DType dtype = s.base.type.dtype;
+  bool mean = reduce == "mean";
+  DEPLO_SUPPORT(!mean || dtype != DType::boolean, "a mean of bool");
+  Combiner combiner = reduce == "sum" || mean ? Combiner::sum : reduce == "prod" ? Combiner::prod : reduce == "amax" ? Combiner::max : Combiner::min;
+  DEPLO_SUPPORT(combiner != Combiner::min || reduce == "amin", "reduce={}", reduce);
+  combiner = for_dtype(combiner, dtype);
+  Value base = s.base;
+  bool include_self = call.boolean("include_self", true);
+  // Without the old values, the places that are hit start from the identity.
+  if (!include_self) base = put(b, base, s.dim, s.index, b.constant(updates.type.shape, deplo::identity(combiner, dtype)), Combiner::set);
+  if (mean) return as_result(b, call, mean_of(b, s, base, updates, include_self, put));
+  return as_result(b, call, put(b, base, s.dim, s.index, updates, combiner));
 }
 
 Values scatter_reduce(Builder& b, const Call& call) {
   ScatterCall s = scatter_call(b, call);
-  std::string reduce = call.word("reduce", "");
-  DEPLO_SUPPORT(reduce != "mean", "reduce=mean");
-  DEPLO_SUPPORT(s.base.type.dtype != DType::boolean, "scatter_reduce of bool");
-  Combiner combiner = reduce == "sum" ? Combiner::sum : reduce == "prod" ? Combiner::prod : reduce == "amax" ? Combiner::max : Combiner::min;
-  DEPLO_SUPPORT(combiner != Combiner::min || reduce == "amin", "reduce={}", reduce);
-  Value updates = scatter_updates(b, call, s);
-  Value base = s.base;
-  // Without the old values, the places that are hit start from the identity.
-  if (!call.boolean("include_self", true)) {
-    Value start = b.constant(s.index.type.shape, deplo::identity(combiner, base.type.dtype));
-    base = scatter_along(b, base, s.dim, s.index, start, Combiner::set);
-  }
-  return {scatter_along(b, base, s.dim, s.index, updates, combiner)};
+  return reduced_into(b, call, s, scatter_updates(b, call, s), scatter_along);
 }
 
 /// base with `updates` (its dimension `dim` counted by a 1-d index) combined in.
@@ -260,28 +291,38 @@ Value put_along(Builder& b, const Value& base, int64_t dim, const Value& index, 
 }
 
 Values index_add(Builder& b, const Call& call) {
-  Value base = call.tensor("self");
+  Value base = with_dimension(b, call.tensor("self"));
   int64_t dim = dim_argument(call, rank_of(base));
   Value index = strict_index(b, call.tensor("index"), base.type.shape.at(static_cast<size_t>(dim)));
-  Value source = b.cast(call.tensor("source"), base.type.dtype);
-  DEPLO_SUPPORT(base.type.dtype != DType::boolean, "index_add of bool");
-  if (call.has("alpha")) {
+  Value source = with_dimension(b, b.cast(call.tensor("source"), base.type.dtype));
+  if (base.type.dtype == DType::boolean) {
+    DEPLO_SUPPORT(call.number("alpha", 1).as_double() != 0, "alpha 0 for bool");
+  } else if (call.has("alpha")) {
     Value alpha = checked_scalar(b, call, "alpha", compute_type(base.type.dtype));
     source = b.cast(b.apply(Fn::mul, {as_compute(b, source), alpha}), base.type.dtype);
   }
-  return {put_along(b, base, dim, index, source, Combiner::sum)};
+  return as_result(b, call, put_along(b, base, dim, index, source, for_dtype(Combiner::sum, base.type.dtype)));
 }
 
 Values index_copy(Builder& b, const Call& call) {
-  Value base = call.tensor("self");
+  Value base = with_dimension(b, call.tensor("self"));
   int64_t dim = dim_argument(call, rank_of(base));
   Value index = strict_index(b, call.tensor("index"), base.type.shape.at(static_cast<size_t>(dim)));
-  return {put_along(b, base, dim, index, b.cast(call.tensor("source"), base.type.dtype), Combiner::set)};
+  Value source = with_dimension(b, b.cast(call.tensor("source"), base.type.dtype));
+  return as_result(b, call, put_along(b, base, dim, index, source, Combiner::set));
+}
+
+Values index_reduce(Builder& b, const Call& call) {
+  Value base = with_dimension(b, call.tensor("self"));
+  int64_t dim = dim_argument(call, rank_of(base));
+  Value index = strict_index(b, call.tensor("index"), base.type.shape.at(static_cast<size_t>(dim)));
+  Value source = with_dimension(b, b.cast(call.tensor("source"), base.type.dtype));
+  return reduced_into(b, call, {base, dim, index}, source, put_along);
 }
 
 // Negative indices count from the end here.
 Values index_fill(Builder& b, const Call& call) {
-  Value base = call.tensor("self");
+  Value base = with_dimension(b, call.tensor("self"));
   int64_t dim = dim_argument(call, rank_of(base));
   Value index = call.tensor("index");
   DEPLO_SUPPORT(is_integer(index.type.dtype) && rank_of(index) <= 1, "an index of dtype {}", to_string(index.type.dtype));
@@ -289,7 +330,7 @@ Values index_fill(Builder& b, const Call& call) {
   Value value = call.is_tensor("value") ? b.cast(call.tensor("value"), dtype) : checked_scalar(b, call, "value", dtype);
   Shape shape = base.type.shape;
   shape[static_cast<size_t>(dim)] = rank_of(index) == 0 ? Expr(1) : index.type.shape[0];
-  return {put_along(b, base, dim, index, b.broadcast(value, shape), Combiner::set)};
+  return as_result(b, call, put_along(b, base, dim, index, b.broadcast(value, shape), Combiner::set));
 }
 
 Values take(Builder& b, const Call& call) {
@@ -303,6 +344,25 @@ Values take(Builder& b, const Call& call) {
   map.indirects.push_back(coordinate("j", index, axes(0, rank_of(index)), extent));
   map.sources.push_back({flat.name, {Expr::symbol("j")}, {}});
   return {b.map(call.result(), std::move(map))};
+}
+
+// The values of source in order at the places where the mask holds: a running count of those says which.
+Values masked_scatter(Builder& b, const Call& call) {
+  Shape shape = call.result().shape;
+  Value x = b.broadcast(call.tensor("self"), shape);
+  Value mask = call.tensor("mask");
+  Value source = call.tensor("source");
+  Expr extent = product(source.type.shape);
+  DEPLO_SUPPORT(!extent.is(0) && mask.type.dtype == DType::boolean, "a source of {} values", print(extent));
+  Value flat = b.reshape(b.broadcast(mask, shape), {product(shape)});
+  Value count = b.scan(Combiner::sum, {b.cast(flat, DType::i64)}, 0)[0];
+  Value place = b.apply(Fn::where, {flat, b.apply(Fn::sub, count, 1), b.constant_int(DType::i64, {}, 0)});
+  IndexMap map;
+  map.axes = axis_names(1);
+  map.indirects.push_back(coordinate("j", place, axes(0, 1), extent));
+  map.sources.push_back({b.reshape(source, {extent}).name, {Expr::symbol("j")}, {}});
+  Value taken = b.map({source.type.dtype, flat.type.shape}, std::move(map));
+  return {b.reshape(b.apply(Fn::where, {flat, taken, b.reshape(x, flat.type.shape)}), shape)};
 }
 
 template <bool lower>
@@ -333,7 +393,9 @@ const std::vector<Row>& index_rules() {
       {"aten.index_fill.int_Scalar", index_fill},
       {"aten.index_fill.int_Tensor", index_fill},
       {"aten.index_put.default", index_put},
+      {"aten.index_reduce.default", index_reduce},
       {"aten.index_select.default", index_select},
+      {"aten.masked_scatter.default", masked_scatter},
       {"aten.scatter.reduce", scatter},
       {"aten.scatter.src", scatter},
       {"aten.scatter.value", scatter},

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "base/error.h"
 #include "lower/torch_to_tensor/formula.h"
@@ -269,6 +270,24 @@ Values sign(Builder& b, const Call& call) {
   return finish(b, call, b.apply(Fn::sub, {positive, negative}));
 }
 
+// UnaryOpsKernel.cpp, round_decimals_kernel.
+Values round_decimals(Builder& b, const Call& call) {
+  Value v = call.tensor("self");
+  int64_t decimals = call.integer("decimals");
+  DEPLO_SUPPORT(is_float(v.type.dtype), "decimals of {}", to_string(v.type.dtype));
+  if (decimals == 0) return finish(b, call, b.apply(Fn::round, {v}));
+  Formula x{&b, v};
+  double power = std::pow(10.0, static_cast<double>(std::abs(decimals)));
+  Formula result = decimals > 0 ? (x * power).with(Fn::round) / power : (x / power).with(Fn::round) * power;
+  return finish(b, call, result.value);
+}
+
+// Of a real number: 0 or pi.
+Values angle(Builder& b, const Call& call) {
+  Formula x{&b, operand(b, call, "self", compute_dtype(call))};
+  return finish(b, call, select(is_nan(x), x, select(less(x, 0), x.literal(std::numbers::pi), x.literal(0))).value);
+}
+
 Values sign_bit(Builder& b, const Call& call) {
   Value v = call.tensor("self");
   if (v.type.dtype == DType::boolean) return {b.constant(DType::boolean, v.type.shape, 0)};
@@ -362,6 +381,7 @@ const std::vector<Row>& pointwise_rules() {
         {"aten.add.Tensor", add},
         {"aten.addcdiv.default", add_product<true>},
         {"aten.addcmul.default", add_product<false>},
+        {"aten.angle.default", angle},
         {"aten.asin.default", unary<Fn::asin>},
         {"aten.asinh.default", unary<Fn::asinh>},
         {"aten.atan.default", unary<Fn::atan>},
@@ -455,6 +475,7 @@ const std::vector<Row>& pointwise_rules() {
         {"aten.remainder.Scalar", remainder<Fn::remainder>},
         {"aten.remainder.Scalar_Tensor", remainder<Fn::remainder>},
         {"aten.remainder.Tensor", remainder<Fn::remainder>},
+        {"aten.round.decimals", round_decimals},
         {"aten.round.default", rounding<Fn::round>},
         {"aten.rsub.Scalar", rsub},
         {"aten.rsub.Tensor", rsub},

@@ -198,6 +198,40 @@ std::vector<Value> vector_norm(Builder& b, const Call& call) {
   return {conform(b, norm_of(b, x, p, dims_argument(call), keepdim_argument(call)), call.result())};
 }
 
+// Every row of x1 against every row of x2.
+std::vector<Value> pairwise_distance(Builder& b, const Value& x1, const Value& x2, double p) {
+  DEPLO_SUPPORT(p != kInfinity || !x1.type.shape.back().is(0), "the largest of no differences");
+  Value a = b.unsqueeze(as_compute(b, x1), -2);
+  Value c = b.unsqueeze(as_compute(b, x2), -3);
+  return {norm_of(b, b.apply(Fn::sub, {a, c}), p, {-1}, false)};
+}
+
+std::vector<Value> cdist(Builder& b, const Call& call) {
+  call.ignore("compute_mode");  // how eager computes p = 2
+  return {conform(b, pairwise_distance(b, call.tensor("x1"), call.tensor("x2"), call.real("p", 2))[0], call.result())};
+}
+
+// The rows i < j of the square of distances, row after row: a scatter, since (i, j) does not follow linearly from the position.
+std::vector<Value> pdist(Builder& b, const Call& call) {
+  Value x = call.tensor("self");
+  Expr n = x.type.shape.at(0);
+  Expr count = call.result().shape.at(0);
+  Value square = pairwise_distance(b, x, x, call.real("p", 2))[0];
+  Value i = b.index(DType::i64, square.type.shape, axis(0));
+  Value j = b.index(DType::i64, square.type.shape, axis(1));
+  Value twice = b.apply(Fn::mul, {i, b.apply(Fn::sub, {size_value(b, DType::i64, n * 2 - 1), i})});
+  Value place = b.apply(Fn::sub, b.apply(Fn::add, {b.apply(Fn::floor_div, twice, 2), b.apply(Fn::sub, {j, i})}), 1);
+  place = b.apply(Fn::where, {b.apply(Fn::lt, {i, j}), place, size_value(b, DType::i64, count)});
+  tensor_ir::Scatter scatter;
+  scatter.combiner = Combiner::set;
+  scatter.updates = square.name;
+  scatter.axes = axis_names(2);
+  scatter.indirects.push_back({"k", place.name, axes_from(0, 2), count + 1, true});
+  scatter.index = {Expr::symbol("k")};
+  Value packed = b.scatter(std::move(scatter), b.constant(square.type.dtype, {count + 1}, 0));
+  return {conform(b, b.slice(packed, 0, 0, count, 1), call.result())};
+}
+
 std::vector<Value> norm(Builder& b, const Call& call) {
   call.ignore("dtype");
   Value x = compute_as(b, call.tensor("self"), call.result().dtype);
@@ -257,6 +291,8 @@ const std::vector<Row>& reduction_rules() {
         {"aten.std_mean.dim", std_mean},
         {"aten.std_mean.correction", std_mean},
         {"aten.logsumexp.default", logsumexp},
+        {"aten._cdist_forward.default", cdist},
+        {"aten._pdist_forward.default", pdist},
         {"aten.linalg_vector_norm.default", vector_norm},
         {"aten.norm.Scalar", norm},
         {"aten.norm.ScalarOpt_dim", norm},

@@ -77,7 +77,6 @@ constexpr Reason kReasons[] = {
     {"aten.binomial", kRandom},
     {"aten.cauchy", kRandom},
     {"aten.log_normal", kRandom},
-    {"aten.native_dropout", kRandom},
     {"aten.rrelu_with_noise_functional", kRandom},
     {"aten.sort", kSorting},
     {"aten.argsort", kSorting},

@@ -60,6 +60,17 @@ Values expand(Builder& b, const Call& call) {
   return {b.broadcast(call.tensor("self"), call.result().shape)};
 }
 
+Values narrow(Builder& b, const Call& call) {
+  Value x = call.tensor("self");
+  int64_t dim = dim_argument(call, "dim", rank_of(x));
+  call.ignore("length");
+  std::vector<Expr> index = identity_index(rank_of(x));
+  std::optional<int64_t> start = call.size("start").as_constant();
+  DEPLO_SUPPORT(start && *start >= 0, "a start that counts from the end");
+  index[static_cast<size_t>(dim)] = axis(dim) + *start;
+  return {b.remap(x, call.result().shape, index)};
+}
+
 Values permute(Builder& b, const Call& call) { return {b.permute(call.tensor("self"), call.integers("dims"))}; }
 
 Value swap_dims(Builder& b, const Value& x, int64_t d0, int64_t d1) {
@@ -251,7 +262,10 @@ Values repeat_interleave(Builder& b, const Call& call) {
 
 Values unfold(Builder& b, const Call& call) {
   Value x = call.tensor("self");
-  DEPLO_SUPPORT(rank_of(x) > 0, "unfold of a 0-d tensor");
+  if (rank_of(x) == 0) {
+    for (const char* name : {"dimension", "size", "step"}) call.ignore(name);
+    return {b.remap(x, call.result().shape, {})};
+  }
   int64_t dim = dim_argument(call, "dimension", rank_of(x));
   call.ignore("size");
   std::vector<Expr> index = identity_index(rank_of(x));
@@ -475,6 +489,24 @@ const std::vector<Row>& view_rules() {
       {"aten.view.default", reshape},
       {"aten.view.dtype", view_dtype},
       {"aten.view_copy.default", reshape},
+      {"aten.detach_copy.default", identity},
+      {"aten.diagonal_copy.default", diagonal},
+      {"aten.expand_copy.default", expand},
+      {"aten.narrow_copy.default", narrow},
+      {"aten.permute_copy.default", permute},
+      {"aten.select_copy.int", select},
+      {"aten.slice_copy.Tensor", slice},
+      {"aten.split_copy.Tensor", split},
+      {"aten.split_with_sizes_copy.default", split},
+      {"aten.squeeze_copy.default", squeeze},
+      {"aten.squeeze_copy.dim", squeeze},
+      {"aten.squeeze_copy.dims", squeeze},
+      {"aten.t_copy.default", t},
+      {"aten.transpose_copy.int", transpose},
+      {"aten.unbind_copy.int", unbind},
+      {"aten.unfold_copy.default", unfold},
+      {"aten.unsqueeze_copy.default", unsqueeze},
+      {"aten.view_copy.dtype", view_dtype},
   };
   return rows;
 }

@@ -112,7 +112,10 @@ struct Substituter {
     std::string value = copied_value(copy);
     for (size_t at = 0; at < copy.size(); ++at) {
       bool fills = only && std::get_if<Load>(&producer.body[at]->node) == only;
-      out.push_back(simplified(guarded ? with_guard(copy[at], load, fills) : copy[at]));
+      if (guarded && may_divide_by_zero(at))
+        divide_under(load, copy[at], out);
+      else
+        out.push_back(simplified(guarded ? with_guard(copy[at], load, fills) : copy[at]));
     }
     std::string result = value;
     if (select) {
@@ -123,6 +126,29 @@ struct Substituter {
       for (auto& stmt : body.take()) out.push_back(std::move(stmt));
     }
     rename_definition(out, result, load.name);
+  }
+
+  // An integer division by anything but a constant other than 0.
+  bool may_divide_by_zero(size_t at) const {
+    const auto* let = std::get_if<Let>(&producer.body[at]->node);
+    bool divides = let && (let->fn == Fn::trunc_div || let->fn == Fn::floor_div || let->fn == Fn::remainder || let->fn == Fn::fmod);
+    if (!divides || is_float(let->dtype)) return false;
+    for (const auto& stmt : producer.body) {
+      const auto* divisor = std::get_if<Let>(&stmt->node);
+      if (divisor && divisor->name == let->operands[1]) return divisor->fn != Fn::constant || divisor->literal.i == 0;
+    }
+    return true;
+  }
+
+  // Where the guard fails, loads give zero: dividing by that would report an error that no element has.
+  void divide_under(const Load& load, const Ref<Stmt>& stmt, Block& out) {
+    Let division = std::get<Let>(stmt->node);
+    Body body(names);
+    std::string truth = body.truth(load.guard, ranges);
+    std::string one = body.constant(Scalar::of_int(division.dtype, 1));
+    division.operands[1] = body.let(Fn::where, division.dtype, {truth, division.operands[1], one});
+    for (auto& made : body.take()) out.push_back(std::move(made));
+    out.push_back(make_stmt(std::move(division)));
   }
 
   // The producer is one load (its value): the fill can be the consumer's.
