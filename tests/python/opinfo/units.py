@@ -29,7 +29,7 @@ from deplo.backend import Compilation, collect_records, compile_with
 from deplo.decompositions import decompositions
 from deplo.errors import FallbackWarning
 from deplo.options import read_options
-from opinfo.exceptions import UNINITIALISED
+from opinfo.exceptions import LESS_EXACT, UNINITIALISED
 from opinfo.judge import ULPS, complaint, error_in_ulps
 
 DTYPES = (
@@ -132,6 +132,9 @@ class Sample:
 
         return dataclasses.replace(self, leaves=[converted(leaf) for leaf in self.leaves])
 
+    def nearby(self, generator: torch.Generator) -> Sample:
+        return dataclasses.replace(self, leaves=[moved(leaf, generator) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves])
+
 
 def _sample(op: Any, given: Any, text: str) -> Sample:
     leaves, spec = tree_flatten((given.input, given.args, given.kwargs))
@@ -212,8 +215,8 @@ class Answer:
     random: bool = False
 
 
-def run(fn: Callable[..., list[torch.Tensor]], sample: Sample, backward: bool, watched: bool = True) -> Answer:
-    """Calls `fn` with copies of the sample's tensors, and differentiates it along random directions."""
+def run(fn: Callable[..., list[torch.Tensor]], sample: Sample, backward: bool, watched: bool = True, turn: int = 0) -> Answer:
+    """Calls `fn` with copies of the sample's tensors, and differentiates it along random directions, moved a little for each `turn` after 0."""
     tensors = [copied(t) for t in sample.tensors]
     torch.manual_seed(0)
     seeded = torch.get_rng_state()
@@ -229,6 +232,8 @@ def run(fn: Callable[..., list[torch.Tensor]], sample: Sample, backward: bool, w
         return Answer([], calls)
     generator = torch.Generator().manual_seed(1)
     cotangents = [torch.randn(t.shape, dtype=torch.float64, generator=generator).to(t.dtype) for t in differentiable]
+    for k, t in enumerate(cotangents if turn else []):
+        cotangents[k] = moved(t, generator.manual_seed(turn))
     with watch:
         grads = torch.autograd.grad(differentiable, [t for t in inputs if t.requires_grad], cotangents, allow_unused=True)
     results = [*[t.detach() for t in outputs], *[g for g in grads if g is not None]]
@@ -354,21 +359,28 @@ class Judge:
         def pairs(k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
             if not nearby and exact is not None:
                 generator = torch.Generator().manual_seed(2)
-                for _ in range(4):
-                    leaves = [moved(leaf, generator) if isinstance(leaf, torch.Tensor) else leaf for leaf in sample.leaves]
-                    near = dataclasses.replace(sample, leaves=leaves)
+                for turn in range(1, 5):
+                    near = sample.nearby(generator)
                     wide_near = near.in_float(torch.float64) if judged else near
-                    nearby.append((run(near.call, near, self.backward).tensors, run(wide_near.call, wide_near, self.backward).tensors))
+                    answers = [run(s.call, s, self.backward, turn=turn).tensors for s in (near, wide_near)]
+                    nearby.append((answers[0], answers[1]))
             return [(a[k].detach(), b[k].detach()) for a, b in nearby if k < len(a) and k < len(b)]
 
         def float32_error(k: int) -> float:
-            """How many ulp eager is off in float32, at the same inputs."""
+            """How many ulp eager is off in float32, at the same inputs and some nearby."""
+            generator = torch.Generator().manual_seed(2)
             narrow = sample.in_float(torch.float32)
-            wider = narrow.in_float(torch.float64)
-            a, b = run(narrow.call, narrow, self.backward).tensors[k], run(wider.call, wider, self.backward).tensors[k]
-            return error_in_ulps(a.detach(), b.detach(), self.single_elements)
+            error = 0.0
+            for _ in range(8):
+                wider = narrow.in_float(torch.float64)
+                a, b = (run(s.call, s, self.backward).tensors[k].detach() for s in (narrow, wider))
+                error = max(error, error_in_ulps(a, b, self.single_elements))
+                narrow = narrow.nearby(generator)
+            return error
 
         for k, (mine, theirs) in enumerate(zip(got.tensors, expected.tensors, strict=True)):
+            if self.unit.name in LESS_EXACT:
+                mine, theirs = mine.float(), theirs.float()
             if self.unit.op in UNINITIALISED:
                 mine, theirs = mine.clone().fill_(0), theirs.clone().fill_(0)
             true = exact.tensors[k] if exact is not None and k < len(exact.tensors) else None
