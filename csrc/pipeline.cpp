@@ -45,6 +45,8 @@ auto guarded(std::string_view level, std::string_view pass, F&& run) {
     return run();
   } catch (const InternalError& error) {
     throw InternalError(fmt::format("[{}/{}] {}", level, pass, error.what()));
+  } catch (const std::logic_error& error) {  // of the standard library: an index or a length that is out of range
+    throw InternalError(fmt::format("[{}/{}] {}", level, pass, error.what()));
   }
 }
 
@@ -241,8 +243,10 @@ std::string level_of(const std::string& text, const std::string& file) {
   return "kernel";
 }
 
-Compiled run_pipeline(const torch_ir::Graph& graph, const PassContext& context, const PipelineOptions& options) {
-  check_names(context, options);
+namespace {
+
+template <class Lower>
+Compiled run_from_torch(const torch_ir::Graph& graph, const PassContext& context, const PipelineOptions& options, const Lower& lower) {
   Compiled made;
   made.reached = "torch";
   guarded("torch", "import", [&] {
@@ -251,12 +255,10 @@ Compiled run_pipeline(const torch_ir::Graph& graph, const PassContext& context, 
   });
   if (options.observer) options.observer("torch", "import", torch_ir::print(graph), true);
   if (options.stop_after == "torch") return made;
-  made.tensor = guarded("tensor", "lower", [&] { return lower_torch_to_tensor(graph); });
+  made.tensor = guarded("tensor", "lower", lower);
   run_from(made, "tensor", context, options);
   return made;
 }
-
-namespace {
 
 /// "file:line:column: " of the name in `message` that is rarest in the text: the verifiers name what is wrong, not where it stands.
 std::string place_of(const std::string& message, const std::string& text, const std::string& file) {
@@ -264,7 +266,8 @@ std::string place_of(const std::string& message, const std::string& text, const 
   std::map<std::string, std::pair<Token, int>> seen;
   while (!words.at_end()) {
     Token token = words.next();
-    if (token.kind == Token::Kind::identifier) ++seen.emplace(token.text, std::pair(token, 0)).first->second.second;
+    if (token.kind == Token::Kind::identifier || token.kind == Token::Kind::integer)
+      ++seen.emplace(token.text, std::pair(token, 0)).first->second.second;
   }
   // Words of the message itself are no names: one that could be no other than a name goes first.
   const std::pair<Token, int>* best = nullptr;
@@ -293,13 +296,27 @@ auto parse_by_hand(const std::string& text, const std::string& file, const Parse
     verify(module);
     return module;
   } catch (const InternalError& error) {
-    std::string message = error.what();
-    if (size_t source = message.find(" (csrc/"); source != std::string::npos) message.resize(source);
-    throw UserError(place_of(message, text, file) + message);
+    blame_text(error, text, file);
+  } catch (const UnsupportedError& error) {
+    blame_text(error, text, file);
   }
 }
 
 }  // namespace
+
+void blame_text(const Error& error, const std::string& text, const std::string& file) {
+  std::string message = error.what();
+  if (size_t source = message.find(" (csrc/"); source != std::string::npos) message.resize(source);
+  throw UserError(place_of(message, text, file) + message);
+}
+
+tensor_ir::Graph lower_torch_by_hand(const torch_ir::Graph& graph, const std::string& text, const std::string& file) {
+  try {
+    return lower_torch_to_tensor(graph);
+  } catch (const InternalError& error) {
+    blame_text(InternalError(fmt::format("this call does not fit its operands or its result, or its rule is wrong: {}", error.what())), text, file);
+  }
+}
 
 void verify_by_hand(const std::string& text, const std::string& file) {
   std::string level = level_of(text, file);
@@ -310,11 +327,20 @@ void verify_by_hand(const std::string& text, const std::string& file) {
   if (level == "kernel") parse_by_hand(text, file, kernel_ir::parse);
 }
 
+Compiled run_pipeline(const torch_ir::Graph& graph, const PassContext& context, const PipelineOptions& options) {
+  check_names(context, options);
+  return run_from_torch(graph, context, options, [&] { return lower_torch_to_tensor(graph); });
+}
+
 Compiled run_pipeline_from_text(const std::string& text, const std::string& file, const PassContext& context, const PipelineOptions& options) {
   if (options.by_hand) verify_by_hand(text, file);
   std::string level = level_of(text, file);
-  if (level == "torch") return run_pipeline(torch_ir::parse(text, file), context, options);
   check_names(context, options);
+  if (level == "torch") {
+    torch_ir::Graph graph = torch_ir::parse(text, file);
+    return run_from_torch(graph, context, options,
+                          [&] { return options.by_hand ? lower_torch_by_hand(graph, text, file) : lower_torch_to_tensor(graph); });
+  }
   Compiled made;
   made.reached = level;
   if (level == "tensor") made.tensor = tensor_ir::parse(text, file);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/context.h"
+#include "base/error.h"
 #include "kernel_ir/ir.h"
 #include "loop_ir/ir.h"
 #include "tensor_ir/ir.h"
@@ -50,6 +51,11 @@ std::string level_of(const std::string& text, const std::string& file);
 
 /// Parses and verifies text that a person wrote: UserError `file:line:column: ...` for whatever is wrong with it.
 void verify_by_hand(const std::string& text, const std::string& file);
+
+/// Throws the UserError `file:line:column: ...` that says what `error` says, at the place in the text that it is about.
+[[noreturn]] void blame_text(const Error& error, const std::string& text, const std::string& file);
+/// lower_torch_to_tensor of text that a person wrote. The lowering is Torch IR's type checker: only it knows what each ATen call gives.
+tensor_ir::Graph lower_torch_by_hand(const torch_ir::Graph& graph, const std::string& text, const std::string& file);
 
 Compiled run_pipeline(const torch_ir::Graph& graph, const PassContext& context, const PipelineOptions& options);
 /// Resumes from IR text of any level (named by its first keyword). UserError `file:line:column: ...` if the text does not parse.

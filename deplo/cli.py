@@ -26,8 +26,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except BrokenPipeError:
         # A reader such as head went away: nothing is left to say, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
+    except OSError as error:
+        print(f"deplo: {error.strerror or error}", file=sys.stderr)
+        _discard_output()
+        return 1
     return 0
+
+
+def _discard_output() -> None:
+    """What is still buffered would fail once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

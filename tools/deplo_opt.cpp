@@ -19,7 +19,6 @@
 #include "base/error.h"
 #include "codegen/codegen.h"
 #include "lower/lower.h"
-#include "lower/torch_to_tensor.h"
 #include "pipeline.h"
 
 namespace {
@@ -120,10 +119,11 @@ std::optional<AnyModule> run_pass(const std::vector<Pass<M>>& passes, const std:
 }
 
 /// The pass or lowering `name` applied to a module of its level; nothing if this level has no such pass.
-std::optional<AnyModule> apply(const AnyModule& module, const std::string& name, const PassContext& context) {
+std::optional<AnyModule> apply(const AnyModule& module, const std::string& name, const std::string& text, const Arguments& arguments) {
+  const PassContext& context = arguments.context;
   using Result = std::optional<AnyModule>;
   return std::visit(Overloaded{[&](const torch_ir::Graph& m) -> Result {
-                                 if (name == "lower_to_tensor") return lower_torch_to_tensor(m);
+                                 if (name == "lower_to_tensor") return lower_torch_by_hand(m, text, arguments.file);
                                  return std::nullopt;
                                },
                                [&](const tensor_ir::Graph& m) -> Result {
@@ -166,7 +166,7 @@ std::string run(const Arguments& arguments) {
   if (!arguments.lower.empty()) return lower(text, arguments);
   AnyModule module = parse_any(text, arguments.file);
   for (const std::string& name : arguments.passes) {
-    std::optional<AnyModule> next = apply(module, name, arguments.context);
+    std::optional<AnyModule> next = apply(module, name, text, arguments);
     DEPLO_CHECK(next, "no pass '{}' at this module's level ({})", name, level_of(text, arguments.file));
     module = std::move(*next);
     std::visit([](const auto& m) { verify(m); }, module);

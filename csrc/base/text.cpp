@@ -13,6 +13,9 @@ namespace {
 bool starts_name(char c) { return std::isalpha(static_cast<unsigned char>(c)) || c == '_' || c == '%' || c == '@' || c == '$'; }
 bool continues_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.'; }
 
+/// Parsers and passes recurse into what brackets and blocks hold.
+constexpr int kMaxDepth = 200;
+
 constexpr std::string_view kTwoCharSymbols[] = {"->", "<=", ">=", "==", "!=", "..", "//", "+=", "**"};
 
 }  // namespace
@@ -37,6 +40,10 @@ void Lexer::tokenize(std::string_view text, bool layout) {
         int width = static_cast<int>(i - start);
         if (width > indents.back()) {
           indents.push_back(width);
+          if (indents.size() > kMaxDepth) {
+            add(Token::Kind::end, "", column());
+            fail(tokens_.back(), fmt::format("blocks are nested deeper than {}", kMaxDepth));
+          }
           add(Token::Kind::indent, "indent", 1);
         }
         while (width < indents.back()) {
@@ -124,9 +131,16 @@ void Lexer::tokenize(std::string_view text, bool layout) {
       continue;
     }
     std::string symbol(1, c);
+    // A character of several bytes stays whole: half of one in a message would be no text.
+    while (static_cast<unsigned char>(c) >= 0x80 && i + symbol.size() < text.size() && (text[i + symbol.size()] & 0xC0) == 0x80)
+      symbol += text[i + symbol.size()];
     for (std::string_view two : kTwoCharSymbols)
       if (text.substr(i, 2) == two) symbol = two;
     if (c == '(' || c == '[' || c == '{') ++brackets;
+    if (brackets > kMaxDepth) {
+      add(Token::Kind::end, "", col);
+      fail(tokens_.back(), fmt::format("more than {} brackets are open here", kMaxDepth));
+    }
     if (c == ')' || c == ']' || c == '}') brackets = brackets > 0 ? brackets - 1 : 0;
     i += symbol.size();
     add(Token::Kind::symbol, std::move(symbol), col);

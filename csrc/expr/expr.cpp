@@ -36,10 +36,24 @@ std::vector<Table>& tables() {
   return *shards;
 }
 
-int64_t floor_divide(int64_t a, int64_t b) {
-  int64_t q = a / b;
-  return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q;
+[[noreturn]] void too_large(int64_t a, char sign, int64_t b) {
+  throw UnsupportedError(fmt::format("{} {} {} does not fit in 64 bits: sizes and indices must", a, sign, b));
 }
+
+int64_t plus(int64_t a, int64_t b) {
+  int64_t r = 0;
+  if (__builtin_add_overflow(a, b, &r)) too_large(a, '+', b);
+  return r;
+}
+
+int64_t times(int64_t a, int64_t b) {
+  int64_t r = 0;
+  if (__builtin_mul_overflow(a, b, &r)) too_large(a, '*', b);
+  return r;
+}
+
+/// Terms that one expression may have: products of sums grow fast.
+constexpr size_t kMaxTerms = 4096;
 
 bool atoms_less(const std::vector<Expr>& a, const std::vector<Expr>& b) {
   size_t n = std::min(a.size(), b.size());
@@ -109,7 +123,7 @@ std::vector<Term> terms_of(Expr e) {
       Term term{1, {}};
       for (const Expr& factor : t.operands()) {
         if (factor.is_constant())
-          term.coefficient *= factor.value();
+          term.coefficient = times(term.coefficient, factor.value());
         else
           term.atoms.push_back(factor);
       }
@@ -132,7 +146,7 @@ Expr from_terms(std::vector<Term> terms) {
   std::vector<Term> merged;
   for (Term& term : terms) {
     if (!merged.empty() && merged.back().atoms == term.atoms)
-      merged.back().coefficient += term.coefficient;
+      merged.back().coefficient = plus(merged.back().coefficient, term.coefficient);
     else
       merged.push_back(std::move(term));
   }
@@ -167,10 +181,13 @@ Expr operator-(Expr a, Expr b) { return a + Expr(-1) * b; }
 Expr operator*(Expr a, Expr b) {
   if (a.is(1)) return b;
   if (b.is(1)) return a;
+  std::vector<Term> left = terms_of(a);
+  std::vector<Term> right = terms_of(b);
+  DEPLO_SUPPORT(left.size() * right.size() <= kMaxTerms, "an index expression has more than {} terms", kMaxTerms);
   std::vector<Term> terms;
-  for (const Term& x : terms_of(a)) {
-    for (const Term& y : terms_of(b)) {
-      Term term{x.coefficient * y.coefficient, x.atoms};
+  for (const Term& x : left) {
+    for (const Term& y : right) {
+      Term term{times(x.coefficient, y.coefficient), x.atoms};
       term.atoms.insert(term.atoms.end(), y.atoms.begin(), y.atoms.end());
       std::sort(term.atoms.begin(), term.atoms.end(), [](const Expr& p, const Expr& q) { return compare(p, q) < 0; });
       terms.push_back(std::move(term));
@@ -191,7 +208,7 @@ std::pair<Expr, Expr> divide_terms(Expr a, Expr b) {
       quotient = quotient + *q;
     else if (auto c = b.as_constant(); c && term.atoms.empty()) {
       quotient = quotient + floor_divide(term.coefficient, *c);
-      rest = rest + (term.coefficient - floor_divide(term.coefficient, *c) * *c);
+      rest = rest + floor_mod(term.coefficient, *c);
     } else {
       rest = rest + t;
     }
@@ -200,6 +217,20 @@ std::pair<Expr, Expr> divide_terms(Expr a, Expr b) {
 }
 
 }  // namespace
+
+int64_t floor_divide(int64_t a, int64_t b) {
+  DEPLO_ASSERT(b != 0, "{} // 0 in an index expression", a);
+  if (b == -1) return times(a, -1);  // the only quotient that may not fit
+  int64_t q = a / b;
+  return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q;
+}
+
+int64_t floor_mod(int64_t a, int64_t b) {
+  DEPLO_ASSERT(b != 0, "{} % 0 in an index expression", a);
+  if (b == -1) return 0;
+  int64_t r = a % b;
+  return r != 0 && ((r < 0) != (b < 0)) ? r + b : r;
+}
 
 Expr floordiv(Expr a, Expr b) {
   if (b.is(1) || a.is(0)) return a;
@@ -217,7 +248,7 @@ Expr floordiv(Expr a, Expr b) {
 Expr mod(Expr a, Expr b) {
   if (b.is(1) || a.is(0) || a == b) return 0;
   DEPLO_ASSERT(!b.is(0), "mod of {} by zero", print(a));
-  if (a.is_constant() && b.is_constant()) return a.value() - floor_divide(a.value(), b.value()) * b.value();
+  if (a.is_constant() && b.is_constant()) return floor_mod(a.value(), b.value());
   Expr rest = divide_terms(a, b).second;
   if (rest.is(0)) return 0;
   if (rest.is_constant() && b.is_constant()) return mod(rest, b);
@@ -289,20 +320,16 @@ int64_t evaluate(Expr e, const std::map<std::string, int64_t>& values) {
     }
     case ExprKind::add: {
       int64_t sum = 0;
-      for (const Expr& t : e.operands()) sum += evaluate(t, values);
+      for (const Expr& t : e.operands()) sum = plus(sum, evaluate(t, values));
       return sum;
     }
     case ExprKind::mul: {
       int64_t result = 1;
-      for (const Expr& t : e.operands()) result *= evaluate(t, values);
+      for (const Expr& t : e.operands()) result = times(result, evaluate(t, values));
       return result;
     }
     case ExprKind::floordiv: return floor_divide(operand(0), operand(1));
-    case ExprKind::mod: {
-      int64_t a = operand(0);
-      int64_t b = operand(1);
-      return a - floor_divide(a, b) * b;
-    }
+    case ExprKind::mod: return floor_mod(operand(0), operand(1));
     case ExprKind::min: return std::min(operand(0), operand(1));
     case ExprKind::max: return std::max(operand(0), operand(1));
   }
@@ -361,8 +388,8 @@ std::optional<Expr> exact_quotient(Expr e, Expr divisor) {
   if (d.coefficient == 0) return std::nullopt;
   Expr quotient = 0;
   for (Term term : terms_of(e)) {
-    if (term.coefficient % d.coefficient != 0) return std::nullopt;
-    term.coefficient /= d.coefficient;
+    if (floor_mod(term.coefficient, d.coefficient) != 0) return std::nullopt;
+    term.coefficient = floor_divide(term.coefficient, d.coefficient);
     for (const Expr& atom : d.atoms) {
       auto it = std::find(term.atoms.begin(), term.atoms.end(), atom);
       if (it == term.atoms.end()) return std::nullopt;

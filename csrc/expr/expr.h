@@ -51,6 +51,11 @@ class Expr {
   const ExprNode* node_;
 };
 
+/// Of integers, as floordiv and mod of expressions: rounding down; InternalError for a divisor of 0.
+int64_t floor_divide(int64_t a, int64_t b);
+int64_t floor_mod(int64_t a, int64_t b);
+
+/// Arithmetic folds constants: UnsupportedError where a result does not fit in 64 bits.
 Expr operator+(Expr a, Expr b);
 Expr operator-(Expr a, Expr b);
 Expr operator*(Expr a, Expr b);

@@ -46,11 +46,6 @@ Interval multiply(const Interval& a, const Interval& b) {
   return r;
 }
 
-int64_t floor_divide(int64_t a, int64_t b) {
-  int64_t q = a / b;
-  return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q;
-}
-
 constexpr int kMaxDepth = 12;
 
 Interval interval(Expr e, const Ranges& ranges, int depth);
@@ -102,7 +97,7 @@ Interval atom_interval(Expr e, const Ranges& ranges, int depth) {
     case ExprKind::mod: {
       Interval b = interval(e.operands()[1], ranges, depth + 1);
       Interval a = interval(e.operands()[0], ranges, depth + 1);
-      Interval r{0, b.hi ? Bound(*b.hi - 1) : std::nullopt};
+      Interval r{0, add(b.hi, -1)};
       if (a.lo && *a.lo >= 0 && a.hi && (!r.hi || *a.hi < *r.hi)) r.hi = a.hi;
       return r;
     }

@@ -29,7 +29,9 @@ Expr parse_primary(Lexer& lexer) {
     lexer.expect(")");
     return e;
   }
-  if (lexer.accept("-")) return Expr(-1) * parse_primary(lexer);
+  int sign = 1;
+  while (lexer.accept("-")) sign = -sign;
+  if (sign < 0) return Expr(-1) * parse_primary(lexer);
   if (lexer.peek().kind == Token::Kind::integer) return lexer.integer("an index expression");
   std::string name = lexer.identifier("an index expression");
   if ((name == "min" || name == "max") && lexer.accept("(")) {

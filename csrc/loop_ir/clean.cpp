@@ -392,12 +392,12 @@ struct Hoister {
     for (const auto& stmt : block) {
       if (const auto* s = std::get_if<For>(&stmt->node)) {
         Block kept = body(s->body, {{s->axis, s->extent}}, {}, out);
-        if (!kept.empty()) out.push_back(kept == s->body ? stmt : make_for({s->axis, s->extent}, std::move(kept)));
+        if (!kept.empty()) out.push_back(kept == s->body ? stmt : make_for({s->axis, s->extent}, kept));
       } else if (const auto* s = std::get_if<Reduce>(&stmt->node)) {
         // An operand stays in the body that defines it.
         Reduce copy = *s;
         copy.body = body(s->body, s->axes, s->operands, out);
-        out.push_back(copy.body == s->body ? stmt : make_stmt(std::move(copy)));
+        out.push_back(copy.body == s->body ? stmt : make_stmt(copy));
       } else {
         out.push_back(stmt);
       }

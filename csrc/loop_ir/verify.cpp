@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -22,6 +23,7 @@ struct Scope {
 
 struct Verifier {
   const Kernel& kernel;
+  mutable std::set<std::string> stored;  ///< buffers that a store names
 
   [[noreturn]] void fail(const std::string& text) const { throw InternalError(fmt::format("loop @{}: {}", kernel.name, text)); }
   void require(bool condition, const std::string& text) const {
@@ -84,6 +86,7 @@ struct Verifier {
   }
 
   void statement(const Store& s, Scope& scope) const {
+    stored.insert(s.buffer);
     const BufferInfo& buffer = access(scope, s.buffer, s.index, s.guard);
     require(buffer.writable, "store to the input " + s.buffer);
     require(value(scope, s.value) == buffer.dtype,
@@ -147,12 +150,16 @@ struct Verifier {
               "the parameter " + p.name + " is declared twice");
     }
     block(kernel.body, std::move(scope));
+    for (const Param& p : kernel.params) {
+      bool empty = std::any_of(p.shape.begin(), p.shape.end(), [](const Expr& size) { return size.is(0); });
+      require(p.kind != ParamKind::out || empty || stored.count(p.name), "nothing stores the output " + p.name);
+    }
   }
 };
 
 }  // namespace
 
-void verify(const Kernel& kernel) { Verifier{kernel}.run(); }
+void verify(const Kernel& kernel) { Verifier{kernel, {}}.run(); }
 
 void verify(const Module& module) { verify_module(module); }
 

@@ -102,6 +102,7 @@ struct ModuleOf : ProgramBody {
 struct ParamType {
   DType dtype = DType::f32;
   bool writes = false;
+  std::optional<std::vector<Expr>> shape = std::nullopt;  ///< nothing where the level's parameters are pointers
 };
 /// The parameters of a kernel by name; nothing if there is no such kernel.
 using FindParams = std::function<std::optional<std::vector<ParamType>>(const std::string& kernel)>;

@@ -323,6 +323,8 @@ struct ProgramVerifier {
       const Buffer& b = buffer(step.arguments[i], where);
       DEPLO_ASSERT(b.dtype == (*params)[i].dtype, "program @{}: {} binds {} {} to a parameter of dtype {}", program.name, where, to_string(b.dtype),
                    b.name, to_string((*params)[i].dtype));
+      DEPLO_ASSERT(!(*params)[i].shape || (*params)[i].shape == b.shape, "program @{}: {} binds {} of shape {} to a parameter of shape {}",
+                   program.name, where, b.name, print_shape(b.shape), print_shape(*(*params)[i].shape));
       if (!(*params)[i].writes) read(b.name, where);
       if (step.once && (*params)[i].writes)
         DEPLO_ASSERT(b.kind == BufferKind::packed, "program @{}: once {} writes {}, which is not packed", program.name, where, b.name);

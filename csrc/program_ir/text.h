@@ -56,7 +56,10 @@ void verify_module(const ModuleOf<Kernel>& module) {
     const Kernel* kernel = module.find_kernel(name);
     if (!kernel) return std::nullopt;
     std::vector<ParamType> params;
-    for (const auto& p : kernel->params) params.push_back({p.dtype, static_cast<int>(p.kind) != 0});
+    for (const auto& p : kernel->params) {
+      params.push_back({p.dtype, static_cast<int>(p.kind) != 0, std::nullopt});
+      if constexpr (requires { p.shape; }) params.back().shape = p.shape;
+    }
     return params;
   });
 }

@@ -46,6 +46,7 @@ class Dumper {
     std::string path = fmt::format("{}/{:02}_{}_{}{}.ir", options_.dump_dir, count_, level, pass, changed ? "" : "_unchanged");
     std::ofstream out(path);
     out << text;
+    out.close();  // what is still buffered may not fit on the disk
     DEPLO_CHECK(out.good(), "cannot write {}", path);
   }
 
@@ -115,7 +116,6 @@ CompiledGraph compile_text(const std::string& text, const CompileOptions& option
 
 std::string lower_text(const std::string& text, const std::string& file, const std::string& level, const CompileOptions& options) {
   bool machine = level == "llvm" || level == "asm" || level == "cuda";
-  CompileOptions chosen = options;
   DEPLO_CHECK(level != "cuda" || options.context.target.name == "cuda", "level cuda needs the option target = cuda");
   DEPLO_CHECK((level != "llvm" && level != "asm") || options.context.target.name == "cpu", "level {} needs the option target = cpu", level);
   if (level == "torch") {
@@ -124,7 +124,7 @@ std::string lower_text(const std::string& text, const std::string& file, const s
     return torch_ir::print(torch_ir::parse(text, file));
   }
   std::string stop = !options.stop_after.empty() ? options.stop_after : machine ? std::string("kernel") : level;
-  Compiled made = run_levels(text, file, chosen, stop, /*by_hand=*/true);
+  Compiled made = run_levels(text, file, options, stop, /*by_hand=*/true);
   if (made.reached == "tensor") return print(made.tensor);
   if (made.reached == "loop") return print(made.loop);
   if (made.reached == "tile") return print(made.tile);

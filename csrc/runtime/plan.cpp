@@ -89,7 +89,7 @@ class LayoutMaker {
     } else if (const auto* integer = std::get_if<Expr>(&output.value)) {
       made.integer = *integer;
     }
-    layout_.outputs.push_back(std::move(made));
+    layout_.outputs.push_back(made);
   }
 
   void add_temporaries() {

@@ -82,7 +82,7 @@ class Team {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       for (; size() < threads; ++workers_) std::thread([this, index = workers_ + 1] { serve(index); }).detach();
-    } catch (const std::system_error&) {
+    } catch (const std::system_error&) {  // NOLINT(bugprone-empty-catch)
       // The system gives no more threads: work with those that there are.
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);

@@ -73,7 +73,10 @@ double digamma(double x) {
     return digamma(1 - x) - M_PI / std::tan(M_PI * x);
   }
   double result = 0;
-  for (; x < 10; x += 1) result -= 1 / x;
+  while (x < 10) {
+    result -= 1 / x;
+    x += 1;
+  }
   double f = 1 / (x * x);
   // Asymptotic series with Bernoulli numbers (Abramowitz and Stegun 6.3.18).
   double series = f * (1.0 / 12 - f * (1.0 / 120 - f * (1.0 / 252 - f * (1.0 / 240 - f * (1.0 / 132 - f * (691.0 / 32760 - f / 12))))));

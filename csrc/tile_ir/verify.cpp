@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -7,6 +8,9 @@
 
 namespace deplo::tile_ir {
 namespace {
+
+/// Copies that a lowering may make of one loop's body.
+constexpr int64_t kMaxCopies = 1024;
 
 struct BufferInfo {
   DType dtype;
@@ -29,6 +33,7 @@ struct Scope {
 
 struct Verifier {
   const Kernel& kernel;
+  mutable std::set<std::string> stored;  ///< buffers that a store names
 
   [[noreturn]] void fail(const std::string& text) const { throw InternalError(fmt::format("tile @{}: {}", kernel.name, text)); }
   void require(bool condition, const std::string& text) const {
@@ -51,7 +56,7 @@ struct Verifier {
     expression(scope, axis.hi, "upper bound of " + name);
     require(!taken(scope, name), "the axis " + name + " is defined twice");
     require(axis.step >= 1, fmt::format("the step of {} is {}", name, axis.step));
-    require(axis.by >= 1, fmt::format("{} by {}", name, axis.by));
+    require(axis.by >= 1 && axis.by <= kMaxCopies, fmt::format("{} by {}: expected 1 to {}", name, axis.by, kMaxCopies));
     require(axis.by == 1 || axis.kind == LoopKind::lanes || axis.kind == LoopKind::serial,
             fmt::format("{}: a {} loop has no `by`", name, to_string(axis.kind)));
     switch (axis.kind) {
@@ -65,7 +70,11 @@ struct Verifier {
         require(axis.step == 1, name + ": a lanes loop has step 1");
         scope.lanes = true;
         break;
-      case LoopKind::unroll: require(axis.lo.is_constant() && axis.hi.is_constant(), name + ": an unrolled loop has constant bounds"); break;
+      case LoopKind::unroll:
+        require(axis.lo.is_constant() && axis.hi.is_constant(), name + ": an unrolled loop has constant bounds");
+        require(axis.hi.value() < 0 || axis.lo.value() >= axis.hi.value() - kMaxCopies * axis.step,
+                fmt::format("{}: an unrolled loop has at most {} iterations", name, kMaxCopies));
+        break;
       case LoopKind::block_x:
       case LoopKind::block_y:
       case LoopKind::block_z: require(axis.step == 1, name + ": a block loop has step 1"); break;
@@ -139,6 +148,7 @@ struct Verifier {
   }
 
   void statement(const Store& s, Scope& scope) const {
+    stored.insert(s.buffer);
     const BufferInfo& buffer = access(scope, s.buffer, s.index);
     guard(scope, s.guard, "guard of the store to " + s.buffer);
     require(buffer.writable, "store to the input " + s.buffer);
@@ -234,12 +244,16 @@ struct Verifier {
     for (const std::string& name : symbols_of(kernel.chunks))
       require(kernel.symbols.count(name), "chunks depend on " + name + ", which is not a size");
     block(kernel.body, std::move(scope));
+    for (const Param& p : kernel.params) {
+      bool empty = std::any_of(p.shape.begin(), p.shape.end(), [](const Expr& size) { return size.is(0); });
+      require(p.kind != ParamKind::out || empty || stored.count(p.name), "nothing stores the output " + p.name);
+    }
   }
 };
 
 }  // namespace
 
-void verify(const Kernel& kernel) { Verifier{kernel}.run(); }
+void verify(const Kernel& kernel) { Verifier{kernel, {}}.run(); }
 
 void verify(const Module& module) { verify_module(module); }
 

@@ -137,8 +137,19 @@ void TensorHost::adopt(size_t buffer, at::Tensor result, const std::vector<at::T
   adopted_.emplace_back(buffer, std::move(result));
 }
 
+namespace {
+
+/// Tensors whose memory is not, or not alone, what they are: wrapper subclasses, lazy negation and conjugation, zeros without memory, vmap.
+constexpr c10::DispatchKeySet kUnlikeTheirMemory({c10::DispatchKey::Python, c10::DispatchKey::Negative, c10::DispatchKey::Conjugate,
+                                                  c10::DispatchKey::ZeroTensor, c10::DispatchKey::FuncTorchBatched,
+                                                  c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize});
+
+}  // namespace
+
 runtime::TensorView view_of(const at::Tensor& tensor) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  DEPLO_SUPPORT(!impl->key_set().has_any(kUnlikeTheirMemory), "an input is a tensor that its memory alone does not give (dispatch keys {})",
+                c10::toString(impl->key_set() & kUnlikeTheirMemory));
   DEPLO_SUPPORT(impl->layout() == c10::kStrided && impl->is_cpu() && impl->has_storage(), "an input is a {} tensor on {}",
                 impl->layout() == c10::kStrided ? "strided" : "sparse", tensor.device().str());
   runtime::TensorView view;

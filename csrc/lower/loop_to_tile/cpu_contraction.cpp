@@ -14,7 +14,6 @@ namespace deplo {
 namespace {
 
 using namespace loop_to_tile;
-using analysis::AxisClass;
 using analysis::Contraction;
 using loop_ir::Axis;
 using tile_ir::LoopKind;

@@ -226,7 +226,7 @@ class RowScheduler {
   void choose_rows() {
     double bytes = 1;
     for (const auto& l : locals_) bytes += analysis::estimate(product(l.shape), ctx_.hints, kernel_.symbols) * static_cast<double>(size_of(l.dtype));
-    auto fitting = static_cast<int64_t>(static_cast<double>(ctx_.target.l2_bytes / 2) / bytes);
+    auto fitting = static_cast<int64_t>(static_cast<double>(ctx_.target.l2_bytes) / 2 / bytes);
     rows_ = std::clamp(fitting, kLeastRows, kMostRows);
     if (auto n = row_.extent.as_constant(); n && *n > 0) {
       int64_t blocks = (*n + rows_ - 1) / rows_;

@@ -30,7 +30,7 @@ std::vector<std::string> Lowering::transpose(std::vector<std::string> rows) {
         high.push_back(second(j));
       }
       const auto a = static_cast<size_t>(r);
-      const auto b = static_cast<size_t>(r + distance);
+      const auto b = static_cast<size_t>(r) + static_cast<size_t>(distance);
       next[a] = emit_.shuffle(type, rows[a], rows[b], low);
       next[b] = emit_.shuffle(type, rows[a], rows[b], high);
     }

@@ -64,7 +64,8 @@ Values linspace(Builder& b, const Call& call) {
   Formula i{&b, b.index(DType::f64, type.shape, axis(0))};
   Formula from_start = start + i * step;
   Formula from_end = end - (static_cast<double>(steps - 1) - i) * step;
-  return finish(b, call, select(less(i, static_cast<double>(steps / 2)), from_start, from_end).value);
+  int64_t half = steps / 2;  // as eager, which counts whole steps
+  return finish(b, call, select(less(i, static_cast<double>(half)), from_start, from_end).value);
 }
 
 Values eye(Builder& b, const Call& call) {

@@ -17,7 +17,7 @@ namespace deplo {
 template <class B>
 class VectorMath {
  public:
-  using V = typename B::Value;
+  using V = B::Value;
   explicit VectorMath(B& builder) : b_(builder) {}
 
   V exp(V x) {

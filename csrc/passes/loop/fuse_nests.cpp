@@ -139,7 +139,7 @@ struct Fuser {
   bool gated_pair(const Group& a, const Group& b) const {
     for (const auto& x : a.contractions)
       for (const auto& y : b.contractions) {
-        bool shares = x.a.buffers.size() && y.a.buffers.size() && (x.a.buffers[0] == y.a.buffers[0] || x.b.buffers[0] == y.b.buffers[0]);
+        bool shares = !x.a.buffers.empty() && !y.a.buffers.empty() && (x.a.buffers[0] == y.a.buffers[0] || x.b.buffers[0] == y.b.buffers[0]);
         auto kx = x.axes_of(analysis::AxisClass::k);
         auto ky = y.axes_of(analysis::AxisClass::k);
         bool equal = kx.size() == ky.size();

@@ -1,8 +1,8 @@
 #include "passes/tensor/fold_constants.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstring>
 
 #include "tensor_ir/rewrite.h"
 
@@ -12,7 +12,9 @@ using namespace tensor_ir;
 
 namespace {
 
-bool same_literal(const Scalar& a, const Scalar& b) { return a.dtype == b.dtype && a.i == b.i && std::memcmp(&a.f, &b.f, sizeof(double)) == 0; }
+bool same_literal(const Scalar& a, const Scalar& b) {
+  return a.dtype == b.dtype && a.i == b.i && std::bit_cast<uint64_t>(a.f) == std::bit_cast<uint64_t>(b.f);
+}
 
 std::optional<Scalar> fold(const Editor& editor, const Elementwise& node, DType dtype) {
   if (node.fn == Fn::constant || node.fn == Fn::index) return std::nullopt;

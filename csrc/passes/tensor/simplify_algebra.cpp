@@ -63,7 +63,7 @@ std::optional<Scalar> exact_reciprocal(const Scalar* literal) {
 std::string same_as(const Editor& editor, const Elementwise& node, DType dtype) {
   if (node.operands.empty()) return "";
   const std::string& x = node.operands[0];
-  const std::string y = node.operands.size() > 1 ? node.operands[1] : "";
+  std::string y = node.operands.size() > 1 ? node.operands[1] : "";
   const Scalar* left = editor.literal(x);
   const Scalar* right = y.empty() ? nullptr : editor.literal(y);
   bool floating = is_float(dtype);
