@@ -96,6 +96,9 @@ struct Verifier {
 
   void statement(const For& s, Scope& scope) const {
     Scope inner = scope;
+    // Schedules cut and merge the axes of loops, each by itself; the last chunk of a reduction may be shorter.
+    for (const std::string& name : symbols_of(s.extent))
+      require(kernel.symbols.count(name), fmt::format("the extent of {} uses {}, which is not a size", s.axis, name));
     define_axis(inner, {s.axis, s.extent});
     block(s.body, std::move(inner));
   }
