@@ -150,7 +150,7 @@ class Options:
 
     def to_json(self, hints: Mapping[str, int] | None = None) -> str:
         """What the core reads; `hints` are example values of symbols, for costs only."""
-        values: dict[str, Any] = {**vars(self), "cache_dir": self.cache_folder() or "off", "disable": list(self.disable), "hints": dict(hints or {})}
+        values: dict[str, Any] = {**vars(self), "cache_dir": self.cache_folder(), "disable": list(self.disable), "hints": dict(hints or {})}
         del values["allow_library"]  # judged by the backend, from the finished program
         return json.dumps(values, sort_keys=True)
 

@@ -38,9 +38,9 @@ print(json.dumps([cache["compiled"], cache["disk_hits"]]))
 """
 
 
-def start(code: str, folder: Path) -> subprocess.Popen[str]:
+def start(code: str, folder: Path | str, cwd: Path = ROOT) -> subprocess.Popen[str]:
     environment = os.environ | {"DEPLO_CACHE_DIR": str(folder), "PYTHONWARNINGS": "ignore"}
-    return subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def outcome(process: subprocess.Popen[str]) -> list[float]:
@@ -134,3 +134,11 @@ def test_a_folder_that_cannot_be_used_costs_only_time(tmp_path):
     (tmp_path / "open").chmod(0o777)
     assert outcome(start(SOFTMAX, tmp_path / "open")) == [1, 0]
     assert not list((tmp_path / "open").iterdir())
+
+
+@needs_core
+def test_off_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=":")
+    process = start(SOFTMAX, "off", tmp_path)
+    assert outcome(process) == [1, 0]
+    assert not list(tmp_path.iterdir())
