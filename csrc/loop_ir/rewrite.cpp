@@ -113,20 +113,22 @@ struct Copier {
   std::set<std::string> fixed;  ///< definitions whose new name the caller chose
 };
 
-Stmt with_bodies(const Stmt& stmt, const std::function<Block(const Block&)>& f, bool& changed) {
-  Stmt copy = stmt;
+/// The statement with `f` applied to its bodies; itself where nothing changes.
+Ref<Stmt> with_bodies(const Ref<Stmt>& stmt, const std::function<Block(const Block&)>& f) {
+  auto copy = std::make_shared<Stmt>(*stmt);
+  bool changed = false;
   auto update = [&](Block& body) {
     Block next = f(body);
     changed = changed || next != body;
     body = std::move(next);
   };
-  if (auto* s = std::get_if<For>(&copy.node)) update(s->body);
-  if (auto* s = std::get_if<Reduce>(&copy.node)) update(s->body);
-  if (auto* s = std::get_if<Scan>(&copy.node)) {
+  if (auto* s = std::get_if<For>(&copy->node)) update(s->body);
+  if (auto* s = std::get_if<Reduce>(&copy->node)) update(s->body);
+  if (auto* s = std::get_if<Scan>(&copy->node)) {
     update(s->body);
     update(s->then);
   }
-  return copy;
+  return changed ? copy : stmt;
 }
 
 void visit_block(const Block& block, std::vector<Axis>& loops, const Visit& f) {
@@ -153,9 +155,8 @@ void visit_block(const Block& block, std::vector<Axis>& loops, const Visit& f) {
 Block rewrite(const Block& block, const std::function<Block(const Ref<Stmt>&)>& f) {
   Block out;
   for (const auto& stmt : block) {
-    bool changed = false;
-    Stmt copy = with_bodies(*stmt, [&](const Block& body) { return rewrite(body, f); }, changed);
-    for (auto& replacement : f(changed ? std::make_shared<Stmt>(std::move(copy)) : stmt)) out.push_back(std::move(replacement));
+    Ref<Stmt> next = with_bodies(stmt, [&](const Block& body) { return rewrite(body, f); });
+    for (auto& replacement : f(next)) out.push_back(std::move(replacement));
   }
   return out;
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from deplo.errors import UserError
 from deplo.options import KEYS, read_options
@@ -67,3 +68,12 @@ def test_cache_folder_is_shown_and_cleared_without_touching_other_files(tmp_path
     monkeypatch.setenv("DEPLO_CACHE_DIR", "off")
     with pytest.raises(UserError, match="switched off"):
         cache.cache_folder(read_options())
+
+
+def test_no_file_is_written_where_the_disk_cache_is_off(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    compiled = torch.compile(lambda x: torch.softmax(x * 2, -1), backend="deplo", options={"cache_dir": "off", "strict": True})
+    compiled(torch.randn(3, 5))
+    assert list(tmp_path.iterdir()) == []

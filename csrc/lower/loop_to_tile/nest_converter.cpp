@@ -162,7 +162,8 @@ double NestConverter::reduce_score(const loop_ir::Reduce& reduce) const {
   for (const auto& a : reduce.axes) best = std::max(best, lane_score(a, true));
   // In the end the lanes are combined: as long as some steps of the reduction.
   auto terms = static_cast<double>(hint(count(reduce.axes)));
-  return best * terms / (terms + kCombineVectors * static_cast<double>(ctx_.target.vector_bytes / 4));
+  const int64_t vector = ctx_.target.vector_bytes / 4;
+  return best * terms / (terms + kCombineVectors * static_cast<double>(vector));
 }
 
 std::string NestConverter::best_lane_axis(const std::vector<loop_ir::Axis>& free) const {
