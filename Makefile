@@ -15,7 +15,7 @@ CXX_FILES = $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h' 'tests/*.cpp' 'tests/*.
 TIDY_FILES = $(shell git ls-files 'csrc/*.cpp' 'tools/*.cpp' | grep -vE '^csrc/(bindings|codegen/llvm|library)/')
 CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
 
-.PHONY: help system venv configure build demo test bench opinfo wheel clean
+.PHONY: help system venv configure build demo test bench opinfo fuzz wheel clean
 .PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump test-wheel test-nollvm format peers
 
 help: ## this list
@@ -85,6 +85,9 @@ test-dump: build ## one run with every dump switched on
 
 opinfo: build ## all samples of every PyTorch operator in all dtypes, forward and backward (hours; goes on where it stopped)
 	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m opinfo -n $(JOBS) --output $(BUILD)/opinfo.jsonl $(OPINFO)
+
+fuzz: build ## random programs against eager mode for SECONDS=600; what fails is shrunk and written to build/fuzz
+	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m fuzz --seconds $(or $(SECONDS),600) --output $(BUILD)/fuzz $(FUZZ)
 
 bench: build ## eager, Inductor and deplo side by side
 	@$(PY) benchmarks/run.py

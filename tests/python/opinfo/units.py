@@ -249,7 +249,7 @@ def compiled_by(engine: str, sample: Sample) -> Callable[..., list[torch.Tensor]
     if engine == "aot_eager":
         pair = {name: lambda gm, _: make_boxed_func(gm.forward) for name in pair}
     if engine == "traced":
-        pair = {name: lambda gm, _: make_boxed_func(_laid_out_as_traced(gm)) for name in pair}
+        pair = {name: lambda gm, _: make_boxed_func(laid_out_as_traced(gm)) for name in pair}
     return aot_function(
         sample.call,
         partition_fn=min_cut_rematerialization_partition,
@@ -259,7 +259,7 @@ def compiled_by(engine: str, sample: Sample) -> Callable[..., list[torch.Tensor]
     )
 
 
-def _laid_out_as_traced(gm: torch.fx.GraphModule) -> Callable[..., Any]:
+def laid_out_as_traced(gm: torch.fx.GraphModule) -> Callable[..., Any]:
     """The graph run op by op, with the strides of the results that its nodes carry."""
     (results,) = next(node for node in gm.graph.nodes if node.op == "output").args
 

@@ -1,0 +1,85 @@
+"""`python -m fuzz`: random programs until the time is up; the first failure is shrunk, written to a folder and printed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from deplo.options import read_options
+from fuzz.check import Wrong, check, write_failure
+from fuzz.programs import Program, programs
+
+ROUND = 50  # programs between two looks at the clock
+SHRINK_SECONDS = 60
+
+
+class Enough(BaseException):
+    """Stops Hypothesis where shrinking takes long."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=None, help="the first seed; by default the time, so that every run is another")
+    parser.add_argument("--output", default="build/fuzz", help="folder for what fails")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    start = time.time()
+    number = int(start) if arguments.seed is None else arguments.seed
+    options = read_options()
+    count = 0
+
+    def one_round(number: int) -> tuple[Program, Wrong] | None:
+        found: list[tuple[Program, Wrong]] = []
+        first_failure = 0.0
+
+        @seed(number)
+        @settings(
+            max_examples=ROUND,
+            deadline=None,
+            database=None,
+            report_multiple_bugs=False,
+            print_blob=False,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate, Phase.shrink],
+        )
+        @given(programs())
+        def attempt(program: Program) -> None:
+            nonlocal count, first_failure
+            count += 1
+            if first_failure and time.time() - first_failure > SHRINK_SECONDS:
+                raise Enough
+            try:
+                check(program, options)
+            except Wrong as error:
+                found.append((program, error))
+                first_failure = first_failure or time.time()
+                raise
+
+        try:
+            attempt()
+        except (Wrong, Enough):
+            return min(found, key=lambda pair: (len(pair[0].lines), len(repr(pair[0]))))
+        return None
+
+    failed = 0
+    while time.time() - start < arguments.seconds:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            failure = one_round(number)
+        if failure is not None:
+            failed += 1
+            path = write_failure(arguments.output, *failure)
+            print(f"seed {number}: {str(failure[1]).splitlines()[0]}\n{failure[0]!r}written to {path}", flush=True)
+        number += 1
+    print(f"{count} programs in {time.time() - start:.0f} s, {failed} failures (seeds up to {number - 1})")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

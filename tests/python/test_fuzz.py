@@ -1,0 +1,56 @@
+"""A fixed sample of random programs; `make fuzz` draws new ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fuzz.check import Wrong, check, difference, inputs_of, run
+from fuzz.programs import Input, Program, programs
+from hypothesis import HealthCheck, Phase, given, settings
+
+SAMPLE = settings(derandomize=True, phases=[Phase.generate], deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+@settings(SAMPLE, max_examples=60)
+@given(programs(backward=False, dynamic=False))
+def test_static(program: Program) -> None:
+    check(program)
+
+
+@settings(SAMPLE, max_examples=30)
+@given(programs(backward=True, dynamic=False))
+def test_gradients(program: Program) -> None:
+    check(program)
+
+
+@settings(SAMPLE, max_examples=15)
+@given(programs(backward=False, dynamic=True))
+def test_dynamic(program: Program) -> None:
+    check(program)
+
+
+def test_the_judge_sees_small_differences() -> None:
+    given_input = Input("x0", ("n0", "n0"), "f32", "transposed", "floats")
+    program = Program((given_input,), {"n0": 9}, ("v0 = x0.softmax(0)", "v1 = x0 > 0"), ("v0", "v1"), (False, True), (False,))
+    want = run(program.function(), inputs_of(program, program.sizes), False)
+    assert not difference(program, program.sizes, want, want)
+    for k in range(2):
+        got = [t.clone() for t in want]
+        got[k][3, 4] = got[k][3, 4] + 1e-5 if k == 0 else ~got[k][3, 4]
+        assert difference(program, program.sizes, got, want)
+
+
+def test_a_wrong_answer_of_deplo_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program((Input("x0", ("n0",), "f32", "contiguous", "ints"),), {"n0": 5}, ("v0 = x0 * 2",), ("v0",), (True,), (True,))
+    check(program)
+    monkeypatch.setattr("fuzz.check.compiled", lambda program, engine, options: lambda x: [x * 3 if engine == "deplo" else x * 2])
+    with pytest.raises(Wrong, match="exact values differ"):
+        check(program)
+
+
+def test_programs_keep_their_meaning_as_source() -> None:
+    program = Program((Input("x0", ("n0", 4), "bf16", "sliced", "ints"),), {"n0": 3}, ("v0 = x0.T", "v0.add_(1)"), ("v0",), (True,), (True,))
+    x = inputs_of(program, {"n0": 6})[0]
+    assert x.shape == (6, 4) and x.stride() == (7, 1) and x.storage_offset() == 2
+    result = run(program.function(), [x], False)
+    assert torch.equal(result[0], x.T + 1) and torch.equal(result[1], x + 1)
