@@ -294,14 +294,14 @@ TEST_CASE("a scheduled convolution gives its numbers") {
   for (const char* kind : {"user", "parameter static"})
     for (int stride : {1, 2}) {
       int out = stride == 1 ? 11 : 6;
-      check_schedules(fmt::format(R"(program @conv(x: f32[2, 5, 11, 11] user, w: f32[9, 5, 3, 3] {0}, b: f32[9] user)
-  buffer y: f32[2, 9, {2}, {2}] output
+      std::string schedule = check_schedules(fmt::format(R"(program @conv(x: f32[2, 5, 11, 11] user, w: f32[30, 5, 3, 3] {0}, b: f32[30] user)
+  buffer y: f32[2, 30, {2}, {2}] output
   call @k0(x, w, b, y)
   return y
 
-loop @k0(x: f32[2, 5, 11, 11], w: f32[9, 5, 3, 3]{3}, b: f32[9], out y: f32[2, 9, {2}, {2}])
+loop @k0(x: f32[2, 5, 11, 11], w: f32[30, 5, 3, 3]{3}, b: f32[30], out y: f32[2, 30, {2}, {2}])
   for n in 2:
-    for o in 9:
+    for o in 30:
       for h in {2}:
         for v in {2}:
           reduce c: f32 = sum(p) over i in 5, kh in 3, kw in 3:
@@ -312,7 +312,9 @@ loop @k0(x: f32[2, 5, 11, 11], w: f32[9, 5, 3, 3]{3}, b: f32[9], out y: f32[2, 9
           e = add(c, d)
           store y[n, o, h, v] = e
 )",
-                                  kind, stride, out, std::string(kind) == "user" ? "" : " static"));
+                                                         kind, stride, out, std::string(kind) == "user" ? "" : " static"),
+                                             {}, {}, 3);
+      CHECK(contains(schedule, "windows") == (std::string(kind) != "user"));
     }
 }
 

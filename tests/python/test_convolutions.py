@@ -27,6 +27,12 @@ SHAPES = [
     (1, 300, 64, 7, 7, 3, 1, 1, 1, 1),
     (1, 16, 16, 28, 28, 3, 1, 1, 1, 1),
     (1, 8, 72, 17, 19, 5, 3, 2, 1, 1),
+    (2, 24, 48, 13, 27, 3, 2, 1, 1, 1),
+    (1, 40, 64, 31, 45, 3, 1, 1, 1, 1),
+    (1, 8, 40, 11, 23, 3, 2, 4, 4, 1),
+    (1, 8, 40, 12, 23, 2, 3, 1, 2, 1),
+    (1, 3, 32, 40, 41, 7, 2, 3, 1, 1),
+    (2, 30, 20, 9, 3, (1, 4), 1, (0, 2), 1, 1),
 ]
 
 
@@ -61,15 +67,27 @@ def test_against_float64(shape, memory_format):
     assert float((got - wanted).abs().max()) <= float((eager - wanted).abs().max()) + 2 * torch.finfo(torch.float32).eps * float(terms)
 
 
+def schedule_of(shape: tuple, memory_format: torch.memory_format, features: str) -> str:
+    """The schedule of the convolution, which must come out the same when it is given back."""
+    module, inputs = prepared(shape, memory_format)
+    (record,) = capture(module, inputs)
+    options = read_options(options={"features": features}).to_json()
+    text = _C.lower(record.torch_ir, "tile", options)
+    ((name, schedule),) = re.findall(r"schedule @(k0\w*): (contraction .*)", text)
+    assert _C.lower(record.torch_ir, "tile", json.dumps(json.loads(options) | {"schedule": {name: schedule}})) == text
+    return schedule
+
+
+@pytest.mark.parametrize("features", ["avx2", "avx512"])
+def test_images_are_packed_once_under_overlapping_windows(features):
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        windows = [shape for shape in SHAPES if "windows" in schedule_of(shape, memory_format, features)]
+        pointwise = SHAPES[1]
+        assert pointwise not in windows
+        assert len(windows) >= len(SHAPES) // 2, windows
+
+
 def test_lanes_lie_along_the_weights_of_small_images():
-    vectors = {}
-    for shape in (SHAPES[0], SHAPES[8]):
-        module, inputs = prepared(shape, torch.contiguous_format)
-        (record,) = capture(module, inputs)
-        text = _C.lower(record.torch_ir, "tile", read_options(options={"features": "avx2"}).to_json())
-        (schedule,) = re.findall(r"schedule @k0\w*: (contraction .*)", text)
-        vectors[shape[3]] = re.findall(r"vectorize\((\S+)\)", schedule)
-        again = json.loads(read_options(options={"features": "avx2"}).to_json()) | {"schedule": {re.findall(r"schedule @(k0\w*)", text)[0]: schedule}}
-        assert _C.lower(record.torch_ir, "tile", json.dumps(again)) == text
-    (small,), (large,) = vectors[7], vectors[28]
-    assert small.count("*") == 0 and large != small
+    pointwise = [(1, 64, 256, size, size, 1, 1, 0, 1, 1) for size in (7, 64)]
+    small, large = (re.findall(r"vectorize\((\S+)\)", schedule_of(shape, torch.contiguous_format, "avx2")) for shape in pointwise)
+    assert small != large

@@ -35,9 +35,12 @@ constexpr int64_t kStreamRows = 2;          // up to here, weights that lie alon
 constexpr int64_t kLeastWork = 8192;        // multiply-adds below which packing does not pay
 constexpr int64_t kChunkWork = 65536;
 constexpr int64_t kUnknownExtent = 128;
-constexpr double kAcrossGain = 0.95;  // lanes off the stores' contiguous axis must save more than transposing the sums costs
-constexpr int64_t kCacheLine = 16;    // float32 elements
-constexpr int64_t kRowPadding = 16;   // keeps packed rows off each other's cache sets
+constexpr double kAcrossGain = 0.95;    // lanes off the stores' contiguous axis must save more than transposing the sums costs
+constexpr double kWindowGain = 1.25;    // measured: packing every tap costs more than its copies
+constexpr int64_t kCacheLine = 16;      // float32 elements
+constexpr int64_t kRowPadding = 16;     // keeps packed rows off each other's cache sets
+constexpr int64_t kWidestImage = 1024;  // points of a line of which a block takes whole lines
+constexpr double kCopy = 8;             // cost of packing an element, in multiply-adds
 
 // What a schedule may ask for: beyond, code or memory grows out of proportion.
 constexpr int64_t kMostTile = 1 << 16;
@@ -59,12 +62,13 @@ int64_t most_register_rows(const PassContext& ctx) { return ctx.target.vector_re
 /// What `rows` rows cost in register blocks of mr: little where little is padding, each row of lanes that is read serves many, and enough
 /// sums are independent of one another to hide the latency of multiply-adds. The constants fit what blocks of 4 to 14 rows took on Zen 4,
 /// with AVX2 and AVX-512.
-double block_cost(int64_t rows, int64_t mr) {
+double block_overhead(int64_t mr) {
   constexpr double kReload = 1.2;  // cost of reading the lanes, in rows
-  constexpr double kChains = 5;    // rows that hide the latency
+  constexpr double kChains = 4;    // rows that hide the latency
   auto m = static_cast<double>(mr);
-  return static_cast<double>(round_up(rows, mr)) * (1 + kReload / m) * std::max(1.0, kChains / m);
+  return (1 + kReload / m) * std::max(1.0, kChains / m);
 }
+double block_cost(int64_t rows, int64_t mr) { return static_cast<double>(round_up(rows, mr)) * block_overhead(mr); }
 
 /// Rows of the register block for `rows` rows.
 int64_t register_rows(int64_t rows, const PassContext& ctx) {
@@ -83,6 +87,35 @@ struct Operand {
   bool is_static = false;  ///< packed once
   int64_t padding = kRowPadding;
   std::string param;  ///< of the packed buffer when static
+};
+
+/// One direction of the windows that the reduction slides over the rows' operand: its coordinate is axis * stride + tap * dilation. A buffer
+/// that holds the points under a block of rows has them at axis * step + tap * tap_step.
+struct WindowSide {
+  Axis axis;
+  std::string tap;  ///< the reduce axis; none where windows are one point wide
+  int64_t taps = 1;
+  int64_t step = 1;
+  int64_t tap_step = 0;
+
+  /// Points under `rows` rows next to each other.
+  Expr span(Expr rows) const { return (rows - 1) * step + (taps - 1) * tap_step + 1; }
+  /// What the axes are at a point of the buffer whose first row is `first`.
+  Substitution at(Expr first, Expr point) const {
+    Substitution map;
+    bool by_tap = tap_step == 1 && step != 1;  // the finer of both reaches every point
+    map[axis.name] = by_tap ? first : first + point;
+    if (!tap.empty()) map[tap] = by_tap ? point : Expr(0);
+    return map;
+  }
+};
+
+/// Rows that are the points of lines of an image. Under overlapping windows the image is packed once, not once a tap.
+struct Window {
+  WindowSide line, point;
+  std::vector<Axis> channels;  ///< the reduce axes that are no taps: outside of them
+
+  int64_t taps() const { return line.taps * point.taps; }
 };
 
 struct Item {
@@ -126,20 +159,42 @@ class Scheduler {
     return describe();
   }
 
-  /// Of the sizes chosen: multiply-adds with the padding, weighed by how well their register blocks run.
+  /// With the points of an image as rows, packed as they lie.
+  std::optional<Schedule> propose_window(bool across, double best) {
+    across_ = across;
+    windowed_ = true;
+    if (!recognize() || !lanes_static()) return std::nullopt;
+    group_lanes();
+    if (!lanes_extent_.is_constant() || !worthwhile()) return std::nullopt;
+    choose_sizes();
+    if (padded_work() > kWindowGain * best) return std::nullopt;
+    return describe();
+  }
+
+  /// Of the sizes chosen: multiply-adds with the padding, weighed by how well their register blocks run, and the elements packed, for one k.
   double padded_work() const {
     int64_t lanes = round_up(hint(lanes_extent_), nr_);
+    if (window_) {
+      double rows = window_cost(block_lines_, block_points_);
+      Expr points = window_->line.span(lines_) * window_->point.span(window_->point.axis.extent);
+      Expr packs = ceildiv(window_->line.axis.extent, lines_) * lane_groups();
+      return rows * static_cast<double>(lanes) + kCopy * static_cast<double>(hint(points * packs)) / static_cast<double>(window_->taps());
+    }
     if (two_lane_axes() && lanes_[0].extent.is_constant()) {
       int64_t inner = lanes_[1].extent.value();
       int64_t lines = lanes_[0].extent.value();
       lanes = lines / lane_lines_ * round_up(lane_lines_ * inner, nr_) + round_up(lines % lane_lines_ * inner, nr_);
     }
-    return block_cost(hint(rows_extent_), mr_) * static_cast<double>(lanes);
+    double packed = 0;
+    if (!items_[0].lanes.is_static) packed += static_cast<double>(lanes * ((hint(rows_extent_) + row_tiles_ * mr_ - 1) / (row_tiles_ * mr_)));
+    if (!items_[0].rows.is_static) packed += static_cast<double>(hint(rows_extent_ * lane_groups()));
+    return block_cost(hint(rows_extent_), mr_) * static_cast<double>(lanes) + kCopy * packed;
   }
 
   ScheduledContraction apply(const Schedule& schedule) {
     ScheduleReader reader(kernel_.name, schedule);
     across_ = is_across(schedule);
+    windowed_ = is_windowed(schedule);
     if (!recognize()) reader.fail("the kernel is no contraction whose operands vary along its stores' contiguous axis");
     read(reader);
     ScheduledContraction out;
@@ -272,9 +327,99 @@ class Scheduler {
         if (kind_of(a, item) != kind) return false;
       (kind == 'l' ? lane_class_ : kind == 'r' ? rows_ : outer_).push_back(a);
     }
+    if (windowed_) {
+      while (rows_.size() > 2) {
+        outer_.push_back(rows_.front());
+        rows_.erase(rows_.begin());
+      }
+      window_ = find_window();
+      if (!window_) return false;
+    }
     rows_extent_ = count(rows_);
     if (across_ && (rows_.empty() || rows_.back().name != unit_.name || rows_.size() > 2)) return false;
     return !rows_.empty() && !lane_class_.empty();
+  }
+
+  /// The windows of the only contraction over lines of a known length, if it has any.
+  std::optional<Window> find_window() const {
+    if (items_.size() != 1 || rows_.size() != 2 || items_[0].rows.is_static) return std::nullopt;
+    auto line = find_side(rows_[0]);
+    auto point = find_side(rows_[1]);
+    if (!line || !point || (line->tap.empty() && point->tap.empty()) || line->tap == point->tap) return std::nullopt;
+    Window window{*line, *point, {}};
+    bool known = point->axis.extent.is_constant() && point->axis.extent.value() <= kWidestImage && line->axis.extent.is_constant();
+    // The taps are the innermost reduce axes, those of a line inside.
+    for (const auto& a : items_[0].contraction->reduce->axes) {
+      if (a.name == line->tap || a.name == point->tap) {
+        known = known && a.extent.is_constant();
+        continue;
+      }
+      window.channels.push_back(a);
+    }
+    const auto& axes = items_[0].contraction->reduce->axes;
+    size_t at = window.channels.size();
+    if (!line->tap.empty()) known = known && axes[at++].name == line->tap;
+    if (!point->tap.empty()) known = known && axes[at].name == point->tap;
+    if (!known) return std::nullopt;
+    return window;
+  }
+
+  /// One direction: every index and condition of the operand has axis and tap in the same proportion, so that their sum is one coordinate.
+  std::optional<WindowSide> find_side(const Axis& axis) const {
+    std::vector<Expr> all;
+    for (const auto& stmt : items_[0].rows.slice) {
+      if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) {
+        all.insert(all.end(), load->index.begin(), load->index.end());
+        for (const Cond& c : load->guard) all.push_back(c.expr);
+      } else if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) {
+        all.push_back(let->index);
+      }
+    }
+    auto step = [](Expr e, const std::string& name) -> std::optional<int64_t> {
+      auto c = linear_coefficient(e, name);
+      if (!c || !c->is_constant()) return std::nullopt;
+      return c->value();
+    };
+    WindowSide side{axis, "", 1, 1, 0};
+    int64_t stride = 0;
+    int64_t dilation = 0;
+    for (Expr e : all) {
+      auto s = step(e, axis.name);
+      if (!s) return std::nullopt;
+      for (const auto& r : items_[0].contraction->reduce->axes) {
+        auto d = step(e, r.name);
+        if (*s == 0 && r.name != side.tap) continue;  // may depend on it in any way
+        if (!d) return std::nullopt;
+        if (*s != 0 && *d != 0 && side.tap.empty()) {
+          if (!r.extent.is_constant()) return std::nullopt;
+          side.tap = r.name;
+          side.taps = r.extent.value();
+          stride = std::abs(*s);
+          dilation = std::abs(*d);
+          if ((*s < 0) != (*d < 0)) return std::nullopt;
+        }
+        if (r.name == side.tap ? *s * dilation != *d * stride : *d != 0) return std::nullopt;
+      }
+    }
+    if (side.tap.empty()) return side;
+    // Expressions that came before the tap was known.
+    for (Expr e : all) {
+      auto s = step(e, axis.name);
+      auto d = step(e, side.tap);
+      if (!d || *s * dilation != *d * stride) return std::nullopt;
+    }
+    int64_t unit = std::min(stride, dilation);
+    if (stride % unit != 0 || dilation % unit != 0) return std::nullopt;
+    side.step = stride / unit;
+    side.tap_step = dilation / unit;
+    return side;
+  }
+
+  /// Whether a schedule packs the rows' operand as it lies under windows.
+  static bool is_windowed(const Schedule& schedule) {
+    return std::any_of(schedule.directives.begin(), schedule.directives.end(), [](const Directive& d) {
+      return d.word == "pack" && std::any_of(d.arguments.begin(), d.arguments.end(), [](const Argument& a) { return a.name == "windows"; });
+    });
   }
 
   /// Whether a schedule gives the lanes to another axis than the stores' contiguous one.
@@ -413,6 +558,10 @@ class Scheduler {
       if (item.depth.is_constant() && depth > kWholeDepth) item.depth_block = round_up(balanced(depth, kDepthBlock), kDepthUnroll);
     }
     choose_lane_block();
+    if (window_) {
+      choose_window_sizes();
+      return;
+    }
     if (in_rows_) {
       mr_ = register_rows(in_rows_->count, ctx_);
       row_tiles_ = (in_rows_->count + mr_ - 1) / mr_;
@@ -435,6 +584,58 @@ class Scheduler {
     if (rows_extent_.is_constant()) tiles = balanced((rows + mr_ - 1) / mr_, tiles);
     row_tiles_ = tiles;
   }
+
+  /// Lines of a block and the rows of its register blocks: points of one line, or several whole lines.
+  void choose_window_sizes() {
+    const int64_t most = most_register_rows(ctx_);
+    const int64_t lines = window_->line.axis.extent.value();
+    const int64_t points = window_->point.axis.extent.value();
+    double best = 0;
+    for (int64_t dx = 1; dx <= std::min(most, points); ++dx)
+      for (int64_t dy = 1; dy * dx <= most && dy <= lines && (dy == 1 || dx == points); ++dy) {
+        double cost = window_cost(dy, dx);
+        if (best != 0 && cost >= best) continue;
+        best = cost;
+        block_lines_ = dy;
+        block_points_ = dx;
+      }
+    mr_ = block_lines_ * block_points_;
+    lines_ = round_up(balanced(lines, std::max<int64_t>(1, kDynamicRows / points)), block_lines_);
+    Item& item = items_[0];
+    const int64_t channels = std::max<int64_t>(1, kDepthBlock / window_->taps());
+    Expr all = count(window_->channels);
+    const bool whole = all.is_constant() && all.value() * window_->taps() <= kWholeDepth;
+    item.depth_block = window_->taps() * (whole ? all.value() : all.is_constant() ? balanced(all.value(), channels) : channels);
+    item.unroll = window_->point.taps > 1 ? std::min(window_->point.taps, kMostUnroll) : kDepthUnroll;
+    // Packing for fewer lanes costs little, idle threads much.
+    while (lane_block_ > nr_ && hint(count(outer_) * lane_groups()) * ((lines + lines_ - 1) / lines_) < kWantedBlocks)
+      lane_block_ = round_up(lane_block_ / 2, nr_);
+  }
+
+  /// Register blocks that share the points of a line: all of one size, or some with a point more.
+  struct LineBlocks {
+    int64_t first, count, points;
+  };
+  std::vector<LineBlocks> line_blocks(int64_t most) const {
+    const int64_t points = window_->point.axis.extent.value();
+    const int64_t count = (points + most - 1) / most;
+    const int64_t larger = points % count;
+    std::vector<LineBlocks> out;
+    if (larger > 0) out.push_back({0, larger, points / count + 1});
+    out.push_back({larger * (points / count + 1), count - larger, points / count});
+    return out;
+  }
+
+  /// Of the whole image, in rows.
+  double window_cost(int64_t lines, int64_t points) const {
+    double cost = 0;
+    for (const LineBlocks& b : line_blocks(points)) cost += static_cast<double>(b.count * b.points) * block_overhead(lines * b.points);
+    return cost * static_cast<double>(round_up(window_->line.axis.extent.value(), lines));
+  }
+
+  Expr lines_padded(Expr lines) const { return ceildiv(lines, block_lines_) * block_lines_; }
+  int64_t tile_rows() const { return window_ ? lines_ * rows_[1].extent.value() : row_tiles_ * mr_; }
+  std::string row_tile_name() const { return window_ ? rows_[0].name : name_of(rows_); }
 
   void choose_lane_block() {
     if (two_lane_axes()) {
@@ -479,20 +680,26 @@ class Scheduler {
     if (!in_rows_) {
       std::vector<Argument> parallel;
       for (const auto& a : outer_) parallel.push_back({a.name, {}});
-      parallel.insert(parallel.end(), {{lane_tile_name(), {}}, {name_of(rows_), {}}, {"work", chunk_work_}});
+      parallel.insert(parallel.end(), {{lane_tile_name(), {}}, {row_tile_name(), {}}, {"work", chunk_work_}});
       add("parallel", std::move(parallel));
-      add("tile", {{name_of(rows_), row_tiles_ * mr_}});
+      add("tile", {{row_tile_name(), window_ ? lines_ : row_tiles_ * mr_}});
     }
     add("tile", {{lane_tile_name(), two_lane_axes() ? lane_lines_ : lane_block_}});
     add("vectorize", {{name_of(lanes_), {}}});
-    add("register_block", {{name_of(rows_), mr_}, {name_of(lanes_), nr_}});
+    if (window_)
+      add("register_block", {{rows_[0].name, block_lines_}, {rows_[1].name, block_points_}, {name_of(lanes_), nr_}});
+    else
+      add("register_block", {{name_of(rows_), mr_}, {name_of(lanes_), nr_}});
     for (const Item& item : items_) {
       const std::string& result = item.contraction->result;
       add("tile", {{depth_name(item), item.depth_block}});
       add("unroll", {{depth_name(item), item.unroll}});
       add("pack", {{result + ".lanes", {}}, {"at", item.lanes.is_static ? "program" : "block"}});
       std::vector<Argument> rows{{result + ".rows", {}}, {"at", item.rows.is_static ? "program" : "block"}};
-      if (!item.rows.is_static) rows.push_back({"pad", item.rows.padding});
+      if (window_)
+        rows.push_back({"windows", {}});
+      else if (!item.rows.is_static)
+        rows.push_back({"pad", item.rows.padding});
       add("pack", std::move(rows));
     }
     return s;
@@ -523,18 +730,26 @@ class Scheduler {
     return reader.number(d, name, 1, most);
   }
 
-  static void read_depth(ScheduleReader& reader, Item& item) {
+  void read_depth(ScheduleReader& reader, Item& item) const {
     item.depth_block = read_number(reader, "tile", depth_name(item), kMostTile);
+    if (window_ && item.depth_block % window_->taps() != 0)
+      reader.fail(needed(reader, "tile", depth_name(item)), fmt::format("allowed: multiples of the window's {} taps", window_->taps()));
     item.unroll = read_number(reader, "unroll", depth_name(item), kMostUnroll);
     item.depth_blocks = ceildiv(item.depth, item.depth_block);
   }
 
-  static void read_pack(ScheduleReader& reader, const Item& item, Operand& operand, const std::string& side) {
+  void read_pack(ScheduleReader& reader, const Item& item, Operand& operand, const std::string& side) const {
     std::string name = item.contraction->result + "." + side;
     const Directive& d = needed(reader, "pack", name);
     operand.is_static = reader.word(d, "at", {"program", "block"}) == "program";
     if (operand.is_static && !operand.fixed)
       reader.fail(d, fmt::format("{} changes from call to call (loads {}); allowed: at=block", name, joined(operand.source->buffers)));
+    if (window_ && side == "rows") {
+      if (operand.is_static) reader.fail(d, "windows are packed at=block");
+      reader.only(d, {name, "at", "windows"});
+      return;
+    }
+    if (window_ && !operand.is_static) reader.fail(d, "beside windows, the lanes are packed at=program");
     bool padded = side == "rows" && !operand.is_static;
     reader.only(d, padded ? std::set<std::string>{name, "at", "pad"} : std::set<std::string>{name, "at"});
     operand.padding = padded ? reader.number(d, "pad", 0, 1024, 0) : 0;
@@ -580,7 +795,7 @@ class Scheduler {
     std::vector<std::string> names = reader.names(d);
     std::vector<std::string> wanted;
     for (const auto& a : outer_) wanted.push_back(a.name);
-    wanted.insert(wanted.end(), {lane_tile_name(), name_of(rows_)});
+    wanted.insert(wanted.end(), {lane_tile_name(), row_tile_name()});
     auto same = [&] {
       return names.size() == wanted.size() && std::is_permutation(names.begin(), names.end(), wanted.begin()) &&
              std::equal(names.end() - 2, names.end(), wanted.end() - 2);
@@ -597,10 +812,19 @@ class Scheduler {
 
   void read_register_block(ScheduleReader& reader) {
     const Directive& d = reader.one("register_block");
-    reader.only(d, {name_of(rows_), name_of(lanes_)});
     const int64_t vector = ctx_.target.vector_bytes / 4;
     const int64_t most = 4 * ctx_.target.vector_registers;  // sums beyond the registers are spilled: slow, but right
-    mr_ = reader.number(d, name_of(rows_), 1, most);
+    if (window_) {
+      reader.only(d, {rows_[0].name, rows_[1].name, name_of(lanes_)});
+      block_lines_ = reader.number(d, rows_[0].name, 1, most);
+      block_points_ = reader.number(d, rows_[1].name, 1, most);
+      if (block_lines_ > 1 && block_points_ != rows_[1].extent.value())
+        reader.fail(d, fmt::format("several lines are taken whole, with {}={}", rows_[1].name, print(rows_[1].extent)));
+      mr_ = block_lines_ * block_points_;
+    } else {
+      reader.only(d, {name_of(rows_), name_of(lanes_)});
+      mr_ = reader.number(d, name_of(rows_), 1, most);
+    }
     nr_ = reader.number(d, name_of(lanes_), vector, most * vector);
     if (nr_ % vector != 0) reader.fail(d, fmt::format("{} is {}, allowed: multiples of the machine's {} lanes", name_of(lanes_), nr_, vector));
     if (mr_ * (nr_ / vector) > most)
@@ -609,11 +833,14 @@ class Scheduler {
   }
 
   void read_tiles(ScheduleReader& reader) {
-    int64_t rows = in_rows_ ? round_up(in_rows_->count, mr_) : read_number(reader, "tile", name_of(rows_), kMostTile);
-    if (rows % mr_ != 0) reader.fail(needed(reader, "tile", name_of(rows_)), fmt::format("allowed: multiples of the register block's {}", mr_));
+    int64_t rows = in_rows_ ? round_up(in_rows_->count, mr_) : read_number(reader, "tile", row_tile_name(), kMostTile);
+    const int64_t unit = window_ ? block_lines_ : mr_;
+    if (rows % unit != 0) reader.fail(needed(reader, "tile", row_tile_name()), fmt::format("allowed: multiples of the register block's {}", unit));
+    lines_ = window_ ? rows : 0;
+    rows = window_ ? tile_rows() : rows;
     row_tiles_ = rows / mr_;
     bool whole = rows_extent_.is_constant() && rows_extent_.value() <= rows;
-    if (across_ && rows_.size() > 1 && !whole)
+    if (across_ && !window_ && rows_.size() > 1 && !whole)
       reader.fail(needed(reader, "tile", name_of(rows_)), fmt::format("two axes of rows are one tile, allowed: {} or more", print(rows_extent_)));
     int64_t lanes = read_number(reader, "tile", lane_tile_name(), kMostTile);
     if (two_lane_axes()) {
@@ -626,7 +853,10 @@ class Scheduler {
     int64_t scratch = 0;
     for (const Item& item : items_) {
       scratch += rows * lane_block_;
-      if (!item.rows.is_static) scratch += across_ ? item.depth_block * (rows + item.rows.padding) : rows * (item.depth_block + item.rows.padding);
+      if (window_)
+        scratch += product(window_shape()).value();
+      else if (!item.rows.is_static)
+        scratch += across_ ? item.depth_block * (rows + item.rows.padding) : rows * (item.depth_block + item.rows.padding);
       if (!item.lanes.is_static) scratch += item.depth_block * lane_block_;
     }
     if (scratch > kMostScratch / 4)
@@ -671,14 +901,18 @@ class Scheduler {
   /// A hint to fetch what the pack will read kPrefetchSteps steps of the outermost reduce axis later: rows of one k lie far apart, so that
   /// no hardware prefetcher sees them coming.
   void prefetch_operand(const Item& item, const Operand& operand, const Substitution& map, Expr k, tile_ir::Block& into) const {
-    const loop_ir::Load* main = main_load(operand);
-    if (!main) return;
     Expr window = 1;
     for (size_t i = 1; i < item.contraction->reduce->axes.size(); ++i) window = window * item.contraction->reduce->axes[i].extent;
     Substitution ahead = map;
     join(ahead, depth_map(item, min(k + window * kPrefetchSteps, item.depth - 1)));
+    prefetch_at(operand, ahead, into);
+  }
+
+  static void prefetch_at(const Operand& operand, const Substitution& map, tile_ir::Block& into) {
+    const loop_ir::Load* main = main_load(operand);
+    if (!main) return;
     std::vector<Expr> index;
-    for (Expr e : main->index) index.push_back(substitute(e, ahead));
+    for (Expr e : main->index) index.push_back(substitute(e, map));
     into.push_back(make(tile_ir::Prefetch{main->buffer, std::move(index), 1}));
   }
 
@@ -769,13 +1003,19 @@ class Scheduler {
 
   tile_ir::Block body() {
     const int64_t rows_block = row_tiles_ * mr_;
-    row_blocks_ = ceildiv(rows_extent_, rows_block);
+    row_blocks_ = window_ ? ceildiv(rows_[0].extent, lines_) : ceildiv(rows_extent_, rows_block);
     parallel_extent_ = count(outer_) * lane_groups() * row_blocks_;
     Expr par = sym("par");
-    first_row_ = mod(par, row_blocks_) * rows_block;
     outer_map_ = unflatten(outer_, floordiv(par, row_blocks_ * lane_groups()));
-    valid_rows_ = min(rows_block, rows_extent_ - first_row_);
-    tiles_ = ceildiv(valid_rows_, mr_);
+    if (window_) {
+      first_row_line_ = mod(par, row_blocks_) * lines_;
+      valid_row_lines_ = min(lines_, rows_[0].extent - first_row_line_);
+      valid_rows_ = valid_row_lines_ * rows_[1].extent;
+    } else {
+      first_row_ = mod(par, row_blocks_) * rows_block;
+      valid_rows_ = min(rows_block, rows_extent_ - first_row_);
+      tiles_ = ceildiv(valid_rows_, mr_);
+    }
     choose_lanes(mod(floordiv(par, row_blocks_), lane_groups()));
     tile_ir::Block out = allocations();
     for (auto& stmt : tile_body()) out.push_back(stmt);
@@ -802,7 +1042,11 @@ class Scheduler {
       auto scratch = [&](const char* name, std::vector<Expr> shape) {
         out.push_back(make(tile_ir::Alloc{name + item.tag, DType::f32, std::move(shape), Space::scratch}));
       };
-      scratch("c", {row_tiles_ * mr_, lane_block_});
+      scratch("c", {tile_rows(), lane_block_});
+      if (window_) {
+        scratch("pa", window_shape());
+        continue;
+      }
       if (!item.rows.is_static && across_) scratch("pa", {item.depth_block, row_tiles_ * mr_ + item.rows.padding});
       if (!item.rows.is_static && !across_) scratch("pa", {row_tiles_ * mr_, item.depth_block + item.rows.padding});
       if (!item.lanes.is_static) scratch("pb", {item.depth_block, lane_block_});
@@ -825,16 +1069,50 @@ class Scheduler {
     if (several) {
       tile_ir::Block clear = store_zero("c" + t, {sym("zr" + t), sym("zl" + t)}, "zero" + t);
       clear = {loop("zl" + t, 0, round_up(valid_lanes_, nr_), LoopKind::lanes, std::move(clear))};
-      out.push_back(loop("zr" + t, 0, tiles_ * mr_, LoopKind::serial, std::move(clear)));
+      Expr rows = window_ ? lines_padded(valid_row_lines_) * rows_[1].extent : tiles_ * mr_;
+      out.push_back(loop("zr" + t, 0, rows, LoopKind::serial, std::move(clear)));
     }
     tile_ir::Block block;
     if (!item.lanes.is_static)
       for (auto& s : pack_lines(item, item.lanes, "l", "pb", lane_lines(), round_up(valid_lanes_, nr_))) block.push_back(s);
-    if (!item.rows.is_static)
+    if (window_)
+      for (auto& s : pack_window(item)) block.push_back(s);
+    else if (!item.rows.is_static)
       for (auto& s : across_ ? pack_lines(item, item.rows, "r", "pa", row_lines(), tiles_ * mr_) : pack_rows(item)) block.push_back(s);
     block.push_back(multiply(item, several));
     out.push_back(loop("kb" + t, 0, item.depth_blocks, LoopKind::serial, std::move(block)));
     return out;
+  }
+
+  /// Points under the block: [channels of a block of k][lines][points of a line].
+  std::vector<Expr> window_shape() const {
+    return {items_[0].depth_block / window_->taps(), window_->line.span(lines_), window_->point.span(rows_[1].extent)};
+  }
+
+  /// Copies the points under a block of lines as they lie, with the border; what only padding reads is zero.
+  tile_ir::Block pack_window(const Item& item) const {
+    const Expr channel = sym("kc");
+    const Expr line = sym("ul");
+    const Expr point = sym("up");
+    const Expr channels = count(window_->channels);
+    const int64_t block = item.depth_block / window_->taps();
+    const Expr lines = window_->line.span(valid_row_lines_);
+    const std::vector<Expr> shape = window_shape();
+    Expr at = sym("kb" + item.tag) * block + channel;
+    Substitution map = outer_map_;
+    join(map, window_->line.at(first_row_line_, line));
+    join(map, window_->point.at(0, point));
+    join(map, unflatten(window_->channels, at));
+    tile_ir::Block copy = store_operand(item.rows, map, "pa" + item.tag, {channel, line, point}, ".r");
+    Substitution ahead = map;
+    join(ahead, unflatten(window_->channels, min(at + kPrefetchSteps, channels - 1)));
+    prefetch_at(item.rows, ahead, copy);
+    tile_ir::Block inside{loop("ul", 0, lines, LoopKind::serial, {loop("up", 0, shape[2], LoopKind::lanes, std::move(copy))})};
+    if (block_lines_ > 1) {
+      tile_ir::Block zero{loop("ue", 0, shape[2], LoopKind::lanes, store_zero("pa" + item.tag, {channel, sym("uz"), sym("ue")}, "edge"))};
+      inside.push_back(loop("uz", lines, window_->line.span(lines_padded(valid_row_lines_)), LoopKind::serial, std::move(zero)));
+    }
+    return {loop("kc", 0, min(block, channels - sym("kb" + item.tag) * block), LoopKind::serial, std::move(inside))};
   }
 
   /// A tile along one axis or a group, or along two of which whole lines of the inner one lie side by side.
@@ -948,20 +1226,45 @@ class Scheduler {
 
   /// All register blocks of the tile over one block of k.
   Ref<tile_ir::Stmt> multiply(const Item& item, bool several) const {
+    const std::string& t = item.tag;
+    tile_ir::Block tiles;
+    if (window_) {
+      for (const LineBlocks& b : line_blocks(block_points_))
+        tiles.push_back(loop("rx" + t, 0, b.count, LoopKind::serial, register_block(item, several, block_lines_ * b.points, b)));
+      tiles = {loop("rt" + t, 0, ceildiv(valid_row_lines_, block_lines_), LoopKind::serial, std::move(tiles))};
+    } else {
+      tiles = {loop("rt" + t, 0, tiles_, LoopKind::serial, register_block(item, several, mr_, {}))};
+    }
+    return loop("pt" + t, 0, ceildiv(valid_lanes_, nr_), LoopKind::serial, std::move(tiles));
+  }
+
+  /// One block of mr rows; of lines, where `points` lie.
+  tile_ir::Block register_block(const Item& item, bool several, int64_t mr, const LineBlocks& points) const {
     std::string t = item.tag;
     Expr tile = sym("rt" + t);
     Expr panel = sym("pt" + t);
     Expr r = sym("r" + t);
     Expr lane = sym("x" + t);
     Expr k = sym("k" + t);
-    std::string acc = "acc" + t;
+    // Of windows, k is made of a channel and two taps, a row of a line and a point.
+    const Expr channel = sym("kc" + t);
+    const Expr line_tap = window_ && window_->line.taps > 1 ? sym("ky" + t) : Expr(0);
+    const Expr point_tap = window_ && window_->point.taps > 1 ? sym("kx" + t) : Expr(0);
+    if (window_) k = channel * window_->taps() + line_tap * window_->point.taps + point_tap;
+    auto line_of = [&](Expr row) { return tile * block_lines_ + floordiv(row, points.points); };
+    auto point_of = [&](Expr row) { return sym("rx" + t) * points.points + points.first + mod(row, points.points); };
+    // Arrays of registers need names of their own.
+    std::string acc = "acc" + t + (points.first > 0 ? "s" : "");
     auto each = [&](const std::string& suffix, tile_ir::Block before, tile_ir::Block inner) {
       tile_ir::Block body = std::move(before);
       body.push_back(loop("x" + t + suffix, 0, nr_, LoopKind::lanes, std::move(inner)));
-      return loop("r" + t + suffix, 0, mr_, LoopKind::unroll, std::move(body));
+      return loop("r" + t + suffix, 0, mr, LoopKind::unroll, std::move(body));
     };
     auto rows_at = [&](Expr row) {
       std::vector<Expr> index = outer_index(item.rows);
+      if (window_)
+        return std::vector<Expr>{channel, line_of(row) * window_->line.step + line_tap * window_->line.tap_step,
+                                 point_of(row) * window_->point.step + point_tap * window_->point.tap_step};
       if (!item.rows.is_static && across_) return std::vector<Expr>{k, tile * mr_ + row};
       if (!item.rows.is_static) return std::vector<Expr>{tile * mr_ + row, k};
       index.insert(index.end(), {floordiv(first_row_, mr_) + tile, sym("kb" + t) * item.depth_block + k, row});
@@ -978,7 +1281,7 @@ class Scheduler {
     auto f32 = DType::f32;
     Expr r0 = sym("r" + t + "i");
     Expr x0 = sym("x" + t + "i");
-    tile_ir::Block block{make(tile_ir::Alloc{acc, f32, {mr_, nr_}, Space::reg}), each("i", {}, store_zero(acc, {r0, x0}, "start" + t))};
+    tile_ir::Block block{make(tile_ir::Alloc{acc, f32, {mr, nr_}, Space::reg}), each("i", {}, store_zero(acc, {r0, x0}, "start" + t))};
     tile_ir::Block step{make(loop_ir::Load{"bv" + t, f32, lanes_buffer, lanes_at(lane), {}, {}}),
                         make(loop_ir::Load{"cv" + t, f32, acc, {r, lane}, {}, {}}),
                         make(loop_ir::Let{"fv" + t, f32, Fn::fma, {"av" + t, "bv" + t, "cv" + t}, {}, 0}),
@@ -994,11 +1297,24 @@ class Scheduler {
       }
     }
     body.push_back(each("", {make(loop_ir::Load{"av" + t, f32, rows_buffer, rows_at(r), {}, {}})}, std::move(step)));
-    block.push_back(loop("k" + t, 0, depth_of_block(item), LoopKind::serial, std::move(body), item.unroll));
+    if (window_) {
+      bool unrolled = false;
+      auto wrap = [&](const std::string& name, Expr extent) {
+        body = {loop(name + t, 0, extent, LoopKind::serial, std::move(body), unrolled ? 1 : item.unroll)};
+        unrolled = true;
+      };
+      if (window_->point.taps > 1) wrap("kx", window_->point.taps);
+      if (window_->line.taps > 1) wrap("ky", window_->line.taps);
+      wrap("kc", floordiv(depth_of_block(item), window_->taps()));
+      block.insert(block.end(), body.begin(), body.end());
+    } else {
+      block.push_back(loop("k" + t, 0, depth_of_block(item), LoopKind::serial, std::move(body), item.unroll));
+    }
     // Each block of k is summed by itself and then added: shorter chains than one over all of k.
     Expr ro = sym("r" + t + "o");
     Expr xo = sym("x" + t + "o");
-    std::vector<Expr> target{tile * mr_ + ro, panel * nr_ + xo};
+    Expr sum_row = window_ ? line_of(ro) * rows_[1].extent + point_of(ro) : tile * mr_ + ro;
+    std::vector<Expr> target{sum_row, panel * nr_ + xo};
     tile_ir::Block finish{make(loop_ir::Load{"dv" + t, f32, acc, {ro, xo}, {}, {}})};
     std::string sum = "dv" + t;
     if (several) {
@@ -1008,8 +1324,7 @@ class Scheduler {
     }
     finish.push_back(make(loop_ir::Store{"c" + t, target, sum, {}, Combiner::set}));
     block.push_back(each("o", {}, std::move(finish)));
-    tile_ir::Block tiles{loop("rt" + t, 0, tiles_, LoopKind::serial, std::move(block))};
-    return loop("pt" + t, 0, ceildiv(valid_lanes_, nr_), LoopKind::serial, std::move(tiles));
+    return block;
   }
 
   /// Everything but the sums, over the finished tile, with vectors along the stores' contiguous axis.
@@ -1029,7 +1344,12 @@ class Scheduler {
   /// The statements outside of the reductions, at one point of the tile.
   tile_ir::Block finish(Expr row, Expr lane) const {
     Substitution map = outer_map_;
-    join(map, unflatten(rows_, first_row_ + row));
+    if (window_) {
+      map[rows_[0].name] = first_row_line_ + floordiv(row, rows_[1].extent);
+      map[rows_[1].name] = mod(row, rows_[1].extent);
+    } else {
+      join(map, unflatten(rows_, first_row_ + row));
+    }
     join(map, unflatten(lanes_, first_lane_ + lane));
     tile_ir::Block inner;
     for (const auto& stmt : *nest_.inner) {
@@ -1055,8 +1375,12 @@ class Scheduler {
   std::vector<Contraction> contractions_;
   std::vector<Item> items_;
   std::vector<Axis> rows_, lanes_, outer_;
-  std::vector<Axis> lane_class_;              ///< the axes that only the lane operands vary along
-  Axis unit_;                                 ///< the one along which stores are contiguous
+  std::vector<Axis> lane_class_;  ///< the axes that only the lane operands vary along
+  Axis unit_;                     ///< the one along which stores are contiguous
+  std::optional<Window> window_;  ///< when the rows' operand is packed as it lies under windows
+  bool windowed_ = false;         ///< asked for
+  int64_t lines_ = 0, block_lines_ = 0, block_points_ = 0;
+  Expr first_row_line_, valid_row_lines_;
   bool across_ = false;                       ///< lanes are off that axis: the sums are transposed at the end
   const ContractionRows* in_rows_ = nullptr;  ///< when this is a phase of a block of rows
   int64_t chunk_work_ = kChunkWork;
@@ -1075,8 +1399,16 @@ std::optional<Schedule> propose_cpu_contraction(const loop_ir::Kernel& kernel, c
   Scheduler along(merged, statics, ctx);
   auto schedule = along.propose();
   if (!schedule) return std::nullopt;
-  auto other = Scheduler(merged, statics, ctx).propose_across(along.padded_work());
-  return other ? other : schedule;
+  double best = along.padded_work();
+  auto consider = [&](Scheduler&& other, auto propose) {
+    if (auto better = propose(other)) {
+      schedule = better;
+      best = other.padded_work();
+    }
+  };
+  consider(Scheduler(merged, statics, ctx), [&](Scheduler& s) { return s.propose_across(best); });
+  for (bool across : {true, false}) consider(Scheduler(merged, statics, ctx), [&](Scheduler& s) { return s.propose_window(across, best); });
+  return schedule;
 }
 
 ScheduledContraction apply_cpu_contraction(const loop_ir::Kernel& kernel, const Schedule& schedule, const std::set<std::string>& statics,
