@@ -1,0 +1,226 @@
+#include "lower/loop_to_tile/contraction_scheduler.h"
+
+namespace deplo::loop_to_tile {
+
+tile_ir::Block ContractionScheduler::body() {
+  const int64_t rows_block = row_tiles_ * mr_;
+  row_blocks_ = window_ ? ceildiv(rows_[0].extent, lines_) : ceildiv(rows_extent_, rows_block);
+  parallel_extent_ = count(outer_) * lane_groups() * row_blocks_;
+  Expr par = sym("par");
+  outer_map_ = unflatten(outer_, floordiv(par, row_blocks_ * lane_groups()));
+  if (window_) {
+    first_row_line_ = mod(par, row_blocks_) * lines_;
+    valid_row_lines_ = min(lines_, rows_[0].extent - first_row_line_);
+    valid_rows_ = valid_row_lines_ * rows_[1].extent;
+  } else {
+    first_row_ = mod(par, row_blocks_) * rows_block;
+    valid_rows_ = min(rows_block, rows_extent_ - first_row_);
+    tiles_ = ceildiv(valid_rows_, mr_);
+  }
+  choose_lanes(mod(floordiv(par, row_blocks_), lane_groups()));
+  tile_ir::Block out = allocations();
+  for (auto& stmt : tile_body()) out.push_back(stmt);
+  return {loop("par", 0, parallel_extent_, LoopKind::parallel, std::move(out))};
+}
+
+void ContractionScheduler::choose_lanes(Expr group) {
+  if (two_lane_axes()) {
+    first_line_ = group * lane_lines_;
+    valid_lines_ = min(lane_lines_, lanes_[0].extent - first_line_);
+    first_lane_ = first_line_ * lanes_[1].extent;
+    valid_lanes_ = valid_lines_ * lanes_[1].extent;
+  } else {
+    first_lane_ = group * lane_block_;
+    valid_lanes_ = min(lane_block_, lanes_extent_ - first_lane_);
+  }
+}
+
+tile_ir::Block ContractionScheduler::allocations() const {
+  tile_ir::Block out;
+  for (const Item& item : items_) {
+    auto scratch = [&](const char* name, std::vector<Expr> shape) {
+      out.push_back(make(tile_ir::Alloc{name + item.tag, DType::f32, std::move(shape), Space::scratch}));
+    };
+    scratch("c", {tile_rows(), lane_block_});
+    if (window_) {
+      scratch("pa", window_shape());
+      continue;
+    }
+    if (!item.rows.is_static && across_) scratch("pa", {item.depth_block, row_tiles_ * mr_ + item.rows.padding});
+    if (!item.rows.is_static && !across_) scratch("pa", {row_tiles_ * mr_, item.depth_block + item.rows.padding});
+    if (!item.lanes.is_static) scratch("pb", {item.depth_block, lane_block_});
+  }
+  return out;
+}
+
+tile_ir::Block ContractionScheduler::tile_body() const {
+  tile_ir::Block out;
+  for (const Item& item : items_)
+    for (auto& stmt : contraction(item)) out.push_back(stmt);
+  for (auto& stmt : epilogue()) out.push_back(stmt);
+  return out;
+}
+
+tile_ir::Block ContractionScheduler::contraction(const Item& item) const {
+  tile_ir::Block out;
+  bool several = !item.depth_blocks.is(1);
+  std::string t = item.tag;
+  if (several) {
+    tile_ir::Block clear = store_zero("c" + t, {sym("zr" + t), sym("zl" + t)}, "zero" + t);
+    clear = {loop("zl" + t, 0, round_up(valid_lanes_, nr_), LoopKind::lanes, std::move(clear))};
+    Expr rows = window_ ? lines_padded(valid_row_lines_) * rows_[1].extent : tiles_ * mr_;
+    out.push_back(loop("zr" + t, 0, rows, LoopKind::serial, std::move(clear)));
+  }
+  tile_ir::Block block;
+  if (!item.lanes.is_static)
+    for (auto& s : pack_lines(item, item.lanes, "l", "pb", lane_lines(), round_up(valid_lanes_, nr_))) block.push_back(s);
+  if (window_)
+    for (auto& s : pack_window(item)) block.push_back(s);
+  else if (!item.rows.is_static)
+    for (auto& s : across_ ? pack_lines(item, item.rows, "r", "pa", row_lines(), tiles_ * mr_) : pack_rows(item)) block.push_back(s);
+  block.push_back(multiply(item, several));
+  out.push_back(loop("kb" + t, 0, item.depth_blocks, LoopKind::serial, std::move(block)));
+  return out;
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::multiply(const Item& item, bool several) const {
+  const std::string& t = item.tag;
+  tile_ir::Block tiles;
+  if (window_) {
+    for (const LineBlocks& b : line_blocks(block_points_))
+      tiles.push_back(loop("rx" + t, 0, b.count, LoopKind::serial, register_block(item, several, block_lines_ * b.points, b)));
+    tiles = {loop("rt" + t, 0, ceildiv(valid_row_lines_, block_lines_), LoopKind::serial, std::move(tiles))};
+  } else {
+    tiles = {loop("rt" + t, 0, tiles_, LoopKind::serial, register_block(item, several, mr_, {}))};
+  }
+  return loop("pt" + t, 0, ceildiv(valid_lanes_, nr_), LoopKind::serial, std::move(tiles));
+}
+
+tile_ir::Block ContractionScheduler::register_block(const Item& item, bool several, int64_t mr, const LineBlocks& points) const {
+  std::string t = item.tag;
+  Expr tile = sym("rt" + t);
+  Expr panel = sym("pt" + t);
+  Expr r = sym("r" + t);
+  Expr lane = sym("x" + t);
+  Expr k = sym("k" + t);
+  // Of windows, k is made of a channel and two taps, a row of a line and a point.
+  const Expr channel = sym("kc" + t);
+  const Expr line_tap = window_ && window_->line.taps > 1 ? sym("ky" + t) : Expr(0);
+  const Expr point_tap = window_ && window_->point.taps > 1 ? sym("kx" + t) : Expr(0);
+  if (window_) k = channel * window_->taps() + line_tap * window_->point.taps + point_tap;
+  auto line_of = [&](Expr row) { return tile * block_lines_ + floordiv(row, points.points); };
+  auto point_of = [&](Expr row) { return sym("rx" + t) * points.points + points.first + mod(row, points.points); };
+  // Arrays of registers need names of their own.
+  std::string acc = "acc" + t + (points.first > 0 ? "s" : "");
+  auto each = [&](const std::string& suffix, tile_ir::Block before, tile_ir::Block inner) {
+    tile_ir::Block body = std::move(before);
+    body.push_back(loop("x" + t + suffix, 0, nr_, LoopKind::lanes, std::move(inner)));
+    return loop("r" + t + suffix, 0, mr, LoopKind::unroll, std::move(body));
+  };
+  auto rows_at = [&](Expr row) {
+    std::vector<Expr> index = outer_index(item.rows);
+    if (window_)
+      return std::vector<Expr>{channel, line_of(row) * window_->line.step + line_tap * window_->line.tap_step,
+                               point_of(row) * window_->point.step + point_tap * window_->point.tap_step};
+    if (!item.rows.is_static && across_) return std::vector<Expr>{k, tile * mr_ + row};
+    if (!item.rows.is_static) return std::vector<Expr>{tile * mr_ + row, k};
+    index.insert(index.end(), {floordiv(first_row_, mr_) + tile, sym("kb" + t) * item.depth_block + k, row});
+    return index;
+  };
+  auto lanes_at = [&](Expr at) {
+    if (!item.lanes.is_static) return std::vector<Expr>{k, panel * nr_ + at};
+    std::vector<Expr> index = outer_index(item.lanes);
+    index.insert(index.end(), {sym("kb" + t), floordiv(first_lane_, nr_) + panel, k, at});
+    return index;
+  };
+  std::string rows_buffer = item.rows.is_static ? item.rows.param : "pa" + t;
+  std::string lanes_buffer = item.lanes.is_static ? item.lanes.param : "pb" + t;
+  auto f32 = DType::f32;
+  Expr r0 = sym("r" + t + "i");
+  Expr x0 = sym("x" + t + "i");
+  tile_ir::Block block{make(tile_ir::Alloc{acc, f32, {mr, nr_}, Space::reg}), each("i", {}, store_zero(acc, {r0, x0}, "start" + t))};
+  tile_ir::Block step{make(loop_ir::Load{"bv" + t, f32, lanes_buffer, lanes_at(lane), {}, {}}),
+                      make(loop_ir::Load{"cv" + t, f32, acc, {r, lane}, {}, {}}),
+                      make(loop_ir::Let{"fv" + t, f32, Fn::fma, {"av" + t, "bv" + t, "cv" + t}, {}, 0}),
+                      make(loop_ir::Store{acc, {r, lane}, "fv" + t, {}, Combiner::set})};
+  tile_ir::Block body;
+  if (item.lanes.is_static && in_rows_ == nullptr) {
+    std::vector<Expr> next = lanes_at(0);
+    next[next.size() - 3] = min(next[next.size() - 3] + 1, ceildiv(lanes_extent_, nr_) - 1);
+    for (int64_t line = 0; line < nr_; line += kCacheLine) {
+      std::vector<Expr> at = next;
+      at.back() = at.back() + line;
+      body.push_back(make(tile_ir::Prefetch{lanes_buffer, std::move(at), 2}));
+    }
+  }
+  body.push_back(each("", {make(loop_ir::Load{"av" + t, f32, rows_buffer, rows_at(r), {}, {}})}, std::move(step)));
+  if (window_) {
+    bool unrolled = false;
+    auto wrap = [&](const std::string& name, Expr extent) {
+      body = {loop(name + t, 0, extent, LoopKind::serial, std::move(body), unrolled ? 1 : item.unroll)};
+      unrolled = true;
+    };
+    if (window_->point.taps > 1) wrap("kx", window_->point.taps);
+    if (window_->line.taps > 1) wrap("ky", window_->line.taps);
+    wrap("kc", floordiv(depth_of_block(item), window_->taps()));
+    block.insert(block.end(), body.begin(), body.end());
+  } else {
+    block.push_back(loop("k" + t, 0, depth_of_block(item), LoopKind::serial, std::move(body), item.unroll));
+  }
+  // Each block of k is summed by itself and then added: shorter chains than one over all of k.
+  Expr ro = sym("r" + t + "o");
+  Expr xo = sym("x" + t + "o");
+  Expr sum_row = window_ ? line_of(ro) * rows_[1].extent + point_of(ro) : tile * mr_ + ro;
+  std::vector<Expr> target{sum_row, panel * nr_ + xo};
+  tile_ir::Block finish{make(loop_ir::Load{"dv" + t, f32, acc, {ro, xo}, {}, {}})};
+  std::string sum = "dv" + t;
+  if (several) {
+    finish.push_back(make(loop_ir::Load{"ov" + t, f32, "c" + t, target, {}, {}}));
+    finish.push_back(make(loop_ir::Let{"sv" + t, f32, Fn::add, {"ov" + t, "dv" + t}, {}, 0}));
+    sum = "sv" + t;
+  }
+  finish.push_back(make(loop_ir::Store{"c" + t, target, sum, {}, Combiner::set}));
+  block.push_back(each("o", {}, std::move(finish)));
+  return block;
+}
+
+tile_ir::Block ContractionScheduler::epilogue() const {
+  Expr row = sym("row");
+  if (!across_) return {loop("row", 0, valid_rows_, LoopKind::serial, {loop("lane", 0, valid_lanes_, LoopKind::lanes, finish(row, sym("lane")))})};
+  // The sums lie across: squares of them are transposed in registers.
+  const int64_t side = ctx_.target.vector_bytes / 4;
+  auto rows = [&](tile_ir::Block inner) { return tile_ir::Block{loop("row", 0, valid_rows_, LoopKind::lanes, std::move(inner))}; };
+  tile_ir::Block inside{loop("lane_in", 0, side, LoopKind::unroll, finish(row, sym("lane_square") * side + sym("lane_in")))};
+  tile_ir::Block out{loop("lane_square", 0, floordiv(valid_lanes_, side), LoopKind::serial, rows(std::move(inside)))};
+  if (!lanes_extent_.is_constant() || lanes_extent_.value() % side != 0)
+    out.push_back(loop("lane", floordiv(valid_lanes_, side) * side, valid_lanes_, LoopKind::serial, rows(finish(row, sym("lane")))));
+  return out;
+}
+
+tile_ir::Block ContractionScheduler::finish(Expr row, Expr lane) const {
+  Substitution map = outer_map_;
+  if (window_) {
+    map[rows_[0].name] = first_row_line_ + floordiv(row, rows_[1].extent);
+    map[rows_[1].name] = mod(row, rows_[1].extent);
+  } else {
+    join(map, unflatten(rows_, first_row_ + row));
+  }
+  join(map, unflatten(lanes_, first_lane_ + lane));
+  tile_ir::Block inner;
+  for (const auto& stmt : *nest_.inner) {
+    std::visit(Overloaded{[&](const loop_ir::Let& s) { inner.push_back(make(substituted(s, map))); },
+                          [&](const loop_ir::Load& s) { inner.push_back(make(substituted(s, map))); },
+                          [&](const loop_ir::Store& s) { inner.push_back(make(substituted(s, map))); },
+                          [&](const loop_ir::Check& s) { inner.push_back(make(substituted(s, map))); },
+                          [&](const loop_ir::Reduce& s) {
+                            for (const Item& item : items_)
+                              if (item.contraction->reduce == &s)
+                                inner.push_back(make(loop_ir::Load{s.results[0], DType::f32, "c" + item.tag, {row, lane}, {}, {}}));
+                          },
+                          [](const auto&) {}},
+               stmt->node);
+  }
+  return inner;
+}
+
+}  // namespace deplo::loop_to_tile

@@ -1,0 +1,262 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "lower/loop_to_tile/contraction_scheduler.h"
+
+namespace deplo::loop_to_tile {
+
+Ref<tile_ir::Stmt> ContractionScheduler::loop(const std::string& name, Expr lo, Expr hi, LoopKind kind, tile_ir::Block body, int64_t by) {
+  return make(tile_ir::For{axis(name, lo, hi, kind, 1, by), std::move(body)});
+}
+
+tile_ir::Block ContractionScheduler::store_zero(const std::string& buffer, std::vector<Expr> index, const std::string& name) {
+  return {make(loop_ir::Let{name, DType::f32, Fn::constant, {}, Scalar::of_float(DType::f32, 0), 0}),
+          make(loop_ir::Store{buffer, std::move(index), name, {}, Combiner::set})};
+}
+
+tile_ir::Block ContractionScheduler::store_operand(const Operand& operand, const Substitution& map, const std::string& buffer,
+                                                   std::vector<Expr> index, const std::string& suffix) {
+  tile_ir::Block out;
+  Substitution all = map;
+  std::map<std::string, std::string> renamed;
+  for (const auto& stmt : operand.slice) {
+    if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) {
+      loop_ir::Let s = substituted(*let, all);
+      for (std::string& o : s.operands)
+        if (auto it = renamed.find(o); it != renamed.end()) o = it->second;
+      renamed[let->name] = s.name = let->name + suffix;
+      out.push_back(make(std::move(s)));
+    } else if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) {
+      loop_ir::Load s = substituted(*load, all);
+      renamed[load->name] = s.name = load->name + suffix;
+      out.push_back(make(std::move(s)));
+    }
+    for (const auto& [from, to] : renamed) all[from] = sym(to);
+  }
+  out.push_back(make(loop_ir::Store{buffer, std::move(index), renamed.at(operand.source->value), {}, Combiner::set}));
+  return out;
+}
+
+void ContractionScheduler::prefetch_operand(const Item& item, const Operand& operand, const Substitution& map, Expr k, tile_ir::Block& into) const {
+  Expr window = 1;
+  for (size_t i = 1; i < item.contraction->reduce->axes.size(); ++i) window = window * item.contraction->reduce->axes[i].extent;
+  Substitution ahead = map;
+  join(ahead, depth_map(item, min(k + window * kPrefetchSteps, item.depth - 1)));
+  prefetch_at(operand, ahead, into);
+}
+
+void ContractionScheduler::prefetch_at(const Operand& operand, const Substitution& map, tile_ir::Block& into) {
+  const loop_ir::Load* main = main_load(operand);
+  if (!main) return;
+  std::vector<Expr> index;
+  for (Expr e : main->index) index.push_back(substitute(e, map));
+  into.push_back(make(tile_ir::Prefetch{main->buffer, std::move(index), 1}));
+}
+
+void ContractionScheduler::join(Substitution& into, const Substitution& more) {
+  for (const auto& [name, value] : more) into[name] = value;
+}
+
+Expr ContractionScheduler::depth_of_block(const Item& item) {
+  Expr kb = sym("kb" + item.tag) * item.depth_block;
+  return min(item.depth_block, item.depth - kb);
+}
+
+PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool lanes) {
+  PackedOperand packed;
+  operand.param = packed.param = (lanes ? "packed_lanes" : "packed_rows") + item.tag;
+  int64_t width = lanes ? nr_ : mr_;
+  const std::vector<Axis>& axes = lanes ? lanes_ : rows_;
+  Expr extent = count(axes);
+  Expr panels = ceildiv(extent, width);
+  std::vector<Expr> batch_shape;
+  for (const auto& a : outer_)
+    if (operand.source->axes.count(a.name)) batch_shape.push_back(a.extent);
+  // Lanes [outer][k / KC][panel][KC][NR] stream through the cache block by block; rows [outer][panel][k][MR].
+  packed.shape = batch_shape;
+  if (lanes) packed.shape.push_back(item.depth_blocks);
+  packed.shape.push_back(panels);
+  packed.shape.push_back(lanes ? Expr(item.depth_block) : item.depth);
+  packed.shape.emplace_back(width);
+
+  std::vector<Axis> batch;
+  for (const auto& a : outer_)
+    if (operand.source->axes.count(a.name)) batch.push_back(a);
+  Substitution map = unflatten(batch, floordiv(sym("par"), panels));
+  Expr panel = mod(sym("par"), panels);
+  std::vector<Expr> prefix;
+  for (const auto& a : batch) prefix.push_back(map.at(a.name));
+  Expr valid = min(width, extent - panel * width);
+  Expr position = sym("pos");
+  Expr k = sym("k");
+  join(map, unflatten(axes, panel * width + position));
+  Expr depth = lanes ? depth_of_block(item) : item.depth;
+  join(map, depth_map(item, lanes ? sym("kb" + item.tag) * item.depth_block + k : k));
+  auto place = [&](Expr where) {
+    std::vector<Expr> index = prefix;
+    if (lanes) index.push_back(sym("kb" + item.tag));
+    index.insert(index.end(), {panel, k, where});
+    return index;
+  };
+  tile_ir::Block inside;
+  bool across = axes.size() == 1 && unit_along(operand, axes[0].name);
+  tile_ir::Block copy = store_operand(operand, map, packed.param, place(position), "");
+  if (across)
+    inside = {loop("k", 0, depth, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, copy)})};
+  else
+    inside = {loop("pos", 0, valid, LoopKind::serial, {loop("k", 0, depth, LoopKind::lanes, copy)})};
+  inside.push_back(
+      loop("pad", valid, width, LoopKind::serial, {loop("k", 0, depth, LoopKind::lanes, store_zero(packed.param, place(sym("pad")), "none"))}));
+  if (lanes) inside = {loop("kb" + item.tag, 0, item.depth_blocks, LoopKind::serial, std::move(inside))};
+
+  tile_ir::Kernel& kernel = packed.kernel;
+  kernel.name = fmt::format("pack_{}{}_{}", lanes ? "lanes" : "rows", item.tag, kernel_.name);
+  for (const auto& p : kernel_.params) {
+    bool used = std::any_of(operand.slice.begin(), operand.slice.end(), [&](const auto& stmt) {
+      const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+      return load && load->buffer == p.name;
+    });
+    if (!used) continue;
+    kernel.params.push_back(p);
+    packed.sources.push_back(p.name);
+  }
+  kernel.params.push_back({packed.param, loop_ir::ParamKind::out, DType::f32, packed.shape, contiguous_strides(packed.shape), false});
+  Expr iterations = count(batch) * panels;
+  kernel.body = {loop("par", 0, iterations, LoopKind::parallel, std::move(inside))};
+  kernel.chunks = max(1, min(iterations, ceildiv(product(packed.shape), chunk_work_)));
+  std::vector<Argument> parallel;
+  for (const auto& a : batch) parallel.push_back({a.name, {}});
+  parallel.insert(parallel.end(), {{name_of(axes), {}}, {"work", chunk_work_}});
+  kernel.schedule = {"pack", {{"parallel", parallel}, {"tile", {{name_of(axes), width}}}}};
+  kernel.provenance = kernel_.provenance;
+  return packed;
+}
+
+std::vector<Expr> ContractionScheduler::window_shape() const {
+  return {items_[0].depth_block / window_->taps(), window_->line.span(lines_), window_->point.span(rows_[1].extent)};
+}
+
+tile_ir::Block ContractionScheduler::pack_window(const Item& item) const {
+  const Expr channel = sym("kc");
+  const Expr line = sym("ul");
+  const Expr point = sym("up");
+  const Expr channels = count(window_->channels);
+  const int64_t block = item.depth_block / window_->taps();
+  const Expr lines = window_->line.span(valid_row_lines_);
+  const std::vector<Expr> shape = window_shape();
+  Expr at = sym("kb" + item.tag) * block + channel;
+  Substitution map = outer_map_;
+  join(map, window_->line.at(first_row_line_, line));
+  join(map, window_->point.at(0, point));
+  join(map, unflatten(window_->channels, at));
+  tile_ir::Block copy = store_operand(item.rows, map, "pa" + item.tag, {channel, line, point}, ".r");
+  Substitution ahead = map;
+  join(ahead, unflatten(window_->channels, min(at + kPrefetchSteps, channels - 1)));
+  prefetch_at(item.rows, ahead, copy);
+  tile_ir::Block inside{loop("ul", 0, lines, LoopKind::serial, {loop("up", 0, shape[2], LoopKind::lanes, std::move(copy))})};
+  if (block_lines_ > 1) {
+    tile_ir::Block zero{loop("ue", 0, shape[2], LoopKind::lanes, store_zero("pa" + item.tag, {channel, sym("uz"), sym("ue")}, "edge"))};
+    inside.push_back(loop("uz", lines, window_->line.span(lines_padded(valid_row_lines_)), LoopKind::serial, std::move(zero)));
+  }
+  return {loop("kc", 0, min(block, channels - sym("kb" + item.tag) * block), LoopKind::serial, std::move(inside))};
+}
+
+ContractionScheduler::Lines ContractionScheduler::row_lines() const {
+  bool two = rows_.size() == 2;
+  return {rows_, two, first_row_, valid_rows_, 0, two ? rows_[0].extent : 0};
+}
+
+tile_ir::Block ContractionScheduler::pack_lines(const Item& item, const Operand& operand, const std::string& side, const std::string& prefix,
+                                                const Lines& lines, Expr padded) const {
+  std::string t = item.tag;
+  std::string buffer = prefix + t;
+  std::string suffix = "." + side + t;
+  std::string k_name = "k" + side + t;
+  std::string p_name = "p" + side + t;
+  Expr k = sym(k_name);
+  Expr depth = depth_of_block(item);
+  Substitution map = outer_map_;
+  join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
+  tile_ir::Block out;
+  if (lines.two) {
+    std::string u_name = "u" + side + t;
+    map[lines.axes[0].name] = lines.first_line + sym(u_name);
+    map[lines.axes[1].name] = sym(p_name);
+    Expr place = sym(u_name) * lines.axes[1].extent + sym(p_name);
+    tile_ir::Block copy = store_operand(operand, map, buffer, {k, place}, suffix);
+    prefetch_operand(item, operand, map, sym("kb" + t) * item.depth_block + k, copy);
+    copy = {loop(p_name, 0, lines.axes[1].extent, LoopKind::lanes, std::move(copy))};
+    copy = {loop(u_name, 0, lines.valid_lines, LoopKind::serial, std::move(copy))};
+    out.push_back(loop(k_name, 0, depth, LoopKind::serial, std::move(copy)));
+  } else {
+    join(map, unflatten(lines.axes, lines.first + sym(p_name)));
+    tile_ir::Block copy = store_operand(operand, map, buffer, {k, sym(p_name)}, suffix);
+    bool along_k = item.contraction->reduce->axes.size() == 1 && unit_along(operand, item.contraction->reduce->axes[0].name);
+    if (along_k) {
+      // Memory runs along k: squares are transposed in registers.
+      const int64_t side = ctx_.target.vector_bytes / 4;
+      std::string s_name = k_name + "_square";
+      std::string i_name = k_name + "_in";
+      auto at = [&](Expr point) {
+        Substitution there = map;
+        for (auto& [name, value] : there) value = substitute(value, {{k_name, point}});
+        return store_operand(operand, there, buffer, {point, sym(p_name)}, suffix);
+      };
+      tile_ir::Block square{loop(i_name, 0, side, LoopKind::unroll, at(sym(s_name) * side + sym(i_name)))};
+      square = {loop(p_name, 0, lines.valid, LoopKind::lanes, std::move(square))};
+      out.push_back(loop(s_name, 0, floordiv(depth, side), LoopKind::serial, std::move(square)));
+      bool whole = item.depth.is_constant() && item.depth.value() % side == 0 && (item.depth_block % side == 0 || item.depth_blocks.is(1));
+      if (!whole)
+        out.push_back(
+            loop(k_name, floordiv(depth, side) * side, depth, LoopKind::serial, {loop(p_name, 0, lines.valid, LoopKind::lanes, std::move(copy))}));
+    } else {
+      prefetch_operand(item, operand, map, sym("kb" + t) * item.depth_block + k, copy);
+      out.push_back(loop(k_name, 0, depth, LoopKind::serial, {loop(p_name, 0, lines.valid, LoopKind::lanes, std::move(copy))}));
+    }
+  }
+  std::string e_name = "e" + side + t;
+  tile_ir::Block edge = store_zero(buffer, {sym(k_name + "e"), sym(e_name)}, "edge" + side + t);
+  edge = {loop(e_name, lines.valid, padded, LoopKind::lanes, std::move(edge))};
+  out.push_back(loop(k_name + "e", 0, depth, LoopKind::serial, std::move(edge)));
+  return out;
+}
+
+tile_ir::Block ContractionScheduler::pack_rows(const Item& item) const {
+  std::string t = item.tag;
+  std::string buffer = "pa" + t;
+  std::string k_name = "kr" + t;
+  std::string r_name = "rr" + t;
+  Expr row = sym(r_name);
+  Expr k = sym(k_name);
+  Expr depth = depth_of_block(item);
+  auto copy = [&](Expr point) {
+    Substitution map = outer_map_;
+    join(map, unflatten(rows_, first_row_ + point));
+    join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
+    return store_operand(item.rows, map, buffer, {point, k}, ".r" + t);
+  };
+  auto along_depth = [&](tile_ir::Block body) { return tile_ir::Block{loop(k_name, 0, depth, LoopKind::lanes, std::move(body))}; };
+  tile_ir::Block out;
+  Expr first = 0;
+  if (rows_.size() == 1 && unit_along(item.rows, rows_[0].name)) {
+    // Memory runs along the rows: squares are transposed in registers.
+    const int64_t side = ctx_.target.vector_bytes / 4;
+    tile_ir::Block square{loop(r_name + "_in", 0, side, LoopKind::unroll, copy(sym(r_name + "_square") * side + sym(r_name + "_in")))};
+    out.push_back(loop(r_name + "_square", 0, floordiv(valid_rows_, side), LoopKind::serial, along_depth(std::move(square))));
+    first = floordiv(valid_rows_, side) * side;
+  }
+  out.push_back(loop(r_name, first, valid_rows_, LoopKind::serial, along_depth(copy(row))));
+  std::string e_name = "er" + t;
+  tile_ir::Block edge = store_zero(buffer, {sym(e_name), sym(k_name + "e")}, "edger" + t);
+  out.push_back(loop(e_name, valid_rows_, tiles_ * mr_, LoopKind::serial, {loop(k_name + "e", 0, depth, LoopKind::lanes, std::move(edge))}));
+  return out;
+}
+
+std::vector<Expr> ContractionScheduler::outer_index(const Operand& operand) const {
+  std::vector<Expr> index;
+  for (const auto& a : outer_)
+    if (operand.source->axes.count(a.name)) index.push_back(outer_map_.at(a.name));
+  return index;
+}
+
+}  // namespace deplo::loop_to_tile

@@ -1,0 +1,282 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "analysis/contraction.h"
+#include "lower/loop_to_tile/convert.h"
+#include "lower/loop_to_tile/cpu_contraction.h"
+#include "schedule/reader.h"
+
+namespace deplo::loop_to_tile {
+
+using analysis::Contraction;
+using loop_ir::Axis;
+using tile_ir::LoopKind;
+using tile_ir::Space;
+
+constexpr int64_t kDepthUnroll = 4;
+constexpr int64_t kDynamicRows = 256;  // its rows: they pay for that pack
+constexpr int64_t kCacheLine = 16;     // float32 elements
+constexpr int64_t kRowPadding = 16;    // keeps packed rows off each other's cache sets
+constexpr int64_t kPrefetchSteps = 4;  // of the outermost reduce axis, ahead of the pack
+constexpr int64_t kChunkWork = 65536;
+
+inline int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+inline Expr round_up(Expr a, int64_t b) { return ceildiv(a, b) * b; }
+
+/// What a row costs in register blocks of mr rows, beside its multiply-adds.
+double block_overhead(int64_t mr);
+/// What `rows` rows cost in register blocks of mr.
+double block_cost(int64_t rows, int64_t mr);
+/// Rows of the register block for `rows` rows.
+int64_t register_rows(int64_t rows, const PassContext& ctx);
+
+struct Operand {
+  const analysis::ContractionOperand* source = nullptr;
+  loop_ir::Block slice;    ///< with the statements outside of the reduction that it needs
+  bool fixed = false;      ///< made of static buffers and constant sizes alone: it may be packed once
+  bool is_static = false;  ///< packed once
+  int64_t padding = kRowPadding;
+  std::string param;  ///< of the packed buffer when static
+};
+
+/// One direction of the windows that the reduction slides over the rows' operand: its coordinate is axis * stride + tap * dilation. A buffer
+/// that holds the points under a block of rows has them at axis * step + tap * tap_step.
+struct WindowSide {
+  Axis axis;
+  std::string tap;  ///< the reduce axis; none where windows are one point wide
+  int64_t taps = 1;
+  int64_t step = 1;
+  int64_t tap_step = 0;
+
+  /// Points under `rows` rows next to each other.
+  Expr span(Expr rows) const { return (rows - 1) * step + (taps - 1) * tap_step + 1; }
+  /// What the axes are at a point of the buffer whose first row is `first`.
+  Substitution at(Expr first, Expr point) const {
+    Substitution map;
+    bool by_tap = tap_step == 1 && step != 1;  // the finer of both reaches every point
+    map[axis.name] = by_tap ? first : first + point;
+    if (!tap.empty()) map[tap] = by_tap ? point : Expr(0);
+    return map;
+  }
+};
+
+/// Rows that are the points of lines of an image. Under overlapping windows the image is packed once, not once a tap.
+struct Window {
+  WindowSide line, point;
+  std::vector<Axis> channels;  ///< the reduce axes that are no taps: outside of them
+
+  int64_t taps() const { return line.taps * point.taps; }
+};
+
+struct Item {
+  const Contraction* contraction = nullptr;
+  Operand rows;
+  Operand lanes;
+  Expr depth;
+  int64_t depth_block = 0;  ///< KC
+  int64_t unroll = kDepthUnroll;
+  Expr depth_blocks;
+  std::string tag;
+};
+
+/// One kernel's contractions: what they are, a schedule for them, and the Tile IR that a schedule stands for. Each of the functions above
+/// `private` is called once, on an object of its own.
+class ContractionScheduler {
+ public:
+  ContractionScheduler(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx);
+  std::optional<Schedule> propose();
+
+  /// With the lanes along the other operand's axes, where that pads less; `best` is the cost to beat.
+  std::optional<Schedule> propose_across(double best);
+
+  /// With the points of an image as rows, packed as they lie.
+  std::optional<Schedule> propose_window(bool across, double best);
+
+  /// Of the sizes chosen: multiply-adds with the padding, weighed by how well their register blocks run, and the elements packed, for one k.
+  double padded_work() const;
+  ScheduledContraction apply(const Schedule& schedule);
+
+  /// For a block of `rows` rows of one axis.
+  std::optional<std::vector<Directive>> propose_rows(const ContractionRows& tile);
+  tile_ir::Block apply_rows(const ContractionRows& tile, const Schedule& schedule);
+
+ private:
+  // ---- recognition -----------------------------------------------------------------------------------------------
+
+  bool recognize() { return !contractions_.empty() && fits() && classify(); }
+
+  /// Of a phase: its rows are the block's, and all else but the lanes is known outside.
+  bool bound() const;
+
+  /// Inside the outer nest: the contractions' reductions and straight-line statements only.
+  bool fits();
+  std::vector<const loop_ir::Store*> stores() const;
+  Expr offset(const std::string& buffer, const std::vector<Expr>& index) const;
+  bool steps_by(const std::string& axis, Expr step) const;
+
+  /// Sorts the outer axes into rows, lanes and the rest, and each contraction's operands likewise.
+  bool classify();
+
+  /// The windows of the only contraction over lines of a known length, if it has any.
+  std::optional<Window> find_window() const;
+
+  /// One direction: every index and condition of the operand has axis and tap in the same proportion, so that their sum is one coordinate.
+  std::optional<WindowSide> find_side(const Axis& axis) const;
+
+  /// Whether a schedule packs the rows' operand as it lies under windows.
+  static bool is_windowed(const Schedule& schedule);
+
+  /// Whether a schedule gives the lanes to another axis than the stores' contiguous one.
+  bool is_across(const Schedule& schedule) const;
+
+  /// The lanes are the contiguous axis, and with it the axis that continues it in every store; other axes of its class run outside.
+  void group_lanes();
+  bool lanes_static() const;
+  bool prepare(Operand& operand, const analysis::ContractionOperand& source);
+  int64_t hint(Expr e) const;
+  static const loop_ir::Load* main_load(const Operand& operand);
+
+  /// Step of the operand's main load along an axis; nothing if it is not affine there.
+  std::optional<Expr> step_along(const Operand& operand, const std::string& axis) const;
+  bool unit_along(const Operand& operand, const std::string& axis) const;
+  bool worthwhile() const;
+
+  // ---- sizes -----------------------------------------------------------------------------------------------------
+
+  void choose_sizes();
+
+  /// Lines of a block and the rows of its register blocks: points of one line, or several whole lines.
+  void choose_window_sizes();
+
+  /// Register blocks that share the points of a line: all of one size, or some with a point more.
+  struct LineBlocks {
+    int64_t first, count, points;
+  };
+  std::vector<LineBlocks> line_blocks(int64_t most) const;
+
+  /// Of the whole image, in rows.
+  double window_cost(int64_t lines, int64_t points) const;
+  Expr lines_padded(Expr lines) const { return ceildiv(lines, block_lines_) * block_lines_; }
+  int64_t tile_rows() const { return window_ ? lines_ * rows_[1].extent.value() : row_tiles_ * mr_; }
+  std::string row_tile_name() const { return window_ ? rows_[0].name : name_of(rows_); }
+  void choose_lane_block();
+
+  /// Lines of `inner` lanes that a block packs side by side: many enough to share the rows, and little padding up to whole vectors.
+  int64_t lines_of_block(int64_t inner) const;
+
+  /// Lanes of two axes that are packed per block: whole lines of the inner axis side by side.
+  bool two_lane_axes() const { return !across_ && lanes_.size() == 2 && !lanes_static(); }
+
+  // ---- the schedule as data --------------------------------------------------------------------------------------
+
+  static std::string name_of(const std::vector<Axis>& axes);
+  /// The reduce axes of one contraction: those of another may have the same names.
+  static std::string depth_name(const Item& item) { return item.contraction->result + "." + name_of(item.contraction->reduce->axes); }
+  std::string lane_tile_name() const { return two_lane_axes() ? lanes_[0].name : name_of(lanes_); }
+  Schedule describe() const;
+  void read(ScheduleReader& reader);
+  static const Directive& needed(ScheduleReader& reader, const std::string& word, const std::string& name);
+  static int64_t read_number(ScheduleReader& reader, const std::string& word, const std::string& name, int64_t most);
+  void read_depth(ScheduleReader& reader, Item& item) const;
+  void read_pack(ScheduleReader& reader, const Item& item, Operand& operand, const std::string& side) const;
+  void read_lanes(ScheduleReader& reader);
+
+  /// The outer axes in the order given, then the tiles of lanes, then those of rows.
+  void read_parallel(ScheduleReader& reader);
+  void read_register_block(ScheduleReader& reader);
+  void read_tiles(ScheduleReader& reader);
+
+  // ---- statements ------------------------------------------------------------------------------------------------
+
+  static Ref<tile_ir::Stmt> loop(const std::string& name, Expr lo, Expr hi, LoopKind kind, tile_ir::Block body, int64_t by = 1);
+  static tile_ir::Block store_zero(const std::string& buffer, std::vector<Expr> index, const std::string& name);
+
+  /// The operand at the point that `map` gives, stored as float32 at buffer[index]. Names get a suffix: a body holds several copies.
+  static tile_ir::Block store_operand(const Operand& operand, const Substitution& map, const std::string& buffer, std::vector<Expr> index,
+                                      const std::string& suffix);
+
+  /// A hint to fetch what the pack will read kPrefetchSteps steps of the outermost reduce axis later: rows of one k lie far apart, so that
+  /// no hardware prefetcher sees them coming.
+  void prefetch_operand(const Item& item, const Operand& operand, const Substitution& map, Expr k, tile_ir::Block& into) const;
+  static void prefetch_at(const Operand& operand, const Substitution& map, tile_ir::Block& into);
+  static void join(Substitution& into, const Substitution& more);
+  static Substitution depth_map(const Item& item, Expr k) { return unflatten(item.contraction->reduce->axes, k); }
+  static Expr depth_of_block(const Item& item);
+
+  // ---- packing once ----------------------------------------------------------------------------------------------
+
+  PackedOperand pack_once(Item& item, Operand& operand, bool lanes);
+
+  // ---- the kernel ------------------------------------------------------------------------------------------------
+
+  tile_ir::Block body();
+  Expr lane_groups() const { return two_lane_axes() ? ceildiv(lanes_[0].extent, lane_lines_) : ceildiv(lanes_extent_, lane_block_); }
+  void choose_lanes(Expr group);
+  tile_ir::Block allocations() const;
+  tile_ir::Block tile_body() const;
+  tile_ir::Block contraction(const Item& item) const;
+
+  /// Points under the block: [channels of a block of k][lines][points of a line].
+  std::vector<Expr> window_shape() const;
+
+  /// Copies the points under a block of lines as they lie, with the border; what only padding reads is zero.
+  tile_ir::Block pack_window(const Item& item) const;
+
+  /// A tile along one axis or a group, or along two of which whole lines of the inner one lie side by side.
+  struct Lines {
+    std::vector<Axis> axes;
+    bool two = false;
+    Expr first, valid;             ///< of the group
+    Expr first_line, valid_lines;  ///< of the outer axis, if there are two
+  };
+  Lines lane_lines() const { return {lanes_, two_lane_axes(), first_lane_, valid_lanes_, first_line_, valid_lines_}; }
+  Lines row_lines() const;
+
+  /// Copies a tile of an operand to buffer[k][place], with vectors along its axes; zeros up to `padded`.
+  tile_ir::Block pack_lines(const Item& item, const Operand& operand, const std::string& side, const std::string& prefix, const Lines& lines,
+                            Expr padded) const;
+  tile_ir::Block pack_rows(const Item& item) const;
+  std::vector<Expr> outer_index(const Operand& operand) const;
+
+  /// All register blocks of the tile over one block of k.
+  Ref<tile_ir::Stmt> multiply(const Item& item, bool several) const;
+
+  /// One block of mr rows; of lines, where `points` lie.
+  tile_ir::Block register_block(const Item& item, bool several, int64_t mr, const LineBlocks& points) const;
+
+  /// Everything but the sums, over the finished tile, with vectors along the stores' contiguous axis.
+  tile_ir::Block epilogue() const;
+
+  /// The statements outside of the reductions, at one point of the tile.
+  tile_ir::Block finish(Expr row, Expr lane) const;
+
+  const loop_ir::Kernel kernel_;
+  const std::set<std::string>& statics_;
+  const PassContext& ctx_;
+  OuterNest nest_;
+  std::vector<Contraction> contractions_;
+  std::vector<Item> items_;
+  std::vector<Axis> rows_, lanes_, outer_;
+  std::vector<Axis> lane_class_;  ///< the axes that only the lane operands vary along
+  Axis unit_;                     ///< the one along which stores are contiguous
+  std::optional<Window> window_;  ///< when the rows' operand is packed as it lies under windows
+  bool windowed_ = false;         ///< asked for
+  int64_t lines_ = 0, block_lines_ = 0, block_points_ = 0;
+  Expr first_row_line_, valid_row_lines_;
+  bool across_ = false;                       ///< lanes are off that axis: the sums are transposed at the end
+  const ContractionRows* in_rows_ = nullptr;  ///< when this is a phase of a block of rows
+  int64_t chunk_work_ = kChunkWork;
+  int64_t mr_ = 0, nr_ = 0, row_tiles_ = 0, lane_block_ = 0, lane_lines_ = 0;
+  Expr rows_extent_, lanes_extent_, row_blocks_, parallel_extent_;
+  Expr first_row_, first_lane_, first_line_, valid_rows_, valid_lanes_, valid_lines_, tiles_;
+  Substitution outer_map_;
+  Ranges ranges_;
+  std::string tag_;
+};
+
+}  // namespace deplo::loop_to_tile

@@ -1,0 +1,352 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "lower/loop_to_tile/contraction_scheduler.h"
+
+namespace deplo::loop_to_tile {
+namespace {
+
+constexpr int64_t kWholeDepth = 384;        // k is not split up to here
+constexpr int64_t kDepthBlock = 256;        // KC beyond: a sliver of it stays in L1, and no chain of additions is longer
+constexpr int64_t kStaticLanes = 256;       // lanes of a block whose lane operand was packed before
+constexpr int64_t kStaticRows = 96;         // its rows
+constexpr int64_t kDynamicLanes = 256;      // lanes of a block that packs its lane operand
+constexpr int64_t kLeastRows = 128;         // its rows at least where few blocks would leave threads idle
+constexpr int64_t kTileElements = 1 << 17;  // of the tile of sums: it shares L2 with the packed operands
+constexpr int64_t kWantedBlocks = 8;        // parallel iterations that keep a few threads busy
+
+// What a schedule may ask for: beyond, code or memory grows out of proportion.
+constexpr int64_t kMostTile = 1 << 16;
+constexpr int64_t kMostUnroll = 16;
+constexpr int64_t kMostWork = int64_t{1} << 40;
+constexpr int64_t kMostScratch = 64 << 20;  // bytes of a thread
+
+/// a cut into equal parts of at most `most`: the size of a part.
+int64_t balanced(int64_t a, int64_t most) {
+  int64_t parts = (a + most - 1) / most;
+  return (a + parts - 1) / parts;
+}
+
+/// Rows of a register block at most: two vectors each, beside those that hold operands.
+int64_t most_register_rows(const PassContext& ctx) { return ctx.target.vector_registers >= 32 ? 14 : 6; }
+
+}  // namespace
+
+/// What `rows` rows cost in register blocks of mr: little where little is padding, each row of lanes that is read serves many, and enough
+/// sums are independent of one another to hide the latency of multiply-adds. The constants fit what blocks of 4 to 14 rows took on Zen 4,
+/// with AVX2 and AVX-512.
+double block_overhead(int64_t mr) {
+  constexpr double kReload = 1.2;  // cost of reading the lanes, in rows
+  constexpr double kChains = 4;    // rows that hide the latency
+  auto m = static_cast<double>(mr);
+  return (1 + kReload / m) * std::max(1.0, kChains / m);
+}
+double block_cost(int64_t rows, int64_t mr) { return static_cast<double>(round_up(rows, mr)) * block_overhead(mr); }
+
+int64_t register_rows(int64_t rows, const PassContext& ctx) {
+  int64_t most = most_register_rows(ctx);
+  if (rows <= most) return std::max<int64_t>(rows, 1);
+  int64_t best = most;
+  for (int64_t mr = most; mr >= std::min<int64_t>(most, 4); --mr)
+    if (block_cost(rows, mr) < block_cost(rows, best)) best = mr;
+  return best;
+}
+
+void ContractionScheduler::choose_sizes() {
+  int64_t vector = ctx_.target.vector_bytes / 4;
+  nr_ = 2 * vector;
+  int64_t rows = hint(rows_extent_);
+  mr_ = rows_extent_.is_constant() ? register_rows(rows, ctx_) : most_register_rows(ctx_);
+  for (Item& item : items_) {
+    int64_t depth = hint(item.depth);
+    item.depth_block = item.depth.is_constant() && depth <= kWholeDepth ? std::max<int64_t>(depth, 1) : kDepthBlock;
+    if (item.depth.is_constant() && depth > kWholeDepth) item.depth_block = round_up(balanced(depth, kDepthBlock), kDepthUnroll);
+  }
+  choose_lane_block();
+  if (window_) {
+    choose_window_sizes();
+    return;
+  }
+  if (in_rows_) {
+    mr_ = register_rows(in_rows_->count, ctx_);
+    row_tiles_ = (in_rows_->count + mr_ - 1) / mr_;
+    return;
+  }
+  if (across_) {
+    row_tiles_ = (rows + mr_ - 1) / mr_;
+    for (Item& item : items_) item.rows.padding = round_up(row_tiles_ * mr_, kCacheLine) + kRowPadding - row_tiles_ * mr_;
+    return;
+  }
+  int64_t most = lanes_static() ? kStaticRows : kDynamicRows;
+  bool rows_static = std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
+  if (rows_static && !lanes_static()) {
+    // Every block of rows packs the lanes anew: one block takes all rows, unless that leaves too few blocks.
+    int64_t others = std::max<int64_t>(1, hint(count(outer_) * lane_groups()));
+    int64_t blocks = (kWantedBlocks + others - 1) / others;
+    most = std::min(std::max(kLeastRows, (rows + blocks - 1) / blocks), std::max(kDynamicRows, kTileElements / lane_block_));
+  }
+  int64_t tiles = std::max<int64_t>(1, most / mr_);
+  if (rows_extent_.is_constant()) tiles = balanced((rows + mr_ - 1) / mr_, tiles);
+  row_tiles_ = tiles;
+}
+
+void ContractionScheduler::choose_window_sizes() {
+  const int64_t most = most_register_rows(ctx_);
+  const int64_t lines = window_->line.axis.extent.value();
+  const int64_t points = window_->point.axis.extent.value();
+  double best = 0;
+  for (int64_t dx = 1; dx <= std::min(most, points); ++dx)
+    for (int64_t dy = 1; dy * dx <= most && dy <= lines && (dy == 1 || dx == points); ++dy) {
+      double cost = window_cost(dy, dx);
+      if (best != 0 && cost >= best) continue;
+      best = cost;
+      block_lines_ = dy;
+      block_points_ = dx;
+    }
+  mr_ = block_lines_ * block_points_;
+  lines_ = round_up(balanced(lines, std::max<int64_t>(1, kDynamicRows / points)), block_lines_);
+  Item& item = items_[0];
+  const int64_t channels = std::max<int64_t>(1, kDepthBlock / window_->taps());
+  Expr all = count(window_->channels);
+  const bool whole = all.is_constant() && all.value() * window_->taps() <= kWholeDepth;
+  item.depth_block = window_->taps() * (whole ? all.value() : all.is_constant() ? balanced(all.value(), channels) : channels);
+  item.unroll = window_->point.taps > 1 ? std::min(window_->point.taps, kMostUnroll) : kDepthUnroll;
+  // Packing for fewer lanes costs little, idle threads much.
+  while (lane_block_ > nr_ && hint(count(outer_) * lane_groups()) * ((lines + lines_ - 1) / lines_) < kWantedBlocks)
+    lane_block_ = round_up(lane_block_ / 2, nr_);
+}
+
+std::vector<ContractionScheduler::LineBlocks> ContractionScheduler::line_blocks(int64_t most) const {
+  const int64_t points = window_->point.axis.extent.value();
+  const int64_t count = (points + most - 1) / most;
+  const int64_t larger = points % count;
+  std::vector<LineBlocks> out;
+  if (larger > 0) out.push_back({0, larger, points / count + 1});
+  out.push_back({larger * (points / count + 1), count - larger, points / count});
+  return out;
+}
+
+double ContractionScheduler::window_cost(int64_t lines, int64_t points) const {
+  double cost = 0;
+  for (const LineBlocks& b : line_blocks(points)) cost += static_cast<double>(b.count * b.points) * block_overhead(lines * b.points);
+  return cost * static_cast<double>(round_up(window_->line.axis.extent.value(), lines));
+}
+
+void ContractionScheduler::choose_lane_block() {
+  if (two_lane_axes()) {
+    int64_t inner = lanes_.back().extent.value();
+    lane_lines_ = lines_of_block(inner);
+    lane_block_ = round_up(lane_lines_ * inner, nr_);
+  } else {
+    int64_t widest = across_ ? kLeastRows : lanes_static() ? kStaticLanes : kDynamicLanes;
+    lane_block_ = lanes_extent_.is_constant() ? round_up(balanced(lanes_extent_.value(), widest), nr_) : widest;
+  }
+}
+
+int64_t ContractionScheduler::lines_of_block(int64_t inner) const {
+  int64_t widest = std::max<int64_t>(1, kDynamicLanes / inner);
+  if (!lanes_[0].extent.is_constant()) return widest;
+  int64_t all = lanes_[0].extent.value();
+  auto padded = [&](int64_t lines) { return all / lines * round_up(lines * inner, nr_) + round_up(all % lines * inner, nr_); };
+  int64_t best = balanced(all, widest);
+  for (int64_t lines = best + 1; lines <= std::min(all, widest); ++lines)
+    if (padded(lines) < padded(best)) best = lines;
+  return best;
+}
+
+std::string ContractionScheduler::name_of(const std::vector<Axis>& axes) {
+  std::vector<std::string> names;
+  for (const auto& a : axes) names.push_back(a.name);
+  return group_name(names);
+}
+
+Schedule ContractionScheduler::describe() const {
+  Schedule s{"contraction", {}};
+  auto add = [&](const char* word, std::vector<Argument> arguments) { s.directives.push_back({word, std::move(arguments)}); };
+  if (!in_rows_) {
+    std::vector<Argument> parallel;
+    for (const auto& a : outer_) parallel.push_back({a.name, {}});
+    parallel.insert(parallel.end(), {{lane_tile_name(), {}}, {row_tile_name(), {}}, {"work", chunk_work_}});
+    add("parallel", std::move(parallel));
+    add("tile", {{row_tile_name(), window_ ? lines_ : row_tiles_ * mr_}});
+  }
+  add("tile", {{lane_tile_name(), two_lane_axes() ? lane_lines_ : lane_block_}});
+  add("vectorize", {{name_of(lanes_), {}}});
+  if (window_)
+    add("register_block", {{rows_[0].name, block_lines_}, {rows_[1].name, block_points_}, {name_of(lanes_), nr_}});
+  else
+    add("register_block", {{name_of(rows_), mr_}, {name_of(lanes_), nr_}});
+  for (const Item& item : items_) {
+    const std::string& result = item.contraction->result;
+    add("tile", {{depth_name(item), item.depth_block}});
+    add("unroll", {{depth_name(item), item.unroll}});
+    add("pack", {{result + ".lanes", {}}, {"at", item.lanes.is_static ? "program" : "block"}});
+    std::vector<Argument> rows{{result + ".rows", {}}, {"at", item.rows.is_static ? "program" : "block"}};
+    if (window_)
+      rows.push_back({"windows", {}});
+    else if (!item.rows.is_static)
+      rows.push_back({"pad", item.rows.padding});
+    add("pack", std::move(rows));
+  }
+  return s;
+}
+
+void ContractionScheduler::read(ScheduleReader& reader) {
+  for (Item& item : items_) {
+    read_depth(reader, item);
+    read_pack(reader, item, item.lanes, "lanes");
+    read_pack(reader, item, item.rows, "rows");
+  }
+  read_lanes(reader);
+  read_parallel(reader);
+  read_register_block(reader);
+  read_tiles(reader);
+  reader.finish("parallel, tile, vectorize, register_block, unroll and pack, each axis and operand once");
+}
+
+const Directive& ContractionScheduler::needed(ScheduleReader& reader, const std::string& word, const std::string& name) {
+  const Directive* d = reader.find(word, name);
+  if (!d) reader.fail(fmt::format("it needs '{}({}...)'", word, name));
+  return *d;
+}
+
+int64_t ContractionScheduler::read_number(ScheduleReader& reader, const std::string& word, const std::string& name, int64_t most) {
+  const Directive& d = needed(reader, word, name);
+  reader.only(d, {name});
+  return reader.number(d, name, 1, most);
+}
+
+void ContractionScheduler::read_depth(ScheduleReader& reader, Item& item) const {
+  item.depth_block = read_number(reader, "tile", depth_name(item), kMostTile);
+  if (window_ && item.depth_block % window_->taps() != 0)
+    reader.fail(needed(reader, "tile", depth_name(item)), fmt::format("allowed: multiples of the window's {} taps", window_->taps()));
+  item.unroll = read_number(reader, "unroll", depth_name(item), kMostUnroll);
+  item.depth_blocks = ceildiv(item.depth, item.depth_block);
+}
+
+void ContractionScheduler::read_pack(ScheduleReader& reader, const Item& item, Operand& operand, const std::string& side) const {
+  std::string name = item.contraction->result + "." + side;
+  const Directive& d = needed(reader, "pack", name);
+  operand.is_static = reader.word(d, "at", {"program", "block"}) == "program";
+  if (operand.is_static && !operand.fixed)
+    reader.fail(d, fmt::format("{} changes from call to call (loads {}); allowed: at=block", name, joined(operand.source->buffers)));
+  if (window_ && side == "rows") {
+    if (operand.is_static) reader.fail(d, "windows are packed at=block");
+    reader.only(d, {name, "at", "windows"});
+    return;
+  }
+  if (window_ && !operand.is_static) reader.fail(d, "beside windows, the lanes are packed at=program");
+  bool padded = side == "rows" && !operand.is_static;
+  reader.only(d, padded ? std::set<std::string>{name, "at", "pad"} : std::set<std::string>{name, "at"});
+  operand.padding = padded ? reader.number(d, "pad", 0, 1024, 0) : 0;
+}
+
+void ContractionScheduler::read_lanes(ScheduleReader& reader) {
+  const Directive& d = reader.one("vectorize");
+  std::vector<std::string> given = reader.names(d);
+  if (given.size() != 1 || d.arguments.size() != 1) reader.fail(d, "it takes one axis, or axes joined by *");
+  std::vector<std::string> names = group_axes(given[0]);
+  if (across_) {
+    if (given[0] != name_of(lane_class_)) reader.fail(d, fmt::format("lanes off the stores' contiguous axis are {}", name_of(lane_class_)));
+    group_lanes();
+    if (!lanes_static())
+      reader.fail(d, fmt::format("lanes off the stores' contiguous axis are packed at=program; allowed otherwise: {}", unit_.name));
+    return;
+  }
+  if (names.back() != unit_.name)
+    reader.fail(d, fmt::format("{} cannot get the lanes; allowed: {}, along which all stores are contiguous", names.back(), unit_.name));
+  lanes_ = {unit_};
+  Expr span = unit_.extent;
+  for (size_t i = names.size() - 1; i-- > 0;) {
+    auto axis = std::find_if(lane_class_.begin(), lane_class_.end(), [&](const Axis& a) { return a.name == names[i]; });
+    bool taken = std::any_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l.name == names[i]; });
+    if (axis == lane_class_.end() || taken || !steps_by(names[i], span))
+      reader.fail(d, fmt::format("{} does not continue {} in every store", names[i], name_of(lanes_)));
+    lanes_.insert(lanes_.begin(), *axis);
+    span = span * axis->extent;
+  }
+  bool short_inner = unit_.extent.is_constant() && unit_.extent.value() <= kMostTile;
+  if (!lanes_static() && lanes_.size() > 1 && (lanes_.size() > 2 || !short_inner))
+    reader.fail(d,
+                fmt::format("lanes that are packed for each block are one axis, or two whose inner one has a constant extent up to {}", kMostTile));
+  lanes_extent_ = count(lanes_);
+  for (const auto& a : lane_class_)
+    if (std::none_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l == a; })) outer_.push_back(a);
+}
+
+void ContractionScheduler::read_parallel(ScheduleReader& reader) {
+  if (in_rows_) return;
+  const Directive& d = reader.one("parallel");
+  std::vector<std::string> names = reader.names(d);
+  std::vector<std::string> wanted;
+  for (const auto& a : outer_) wanted.push_back(a.name);
+  wanted.insert(wanted.end(), {lane_tile_name(), row_tile_name()});
+  auto same = [&] {
+    return names.size() == wanted.size() && std::is_permutation(names.begin(), names.end(), wanted.begin()) &&
+           std::equal(names.end() - 2, names.end(), wanted.end() - 2);
+  };
+  if (!same()) reader.fail(d, fmt::format("allowed: {} and work; the last two stay in place", joined(wanted)));
+  std::vector<Axis> ordered;
+  for (size_t i = 0; i + 2 < names.size(); ++i)
+    ordered.push_back(*std::find_if(outer_.begin(), outer_.end(), [&](const Axis& a) { return a.name == names[i]; }));
+  outer_ = std::move(ordered);
+  wanted.push_back("work");
+  reader.only(d, {wanted.begin(), wanted.end()});
+  chunk_work_ = reader.number(d, "work", 1, kMostWork);
+}
+
+void ContractionScheduler::read_register_block(ScheduleReader& reader) {
+  const Directive& d = reader.one("register_block");
+  const int64_t vector = ctx_.target.vector_bytes / 4;
+  const int64_t most = 4 * ctx_.target.vector_registers;  // sums beyond the registers are spilled: slow, but right
+  if (window_) {
+    reader.only(d, {rows_[0].name, rows_[1].name, name_of(lanes_)});
+    block_lines_ = reader.number(d, rows_[0].name, 1, most);
+    block_points_ = reader.number(d, rows_[1].name, 1, most);
+    if (block_lines_ > 1 && block_points_ != rows_[1].extent.value())
+      reader.fail(d, fmt::format("several lines are taken whole, with {}={}", rows_[1].name, print(rows_[1].extent)));
+    mr_ = block_lines_ * block_points_;
+  } else {
+    reader.only(d, {name_of(rows_), name_of(lanes_)});
+    mr_ = reader.number(d, name_of(rows_), 1, most);
+  }
+  nr_ = reader.number(d, name_of(lanes_), vector, most * vector);
+  if (nr_ % vector != 0) reader.fail(d, fmt::format("{} is {}, allowed: multiples of the machine's {} lanes", name_of(lanes_), nr_, vector));
+  if (mr_ * (nr_ / vector) > most)
+    reader.fail(d, fmt::format("{} x {} sums are {} vectors of {} lanes, at most {} are allowed on a machine of {} vector registers", mr_, nr_,
+                               mr_ * (nr_ / vector), vector, most, ctx_.target.vector_registers));
+}
+
+void ContractionScheduler::read_tiles(ScheduleReader& reader) {
+  int64_t rows = in_rows_ ? round_up(in_rows_->count, mr_) : read_number(reader, "tile", row_tile_name(), kMostTile);
+  const int64_t unit = window_ ? block_lines_ : mr_;
+  if (rows % unit != 0) reader.fail(needed(reader, "tile", row_tile_name()), fmt::format("allowed: multiples of the register block's {}", unit));
+  lines_ = window_ ? rows : 0;
+  rows = window_ ? tile_rows() : rows;
+  row_tiles_ = rows / mr_;
+  bool whole = rows_extent_.is_constant() && rows_extent_.value() <= rows;
+  if (across_ && !window_ && rows_.size() > 1 && !whole)
+    reader.fail(needed(reader, "tile", name_of(rows_)), fmt::format("two axes of rows are one tile, allowed: {} or more", print(rows_extent_)));
+  int64_t lanes = read_number(reader, "tile", lane_tile_name(), kMostTile);
+  if (two_lane_axes()) {
+    lane_lines_ = lanes;
+    lane_block_ = round_up(lanes * lanes_.back().extent.value(), nr_);
+  } else {
+    if (lanes % nr_ != 0) reader.fail(needed(reader, "tile", lane_tile_name()), fmt::format("allowed: multiples of the register block's {}", nr_));
+    lane_block_ = lanes;
+  }
+  int64_t scratch = 0;
+  for (const Item& item : items_) {
+    scratch += rows * lane_block_;
+    if (window_)
+      scratch += product(window_shape()).value();
+    else if (!item.rows.is_static)
+      scratch += across_ ? item.depth_block * (rows + item.rows.padding) : rows * (item.depth_block + item.rows.padding);
+    if (!item.lanes.is_static) scratch += item.depth_block * lane_block_;
+  }
+  if (scratch > kMostScratch / 4)
+    reader.fail(fmt::format("its tiles need {} bytes of memory for each thread, at most {} are allowed", scratch * 4, kMostScratch));
+}
+
+}  // namespace deplo::loop_to_tile
