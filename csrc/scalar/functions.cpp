@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "scalar/special.h"
 
 namespace deplo {
 namespace {
@@ -66,38 +67,6 @@ int64_t float_to_int(DType to, double value) {
   return wrap_to(to, wide);
 }
 
-double digamma(double x) {
-  if (x == 0) return std::copysign(std::numeric_limits<double>::infinity(), -x);
-  if (x < 0) {
-    if (x == std::floor(x)) return std::numeric_limits<double>::quiet_NaN();
-    return digamma(1 - x) - M_PI / std::tan(M_PI * x);
-  }
-  double result = 0;
-  while (x < 10) {
-    result -= 1 / x;
-    x += 1;
-  }
-  double f = 1 / (x * x);
-  // Asymptotic series with Bernoulli numbers (Abramowitz and Stegun 6.3.18).
-  double series = f * (1.0 / 12 - f * (1.0 / 120 - f * (1.0 / 252 - f * (1.0 / 240 - f * (1.0 / 132 - f * (691.0 / 32760 - f / 12))))));
-  return result + std::log(x) - 0.5 / x - series;
-}
-
-double erfinv(double y) {
-  if (!(std::fabs(y) < 1)) return std::fabs(y) == 1 ? y * std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
-  if (y == 0) return y;
-  // Winitzki's approximation, then Halley steps, on erfc in the tails where erf is flat.
-  double w = -std::log((1 - y) * (1 + y));
-  double x = std::copysign(std::sqrt(std::sqrt(std::pow(2 / (M_PI * 0.147) + -w / 2, 2) + w / 0.147) - (2 / (M_PI * 0.147) + -w / 2)), y);
-  for (int step = 0; step < 4; ++step) {
-    double error = std::fabs(y) > 0.5 ? std::copysign(1, y) * ((1 - std::fabs(y)) - std::erfc(std::fabs(x))) : std::erf(x) - y;
-    double slope = 2 / std::sqrt(M_PI) * std::exp(-x * x);
-    double delta = error / slope;
-    x -= delta / (1 + x * delta);
-  }
-  return x;
-}
-
 double apply_unary(Fn fn, double x) {
   switch (fn) {
     case Fn::neg: return -x;
@@ -107,7 +76,7 @@ double apply_unary(Fn fn, double x) {
     case Fn::expm1: return std::expm1(x);
     case Fn::log: return std::log(x);
     case Fn::log2: return std::log2(x);
-    case Fn::log10: return std::log10(x);
+    case Fn::log10: return special::log10(x);
     case Fn::log1p: return std::log1p(x);
     case Fn::sqrt: return std::sqrt(x);
     case Fn::sin: return std::sin(x);
@@ -116,17 +85,23 @@ double apply_unary(Fn fn, double x) {
     case Fn::asin: return std::asin(x);
     case Fn::acos: return std::acos(x);
     case Fn::atan: return std::atan(x);
-    case Fn::sinh: return std::sinh(x);
-    case Fn::cosh: return std::cosh(x);
-    case Fn::tanh: return std::tanh(x);
+    case Fn::sinh: return special::sinh(x);
+    case Fn::cosh: return special::cosh(x);
+    case Fn::tanh: return special::tanh(x);
     case Fn::asinh: return std::asinh(x);
     case Fn::acosh: return std::acosh(x);
-    case Fn::atanh: return std::atanh(x);
+    case Fn::atanh: return special::atanh(x);
     case Fn::erf: return std::erf(x);
-    case Fn::erfc: return std::erfc(x);
-    case Fn::erfinv: return erfinv(x);
-    case Fn::lgamma: return std::lgamma(x);
-    case Fn::digamma: return digamma(x);
+    case Fn::erfc: return special::erfc(x);
+    case Fn::erfinv: return special::erfinv(x);
+    case Fn::lgamma: return special::lgamma(x);
+    case Fn::digamma: return special::digamma(x);
+    case Fn::erfcx: return special::erfcx(x);
+    case Fn::ndtri: return special::ndtri(x);
+    case Fn::i0: return special::i0(x);
+    case Fn::i0e: return special::i0e(x);
+    case Fn::i1: return special::i1(x);
+    case Fn::i1e: return special::i1e(x);
     case Fn::floor: return std::floor(x);
     case Fn::ceil: return std::ceil(x);
     case Fn::round: return std::nearbyint(x);
@@ -151,6 +126,7 @@ double apply_binary(Fn fn, double x, double y) {
     case Fn::pow: return std::pow(x, y);
     case Fn::atan2: return std::atan2(x, y);
     case Fn::hypot: return std::hypot(x, y);
+    case Fn::zeta: return special::zeta(x, y);
     case Fn::copysign: return std::copysign(x, y);
     case Fn::min: return std::isnan(x) ? x : std::isnan(y) ? y : x < y ? x : y;
     case Fn::max: return std::isnan(x) ? x : std::isnan(y) ? y : x > y ? x : y;

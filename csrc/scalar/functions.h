@@ -57,6 +57,12 @@ enum class Domain : uint8_t { any, floating, integral /* integers and bool */, n
   F(erfinv, 1, same, floating, 1, "inverse error function")                                                    \
   F(lgamma, 1, same, floating, 1, "log |Gamma(x)|")                                                            \
   F(digamma, 1, same, floating, 1, "Gamma'(x) / Gamma(x)")                                                     \
+  F(erfcx, 1, same, floating, 1, "exp(x^2) erfc(x)")                                                           \
+  F(ndtri, 1, same, floating, 1, "inverse of the standard normal distribution")                                \
+  F(i0, 1, same, floating, 1, "modified Bessel function of the first kind, order 0")                           \
+  F(i0e, 1, same, floating, 1, "exp(-|x|) i0(x)")                                                              \
+  F(i1, 1, same, floating, 1, "modified Bessel function of the first kind, order 1")                           \
+  F(i1e, 1, same, floating, 1, "exp(-|x|) i1(x)")                                                              \
   F(floor, 1, same, floating, 0, "toward -inf")                                                                \
   F(ceil, 1, same, floating, 0, "toward +inf")                                                                 \
   F(round, 1, same, floating, 0, "to nearest, halves to even")                                                 \
@@ -74,6 +80,7 @@ enum class Domain : uint8_t { any, floating, integral /* integers and bool */, n
   F(pow, 2, same, numeric, 1, "x^y; a negative integer exponent gives 0 unless x is +-1")                      \
   F(atan2, 2, same, floating, 1, "angle of (y=first, x=second)")                                               \
   F(hypot, 2, same, floating, 1, "sqrt(x^2 + y^2) without overflow")                                           \
+  F(zeta, 2, same, floating, 1, "Hurwitz's zeta function: the sum of (y + k)^-x")                              \
   F(copysign, 2, same, floating, 0, "|x| with the sign of y")                                                  \
   F(nextafter, 2, same, floating, 0, "the next float from x toward y")                                         \
   F(min, 2, same, any, 0, "the smaller; NaN if either is")                                                     \

@@ -196,7 +196,13 @@ class CudaWriter {
       case Fn::round: return call("rint");
       case Fn::lgamma: return call("lgamma");
       case Fn::erfinv: return call("erfinv");
-      case Fn::digamma: throw UnsupportedError("digamma has no CUDA form");
+      case Fn::ndtri: return call("normcdfinv");
+      case Fn::i0: return call("cyl_bessel_i0");
+      case Fn::i1: return call("cyl_bessel_i1");
+      case Fn::digamma:
+      case Fn::i0e:
+      case Fn::i1e:
+      case Fn::zeta: throw UnsupportedError(fmt::format("{} has no CUDA form", to_string(s.fn)));
       default: return call(to_string(s.fn));  // exp, log, sin, sqrt, floor, fma, ...: CUDA's name is the table's
     }
   }

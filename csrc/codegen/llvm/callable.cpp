@@ -3,16 +3,10 @@
 #include <map>
 
 #include "codegen/llvm/functions.h"
+#include "scalar/special.h"
 
 namespace deplo {
 namespace {
-
-double table_function(Fn fn, double x) {
-  Scalar operand{DType::f64, x, 0};
-  return apply(fn, DType::f64, &operand, Mode::typed, nullptr).f;
-}
-double deplo_digamma(double x) { return table_function(Fn::digamma, x); }
-double deplo_erfinv(double x) { return table_function(Fn::erfinv, x); }
 
 int64_t deplo_pow_i64(int64_t base, int64_t exponent) {
   Scalar operands[] = {Scalar::of_int(DType::i64, base), Scalar::of_int(DType::i64, exponent)};
@@ -72,8 +66,22 @@ const std::map<std::string, void*>& table() {
       {"fmaf", address<float(float, float, float)>(std::fma)},
       {"memcpy", address<void*(void*, const void*, size_t)>(std::memcpy)},
       {"memset", address<void*(void*, int, size_t)>(std::memset)},
-      {"deplo_digamma", address(&deplo_digamma)},
-      {"deplo_erfinv", address(&deplo_erfinv)},
+      {"deplo_log10", address<Unary>(special::log10)},
+      {"deplo_sinh", address<Unary>(special::sinh)},
+      {"deplo_cosh", address<Unary>(special::cosh)},
+      {"deplo_tanh", address<Unary>(special::tanh)},
+      {"deplo_atanh", address<Unary>(special::atanh)},
+      {"deplo_erfc", address<Unary>(special::erfc)},
+      {"deplo_lgamma", address<Unary>(special::lgamma)},
+      {"deplo_erfinv", address<Unary>(special::erfinv)},
+      {"deplo_erfcx", address<Unary>(special::erfcx)},
+      {"deplo_ndtri", address<Unary>(special::ndtri)},
+      {"deplo_digamma", address<Unary>(special::digamma)},
+      {"deplo_i0", address<Unary>(special::i0)},
+      {"deplo_i0e", address<Unary>(special::i0e)},
+      {"deplo_i1", address<Unary>(special::i1)},
+      {"deplo_i1e", address<Unary>(special::i1e)},
+      {"deplo_zeta", address<Binary>(special::zeta)},
       {"deplo_pow_i64", address(&deplo_pow_i64)},
   };
   return symbols;

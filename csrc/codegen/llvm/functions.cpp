@@ -150,7 +150,10 @@ Value* FunctionEmitter::apply_float(Fn fn, DType dtype, const std::vector<Value*
   llvm::Type* f64 = type({DType::f64, lanes});
   if (dtype == DType::f32)
     for (Value*& v : wide) v = b_.CreateFPExt(v, f64);
-  if (fn == Fn::digamma || fn == Fn::erfinv) name = "deplo_" + name;
+  std::string own = "deplo_" + name;
+  // For float32, libm's double is exact enough.
+  bool in_libm = callable_address(name) != nullptr;
+  if (callable_address(own) && (dtype == DType::f64 || !in_libm)) name = own;
   if (fn == Fn::remainder) {
     Value* r = call_per_lane("fmod", b_.getDoubleTy(), wide, lanes);
     Value* zero = constant_like(r, 0);

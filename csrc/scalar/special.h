@@ -1,0 +1,26 @@
+#pragma once
+
+// Functions of float64 that libm lacks, or gives with more than an ulp of error. Each computes in the 80-bit format (or with the
+// residuals of its roundings) and rounds once: at most 0.51 ulp unless said otherwise (digamma, zeta: of their largest term).
+
+namespace deplo::special {
+
+double log10(double x);
+double sinh(double x);
+double cosh(double x);
+double tanh(double x);  ///< 0.9 ulp
+double atanh(double x);
+double erfc(double x);
+double lgamma(double x);
+double erfinv(double y);
+double erfcx(double x);  ///< exp(x^2) erfc(x)
+double ndtri(double p);  ///< the x with P(X <= x) = p for a standard normal X
+double digamma(double x);
+/// Hurwitz's zeta function sum (q + k)^-s, s > 1; where q <= 0, infinite at integers and NaN for fractional s. As torch.special.zeta.
+double zeta(double s, double q);
+double i0(double x);  ///< modified Bessel functions of the first kind
+double i1(double x);
+double i0e(double x);  ///< exp(-|x|) i0(x)
+double i1e(double x);  ///< exp(-|x|) i1(x)
+
+}  // namespace deplo::special
