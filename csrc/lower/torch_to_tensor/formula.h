@@ -36,8 +36,9 @@ inline Formula less_equal(const Formula& x, double y) { return x.with(Fn::le, x.
 inline Formula equals(const Formula& x, double y) { return x.with(Fn::eq, x.literal(y)); }
 inline Formula is_nan(const Formula& x) { return x.with(Fn::ne, x); }
 inline Formula both(const Formula& x, const Formula& y) { return x.with(Fn::bit_and, y); }
-inline Formula min(const Formula& x, double y) { return x.with(Fn::min, x.literal(y)); }
-inline Formula max(const Formula& x, double y) { return x.with(Fn::max, x.literal(y)); }
+// The bound comes first: of zeros of either sign x's is kept, as in eager, and only x can be NaN.
+inline Formula min(const Formula& x, double y) { return x.literal(y).with(Fn::min, x); }
+inline Formula max(const Formula& x, double y) { return x.literal(y).with(Fn::max, x); }
 /// x kept within [lo, hi]; NaN stays.
 inline Formula clamp(const Formula& x, double lo, double hi) { return min(max(x, lo), hi); }
 inline Formula select(const Formula& condition, const Formula& x, const Formula& y) {

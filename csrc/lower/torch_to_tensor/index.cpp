@@ -346,6 +346,22 @@ Values take(Builder& b, const Call& call) {
   return {b.map(call.result(), std::move(map))};
 }
 
+// put: take's counterpart, negative indices count from the end.
+Values put(Builder& b, const Call& call) {
+  Value x = call.tensor("self");
+  Value index = call.tensor("index");
+  DEPLO_SUPPORT(index.type.dtype == DType::i64, "indices of dtype {}", to_string(index.type.dtype));
+  Expr extent = product(x.type.shape);
+  Value source = b.reshape(b.cast(call.tensor("source"), x.type.dtype), index.type.shape);
+  Scatter scatter;
+  scatter.combiner = call.boolean("accumulate", false) ? for_dtype(Combiner::sum, x.type.dtype) : Combiner::set;
+  scatter.updates = source.name;
+  scatter.axes = axis_names(rank_of(index));
+  scatter.indirects.push_back(coordinate("j", index, axes(0, rank_of(index)), extent));
+  scatter.index = {Expr::symbol("j")};
+  return {b.reshape(b.scatter(std::move(scatter), b.reshape(x, {extent})), x.type.shape)};
+}
+
 // The values of source in order at the places where the mask holds: a running count of those says which.
 Values masked_scatter(Builder& b, const Call& call) {
   Shape shape = call.result().shape;
@@ -380,32 +396,39 @@ Values triangle(Builder& b, const Call& call) {
 
 }  // namespace
 
+const std::vector<Row>& embedding_bag_rows();
+
 const std::vector<Row>& index_rules() {
-  static const std::vector<Row> rows{
-      {"aten._index_put_impl.default", index_put},
-      {"aten._unsafe_index.Tensor", index_tensor},
-      {"aten._unsafe_index_put.default", index_put},
-      {"aten.embedding.default", embedding},
-      {"aten.gather.default", gather},
-      {"aten.index.Tensor", index_tensor},
-      {"aten.index_add.default", index_add},
-      {"aten.index_copy.default", index_copy},
-      {"aten.index_fill.int_Scalar", index_fill},
-      {"aten.index_fill.int_Tensor", index_fill},
-      {"aten.index_put.default", index_put},
-      {"aten.index_reduce.default", index_reduce},
-      {"aten.index_select.default", index_select},
-      {"aten.masked_scatter.default", masked_scatter},
-      {"aten.scatter.reduce", scatter},
-      {"aten.scatter.src", scatter},
-      {"aten.scatter.value", scatter},
-      {"aten.scatter.value_reduce", scatter},
-      {"aten.scatter_add.default", scatter_add},
-      {"aten.scatter_reduce.two", scatter_reduce},
-      {"aten.take.default", take},
-      {"aten.tril.default", triangle<true>},
-      {"aten.triu.default", triangle<false>},
-  };
+  static const std::vector<Row> rows = [] {
+    std::vector<Row> all{
+        {"aten._index_put_impl.default", index_put},
+        {"aten._unsafe_index.Tensor", index_tensor},
+        {"aten._unsafe_index_put.default", index_put},
+        {"aten.embedding.default", embedding},
+        {"aten.gather.default", gather},
+        {"aten.index.Tensor", index_tensor},
+        {"aten.index_add.default", index_add},
+        {"aten.index_copy.default", index_copy},
+        {"aten.index_fill.int_Scalar", index_fill},
+        {"aten.index_fill.int_Tensor", index_fill},
+        {"aten.index_put.default", index_put},
+        {"aten.index_reduce.default", index_reduce},
+        {"aten.index_select.default", index_select},
+        {"aten.masked_scatter.default", masked_scatter},
+        {"aten.put.default", put},
+        {"aten.scatter.reduce", scatter},
+        {"aten.scatter.src", scatter},
+        {"aten.scatter.value", scatter},
+        {"aten.scatter.value_reduce", scatter},
+        {"aten.scatter_add.default", scatter_add},
+        {"aten.scatter_reduce.two", scatter_reduce},
+        {"aten.take.default", take},
+        {"aten.tril.default", triangle<true>},
+        {"aten.triu.default", triangle<false>},
+    };
+    all.insert(all.end(), embedding_bag_rows().begin(), embedding_bag_rows().end());
+    return all;
+  }();
   return rows;
 }
 

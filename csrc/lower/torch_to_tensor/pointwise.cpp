@@ -130,7 +130,7 @@ Values number_extreme(Builder& b, const Call& call) {
 // The bounds may be missing, numbers or tensors.
 Value bounded(Builder& b, const Call& call, Value x, Fn fn, std::string_view name) {
   if (!call.has(name)) return call.ignore(name), x;
-  return b.apply(fn, {x, operand(b, call, name, x.type.dtype)});
+  return b.apply(fn, {operand(b, call, name, x.type.dtype), x});  // of zeros of either sign x's is kept
 }
 
 Values clamp_values(Builder& b, const Call& call) {
@@ -498,7 +498,7 @@ const std::vector<Row>& pointwise_rules() {
         {"aten._to_copy.default", to_copy},
         {"prims.convert_element_type.default", [](Builder& b, const Call& call) { return call.dtype("dtype"), finish(b, call, call.tensor("a")); }},
     };
-    all.insert(all.end(), activation_rules().begin(), activation_rules().end());
+    for (const auto* more : {&activation_rules(), &special_rules()}) all.insert(all.end(), more->begin(), more->end());
     return all;
   }();
   return rows;

@@ -6,6 +6,8 @@ namespace deplo::rules {
 
 /// The activation functions, a part of pointwise_rules().
 const std::vector<Row>& activation_rules();
+/// Special functions, likewise.
+const std::vector<Row>& special_rules();
 
 /// Whether eager accepts `number` as a value of `dtype` (a finite number must not become infinite, an integer must not wrap).
 bool fits(const Scalar& number, DType dtype);

@@ -106,20 +106,30 @@ Tap closed_tap(Expr whole, int64_t offset, const Resample& r, std::optional<Valu
   return {index, std::nullopt, std::move(weight)};
 }
 
+constexpr double kCubic = -0.75;
+
+// Horner's rule, highest coefficient first.
+Value polynomial(Builder& b, const Value& x, std::initializer_list<double> coefficients) {
+  Value y = constant_like(b, x, *coefficients.begin());
+  for (const double* c = coefficients.begin() + 1; c != coefficients.end(); ++c)
+    y = b.apply(Fn::add, {b.apply(Fn::mul, {y, x}), constant_like(b, x, *c)});
+  return y;
+}
+
 }  // namespace
 
 std::vector<Value> cubic_weights(Builder& b, const Value& t) {
-  constexpr double kA = -0.75;
-  auto number = [&](double v) { return constant_like(b, t, v); };
-  auto poly = [&](const Value& x, std::initializer_list<double> coefficients) {
-    Value y = number(*coefficients.begin());
-    for (const double* c = coefficients.begin() + 1; c != coefficients.end(); ++c) y = b.apply(Fn::add, {b.apply(Fn::mul, {y, x}), number(*c)});
-    return y;
-  };
-  auto near = [&](const Value& x) { return poly(x, {kA + 2, -(kA + 3), 0, 1}); };
-  auto far = [&](const Value& x) { return poly(x, {kA, -5 * kA, 8 * kA, -4 * kA}); };
-  Value rest = b.apply(Fn::sub, {number(1), t});
+  auto near = [&](const Value& x) { return polynomial(b, x, {kCubic + 2, -(kCubic + 3), 0, 1}); };
+  auto far = [&](const Value& x) { return polynomial(b, x, {kCubic, -5 * kCubic, 8 * kCubic, -4 * kCubic}); };
+  Value rest = b.apply(Fn::sub, {constant_like(b, t, 1), t});
   return {far(b.apply(Fn::add, t, 1)), near(t), near(rest), far(b.apply(Fn::add, rest, 1))};
+}
+
+std::vector<Value> cubic_slopes(Builder& b, const Value& t) {
+  auto near = [&](const Value& x) { return polynomial(b, x, {3 * (kCubic + 2), -2 * (kCubic + 3), 0}); };
+  auto far = [&](const Value& x) { return polynomial(b, x, {3 * kCubic, -10 * kCubic, 8 * kCubic}); };
+  Value rest = b.apply(Fn::sub, {constant_like(b, t, 1), t});
+  return {far(b.apply(Fn::add, t, 1)), near(t), b.apply(Fn::neg, {near(rest)}), b.apply(Fn::neg, {far(b.apply(Fn::add, rest, 1))})};
 }
 
 std::vector<Tap> taps_of(Builder& b, Interpolation mode, const Resample& r, int64_t d, DType dtype) {

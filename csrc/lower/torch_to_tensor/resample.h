@@ -29,5 +29,7 @@ std::vector<std::optional<double>> scales_of(const Call& call, size_t spatial);
 
 /// Cubic convolution weights (Keys 1981, A = -0.75) of the four neighbours at distance t in [0, 1) from the second.
 std::vector<Value> cubic_weights(Builder& b, const Value& t);
+/// Their derivatives by t.
+std::vector<Value> cubic_slopes(Builder& b, const Value& t);
 
 }  // namespace deplo::rules

@@ -1,0 +1,215 @@
+#include <limits>
+
+#include "base/error.h"
+#include "lower/torch_to_tensor/common.h"
+
+// Sums, means and maxima of rows of a table, a bag of indices each, and their gradients. Bag k holds the indices from offsets[k] up to
+// offsets[k + 1]; each index finds its bag as the number of offsets at or before it, which is a scatter and a running sum.
+
+namespace deplo::rules {
+namespace {
+
+using tensor_ir::IndexMap;
+using tensor_ir::Indirect;
+using tensor_ir::Scatter;
+
+enum Mode { kSum = 0, kMean = 1, kMax = 2 };
+
+Indirect row_of(const Value& index, Expr rows) { return {"j", index.name, {axis(0)}, rows, true}; }
+
+// table[index[i0]], for each i0 and the table's further dimensions.
+Value rows_at(Builder& b, const Value& table, const Value& index) {
+  Shape shape = table.type.shape;
+  shape[0] = index.type.shape[0];
+  IndexMap map;
+  map.axes = axis_names(shape.size());
+  map.indirects.push_back(row_of(index, table.type.shape[0]));
+  std::vector<Expr> at = axes_from(0, static_cast<int64_t>(shape.size()));
+  at[0] = Expr::symbol("j");
+  map.sources.push_back({table.name, at, {}});
+  map.fill.dtype = table.type.dtype;
+  return b.map({table.type.dtype, shape}, std::move(map));
+}
+
+// base with `updates` combined into the rows base[index[i0]].
+Value into_rows(Builder& b, const Value& base, const Value& index, const Value& updates, Combiner combiner) {
+  Scatter scatter;
+  scatter.combiner = combiner;
+  scatter.updates = updates.name;
+  scatter.axes = axis_names(updates.type.shape.size());
+  scatter.indirects.push_back(row_of(index, base.type.shape[0]));
+  scatter.index = axes_from(0, rank_of(updates));
+  scatter.index[0] = Expr::symbol("j");
+  return b.scatter(std::move(scatter), base);
+}
+
+Value whole(Builder& b, const Shape& shape, int64_t value) { return b.constant_int(DType::i64, shape, value); }
+
+// The bag of each index.
+Value bags_of(Builder& b, const Value& offsets, Expr count) {
+  Value ones = whole(b, offsets.type.shape, 1);
+  // One place more than there are indices: trailing empty bags start there.
+  Value starts = into_rows(b, whole(b, {count + 1}, 0), b.cast(offsets, DType::i64), ones, Combiner::sum);
+  Value running = b.scan(Combiner::sum, {starts}, 0)[0];
+  return b.apply(Fn::sub, {b.slice(running, 0, 0, count, 1), whole(b, {}, 1)});
+}
+
+struct Bags {
+  Value indices;  ///< i64
+  Value bag;      ///< of each index
+  Expr count;     ///< of bags
+  Value kept;     ///< bool: the index is not the padding
+
+  // v[i0, ...] where the index counts, else `fill`.
+  Value masked(Builder& b, const Value& v, double fill) const {
+    Value mask = rank_of(v) == 1 ? kept : b.remap(kept, v.type.shape, {axis(0)});
+    Value other = is_float(v.type.dtype) ? constant_like(b, v, fill) : whole(b, {}, static_cast<int64_t>(fill));
+    return b.apply(Fn::where, {mask, v, other});
+  }
+  // How many indices of each bag count.
+  Value sizes(Builder& b) const { return into_rows(b, whole(b, {count}, 0), bag, masked(b, whole(b, indices.type.shape, 1), 0), Combiner::sum); }
+};
+
+Value kept_indices(Builder& b, const Call& call, const Value& indices) {
+  int64_t padding = call.integer("padding_idx", -1);
+  return b.apply(Fn::ne, {indices, whole(b, {}, padding)});
+}
+
+// Negative indices are errors here: they are moved out of range.
+Value checked_indices(Builder& b, const Value& given, Expr rows) {
+  Value indices = b.cast(given, DType::i64);
+  return b.apply(Fn::where, {b.apply(Fn::lt, {indices, whole(b, {}, 0)}), size_value(b, DType::i64, rows), indices});
+}
+
+std::vector<Value> embedding_bag(Builder& b, const Call& call) {
+  Value weight = call.tensor("weight");
+  DEPLO_SUPPORT(is_float(weight.type.dtype), "a table of {}", to_string(weight.type.dtype));
+  Value table = as_compute(b, weight);
+  for (const char* name : {"scale_grad_by_freq", "sparse"}) call.ignore(name);  // of the gradient
+  int64_t mode = call.integer("mode", kSum);
+  Value offsets = call.tensor("offsets");
+  // The last offset is the end of the last bag.
+  if (call.boolean("include_last_offset", false)) offsets = b.slice(offsets, 0, 0, offsets.type.shape.at(0) - 1, 1);
+  Value indices = checked_indices(b, call.tensor("indices"), table.type.shape.at(0));
+  Expr count = call.result().shape.at(0);
+  // An index before the first offset has no bag.
+  Value bag = checked_indices(b, bags_of(b, offsets, indices.type.shape.at(0)), count);
+  Bags bags{indices, bag, count, kept_indices(b, call, indices)};
+  DEPLO_SUPPORT(b.same_size(bags.count, offsets.type.shape[0]), "{} bags for {} offsets", print(bags.count), print(offsets.type.shape[0]));
+  Value rows = rows_at(b, table, indices);
+  if (auto scale = call.optional_tensor("per_sample_weights")) {
+    Value s = b.cast(*scale, rows.type.dtype);
+    rows = b.apply(Fn::mul, {rows, b.remap(s, rows.type.shape, {axis(0)})});
+  }
+  Shape shape = call.result().shape;
+  Value sizes = bags.sizes(b);
+  Value result, winners;
+  if (mode == kMax) {
+    Value lowest = b.constant(rows.type.dtype, shape, -std::numeric_limits<double>::infinity());
+    Value highest = into_rows(b, lowest, bags.bag, bags.masked(b, rows, -std::numeric_limits<double>::infinity()), Combiner::max);
+    Value empty = b.remap(b.apply(Fn::eq, {sizes, whole(b, {}, 0)}), shape, {axis(0)});
+    result = b.apply(Fn::where, {empty, constant_like(b, highest, 0), highest});
+    // The first of the equal ones wins.
+    Value position = b.index(DType::i64, rows.type.shape, axis(0));
+    Value last = size_value(b, DType::i64, indices.type.shape[0]);
+    Value wins = b.apply(Fn::bit_and, {b.apply(Fn::eq, {rows, rows_at(b, highest, bags.bag)}), b.remap(bags.kept, rows.type.shape, {axis(0)})});
+    Value first = into_rows(b, b.broadcast(last, shape), bags.bag, b.apply(Fn::where, {wins, position, last}), Combiner::min);
+    Value found = b.apply(Fn::lt, {first, last});
+    IndexMap map;
+    map.axes = axis_names(2);
+    Value safe = b.apply(Fn::where, {found, first, whole(b, {}, 0)});
+    map.indirects.push_back({"j", safe.name, axes_from(0, 2), indices.type.shape[0], false});
+    map.sources.push_back({indices.name, {Expr::symbol("j")}, {}});
+    map.fill.dtype = DType::i64;
+    winners = b.apply(Fn::where, {found, b.map({DType::i64, shape}, std::move(map)), whole(b, {}, 0)});
+  } else {
+    DEPLO_SUPPORT(mode == kSum || mode == kMean, "mode {}", mode);
+    result = into_rows(b, b.constant(rows.type.dtype, shape, 0), bags.bag, bags.masked(b, rows, 0), Combiner::sum);
+    if (mode == kMean) {
+      Value divisor = b.cast(b.apply(Fn::max, {sizes, whole(b, {}, 1)}), rows.type.dtype);
+      result = b.apply(Fn::div, {result, b.remap(divisor, shape, {axis(0)})});
+    }
+  }
+  // What the gradient reads; nothing where ATen leaves it out.
+  auto extra = [&](int k, const Value& v) {
+    TensorType type = call.result(k);
+    if (type.shape.size() == v.type.shape.size() && b.same_shape(type.shape, v.type.shape)) return b.cast(v, type.dtype);
+    return b.constant_int(type.dtype, type.shape, 0);
+  };
+  return {conform(b, result, call.result()), extra(1, bags.bag), extra(2, sizes), extra(3, mode == kMax ? winners : sizes)};
+}
+
+// The bag of each index in a gradient: as the forward gave it, or anew where ATen's forward leaves it out (on its fast path).
+Value given_bags(Builder& b, const Call& call, const Value& indices) {
+  Value given = call.tensor("offset2bag");
+  if (!call.has("offsets")) return b.cast(given, DType::i64);
+  Value offsets = call.tensor("offsets");
+  return b.same_shape(given.type.shape, indices.type.shape) ? b.cast(given, DType::i64) : bags_of(b, offsets, indices.type.shape.at(0));
+}
+
+std::vector<Value> embedding_bag_backward(Builder& b, const Call& call) {
+  Value grad = as_compute(b, call.tensor("grad"));
+  Expr rows = call.size("num_weights");
+  int64_t mode = call.integer("mode");
+  TensorType type = call.result();
+  Value total = b.constant(grad.type.dtype, type.shape, 0);
+  Value indices = b.cast(call.tensor("indices"), DType::i64);
+  // Eager divides by the frequencies of other rows: the i-th index instead of the i-th different one.
+  DEPLO_SUPPORT(!call.boolean("scale_grad_by_freq"), "scale_grad_by_freq");
+  DEPLO_SUPPORT(!call.boolean("sparse", false), "a sparse gradient");
+  if (mode == kMax) {
+    for (const char* name : {"offset2bag", "per_sample_weights", "padding_idx", "offsets"}) call.ignore(name);
+    // Each feature of a bag goes to the row that won; those of empty bags were zero.
+    Value winners = call.tensor("maximum_indices");
+    Value sizes = call.tensor("bag_size");
+    Value nonempty = b.apply(Fn::gt, {b.cast(sizes, DType::i64), whole(b, {}, 0)});
+    Value share = b.apply(Fn::where, {b.remap(nonempty, grad.type.shape, {axis(0)}), grad, constant_like(b, grad, 0)});
+    Scatter scatter;
+    scatter.combiner = Combiner::sum;
+    scatter.updates = share.name;
+    scatter.axes = axis_names(2);
+    scatter.indirects.push_back({"j", winners.name, axes_from(0, 2), rows, true});
+    scatter.index = {Expr::symbol("j"), axis(1)};
+    return {conform(b, b.scatter(std::move(scatter), total), type)};
+  }
+  call.ignore("maximum_indices");
+  Value bag = given_bags(b, call, indices);
+  Value sizes = call.tensor("bag_size");
+  Bags bags{indices, bag, grad.type.shape.at(0), kept_indices(b, call, indices)};
+  if (mode == kMean) {
+    Value divisor = b.cast(b.apply(Fn::max, {b.cast(sizes, DType::i64), whole(b, {}, 1)}), grad.type.dtype);
+    grad = b.apply(Fn::div, {grad, b.remap(divisor, grad.type.shape, {axis(0)})});
+  }
+  Value share = rows_at(b, grad, bag);
+  if (auto scale = call.optional_tensor("per_sample_weights")) {
+    Value s = b.cast(*scale, share.type.dtype);
+    share = b.apply(Fn::mul, {share, b.remap(s, share.type.shape, {axis(0)})});
+  }
+  return {conform(b, into_rows(b, total, indices, bags.masked(b, share, 0), Combiner::sum), type)};
+}
+
+std::vector<Value> per_sample_weights_backward(Builder& b, const Call& call) {
+  Value grad = as_compute(b, call.tensor("grad"));
+  Value weight = b.cast(call.tensor("weight"), grad.type.dtype);
+  Value indices = b.cast(call.tensor("indices"), DType::i64);
+  DEPLO_SUPPORT(call.integer("mode") == kSum, "mode {}", call.integer("mode"));
+  Value bag = given_bags(b, call, indices);
+  Bags bags{indices, bag, grad.type.shape.at(0), kept_indices(b, call, indices)};
+  Value product = b.apply(Fn::mul, {rows_at(b, grad, bag), rows_at(b, weight, indices)});
+  return {conform(b, bags.masked(b, b.reduce(Combiner::sum, product, {1}, false), 0), call.result())};
+}
+
+}  // namespace
+
+const std::vector<Row>& embedding_bag_rows() {
+  static const std::vector<Row> rows{
+      {"aten._embedding_bag.default", embedding_bag},
+      {"aten._embedding_bag_backward.default", embedding_bag_backward},
+      {"aten._embedding_bag_dense_backward.default", embedding_bag_backward},
+      {"aten._embedding_bag_forward_only.default", embedding_bag},
+      {"aten._embedding_bag_per_sample_weights_backward.default", per_sample_weights_backward},
+  };
+  return rows;
+}
+
+}  // namespace deplo::rules
