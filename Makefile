@@ -15,7 +15,7 @@ CXX_FILES = $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h' 'tests/*.cpp' 'tests/*.
 TIDY_FILES = $(shell git ls-files 'csrc/*.cpp' 'tools/*.cpp' | grep -vE '^csrc/(bindings|codegen/llvm|library)/')
 CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
 
-.PHONY: help system venv configure build demo test bench opinfo fuzz wheel clean
+.PHONY: help system venv configure build demo test bench opinfo fuzz exhaustive wheel clean
 .PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump test-wheel test-nollvm format peers
 
 help: ## this list
@@ -88,6 +88,9 @@ opinfo: build ## all samples of every PyTorch operator in all dtypes, forward an
 
 fuzz: build ## random programs against eager mode for SECONDS=600; what fails is shrunk and written to build/fuzz
 	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m fuzz --seconds $(or $(SECONDS),600) --output $(BUILD)/fuzz $(FUZZ)
+
+exhaustive: build ## errors in ulp of every function, at all 2^32 values of float32 (tens of minutes)
+	@$(PY) -m deplo numerics --exhaustive
 
 bench: build ## eager, Inductor and deplo side by side
 	@$(PY) benchmarks/run.py

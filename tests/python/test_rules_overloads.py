@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 
 import pytest
 import torch
@@ -466,6 +467,40 @@ def _backward() -> list[tuple[str, tuple, dict]]:
         call("binary_cross_entropy_with_logits.default", r(3, 4), p(3, 4), None, None, 0),
         call("soft_margin_loss_backward.default", r(3, 4), r(3, 4), r(3, 4).sign(), 0),
         call("soft_margin_loss_backward.default", r(), r(3, 4), r(3, 4).sign(), 1),
+        *[
+            call("grid_sampler_2d_backward.default", r(2, 3, 4, 5), r(2, 3, 6, 7), r(2, 4, 5, 2) * 1.5, mode, padding, align, [True, True])
+            for mode, padding, align in itertools.product((0, 1, 2), (0, 1, 2), (True, False))
+        ],
+        call("grid_sampler_3d_backward.default", r(2, 3, 2, 4, 5), r(2, 3, 3, 4, 5), r(2, 2, 4, 5, 3) * 1.5, 0, 2, False, [True, True]),
+    ]
+
+
+def _bags() -> list[tuple[str, tuple, dict]]:
+    """Bags of 3, 0, 2 and 1 indices, of which row 2 may be padding."""
+    indices, offsets = t([1, 2, 1, 2, 0, 4], torch.int64), t([0, 3, 3, 5], torch.int64)
+    bags, sizes = t([0, 0, 0, 2, 2, 3], torch.int64), t([3, 0, 2, 1], torch.int64)
+    ends = torch.cat([offsets, t([6], torch.int64)])
+    winners = t([[1, 2], [0, 0], [2, 0], [4, 4]], torch.int64)
+    return [
+        *[call("_embedding_bag.default", r(5, 2), indices, offsets, False, mode, False, None, False, pad) for mode in (1, 2) for pad in (-1, 2)],
+        call("_embedding_bag.default", r(5, 2), indices, ends, False, 1, False, None, True, -1),
+        call("_embedding_bag_dense_backward.default", r(4, 2), indices, bags, sizes, sizes, 5, False, 0, r(6), 2),
+        call("_embedding_bag_dense_backward.default", r(4, 2), indices, bags, sizes, sizes, 5, False, 1, None, -1),
+        call("_embedding_bag_dense_backward.default", r(4, 2), indices, bags, sizes, winners, 5, False, 2, None, -1),
+        call("_embedding_bag_per_sample_weights_backward.default", r(4, 2), r(5, 2), indices, offsets, bags, 0, 2),
+    ]
+
+
+def _special() -> list[tuple[str, tuple, dict]]:
+    x = torch.linspace(-3.2, 3.1, 11, dtype=torch.float64)
+    return [
+        *[call(name + ".default", x) for name in ("i0", "special_i0e", "special_i1", "special_i1e", "special_erfcx", "special_log_ndtr", "lgamma")],
+        call("special_ndtri.default", p(9)),
+        call("special_zeta.default", x.abs() + 1.1, x.abs() + 0.1),
+        call("polygamma.default", 0, x),
+        call("polygamma.default", 3, x),
+        call("put.default", r(3, 4), t([0, 5, -1, 5], torch.int64), r(4), True),
+        call("put.default", r(3, 4), t([[0, 5], [-1, 7]], torch.int64), r(4)),
     ]
 
 
@@ -476,6 +511,8 @@ CALLS = [
     *_reduction(),
     *_pooling(),
     *_backward(),
+    *_bags(),
+    *_special(),
 ]
 
 

@@ -1,0 +1,131 @@
+"""Errors in ulp, on a sample of the values that `make exhaustive` takes all of; special values inside of fused chains."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from engines import needs_core
+
+from deplo import numerics
+from deplo.backend import compile_with
+from deplo.numerics import DTYPES, Function, bound, error_of_double, errors, exact_value, functions, measure, spacing
+from deplo.options import read_options
+
+FUNCTIONS = {fn.name: fn for fn in functions()}
+INF, NAN = math.inf, math.nan
+SPECIAL = [0.0, -0.0, 1.0, -1.0, INF, -INF, NAN, 1e-45, -3e38, 0.5]
+
+
+@needs_core
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_errors_are_within_their_bounds(name, monkeypatch):
+    """float32 at 16,000 bit patterns with every exponent, all values of one dtype of 16 bits, float64 at 300 values."""
+    monkeypatch.setattr(numerics, "SAMPLE_STRIDE", 262_139)
+    fn = FUNCTIONS[name]
+    narrow = (torch.bfloat16, torch.float16)[len(name) % 2]
+    for dtype in (torch.float32, torch.float64, narrow):
+        torch._dynamo.reset()
+        found = measure(fn, dtype, count=300)
+        if not found:
+            assert name in ("erfcx", "ndtri") and dtype == narrow  # eager refuses
+            continue
+        assert found["deplo"].ulp <= bound(fn, dtype, found["eager"].ulp), (dtype, found)
+
+
+@needs_core
+@pytest.mark.parametrize("reduction", numerics.reductions(), ids=lambda r: r.name)
+def test_reductions_are_as_exact_as_eager(reduction, monkeypatch):
+    inputs = [(text, x[:, :1000]) for text, x in numerics.reduction_inputs(reduction.name, torch.float32)]
+    monkeypatch.setattr(numerics, "reduction_inputs", lambda name, dtype: [(text, x.to(dtype)) for text, x in inputs])
+    for dtype in (torch.float32, torch.float64):
+        torch._dynamo.reset()
+        found = numerics.measure_reduction(reduction, dtype)
+        assert found["deplo"][0] <= max(1.0, 2 * found["eager"][0]), (dtype, found)
+
+
+def test_the_measure_of_errors():
+    one = torch.ones(1, dtype=torch.float64)
+    assert spacing(one, torch.float32).item() == 2.0**-23 and spacing(one * 0, torch.float16).item() == 2.0**-24
+    exact = torch.tensor([1 + 2.0**-24, 2.0**128, 1e300, NAN, 1.0, NAN], dtype=torch.float64)
+    got = torch.tensor([1.0, torch.finfo(torch.float32).max, INF, NAN, NAN, 1.0])
+    assert errors(got, exact).tolist() == [0.5, 1.0, 0.0, 0.0, INF, INF]
+    assert error_of_double(1.0, 1 + numerics._mp().mpf(2) ** -53) == 0.5
+    assert error_of_double(INF, numerics._mp().mpf(10) ** 400) == 0 and error_of_double(1e308, numerics._mp().mpf(10) ** 400) == INF
+    wrong = Function("exp", torch.exp, numerics._mp().expm1, (0, 1))
+    assert measure(wrong, torch.float64, count=50)["eager"].ulp > 1e6
+
+
+def test_long_double_agrees_with_mpmath():
+    """What the judge of reductions rests on: NumPy's long double functions to 80 bits."""
+    assert np.finfo(np.longdouble).nmant >= 63
+    for name, fn in (("exp", np.exp), ("log", np.log), ("tanh", np.tanh), ("log1p", np.log1p)):
+        for x in (0.1, 0.7, 1.3, 9.0):
+            exact = exact_value(FUNCTIONS[name], (x,))
+            assert abs(numerics._mp().mpf(str(fn(np.longdouble(x)))) - exact) <= abs(exact) * 2.0**-61
+
+
+def chain_of_casts(x):
+    return ((x * 2).to(torch.bfloat16) * 0.1).to(torch.float32).to(torch.float16).double().to(torch.float32) + x.to(torch.int8).to(torch.float32)
+
+
+CHAINS = {
+    "times zero": lambda x: torch.relu(x * 0.0 + x) * 0.0,
+    "times minus zero": lambda x: (x * -0.0) + (-0.0),
+    "zero minus": lambda x: 0.0 - x * 0.0,
+    "infinite difference": lambda x: (x * 2 - x * 2) / x,
+    "maximum and sign": lambda x: torch.maximum(x, -x).sign() * x,
+    "where not equal": lambda x: torch.where(x != x, x * 0, 1 / x),
+    "clamp and sum": lambda x: x.clamp(-1, 1).cumsum(0),
+}
+
+
+@needs_core
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CHAINS)
+def test_special_values_inside_of_chains(name, dtype):
+    x = torch.tensor(SPECIAL, dtype=torch.float64).to(dtype).repeat(5)
+    chain = CHAINS[name]
+    options = read_options(options={"strict": True})
+    torch._dynamo.reset()
+    got = torch.compile(lambda x: chain(x), backend=lambda gm, inputs: compile_with(options, gm, inputs))(x)
+    want = chain(x)
+    assert torch.equal(got.isnan(), want.isnan())
+    finite = ~want.isnan()
+    assert torch.equal(got[finite], want[finite]) and torch.equal(got[finite].signbit(), want[finite].signbit())
+
+
+@needs_core
+def test_explicit_casts_round_inside_of_a_chain():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.cat([torch.randn(999, generator=generator) * 50, torch.tensor([0.0, -0.0, 1e-8, 65519.0 / 0.2, 1e30])])
+    options = read_options(options={"strict": True})
+    torch._dynamo.reset()
+    got = torch.compile(chain_of_casts, backend=lambda gm, inputs: compile_with(options, gm, inputs))(x)
+    assert torch.equal(got, chain_of_casts(x))
+
+
+@needs_core
+def test_softmax_of_rows_without_a_finite_maximum():
+    rows = [list(row) for row in itertools.product((0.0, 1.0, INF, -INF, NAN), repeat=3)]
+    options = read_options(options={"strict": True})
+    for fn in (lambda x: x.softmax(-1), lambda x: x.log_softmax(-1), lambda x: x.logsumexp(-1), lambda x: torch.ops.aten._safe_softmax(x, -1)):
+        x = torch.tensor(rows)
+        torch._dynamo.reset()
+        got = torch.compile(lambda x, fn=fn: fn(x), backend=lambda gm, inputs: compile_with(options, gm, inputs))(x)
+        torch.testing.assert_close(got, fn(x), equal_nan=True, rtol=1e-6, atol=0)
+
+
+@needs_core
+def test_command():
+    command = [sys.executable, "-m", "deplo", "numerics", "exp", "sum", "--dtype", "bfloat16"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [["function", "dtype"], ["exp", "bfloat16"], ["sum", "bfloat16"]]
+    assert 0 < float(lines[1].split()[2]) <= 0.51
