@@ -1,10 +1,12 @@
 // deplo._C: the compiler and its runtime for Python. deplo/core.py imports it, after torch.
 
 #include <c10/util/Exception.h>
+#include <dlfcn.h>
 #include <torch/csrc/Exceptions.h>
 
 #include "base/error.h"
 #include "bindings/init.h"
+#include "runtime/thread_team.h"
 
 namespace deplo::bindings {
 namespace {
@@ -43,11 +45,18 @@ void init_errors(pybind11::module_& /*module*/) {
   });
 }
 
+/// The OpenMP that torch is linked with: looked up in torch's own library, as a process may hold several.
+void init_threads() {
+  void* torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+  if (void* parallel = torch ? dlsym(torch, "GOMP_parallel") : nullptr) runtime::use_host_pool(reinterpret_cast<runtime::HostPool>(parallel));
+}
+
 }  // namespace deplo::bindings
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "The compiled core of deplo.";
   deplo::bindings::init_errors(module);
+  deplo::bindings::init_threads();
   deplo::bindings::init_program(module);
   deplo::bindings::init_tools(module);
 }

@@ -40,6 +40,25 @@ struct alignas(64) Share {
   int64_t end = 0;
 };
 
+void share_out(Share* shares, int64_t parts, int threads) {
+  for (int t = 0; t < threads; ++t) {
+    shares[t].next.store(parts * t / threads, std::memory_order_relaxed);
+    shares[t].end = parts * (t + 1) / threads;
+  }
+}
+
+/// Takes parts, those of the thread's own share first, until none is left.
+void work_on(Share* shares, int threads, int self, PartFn fn, void* context) {
+  for (int k = 0; k < threads; ++k) {
+    Share& share = shares[(self + k) % threads];
+    while (share.next.load(std::memory_order_relaxed) < share.end) {
+      int64_t part = share.next.fetch_add(1, std::memory_order_relaxed);
+      if (part >= share.end) break;
+      fn(context, part, self);
+    }
+  }
+}
+
 class Team {
  public:
   bool try_borrow(int threads) {
@@ -54,10 +73,7 @@ class Team {
     fn_ = fn;
     context_ = context;
     threads_ = threads;
-    for (int t = 0; t < threads; ++t) {
-      shares_[static_cast<size_t>(t)].next.store(parts * t / threads, std::memory_order_relaxed);
-      shares_[static_cast<size_t>(t)].end = parts * (t + 1) / threads;
-    }
+    share_out(shares_.data(), parts, threads);
     gate_.fetch_and(~kClosed, std::memory_order_release);
     epoch_.fetch_add(1, std::memory_order_release);
     epoch_.notify_all();
@@ -101,16 +117,7 @@ class Team {
     }
   }
 
-  void work(int self) {
-    for (int k = 0; k < threads_; ++k) {
-      Share& share = shares_[static_cast<size_t>((self + k) % threads_)];
-      while (share.next.load(std::memory_order_relaxed) < share.end) {
-        int64_t part = share.next.fetch_add(1, std::memory_order_relaxed);
-        if (part >= share.end) break;
-        fn_(context_, part, self);
-      }
-    }
-  }
+  void work(int self) { work_on(shares_.data(), threads_, self, fn_, context_); }
 
   std::mutex borrowed_;
   int workers_ = 0;
@@ -123,6 +130,31 @@ class Team {
 };
 
 std::atomic<Team*> current{nullptr};
+std::atomic<HostPool> host_pool{nullptr};
+/// OpenMP's workers do not survive a fork, and whoever waits for them hangs.
+void forget_host_pool() { host_pool.store(nullptr); }
+
+/// One job on the host's pool: whichever of its threads come take the parts.
+struct HostJob {
+  Share* shares;
+  int threads;
+  PartFn fn;
+  void* context;
+  std::atomic<int> arrived{0};
+
+  static void enter(void* data) {
+    auto& job = *static_cast<HostJob*>(data);
+    int self = job.arrived.fetch_add(1, std::memory_order_relaxed);
+    if (self < job.threads) work_on(job.shares, job.threads, self, job.fn, job.context);
+  }
+};
+
+void run_on_host(HostPool pool, int64_t parts, int threads, PartFn fn, void* context) {
+  thread_local std::array<Share, kMaxThreads> shares;
+  share_out(shares.data(), parts, threads);
+  HostJob job{shares.data(), threads, fn, context};
+  pool(HostJob::enter, &job, static_cast<unsigned>(threads), 0);
+}
 
 /// Never destroyed: parked workers refer to it until the process ends.
 Team& team() {
@@ -137,9 +169,19 @@ Team& team() {
 
 }  // namespace
 
+void use_host_pool(HostPool pool) {
+  static std::once_flag registered;
+  std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, forget_host_pool); });
+  host_pool.store(pool);
+}
+
 TeamLease::TeamLease(int threads) {
   threads = std::clamp(threads, 1, kMaxThreads);
   if (threads == 1) return;
+  if (host_pool.load(std::memory_order_relaxed)) {
+    threads_ = threads;
+    return;
+  }
   Team& shared = team();
   if (!shared.try_borrow(threads)) return;
   team_ = &shared;
@@ -155,6 +197,8 @@ void TeamLease::run(int64_t parts, PartFn fn, void* context) {
     for (int64_t part = 0; part < parts; ++part) fn(context, part, 0);
     return;
   }
+  // Always with all threads: OpenMP ends those beyond the number asked for, and starts them again for the next job.
+  if (!team_) return run_on_host(host_pool.load(std::memory_order_relaxed), parts, threads_, fn, context);
   static_cast<Team*>(team_)->run(parts, static_cast<int>(std::min<int64_t>(threads_, parts)), fn, context);
 }
 

@@ -7,7 +7,14 @@ namespace deplo::runtime {
 /// Runs part `part` of a job; `worker` in [0, threads) tells concurrent calls apart (scratch memory).
 using PartFn = void (*)(void* context, int64_t part, int worker);
 
-/// The process's worker threads, borrowed for the length of one object. Whoever finds them borrowed (another Python
+/// Runs fn(data) on up to `threads` threads at once, the caller's among them, and returns when all have left it: OpenMP's GOMP_parallel.
+using HostPool = void (*)(void (*fn)(void*), void* data, unsigned threads, unsigned flags);
+
+/// From now on jobs run on the host program's own workers (null: on deplo's). OpenMP's spin for milliseconds after a job: a second pool
+/// would share the cores with them whenever kernels follow eager operators.
+void use_host_pool(HostPool pool);
+
+/// The process's worker threads, borrowed for the length of one object. Without a pool of the host, whoever finds them borrowed (another Python
 /// thread runs a program) works alone instead of waiting: total progress is the same, and nothing can deadlock.
 ///
 /// Workers spin for some tens of microseconds after a job and then park, so that programs of many small kernels

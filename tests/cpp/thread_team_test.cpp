@@ -88,3 +88,49 @@ TEST_CASE("a forked child makes workers of its own") {
   CHECK(WEXITSTATUS(status) == 0);
   CHECK(runs_once(parent, 16, 2));
 }
+
+namespace {
+
+std::atomic<int> host_jobs{0};
+
+void host_pool(void (*fn)(void*), void* data, unsigned threads, unsigned /*flags*/) {
+  host_jobs.fetch_add(1);
+  std::vector<std::thread> helpers;
+  for (unsigned t = 1; t < threads; ++t) helpers.emplace_back([&] { fn(data); });
+  fn(data);
+  for (auto& helper : helpers) helper.join();
+}
+
+/// As OpenMP does where no threads are left.
+void lonely_pool(void (*fn)(void*), void* data, unsigned /*threads*/, unsigned /*flags*/) { fn(data); }
+
+}  // namespace
+
+TEST_CASE("jobs run on the host's pool, and on workers of its own in a forked child") {
+  host_jobs = 0;
+  use_host_pool(host_pool);
+  {
+    TeamLease first(3);
+    TeamLease second(2);
+    CHECK(second.threads() == 2);
+    for (int64_t parts : {2, 7, 500}) CHECK(runs_once(first, parts, 3));
+    CHECK(runs_once(second, 9, 2));
+    CHECK(host_jobs.load() == 4);
+    CHECK(runs_once(first, 1, 1));
+    CHECK(host_jobs.load() == 4);
+  }
+  pid_t child = fork();
+  if (child == 0) {
+    TeamLease team(2);
+    _exit(runs_once(team, 16, 2) && host_jobs.load() == 4 ? 0 : 1);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
+  use_host_pool(lonely_pool);
+  {
+    TeamLease team(4);
+    CHECK(runs_once(team, 100, 4));
+  }
+  use_host_pool(nullptr);
+}
