@@ -475,6 +475,25 @@ def _backward() -> list[tuple[str, tuple, dict]]:
     ]
 
 
+def _distances() -> list[tuple[str, tuple, dict]]:
+    x, y = r(4, 3), r(2, 5, 3)
+    x[2], y[:, 1] = x[0], x[0]  # equal rows, at no distance
+    left = x.expand(2, 4, 3).contiguous()
+    cases = []
+    for p in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")):
+        cases.append(call("_cdist_backward.default", r(2, 4, 5), left, y, p, torch.cdist(left, y, p)))
+        cases.append(call("_pdist_backward.default", r(6), x, p, torch.nn.functional.pdist(x, p)))
+    return cases
+
+
+def _antialiased() -> list[tuple[str, tuple, dict]]:
+    cases = []
+    for name, align in itertools.product(("bilinear", "bicubic", "lanczos"), (True, False)):
+        cases.append(call(f"_upsample_{name}2d_aa.default", r(2, 3, 9, 8), [4, 11], align, None, None))
+        cases.append(call(f"_upsample_{name}2d_aa_backward.default", r(2, 3, 4, 11), [4, 11], [2, 3, 9, 8], align, None, None))
+    return [*cases, call("_upsample_bilinear2d_aa.default", r(1, 2, 9, 8), [3, 3], False, 0.37, 0.4)]
+
+
 def _bags() -> list[tuple[str, tuple, dict]]:
     """Bags of 3, 0, 2 and 1 indices, of which row 2 may be padding."""
     indices, offsets = t([1, 2, 1, 2, 0, 4], torch.int64), t([0, 3, 3, 5], torch.int64)
@@ -512,6 +531,12 @@ CALLS = [
     *_pooling(),
     *_backward(),
     *_bags(),
+    *_distances(),
+    *_antialiased(),
+    call("linspace.default", -3.7, 9.2, 7, dtype=torch.int32),
+    call("linspace.default", 5, -2, 4, dtype=torch.int64),
+    call("avg_pool2d.default", torch.arange(-20, 22).reshape(1, 6, 7), [3, 2], [2, 2], [1, 1], True, False),
+    call("avg_pool2d.default", torch.arange(-20, 22).reshape(1, 6, 7), [2, 2], [2, 1], [0, 0], False, True, 3),
     *_special(),
 ]
 

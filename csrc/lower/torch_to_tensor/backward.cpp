@@ -202,6 +202,7 @@ const std::vector<Row>& normalization_backward_rows();
 const std::vector<Row>& pooling_backward_rows();
 const std::vector<Row>& structure_backward_rows();
 const std::vector<Row>& loss_rows();
+const std::vector<Row>& distance_backward_rows();
 
 const std::vector<Row>& backward_rules() {
   static const std::vector<Row> rows = [] {
@@ -226,7 +227,8 @@ const std::vector<Row>& backward_rules() {
         {"aten._prelu_kernel_backward.default", prelu_backward},
         {"aten.native_dropout_backward.default", dropout_backward},
     };
-    for (const auto* more : {&normalization_backward_rows(), &pooling_backward_rows(), &structure_backward_rows(), &loss_rows()})
+    for (const auto* more :
+         {&normalization_backward_rows(), &pooling_backward_rows(), &structure_backward_rows(), &loss_rows(), &distance_backward_rows()})
       all.insert(all.end(), more->begin(), more->end());
     return all;
   }();

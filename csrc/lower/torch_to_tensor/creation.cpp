@@ -54,12 +54,15 @@ Values arange(Builder& b, const Call& call) {
 Values linspace(Builder& b, const Call& call) {
   call.ignore("dtype");
   TensorType type = call.result();
-  DEPLO_SUPPORT(is_float(type.dtype), "an integer linspace");
   double start = call.real("start");
   double end = call.real("end");
+  if (!is_float(type.dtype)) {
+    DEPLO_SUPPORT(type.dtype != DType::boolean, "a linspace of bool");
+    start = std::trunc(start);
+    end = std::trunc(end);
+  }
   int64_t steps = call.integer("steps");
-  if (steps == 0) return {b.constant(type.dtype, type.shape, 0)};
-  if (steps == 1) return {b.constant(type.dtype, type.shape, start)};
+  if (steps <= 1) return finish(b, call, b.constant(DType::f64, type.shape, start));
   double step = (end - start) / static_cast<double>(steps - 1);
   Formula i{&b, b.index(DType::f64, type.shape, axis(0))};
   Formula from_start = start + i * step;

@@ -123,11 +123,12 @@ template <int spatial>
 std::vector<Value> avg_pool(Builder& b, const Call& call) {
   Value x = as_compute(b, call.tensor("self"));
   TensorType type = call.result();
-  DEPLO_SUPPORT(is_float(type.dtype), "average of {}", to_string(type.dtype));
+  DEPLO_SUPPORT(is_float(type.dtype) || type.dtype == DType::i64, "average of {}", to_string(type.dtype));
   PoolWindow w = pool_window(call, spatial);
   Windows windows = windows_of(x, type.shape, w);
   Value total = b.reduce(Combiner::sum, guarded_map(b, x, windows.space, windows.index, windows.guard, 0), windows.reduced, false);
-  return {conform(b, b.apply(Fn::div, {total, average_divisor(b, call, x.type, type.shape, w)}), type)};
+  Fn divide = is_float(type.dtype) ? Fn::div : Fn::trunc_div;
+  return {conform(b, b.apply(divide, {total, average_divisor(b, call, x.type, type.shape, w)}), type)};
 }
 
 template <int spatial>

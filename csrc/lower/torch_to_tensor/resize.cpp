@@ -155,6 +155,7 @@ std::vector<Value> channel_shuffle(Builder& b, const Call& call) {
 
 }  // namespace
 
+const std::vector<Row>& antialias_rows();
 const std::vector<Row>& border_rows();
 const std::vector<Row>& border_backward_rows();
 const std::vector<Row>& grid_sampler_rows();
@@ -177,7 +178,7 @@ const std::vector<Row>& resize_rows() {
         {"aten.pixel_unshuffle.default", pixel_unshuffle},
         {"aten.channel_shuffle.default", channel_shuffle},
     };
-    for (const auto* more : {&border_rows(), &grid_sampler_rows()}) all.insert(all.end(), more->begin(), more->end());
+    for (const auto* more : {&antialias_rows(), &border_rows(), &grid_sampler_rows()}) all.insert(all.end(), more->begin(), more->end());
     return all;
   }();
   return rows;

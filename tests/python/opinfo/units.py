@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import re
 import time
 import traceback
@@ -395,6 +396,9 @@ class Judge:
                 exact = run(wide.call, wide, self.backward)
             except Exception:  # noqa: BLE001 (not defined for float64)
                 exact = None
+        if exact is not None and judged and ("polygamma" in self.unit.op or not self.dtype.is_floating_point):
+            # Integers stay what they are in float64, and eager's trigamma has 9 digits there and no poles.
+            exact = self._by_mpmath(wide, exact)
         nearby: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
 
         def pairs(k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -434,7 +438,10 @@ class Judge:
             return expected
         x = sample.tensors[0].flatten().tolist()
         value = expected.tensors[0].detach()
-        tensors = [_replaced(value, [exact_value(fn, (v,)) for v in x]), *expected.tensors[1:]]
+        values = [exact_value(fn, (v,)) for v in x]
+        if "polygamma" in self.unit.op and order == 1:
+            values = [math.inf if v <= 0 and v == round(v) else y for v, y in zip(x, values, strict=True)]
+        tensors = [_replaced(value, values), *expected.tensors[1:]]
         if self.backward and len(tensors) == 2:
             (cotangent,) = cotangents_of([value])
             slopes = [exact_value(fn, (v,), slope=True) for v in x]
