@@ -261,7 +261,8 @@ def binary_inputs(dtype: torch.dtype, fn: Function, count: int = 1 << 20) -> lis
 def compiled(fn: Callable[..., torch.Tensor], options: Options | None = None) -> Callable[..., torch.Tensor]:
     """`fn` by deplo, without a call to ATen; raises deplo's own errors."""
     checked = (options or read_options()).replace(strict=True)
-    by_dynamo: Any = torch.compile(lambda *xs: fn(*xs), backend=lambda gm, inputs: compile_with(checked, gm, inputs), dynamic=False)
+    torch._dynamo.reset()  # past its limit of compilations, Dynamo would run eager mode; as one full graph it raises
+    by_dynamo: Any = torch.compile(lambda *xs: fn(*xs), backend=lambda gm, inputs: compile_with(checked, gm, inputs), dynamic=False, fullgraph=True)
 
     def call(*operands: torch.Tensor) -> torch.Tensor:
         with torch.no_grad(), unwrapped_errors():

@@ -129,3 +129,13 @@ def test_command():
     lines = done.stdout.splitlines()
     assert [line.split()[:2] for line in lines] == [["function", "dtype"], ["exp", "bfloat16"], ["sum", "bfloat16"]]
     assert 0 < float(lines[1].split()[2]) <= 0.51
+
+
+@needs_core
+def test_the_measured_results_are_deplos(monkeypatch):
+    """Past Dynamo's limit of compilations too."""
+    calls = []
+    monkeypatch.setattr(numerics, "compile_with", lambda *arguments: calls.append(1) or compile_with(*arguments))
+    for count in range(1, 21):
+        numerics.compiled(torch.exp)(torch.ones(count))
+        assert len(calls) == count

@@ -460,6 +460,8 @@ def _backward() -> list[tuple[str, tuple, dict]]:
         call("unfold_backward.default", r(3, 7, 3), [3, 9], 1, 3, 1),
         call("embedding_dense_backward.default", r(2, 3, 4), indices, 6, 2, True),
         call("embedding_dense_backward.default", r(2, 3, 4), indices, 6, -1, False),
+        call("masked_scatter_backward.default", r(3, 4), r(3, 4) > 0, [4, 4]),
+        call("masked_scatter_backward.default", r(2, 5), r(2, 5) > 0, [10]),
         call("nll_loss_forward.default", r(4, 5), target, p(5), 1, -100),
         call("nll_loss_forward.default", r(5), t(3, torch.int64), None, 2, -100),
         call("nll_loss_backward.default", r(), r(4, 5), target, p(5), 1, -100, p()),

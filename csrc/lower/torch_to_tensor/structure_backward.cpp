@@ -119,6 +119,28 @@ std::vector<Value> embedding_dense_backward(Builder& b, const Call& call) {
   return {conform(b, b.scatter(std::move(scatter), zeros(b, grad.type.dtype, call.result().shape)), call.result())};
 }
 
+// The gradient of masked_scatter's source: the k-th element whose mask holds gave its place to the source's k-th.
+std::vector<Value> masked_scatter_backward(Builder& b, const Call& call) {
+  Value grad = call.tensor("grad_output");
+  Value mask = call.tensor("mask");
+  DEPLO_SUPPORT(mask.type.dtype == DType::boolean, "a mask of {}", to_string(mask.type.dtype));
+  Shape sizes = call.sizes("sizes");
+  Expr count = product(sizes);
+  Shape flat = {product(grad.type.shape)};
+  Value holds = b.reshape(b.broadcast(mask, grad.type.shape), flat);
+  Value number = b.scan(Combiner::sum, {b.cast(holds, DType::i64)}, 0)[0];
+  // What the mask leaves out goes to a place of its own behind the others.
+  Value place = b.apply(Fn::where, {holds, b.apply(Fn::sub, {number, b.constant_int(DType::i64, {}, 1)}), size_value(b, DType::i64, count)});
+  tensor_ir::Scatter scatter;
+  scatter.combiner = Combiner::set;
+  scatter.updates = b.reshape(grad, flat).name;
+  scatter.axes = axis_names(1);
+  scatter.indirects = {{"j0", place.name, axes_from(0, 1), count + 1, true}};
+  scatter.index = {Expr::symbol("j0")};
+  Value packed = b.scatter(std::move(scatter), zeros(b, grad.type.dtype, {count + 1}));
+  return {conform(b, b.reshape(b.slice(packed, 0, 0, count, 1), sizes), call.result())};
+}
+
 }  // namespace
 
 const std::vector<Row>& structure_backward_rows() {
@@ -128,6 +150,7 @@ const std::vector<Row>& structure_backward_rows() {
       {"aten.diagonal_backward.default", diagonal_backward},
       {"aten.unfold_backward.default", unfold_backward},
       {"aten.embedding_dense_backward.default", embedding_dense_backward},
+      {"aten.masked_scatter_backward.default", masked_scatter_backward},
   };
   return rows;
 }
