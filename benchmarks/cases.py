@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ class Bench:
     inputs: Callable[[int], tuple[torch.Tensor, ...]]
     flops: float = 0.0
     bytes: float = 0.0
+    part_of: str = ""  # a model that runs it
+    count: int = 1  # that often
 
 
 class _Lambda(nn.Module):
@@ -111,17 +114,41 @@ def contractions() -> list[Bench]:
     return rows
 
 
+# Of ResNet-50, in the order of its stages: channels, filters, image, kernel, stride, and how often a call runs it.
+RESNET_50 = [
+    (3, 64, 224, 7, 2, 1),
+    (64, 64, 56, 1, 1, 1),
+    (256, 64, 56, 1, 1, 2),
+    (64, 64, 56, 3, 1, 3),
+    (64, 256, 56, 1, 1, 4),
+    (256, 128, 56, 1, 1, 1),
+    (128, 128, 56, 3, 2, 1),
+    (256, 512, 56, 1, 2, 1),
+    (512, 128, 28, 1, 1, 3),
+    (128, 128, 28, 3, 1, 3),
+    (128, 512, 28, 1, 1, 4),
+    (512, 256, 28, 1, 1, 1),
+    (256, 256, 28, 3, 2, 1),
+    (512, 1024, 28, 1, 2, 1),
+    (1024, 256, 14, 1, 1, 5),
+    (256, 256, 14, 3, 1, 5),
+    (256, 1024, 14, 1, 1, 6),
+    (1024, 512, 14, 1, 1, 1),
+    (512, 512, 14, 3, 2, 1),
+    (1024, 2048, 14, 1, 2, 1),
+    (2048, 512, 7, 1, 1, 2),
+    (512, 512, 7, 3, 1, 2),
+    (512, 2048, 7, 1, 1, 3),
+]
+
+
 def convolutions() -> list[Bench]:
     """The distinct convolutions of ResNet-50, and a depthwise one."""
-    rows = [_conv("conv 7x7 s2 3-64 224", 3, 64, 224, 7, 2)]
-    for hw, width, out in ((56, 64, 256), (28, 128, 512), (14, 256, 1024), (7, 512, 2048)):
-        rows.append(_conv(f"conv 1x1 {out}-{width} {hw}", out, width, hw, 1))
-        rows.append(_conv(f"conv 3x3 {width} {hw}", width, width, hw, 3))
-        rows.append(_conv(f"conv 1x1 {width}-{out} {hw}", width, out, hw, 1))
-    for hw, width in ((56, 128), (28, 256), (14, 512)):
-        rows.append(_conv(f"conv 3x3 s2 {width} {hw}", width, width, hw, 3, 2))
-    rows.append(_conv("depthwise 3x3 96 112", 96, 96, 112, 3, groups=96))
-    return rows
+    rows = []
+    for channels, filters, hw, kernel, stride, count in RESNET_50:
+        row = _conv(f"conv {kernel}x{kernel}{f' s{stride}' if stride > 1 else ''} {channels}-{filters} {hw}", channels, filters, hw, kernel, stride)
+        rows.append(dataclasses.replace(row, part_of="ResNet-50", count=count))
+    return [*rows, _conv("depthwise 3x3 96 112", 96, 96, 112, 3, groups=96)]
 
 
 def tiny() -> list[Bench]:

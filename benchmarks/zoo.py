@@ -25,6 +25,7 @@ class Case:
     model: nn.Module
     inputs: Callable[[int], dict[str, Any]]
     reset: Callable[[], None] | None = None
+    state: Callable[[], list[torch.Tensor]] = list  # the tensors that `reset` sets
     notes: str = ""
     tags: set[str] = field(default_factory=set)
 
@@ -98,13 +99,15 @@ def _decoder_block(family: str, length: int, tiny: bool) -> Case:
         embeds = torch.randn(1, length, config.hidden_size, generator=_generator(seed)).to(dtype)
         return {"inputs_embeds": embeds, "past_key_values": cache, "cache_position": position, "use_cache": True}
 
-    def reset() -> None:
-        for layer in cache.layers:
-            for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
-                if tensor is not None:
-                    tensor.copy_(torch.linspace(-1, 1, tensor.numel(), dtype=torch.float32).view_as(tensor))
+    def state() -> list[torch.Tensor]:
+        tensors = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+        return [tensor for tensor in tensors if tensor is not None]
 
-    return Case(f"{family}-block-s{length}", _FirstTensor(model), inputs, reset, "static KV cache")
+    def reset() -> None:
+        for tensor in state():
+            tensor.copy_(torch.linspace(-1, 1, tensor.numel(), dtype=torch.float32).view_as(tensor))
+
+    return Case(f"{family}-block-s{length}", _FirstTensor(model), inputs, reset, state, "static KV cache")
 
 
 def _t5(tiny: bool) -> Case:
@@ -139,21 +142,21 @@ def _vit(tiny: bool) -> Case:
 def _resnet(tiny: bool) -> Case:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    config = ResNetConfig(embedding_size=16, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1]) if tiny else ResNetConfig()
+    config = ResNetConfig(embedding_size=16, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1]) if tiny else ResNetConfig(num_labels=1000)
     return Case("resnet-50", _FirstTensor(ResNetForImageClassification(config)), _images(64 if tiny else 224), tags={"conv"})
 
 
 def _mobilenet(tiny: bool) -> Case:
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
-    config = MobileNetV2Config(depth_multiplier=0.25, image_size=32) if tiny else MobileNetV2Config()
+    config = MobileNetV2Config(depth_multiplier=0.25, image_size=32) if tiny else MobileNetV2Config(num_labels=1000)
     return Case("mobilenet-v2", _FirstTensor(MobileNetV2ForImageClassification(config)), _images(32 if tiny else 224), tags={"conv"})
 
 
 def _convnext(tiny: bool) -> Case:
     from transformers import ConvNextConfig, ConvNextForImageClassification
 
-    config = ConvNextConfig(hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 2, 1]) if tiny else ConvNextConfig()
+    config = ConvNextConfig(hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 2, 1]) if tiny else ConvNextConfig(num_labels=1000)
     return Case("convnext-tiny", _FirstTensor(ConvNextForImageClassification(config)), _images(64 if tiny else 224), tags={"conv"})
 
 
@@ -213,6 +216,11 @@ def build(name: str, size: str = "real", dtype: torch.dtype = torch.float32) -> 
 
 def reference(name: str, size: str = "real", dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     """The output of the same (rounded) weights and inputs in float64, with a KV cache of its own: the judge of a case."""
+    return reference_and_state(name, size, dtype, seed)[0]
+
+
+def reference_and_state(name: str, size: str, dtype: torch.dtype, seed: int = 0) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """`reference`, and what the KV cache holds after that call."""
     case = build(name, size, dtype)
     case.model.double()
     inputs = {
@@ -222,4 +230,4 @@ def reference(name: str, size: str = "real", dtype: torch.dtype = torch.float32,
         case.model(**inputs)
         case.reset()
     output: torch.Tensor = case.model(**inputs)
-    return output
+    return output, case.state()

@@ -35,7 +35,7 @@ def row_of(title: str, case: zoo.Case, expected: torch.Tensor) -> dict[str, Any]
     reset()
     eager = case.model(**inputs[0]).clone()
     torch._dynamo.reset()
-    compiled = torch.compile(case.model, backend="deplo")
+    compiled = torch.compile(case.model, backend="deplo", options={"strict": True})
     reset()
     with collect_records() as records:
         start = time.perf_counter()
@@ -86,7 +86,11 @@ def main() -> int:
             rows.append(row_of(title, zoo.build(name, arguments.size), zoo.reference(name, arguments.size)))
     harness.show(rows, f"float32, {arguments.threads} threads")
     show_levels()
-    return 0
+    eps = torch.finfo(torch.float32).eps
+    wrong = [row["model"] for row in rows if not row["error deplo"] <= harness.allowed_error(row["error eager"], eps)]
+    if wrong:
+        print(f"WRONG: {', '.join(wrong)}: further from float64 than eager mode", file=sys.stderr)
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":
