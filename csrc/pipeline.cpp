@@ -177,6 +177,8 @@ void check_names(const PassContext& context, const PipelineOptions& options) {
     names.emplace_back(level);
     if (level != "torch") names.push_back("lower_to_" + std::string(level));
   }
+  DEPLO_CHECK(options.dump.empty() || options.dump == "all" || std::find(names.begin(), names.end(), options.dump) != names.end(),
+              "cannot dump '{}': the passes and levels are {}, and all", options.dump, joined(names));
   DEPLO_CHECK(options.stop_after.empty() || std::find(names.begin(), names.end(), options.stop_after) != names.end(),
               "cannot stop after '{}': the passes and levels are {}", options.stop_after, joined(names));
 }

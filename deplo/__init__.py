@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .errors import InternalError as InternalError
     from .errors import UnsupportedError as UnsupportedError
     from .errors import UserError as UserError
+    from .executable import repack as repack
     from .explanation import Explanation as Explanation
     from .explanation import explain as explain
     from .options import Options as Options
@@ -27,6 +28,7 @@ _HOME = {
     "deplo": "backend",
     "jit": "decorator",
     "explain": "explanation",
+    "repack": "executable",
     "Explanation": "explanation",
     "Options": "options",
     "read_options": "options",

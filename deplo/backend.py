@@ -70,6 +70,7 @@ class Record:
     import_seconds: float = 0.0
     compile_seconds: float = 0.0
     hints: dict[str, int] = dataclasses.field(default_factory=dict)
+    left: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # calls between this graph's parts that stay in ATen, and why
 
 
 _graph_numbers = itertools.count()
@@ -122,6 +123,7 @@ class Compilation:
             if parts is None:
                 return self._in_eager(kind, gm, error)
             warn_fallback(kind, error, len(parts.refused))
+            _publish(Record(kind, left=[(str(node.target), why) for node, why in parts.refused.items()]))
             for part in parts.parts:
                 part.call = self._part(kind, part.gm, static)
             return parts.boxed()

@@ -49,8 +49,11 @@ class GraphReport:
     kernels: list[KernelReport]
     library: list[tuple[str, str]]  # op and reason
     description: dict[str, Any]
+    left: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # calls between parts that stay in ATen, and why
 
     def title(self) -> str:
+        if self.left:
+            return f"{self.kind}: {len(self.left)} calls stay in ATen, between the parts below"
         if self.fallback:
             return f"{self.kind}: runs in eager mode: {self.fallback}"
         return (
@@ -75,8 +78,10 @@ class GraphReport:
             )
         return rows
 
-    def notes(self) -> list[str]:
+    def notes(self, machine: Machine) -> list[str]:
         notes = []
+        if any(k.seconds and not k.once and k.limit_seconds(machine) > k.seconds for k in self.kernels):
+            notes.append("of limit: share of the machine's peak, or of its memory's bandwidth; above 100 % where data stay in cache")
         memory, cache = self.description.get("memory", {}), self.description.get("cache", {})
         if "arena_bytes" in memory:
             saved = memory.get("bytes_without_reuse", 0)
@@ -111,9 +116,11 @@ class Explanation:
             parts.append(graph.title())
             if graph.kernels:
                 parts.append(table_text(*_without_empty(_KERNEL_COLUMNS, graph.kernel_rows(self.machine))))
+            if graph.left:
+                parts.append(table_text(("stays in ATen", "reason"), graph.left))
             if graph.library:
                 parts.append(table_text(("library call", "reason"), graph.library))
-            parts.extend(graph.notes())
+            parts.extend(graph.notes(self.machine))
             parts.append("")
         return "\n".join(parts).rstrip() + "\n"
 
@@ -126,9 +133,11 @@ class Explanation:
             if graph.kernels:
                 header, rows, right = _without_empty(_KERNEL_COLUMNS, graph.kernel_rows(self.machine))
                 show_table("", header, rows, right)
+            if graph.left:
+                show_table("", ("stays in ATen", "reason"), graph.left)
             if graph.library:
                 show_table("", ("library call", "reason"), graph.library)
-            for note in graph.notes():
+            for note in graph.notes(self.machine):
                 print(note)
 
 
@@ -183,7 +192,16 @@ def report_of(record: Record) -> GraphReport:
     ops = sum(1 for line in record.torch_ir.splitlines()[1:] if not line.lstrip().startswith(("write ", "return")))
     library = [(str(call["op"]), str(call["reason"])) for call in description.get("library", [])]
     return GraphReport(
-        record.kind, ops, record.torch_ir, record.fallback, record.import_seconds, record.compile_seconds, _kernels(description), library, description
+        record.kind,
+        ops,
+        record.torch_ir,
+        record.fallback,
+        record.import_seconds,
+        record.compile_seconds,
+        _kernels(description),
+        library,
+        description,
+        record.left,
     )
 
 

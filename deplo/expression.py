@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +59,22 @@ def parse_expression(text: str, seed: int = 0) -> tuple[Callable[..., Any], list
     arguments = ", ".join(f"x{i}" for i in range(len(inputs)))
     source = f"def expression({arguments}):\n    return {ast.unparse(body)}\n"
     exec(compile(source, "<expression>", "exec"), names)  # the user's own command line
+    _try(names["expression"], inputs)
     return names["expression"], inputs
+
+
+def _try(function: Callable[..., Any], inputs: list[torch.Tensor]) -> None:
+    """Runs it without data, so that a mistake is said in the expression's words and not in the compiler's."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            function(*[mode.from_tensor(x) for x in inputs])
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return  # its shapes are known only with data
+    except Exception as error:
+        raise UserError(f"<expression>: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
 
 
 def _evaluate(node: ast.expr, names: dict[str, Any]) -> Any:

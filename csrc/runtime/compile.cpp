@@ -59,6 +59,7 @@ Compiled run_levels(const std::string& text, const std::string& file, const Comp
   Dumper dumper(options);
   PipelineOptions pipeline;
   pipeline.stop_after = stop_after;
+  pipeline.dump = options.dump;
   pipeline.verify_each = options.verify;
   pipeline.by_hand = by_hand;
 #ifndef NDEBUG

@@ -240,3 +240,26 @@ def test_environment_and_passes():
     assert _C.overload_files() == sorted(_C.overload_files())
     assert dict(_C.library_packets())["aten.sort"] == "sorting is left to ATen"
     assert _C.level_of(TWICE) == "kernel"
+
+
+def test_repack_after_a_write_that_pytorch_does_not_count():
+    import deplo
+
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(64, 48)
+    compiled = torch.compile(layer, backend="deplo", options={"strict": True})
+    x = torch.randn(16, 64)
+    with torch.no_grad():
+        compiled(x)
+        layer.weight.data.mul_(2)
+        deplo.repack(layer)
+        torch.testing.assert_close(compiled(x), layer(x))
+    with pytest.raises(TypeError, match="torch.nn.Module, not Tensor"):
+        deplo.repack(x)
+
+
+@pytest.mark.parametrize("k", [0, 1])
+def test_sums_of_nothing_before_a_row_kernel(k):
+    f = torch.compile(lambda x, y: (x @ y).softmax(-1), backend="deplo", options={"strict": True})
+    x, y = torch.ones(3, k), torch.ones(k, 2)
+    torch.testing.assert_close(f(x, y), (x @ y).softmax(-1))

@@ -38,6 +38,8 @@ def test_dynamic_and_backward(capsys):
     [
         (("compile", "-c", "softmax(r(4, 8)", "--ir", "torch"), "UserError: <expression>:1:8: '(' was never closed"),
         (("compile", "-c", "r(-1)", "--ir", "torch"), "UserError: <expression>: RuntimeError"),
+        (("run", "-c", "nosuch(4)"), "UserError: <expression>: NameError: name 'nosuch' is not defined"),
+        (("run", "-c", "r(4) @ r(5)"), "UserError: <expression>: RuntimeError"),
         (("compile", "no/such.ir", "--ir", "loop"), "UserError: no/such.ir: [Errno 2]"),
         (("compile", "-c", "r(3)", "--ir", "torch", "--option", "treads=3"), "unknown option 'treads'; did you mean 'threads'?"),
         (("compile", "-c", "r(3)", "--ir", "torch", "--option", "strict"), "expected KEY=VALUE"),

@@ -64,3 +64,10 @@ def test_sizes_that_depend_on_data_run_between_programs(compiler):
     config = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
     with config, torch.no_grad(), pytest.warns(FallbackWarning):
         same(torch.compile(fn, backend=deplo.deplo, fullgraph=True)(x), fn(x))
+
+
+def test_explain_names_what_stays_in_aten():
+    import deplo
+
+    text = str(deplo.explain(lambda x: torch.fft.fft(x).abs() + 1, torch.ones(4)))
+    assert "stay in ATen" in text and "_fft_r2c" in text and "complex" in text

@@ -77,3 +77,8 @@ def test_no_file_is_written_where_the_disk_cache_is_off(tmp_path, monkeypatch):
     compiled = torch.compile(lambda x: torch.softmax(x * 2, -1), backend="deplo", options={"cache_dir": "off", "strict": True})
     compiled(torch.randn(3, 5))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_levels_and_passes_are_checked():
+    with pytest.raises(Exception, match="cannot dump 'nolevel': the passes and levels are"):
+        torch.compile(lambda x: x + 1, backend="deplo", options={"dump": "nolevel"})(torch.ones(3))

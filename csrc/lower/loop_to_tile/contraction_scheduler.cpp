@@ -191,6 +191,7 @@ bool ContractionScheduler::classify() {
     item.tag = tag_ + std::to_string(items_.size());
     if (!prepare(item.lanes, in_a ? c.a : c.b) || !prepare(item.rows, in_a ? c.b : c.a)) return false;
     item.depth = count(c.reduce->axes);
+    if (item.depth.is(0)) return false;  // sums of nothing
     items_.push_back(std::move(item));
   }
   auto kind_of = [&](const Axis& a, const Item& item) {
