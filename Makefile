@@ -15,7 +15,7 @@ CXX_FILES = $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h' 'tests/*.cpp' 'tests/*.
 TIDY_FILES = $(shell git ls-files 'csrc/*.cpp' 'tools/*.cpp' | grep -vE '^csrc/(bindings|codegen/llvm|library)/')
 CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
 
-.PHONY: help system venv configure build demo test bench opinfo fuzz exhaustive wheel clean
+.PHONY: help system venv configure build demo test bench mutants opinfo fuzz exhaustive wheel clean
 .PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump test-wheel test-nollvm format peers
 
 help: ## this list
@@ -91,6 +91,9 @@ fuzz: build ## random programs against eager mode for SECONDS=600; what fails is
 
 exhaustive: build ## errors in ulp of every function, at all 2^32 values of float32 (tens of minutes)
 	@$(PY) -m deplo numerics --exhaustive
+
+mutants: build ## changes passes and rules one place at a time: at least 90 % must be noticed by the tests (hours; goes on where it stopped)
+	@$(PY) scripts/mutants.py $(MUTANTS)
 
 bench: build ## eager, Inductor and deplo side by side
 	@$(PY) benchmarks/run.py
