@@ -15,7 +15,7 @@ CXX_FILES = $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h' 'tests/*.cpp' 'tests/*.
 TIDY_FILES = $(shell git ls-files 'csrc/*.cpp' 'tools/*.cpp' | grep -vE '^csrc/(bindings|codegen/llvm|library)/')
 CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
 
-.PHONY: help system venv configure build demo test bench mutants opinfo fuzz exhaustive wheel clean
+.PHONY: help system venv configure build demo test bench mutants opinfo fuzz exhaustive architectures guard wheel clean
 .PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump test-wheel test-nollvm format peers
 
 help: ## this list
@@ -86,7 +86,7 @@ test-dump: build ## one run with every dump switched on
 opinfo: build ## all samples of every PyTorch operator in all dtypes, forward and backward (hours; goes on where it stopped)
 	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m opinfo -n $(JOBS) --output $(BUILD)/opinfo.jsonl $(OPINFO)
 
-fuzz: build ## random programs against eager mode for SECONDS=600; what fails is shrunk and written to build/fuzz
+fuzz: build ## random PyTorch programs and Tensor IR against a reference, for SECONDS=600; what fails is shrunk and written to build/fuzz
 	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m fuzz --seconds $(or $(SECONDS),600) --output $(BUILD)/fuzz $(FUZZ)
 
 exhaustive: build ## errors in ulp of every function, at all 2^32 values of float32 (tens of minutes)
@@ -94,6 +94,12 @@ exhaustive: build ## errors in ulp of every function, at all 2^32 values of floa
 
 mutants: build ## changes passes and rules one place at a time: at least 90 % must be noticed by the tests (hours; goes on where it stopped)
 	@$(PY) scripts/mutants.py $(MUTANTS)
+
+architectures: build ## every architecture of tests/python/architectures.py at many lengths, forward and backward, and generating (half an hour)
+	@$(PY) -m pytest -q -n $(JOBS) tests/architectures
+
+guard: build ## the cases, gradients, models and random programs with every buffer between guard pages
+	@DEPLO_GUARD=1 $(PY) -m pytest -q -n $(JOBS) $(addprefix tests/python/test_,cases.py convolutions.py models.py architectures.py dynamic.py fuzz.py front_backend.py operators.py opinfo.py)
 
 bench: build ## eager, Inductor and deplo side by side
 	@$(PY) benchmarks/run.py

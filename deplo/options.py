@@ -104,6 +104,7 @@ KEYS: dict[str, Key] = {
     "verify": Key(_flag, False, "DEPLO_VERIFY", "check the IR after every pass, and that its text reads back (off: at level boundaries only)"),
     "time": Key(_flag, False, "DEPLO_TIME", "print the time that each pass takes"),
     "debug": Key(_flag, False, "DEPLO_DEBUG", "name kernels for perf (/tmp/perf-PID.map) and for gdb"),
+    "guard": Key(_flag, False, "DEPLO_GUARD", "run each kernel on copies of its buffers between pages that it must not touch (slow)"),
     "schedule": Key(_schedules, {}, "", "schedules by hand: lines as --ir tile prints them, or a dict from kernel name to schedule"),
     "cache_dir": Key(_text, "", "DEPLO_CACHE_DIR", "folder of compiled kernels; empty: the user's cache folder; off: none on disk"),
     "arch": Key(_arch, "sm_80", "", "the GPU that CUDA text is for"),
@@ -127,6 +128,7 @@ class Options:
     verify: bool
     time: bool
     debug: bool
+    guard: bool
     schedule: dict[str, str]
     cache_dir: str
     arch: str

@@ -218,6 +218,32 @@ std::pair<Expr, Expr> divide_terms(Expr a, Expr b) {
 
 }  // namespace
 
+namespace {
+
+/// True if every term but the constant has a negative coefficient, and there is one.
+bool is_negative_sum(Expr e) {
+  bool any = false;
+  for (const Term& term : terms_of(e)) {
+    if (term.atoms.empty()) continue;
+    if (term.coefficient >= 0) return false;
+    any = true;
+  }
+  return any;
+}
+
+/// e, of which only its remainder by c counts, with x in place of x % m in each term k*(x % m) where c divides k*m.
+Expr without_inner_mods(Expr e, int64_t c) {
+  for (const Term& term : terms_of(e)) {
+    if (term.atoms.size() != 1 || term.atoms[0].kind() != ExprKind::mod) continue;
+    auto m = term.atoms[0].operands()[1].as_constant();
+    if (m && *m > 0 && times(floor_mod(term.coefficient, c), *m) % c == 0)
+      e = e - from_terms({term}) + term.atoms[0].operands()[0] * term.coefficient;
+  }
+  return e;
+}
+
+}  // namespace
+
 int64_t floor_divide(int64_t a, int64_t b) {
   DEPLO_ASSERT(b != 0, "{} // 0 in an index expression", a);
   if (b == -1) return times(a, -1);  // the only quotient that may not fit
@@ -242,6 +268,8 @@ Expr floordiv(Expr a, Expr b) {
   if (rest.kind() == ExprKind::floordiv && b.is_constant() && rest.operands()[1].is_constant())
     return quotient + floordiv(rest.operands()[0], rest.operands()[1] * b);
   if (rest.is_constant() && b.is_constant()) return quotient + floor_divide(rest.value(), b.value());
+  // -x // c is -ceil(x / c): one form for both.
+  if (auto c = b.as_constant(); c && *c > 1 && is_negative_sum(rest)) return quotient - floordiv(*c - 1 - rest, b);
   return quotient + binary(ExprKind::floordiv, rest, b);
 }
 
@@ -253,6 +281,8 @@ Expr mod(Expr a, Expr b) {
   if (rest.is(0)) return 0;
   if (rest.is_constant() && b.is_constant()) return mod(rest, b);
   if (rest.kind() == ExprKind::mod && exact_quotient(rest.operands()[1], b)) return mod(rest.operands()[0], b);
+  if (auto c = b.as_constant(); c && *c > 1)
+    if (Expr whole = without_inner_mods(rest, *c); whole != rest) return mod(whole, b);
   return binary(ExprKind::mod, rest, b);
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "expr/expr.h"
+#include "expr/facts.h"
 #include "expr/node.h"
 
 namespace deplo {
@@ -191,7 +192,7 @@ Expr simplify_division(Expr a, Expr b, const Ranges& ranges, bool want_mod) {
   return want_mod ? mod(rest, b) : quotient + floordiv(rest, b);
 }
 
-// k * (a mod b) + k*b * (a floordiv b) is k * a.
+// k * (a mod b) + k*b * (a floordiv b) is k * a; it takes the place of the mod wherever that leaves fewer terms.
 Expr recombine(Expr e) {
   auto terms = terms_of(e);
   for (const Term& term : terms) {
@@ -207,7 +208,8 @@ Expr recombine(Expr e) {
       bool present = partner_terms.size() == 1 && std::any_of(terms.begin(), terms.end(), [&](const Term& t) {
                        return t.atoms == partner_terms[0].atoms && t.coefficient == partner_terms[0].coefficient;
                      });
-      if (present) return recombine(e - from_terms({term}) - partner + k * a);
+      Expr without = e - from_terms({term}) - partner + k * a;
+      if (present || terms_of(without).size() < terms.size()) return recombine(without);
     }
   }
   return e;
@@ -298,6 +300,90 @@ Expr simplify(Expr e, const Ranges& ranges) {
     if (r.lo && r.hi && *r.lo == *r.hi) return *r.lo;
   }
   return e;
+}
+
+namespace {
+
+/// e with `f` applied to the operands of its atoms (of floordiv, mod, min and max), and then to it.
+template <class F>
+Expr rebuild(Expr e, const F& f) {
+  switch (e.kind()) {
+    case ExprKind::constant:
+    case ExprKind::symbol: return f(e);
+    case ExprKind::add:
+    case ExprKind::mul: {
+      Expr sum = 0;
+      for (const Term& term : terms_of(e)) {
+        Expr t = term.coefficient;
+        for (const Expr& atom : term.atoms) t = t * rebuild(atom, f);
+        sum = sum + t;
+      }
+      return f(sum);
+    }
+    case ExprKind::floordiv: return f(floordiv(rebuild(e.operands()[0], f), rebuild(e.operands()[1], f)));
+    case ExprKind::mod: return f(mod(rebuild(e.operands()[0], f), rebuild(e.operands()[1], f)));
+    case ExprKind::min: return f(min(rebuild(e.operands()[0], f), rebuild(e.operands()[1], f)));
+    case ExprKind::max: return f(max(rebuild(e.operands()[0], f), rebuild(e.operands()[1], f)));
+  }
+  return e;
+}
+
+int64_t nodes_of(Expr e) {
+  int64_t count = 1;
+  for (const Expr& operand : e.operands()) count += nodes_of(operand);
+  return count;
+}
+
+/// The term that is rewritten: the one with the largest atoms.
+Term leading_term(Expr e) {
+  Term best{0, {}};
+  int64_t most = -1;
+  for (const Term& term : terms_of(e)) {
+    int64_t nodes = 0;
+    for (const Expr& atom : term.atoms) nodes += nodes_of(atom);
+    if (nodes <= most) continue;
+    best = term;
+    most = nodes;
+  }
+  return best;
+}
+
+constexpr int kMostRewrites = 64;
+
+}  // namespace
+
+Expr expand_mods(Expr e) {
+  return rebuild(e, [](Expr x) {
+    if (x.kind() != ExprKind::mod) return x;
+    return x.operands()[0] - x.operands()[1] * floordiv(x.operands()[0], x.operands()[1]);
+  });
+}
+
+Expr rewrite_by_facts(Expr e, const std::vector<Expr>& zeros) {
+  if (zeros.empty()) return e;
+  std::vector<std::pair<Expr, Expr>> rules;  // a leading term with a coefficient of at least 1, and its fact
+  for (Expr zero : zeros) {
+    Term lead = leading_term(zero);
+    if (lead.atoms.empty()) continue;
+    if (lead.coefficient < 0) {
+      zero = Expr(0) - zero;
+      lead.coefficient = -lead.coefficient;
+    }
+    rules.emplace_back(from_terms({lead}), zero);
+  }
+  return rebuild(e, [&](Expr x) {
+    for (int round = 0; round < kMostRewrites; ++round) {
+      Expr before = x;
+      for (const auto& [lead, zero] : rules)
+        for (const Term& term : terms_of(x))
+          if (auto q = exact_quotient(from_terms({term}), lead)) {
+            x = x - *q * zero;
+            break;
+          }
+      if (x == before) break;
+    }
+    return x;
+  });
 }
 
 Cond simplify(const Cond& cond, const Ranges& ranges) { return {cond.kind, simplify(cond.expr, ranges)}; }

@@ -110,6 +110,7 @@ CompiledGraph compile_text(const std::string& text, const CompileOptions& option
   auto code = compile_cpu_kernels(made.kernel.kernels, options.context, codegen, &graph.report.codegen);
   runtime::Program::Options program;
   program.memory_limit = options.memory_limit;
+  program.guard = options.guard;
   graph.program = std::make_unique<runtime::Program>(std::move(made.kernel), std::move(code), library, program);
   graph.report.total_seconds = seconds_since(start);
   return graph;

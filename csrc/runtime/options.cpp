@@ -34,6 +34,7 @@ struct Reader {
         {"verify", [&](const json& v) { options.verify = v.get<bool>(); }},
         {"time", [&](const json& v) { options.time = v.get<bool>(); }},
         {"debug", [&](const json& v) { options.debug = v.get<bool>(); }},
+        {"guard", [&](const json& v) { options.guard = v.get<bool>(); }},
         {"schedule", [&](const json& v) { options.context.schedules = v.get<std::map<std::string, std::string>>(); }},
         {"cache_dir", [&](const json& v) { options.cache_dir = v.get<std::string>(); }},
         {"features", [&](const json& v) { options.features = v.get<std::string>(); }},

@@ -18,6 +18,7 @@ struct CompileOptions {
   bool verify = false;  ///< the IR after every pass
   bool time = false;
   bool debug = false;     ///< name kernels for perf and gdb
+  bool guard = false;     ///< guard pages and patterns around what kernels work on
   std::string cache_dir;  ///< resolved; empty: no disk cache
   std::string features;
   std::string cuda_arch = "sm_80";

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <utility>
 
 #include "base/error.h"
+#include "runtime/guard.h"
 #include "runtime/memory.h"
 
 namespace deplo::runtime {
@@ -248,6 +250,7 @@ int64_t Program::packed_bytes() const {
 }
 
 void Program::run_kernel(size_t step, const Plan& plan, char* const* pointers, char* scratch, TeamLease& team) {
+  if (options_.guard) return run_guarded(step, plan, pointers, team);
   const Layout::Step& at = layout_.steps[step];
   constexpr size_t kInline = 32;
   void* few[kInline];
@@ -258,16 +261,43 @@ void Program::run_kernel(size_t step, const Plan& plan, char* const* pointers, c
     buffers = many.data();
   }
   for (size_t a = 0; a < at.buffers.size(); ++a) buffers[a] = pointers[at.buffers[a]];
+  call_kernel(step, plan, buffers, scratch, round_up(plan.scratch_bytes, kScratchAlignment), team);
+}
+
+void Program::run_guarded(size_t step, const Plan& plan, char* const* pointers, TeamLease& team) {
+  const Layout::Step& at = layout_.steps[step];
+  const kernel_ir::Kernel& kernel = *module_.kernels[*at.kernel];
+  GuardedCall call(fmt::format("kernel {} of program {}", kernel.name, module_.name));
+  std::vector<void*> buffers;
+  for (size_t a = 0; a < at.buffers.size(); ++a) {
+    const Buffer& buffer = module_.buffers[at.buffers[a]];
+    bool is_written = kernel.params[a].kind != loop_ir::ParamKind::in;
+    buffers.push_back(call.add(buffer.name, pointers[at.buffers[a]], plan.shapes[at.buffers[a]], size_of(buffer.dtype),
+                               buffer.kind != BufferKind::input, is_written));
+  }
+  std::map<std::string, int64_t> symbols;
+  for (size_t i = 0; i < plan.symbols.size(); ++i) symbols[solver_.names()[i]] = plan.symbols[i];
+  int64_t scratch_bytes = evaluate(kernel.scratch_bytes, symbols);
+  GuardedMemory scratch(scratch_bytes, kAlignment, team.threads());
+  for (int64_t worker = 0; worker < team.threads(); ++worker) poison(scratch.data() + worker * scratch.stride(), scratch_bytes);
+  call_kernel(step, plan, buffers.data(), scratch.data(), scratch.stride(), team);
+  int64_t where = 0;
+  if (!scratch.intact(where))
+    throw InternalError(fmt::format("kernel {} wrote byte {} of its scratch memory, which has {}", kernel.name, where, scratch_bytes));
+  call.finish();
+}
+
+void Program::call_kernel(size_t step, const Plan& plan, void* const* buffers, char* scratch, int64_t scratch_stride, TeamLease& team) {
   int32_t error = 0;
   KernelArgs args{buffers, plan.steps[step].symbols.data(), &error, scratch};
   int64_t parts = parts_for(plan.steps[step].chunks, team.threads());
   if (parts == 1) {
     functions_[step](&args, 0, 1);
   } else {
-    KernelJob job{functions_[step], args, parts, scratch, round_up(plan.scratch_bytes, kScratchAlignment)};
+    KernelJob job{functions_[step], args, parts, scratch, scratch_stride};
     team.run(parts, run_part, &job);
   }
-  if (error != 0) throw_kernel_error(error, module_.kernels[*at.kernel]->name);
+  if (error != 0) throw_kernel_error(error, module_.kernels[*layout_.steps[step].kernel]->name);
 }
 
 void Program::run_steps(CallState& state, const Plan& plan, Host& host, TeamLease& team) {
@@ -281,6 +311,8 @@ void Program::run_steps(CallState& state, const Plan& plan, Host& host, TeamLeas
   for (size_t s = 0; s < layout_.steps.size(); ++s) {
     const Layout::Step& step = layout_.steps[s];
     if (step.once) continue;
+    for (const Layout::Temporary& fresh : layout_.temporaries)
+      if (options_.guard && fresh.first == static_cast<int>(s)) poison(state.pointers[fresh.buffer], plan.shapes[fresh.buffer].bytes);
     if (step.kernel)
       run_kernel(s, plan, state.pointers.data(), scratch, team);
     else

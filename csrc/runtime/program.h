@@ -33,6 +33,7 @@ class Program {
   struct Options {
     int64_t memory_limit = 0;  ///< bytes of packed inputs and of one call's temporaries; 0: any
     int plans_kept = 16;       ///< tuples of sizes whose plan is remembered
+    bool guard = false;        ///< each kernel works on guarded copies of its buffers
   };
 
   /// `code` has one entry per kernel of the module. `library` may be null if there is no library step.
@@ -67,6 +68,8 @@ class Program {
   void pack(const OnceGroup& group, const Argument* arguments, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block);
   void run_steps(CallState& state, const Plan& plan, Host& host, TeamLease& team);
   void run_kernel(size_t step, const Plan& plan, char* const* pointers, char* scratch, TeamLease& team);
+  void run_guarded(size_t step, const Plan& plan, char* const* pointers, TeamLease& team);
+  void call_kernel(size_t step, const Plan& plan, void* const* buffers, char* scratch, int64_t scratch_stride, TeamLease& team);
 
   kernel_ir::Module module_;
   std::vector<std::shared_ptr<CompiledKernel>> code_;

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "expr/facts.h"
 
 using namespace deplo;
 
@@ -33,6 +34,25 @@ TEST_CASE("ranges remove floordiv and mod") {
   CHECK(simplify(floordiv(j, 7) * 7 + mod(j, 7), ranges) == j);
   CHECK(decide(less(j, s), ranges) == std::optional<bool>(true));
   CHECK(decide(less(i, 15), ranges) == std::nullopt);
+}
+
+TEST_CASE("padding to a multiple and back is one expression") {
+  Ranges ranges{{"s0", {Expr(2), std::nullopt}}};
+  auto simple = [&](const char* text) { return simplify(parse_expr(text), ranges); };
+  CHECK(simple("s0 + (-(s0 % 4)) % 4") == simple("((s0 + 3) // 4) * 4"));
+  CHECK(simple("0 - (0 - s0) // 4") == simple("(s0 + 3) // 4"));
+  CHECK(simple("(s0 + (-(s0 % 4)) % 4) // ((s0 + (-(s0 % 4)) % 4) // 4)") == Expr(4));
+  CHECK(simple("(s0 % 8 + 3) % 4") == simple("(s0 + 3) % 4"));
+  Expr square = parse_expr("s0*s0 + 2*s0*((-s0) % 4) + ((-s0) % 4)*((-s0) % 4)");
+  CHECK(simplify(expand_mods(square), ranges) == simple("((s0 + 3) // 4) * ((s0 + 3) // 4) * 16"));
+}
+
+TEST_CASE("facts rewrite the larger side") {
+  std::vector<Expr> zeros{parse_expr("s0 // 2 - s1"), parse_expr("s2*s3 - s1*6")};
+  CHECK(rewrite_by_facts(parse_expr("(s0 // 2)*7 + s4"), zeros) == parse_expr("s1*7 + s4"));
+  CHECK(rewrite_by_facts(parse_expr("(s0 // 2 + 3) // s1"), {zeros[0]}) == parse_expr("(s1 + 3) // s1"));
+  CHECK(rewrite_by_facts(parse_expr("s2*s3*s5 + 1"), {zeros[1]}) == parse_expr("s1*s5*6 + 1"));
+  CHECK(rewrite_by_facts(parse_expr("s2 + s3"), zeros) == parse_expr("s2 + s3"));
 }
 
 namespace {
@@ -68,6 +88,7 @@ TEST_CASE("simplify keeps the value, bounds hold, text reads back") {
           {"a", static_cast<int64_t>(rng() % 5)}, {"b", static_cast<int64_t>(rng() % 8) - 3}, {"c", static_cast<int64_t>(rng() % 12)}};
       int64_t v = evaluate(e, values);
       CHECK(evaluate(s, values) == v);
+      CHECK(evaluate(expand_mods(e), values) == v);
       if (range.lo) CHECK(*range.lo <= v);
       if (range.hi) CHECK(v <= *range.hi);
     }

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "runtime/binding.h"
 #include "runtime/compile.h"
+#include "runtime/guard.h"
 
 using namespace deplo;
 using namespace deplo::runtime;
@@ -89,6 +90,42 @@ TEST_CASE("a program finds its sizes, uses temporaries and fills outputs") {
       REQUIRE(y.size() == x.values.size());
       for (size_t i = 0; i < y.size(); ++i) REQUIRE(y[i] == 4 * x.values[i]);
     }
+}
+
+TEST_CASE("guarded kernels work on copies, and one that writes outside of a buffer is named") {
+  CompileOptions options = parse_options(R"({"cache_dir": "", "guard": true})");
+  std::string beyond = kDouble;
+  beyond.replace(beyond.find("store b[i]"), 10, "store b[i + 1]");
+  for (const std::string& text : {std::string(kDouble), beyond}) {
+    CompiledGraph graph = compile_text(text, options, nullptr);
+    for (int threads : {1, 2})
+      for (int64_t n : {0, 3, 5, 1000}) {
+        Owned x({n, 4}, 1);
+        TestHost host;
+        Argument argument = x.argument();
+        if (text == beyond && n > 0 && n % 4 != 0) {  // the pattern follows the last element where no page does
+          CHECK_THROWS_WITH(graph.program->run(&argument, 1, host, threads),
+                            Catch::Contains("kernel double of program twice wrote byte " + std::to_string(16 * n) + " of t, which has"));
+        } else if (text != beyond) {
+          graph.program->run(&argument, 1, host, threads);
+          std::vector<float> y = host.floats(*graph.program->layout().outputs[0].buffer);
+          for (size_t i = 0; i < y.size(); ++i) REQUIRE(y[i] == 4 * x.values[i]);
+        }
+      }
+  }
+}
+
+TEST_CASE("guarded memory lies between pages and tells what has changed around it") {
+  GuardedMemory memory(100, 64, 3);
+  CHECK(reinterpret_cast<uintptr_t>(memory.data()) % 64 == 0);
+  int64_t where = 0;
+  for (int64_t k = 0; k < 3; ++k) poison(memory.data() + k * memory.stride(), 100);
+  CHECK(memory.intact(where));
+  memory.data()[memory.stride() + 100] = 0;
+  CHECK((!memory.intact(where) && where == 100));
+  memory.data()[memory.stride() + 100] = 0x5A;
+  memory.data()[2 * memory.stride() - 1] = 0;
+  CHECK((!memory.intact(where) && where == -1));
 }
 
 TEST_CASE("inputs that do not fit are refused by name") {

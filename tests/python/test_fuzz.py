@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from fuzz.check import Wrong, check, difference, inputs_of, run
+from fuzz.ir import IrProgram, IrWrong, check_ir, ir_programs
 from fuzz.programs import Input, Program, programs
 from hypothesis import HealthCheck, Phase, given, settings
+
+from deplo import _C
 
 SAMPLE = settings(derandomize=True, phases=[Phase.generate], deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
@@ -27,6 +30,22 @@ def test_gradients(program: Program) -> None:
 @given(programs(backward=False, dynamic=True))
 def test_dynamic(program: Program) -> None:
     check(program)
+
+
+@settings(SAMPLE, max_examples=40)
+@given(ir_programs())
+def test_ir(program: IrProgram) -> None:
+    check_ir(program)
+
+
+def test_a_wrong_lowering_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "tensor @f(%x0: f32[4] user)\n  %v0: f32[4] = tanh(%x0)\n  return %v0 strides [1]\n"
+    program = IrProgram(text, ((4,),), 3, (), 0)
+    check_ir(program)
+    lowered = _C.lower
+    monkeypatch.setattr("fuzz.ir._lowered", lambda text, level, options: lowered(text.replace("tanh", "sin"), level, options))
+    with pytest.raises(IrWrong, match="loop IR without nothing: result 0"):
+        check_ir(program)
 
 
 def test_the_judge_sees_small_differences() -> None:

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "lower/torch_to_tensor/sizes.h"
 #include "tensor_ir/rewrite.h"
 
 namespace deplo::rules {
@@ -69,9 +70,7 @@ Value Builder::index(DType dtype, const Shape& shape, Expr value) {
   return add(tensor_ir::make_index(fresh(), {dtype, shape}, axis_names(shape.size()), simplified(value, shape), provenance_));
 }
 
-bool Builder::same_size(Expr a, Expr b) const {
-  return a == b || simplify(a - b, ranges_).is(0) || decide(equal(a, b), ranges_) == std::optional<bool>(true);
-}
+bool Builder::same_size(Expr a, Expr b) const { return provably_equal(a, b, ranges_); }
 
 bool Builder::same_shape(const Shape& a, const Shape& b) const {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [&](Expr x, Expr y) { return same_size(x, y); });

@@ -4,6 +4,7 @@
 #include "base/text.h"
 #include "lower/torch_to_tensor.h"
 #include "lower/torch_to_tensor/builder.h"
+#include "lower/torch_to_tensor/sizes.h"
 
 namespace deplo {
 namespace {
@@ -223,6 +224,9 @@ struct Lowering {
 
 }  // namespace
 
-Graph lower_torch_to_tensor(const torch_ir::Graph& graph) { return Lowering{graph, {}, {}, {}, {}}.run(); }
+Graph lower_torch_to_tensor(const torch_ir::Graph& graph) {
+  torch_ir::Graph simple = rules::simplify_sizes(graph);
+  return Lowering{simple, {}, {}, {}, {}}.run();
+}
 
 }  // namespace deplo

@@ -190,15 +190,14 @@ def _ir(records: Sequence[Any]) -> str:
     return "\n" + "".join(record.torch_ir for record in records)
 
 
-def write_failure(folder: str, program: Program, error: Wrong) -> Path:
-    """A folder's files about one failure: the program and what is wrong as .txt, its Torch IR as .ir for `python -m deplo compile`."""
+def write_failure(folder: str, program: Any, error: Exception) -> Path:
+    """Files about one failure: the program and what is wrong as .txt, its IR as .ir for `python -m deplo compile`."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256(repr(program).encode()).hexdigest()[:12]
-    message, _, ir = str(error).partition("\ntorch @")
+    message, _, torch_ir = str(error).partition("\ntorch @")
     (place / f"{name}.txt").write_text(f"{program!r}\n{message}\n")
-    if ir:
-        for number, text in enumerate(("torch @" + ir).split("\ntorch @")):
-            text = text if text.startswith("torch @") else "torch @" + text
-            (place / f"{name}_{number}.ir").write_text(text if text.endswith("\n") else text + "\n")
+    texts = [f"torch @{text}\n" for text in torch_ir.split("\ntorch @")] if torch_ir else [getattr(error, "text", "")]
+    for number, text in enumerate(filter(None, texts)):
+        (place / f"{name}_{number}.ir").write_text(text)
     return place / f"{name}.txt"

@@ -1,0 +1,285 @@
+"""Random Tensor IR: lowered with all passes, with some left out, and under other schedules, by the interpreters and by compiled code.
+
+The interpreter of Tensor IR is the reference. In exact mode it and those of the levels below compute in float64, so that only the order of
+sums may differ; compiled programs are judged by the rounding of their dtype.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from deplo import _C
+from deplo.errors import UnsupportedError, UserError
+
+EXTENTS = (3, 2, 4, 1, 5, 8, 7, 16, 17, 33, 40)
+MOST_POINTS = 4000
+MOST_OPS = 9
+UNARY = ("neg", "abs", "tanh", "sin", "cos", "exp")
+BINARY = ("add", "sub", "mul", "max", "min")
+
+
+@dataclasses.dataclass(frozen=True)
+class IrProgram:
+    """Tensor IR text over the symbol s0; `changes` are passes to leave out and a seed for schedules."""
+
+    text: str
+    shapes: tuple[tuple[int | str, ...], ...]
+    s0: int
+    disabled: tuple[str, ...]
+    schedule_seed: int
+
+    def inputs(self) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        sizes = [[self.s0 if d == "s0" else int(d) for d in shape] for shape in self.shapes]
+        return [torch.rand(size, generator=generator, dtype=torch.float64).mul(2).sub(1).float() for size in sizes]
+
+    def __repr__(self) -> str:
+        return f"s0={self.s0}, without {', '.join(self.disabled) or 'nothing'}, schedules {self.schedule_seed}\n{self.text}"
+
+
+class Grower:
+    def __init__(self, draw: Callable[[Any], Any]) -> None:
+        self.draw = draw
+        self.s0 = self.pick(EXTENTS)
+        self.lines: list[str] = []
+        self.values: list[tuple[str, tuple[int | str, ...]]] = []
+        self.shapes: list[tuple[int | str, ...]] = []
+
+    def pick(self, items: Any) -> Any:
+        return self.draw(st.sampled_from(list(items)))
+
+    def integer(self, low: int, high: int) -> int:
+        return int(self.draw(st.integers(low, high)))
+
+    def size(self, d: int | str) -> int:
+        return self.s0 if isinstance(d, str) else d
+
+    def points(self, shape: tuple[int | str, ...]) -> int:
+        return math.prod(self.size(d) for d in shape)
+
+    def value(self) -> tuple[str, tuple[int | str, ...]]:
+        found: tuple[str, tuple[int | str, ...]] = self.pick(self.values[::-1])
+        return found
+
+    def add_input(self) -> None:
+        shape = tuple(self.pick(["s0", *EXTENTS[:8]]) for _ in range(self.pick([2, 1, 3])))
+        if self.points(shape) > MOST_POINTS:
+            shape = shape[:1]
+        self.shapes.append(shape)
+        self.values.append((f"%x{len(self.shapes) - 1}", shape))
+
+    def add(self, shape: tuple[int | str, ...], text: str) -> str:
+        name = f"%v{len(self.lines)}"
+        self.lines.append(f"  {name}: f32[{', '.join(map(str, shape))}] = {text}")
+        self.values.append((name, shape))
+        return name
+
+    def map(self, shape: tuple[int | str, ...], index: list[str], source: str, tail: str = "") -> str:
+        axes = ", ".join(f"i{k}" for k in range(len(shape)))
+        return self.add(shape, f"map ({axes}) -> {source}[{', '.join(index)}]{tail}")
+
+    def grow(self) -> None:
+        self.pick([self.unary, self.binary, self.binary, self.reduce, self.reduce, self.view, self.view, self.contract, self.scan])()
+
+    def unary(self) -> None:
+        v, shape = self.value()
+        self.add(shape, f"{self.pick(UNARY)}({v})")
+
+    def binary(self) -> None:
+        v, shape = self.value()
+        others = [w for w, other in self.values if other == shape]
+        self.add(shape, f"{self.pick(BINARY)}({v}, {self.pick(others)})")
+
+    def reduce(self) -> None:
+        v, shape = self.value()
+        if not shape:
+            return
+        axes = sorted({self.integer(0, len(shape) - 1) for _ in range(self.pick([1, 2]))})
+        kept = tuple(d for k, d in enumerate(shape) if k not in axes)
+        made = self.add(kept, f"reduce {self.pick(['sum', 'max', 'min'])}({v}) axes=[{', '.join(map(str, axes))}]")
+        if self.integer(0, 1):  # and back, as in a softmax
+            self.map(shape, [f"i{k}" for k in range(len(shape)) if k not in axes], made)
+
+    def scan(self) -> None:
+        v, shape = self.value()
+        if shape and self.integer(0, 2) == 2:
+            self.add(shape, f"scan sum({v}) axis={self.integer(0, len(shape) - 1)}")
+
+    def contract(self) -> None:
+        v, shape = self.value()
+        partners = [(w, other) for w, other in self.values if len(other) == 2 and shape and other[-1] == shape[-1]]
+        if len(shape) != 2 or not partners:
+            return
+        w, other = self.pick(partners)
+        full = (shape[0], other[0], shape[1])
+        if self.points(full) > 4 * MOST_POINTS:
+            return
+        a = self.map(full, ["i0", "i2"], v)
+        b = self.map(full, ["i1", "i2"], w)
+        self.add(full, f"mul({a}, {b})")
+        self.add(full[:2], f"reduce sum(%v{len(self.lines) - 1}) axes=[2]")
+        self.values = [x for x in self.values if len(x[1]) < 3 or self.points(x[1]) <= MOST_POINTS]
+
+    def view(self) -> None:
+        v, shape = self.value()
+        rank = len(shape)
+        index = [f"i{k}" for k in range(rank)]
+        kind = self.pick(["permute", "slice", "pad", "broadcast", "flip", "stride", "merge", "split", "concat"])
+        at = self.integer(0, rank - 1) if rank else 0
+        extent = shape[at] if rank else 0
+        if kind == "broadcast" and rank < 4:
+            grown = (*shape[:at], self.pick(EXTENTS[:5]), *shape[at:])
+            if self.points(grown) <= MOST_POINTS:
+                self.map(grown, [f"i{k + (k >= at)}" for k in range(rank)], v)
+        if not rank:
+            return
+        if kind == "permute":
+            order = list(self.draw(st.permutations(range(rank))))
+            self.map(tuple(shape[k] for k in order), [f"i{order.index(k)}" for k in range(rank)], v)
+        elif kind == "flip":
+            index[at] = f"{extent} - 1 - i{at}"
+            self.map(shape, index, v)
+        elif kind == "pad":
+            before, after = self.integer(0, 2), self.integer(0, 2)
+            padded = (*shape[:at], extent + before + after if isinstance(extent, int) else f"{extent} + {before + after}", *shape[at + 1 :])
+            if not isinstance(extent, int):
+                return
+            index[at] = f"i{at} - {before}"
+            self.map(padded, index, v, f" if i{at} - {before} >= 0 and {before + extent} - 1 - i{at} >= 0 else 0.5")
+        elif isinstance(extent, int) and kind == "slice" and extent > 1:
+            start = self.integer(0, extent - 1)
+            index[at] = f"i{at} + {start}"
+            self.map((*shape[:at], extent - start, *shape[at + 1 :]), index, v)
+        elif isinstance(extent, int) and kind == "stride" and extent > 1:
+            index[at] = f"i{at}*2"
+            self.map((*shape[:at], (extent + 1) // 2, *shape[at + 1 :]), index, v)
+        elif isinstance(extent, int) and kind == "split" and extent % 2 == 0:
+            inner = [f"i{k + (k > at)}" for k in range(rank)]
+            inner[at] = f"i{at}*2 + i{at + 1}"
+            self.map((*shape[:at], extent // 2, 2, *shape[at + 1 :]), inner, v)
+        elif kind == "merge" and at + 1 < rank and isinstance(shape[at + 1], int):
+            inner_extent = shape[at + 1]
+            merged = extent * inner_extent if isinstance(extent, int) else f"{extent}*{inner_extent}"
+            if not isinstance(merged, int):
+                return
+            index = [f"i{k - (k > at)}" for k in range(rank)]
+            index[at], index[at + 1] = f"i{at} // {inner_extent}", f"i{at} % {inner_extent}"
+            self.map((*shape[:at], merged, *shape[at + 2 :]), index, v)
+        elif kind == "concat" and isinstance(extent, int):
+            twice = (*shape[:at], 2 * extent, *shape[at + 1 :])
+            others = [w for w, other in self.values if other == shape]
+            if self.points(twice) <= MOST_POINTS:
+                back = list(index)
+                back[at] = f"i{at} - {extent}"
+                tail = f" if {extent} - 1 - i{at} >= 0 | {self.pick(others)}[{', '.join(back)}] if i{at} - {extent} >= 0 else 0.0"
+                self.map(twice, index, v, tail)
+
+
+PASSES = [row["name"] for row in _C.passes() if row["level"] in ("tensor", "loop") and row["name"] not in ("name_kernels",)]
+
+
+@st.composite
+def ir_programs(draw: Callable[[Any], Any]) -> IrProgram:
+    g = Grower(draw)
+    for _ in range(g.integer(1, 3)):
+        g.add_input()
+    while len(g.lines) < MOST_OPS and (not g.lines or g.integer(0, 11) > 0):
+        before = len(g.lines)
+        g.grow()
+        if len(g.lines) == before and not g.lines:
+            g.unary()
+    results = [g.values[-1]] + [v for v in g.values[len(g.shapes) : -1] if g.integer(0, 3) == 3]
+    inputs = ", ".join(f"%x{k}: f32[{', '.join(map(str, shape))}] user" for k, shape in enumerate(g.shapes))
+    symbols = " where s0 in 1..64" if any("s0" in shape for shape in g.shapes) else ""
+    outputs = ", ".join(f"{name} strides [{', '.join(_strides(shape))}]" for name, shape in results)
+    text = "\n".join([f"tensor @fuzz({inputs}){symbols}", *g.lines, f"  return {outputs}"]) + "\n"
+    disabled = tuple(sorted({g.pick(PASSES) for _ in range(g.integer(0, 4))}))
+    return IrProgram(text, tuple(g.shapes), g.s0, disabled, g.integer(0, 1 << 16))
+
+
+def _strides(shape: tuple[int | str, ...]) -> list[str]:
+    return ["*".join(map(str, shape[k + 1 :])) or "1" for k in range(len(shape))]
+
+
+class IrWrong(AssertionError):
+    """Two levels, two pipelines or two schedules give other numbers; `text` is the IR that does."""
+
+    def __init__(self, message: str, text: str) -> None:
+        super().__init__(message)
+        self.text = text
+
+
+def check_ir(program: IrProgram) -> None:
+    """Raises IrWrong where a lowering, a pass or a schedule changes a number."""
+    inputs = program.inputs()
+    wanted = _C.interpret(program.text, inputs, "exact")
+    if any(not t.isfinite().all() or (t.numel() and t.abs().max() > 1e6) for t in wanted):
+        return
+    for disabled in {(), program.disabled}:
+        options = json.dumps({"disable": list(disabled), "verify": True, "cache_dir": ""})
+        for level in ("loop", "tile", "kernel"):
+            # Kernel IR before expand_math: its exact mode knows no polynomials.
+            there = json.dumps({"disable": sorted({*disabled, "expand_math"}), "verify": True, "cache_dir": ""})
+            lowered = _lowered(program.text, level, there)
+            _compare(_C.interpret(lowered, inputs, "exact"), wanted, 1e-9, f"{level} IR without {', '.join(disabled) or 'nothing'}", program.text)
+        _run(program.text, inputs, wanted, options, f"compiled without {', '.join(disabled) or 'nothing'}")
+    schedules = _other_schedules(program)
+    options = json.dumps({"schedule": schedules, "cache_dir": ""})
+    try:
+        tile = _C.lower(program.text, "tile", options)
+    except UserError:
+        return  # a schedule that does not fit
+    _compare(_C.interpret(tile, inputs, "exact"), wanted, 1e-9, f"schedules {schedules}", program.text)
+    _run(program.text, inputs, wanted, options, f"compiled under schedules {schedules}")
+
+
+def _lowered(text: str, level: str, options: str) -> str:
+    try:
+        return str(_C.lower(text, level, options))
+    except UnsupportedError:
+        raise
+    except Exception as error:
+        raise IrWrong(f"lowering to {level}: {type(error).__name__}: {error}", text) from error
+
+
+def _run(text: str, inputs: list[torch.Tensor], wanted: list[torch.Tensor], options: str, what: str) -> None:
+    try:
+        got = _C.compile(text, options).run(inputs)
+    except Exception as error:
+        raise IrWrong(f"{what}: {type(error).__name__}: {error}", text) from error
+    # Chains of nine operations on sums of up to a few thousand terms; a wrong index is off by far more.
+    _compare([t.double() for t in got], wanted, 1e-4, what, text)
+
+
+def _compare(got: list[torch.Tensor], wanted: list[torch.Tensor], tolerance: float, what: str, text: str) -> None:
+    for k, (a, b) in enumerate(zip(got, wanted, strict=True)):
+        if a.shape != b.shape:
+            raise IrWrong(f"{what}: result {k} has the shape {tuple(a.shape)}, not {tuple(b.shape)}", text)
+        scale = max(1.0, float(b.abs().max())) if b.numel() else 1.0
+        if b.numel() and not (a - b).abs().max() <= tolerance * scale:
+            at = tuple(torch.argmax((a - b).abs().nan_to_num(math.inf)).unsqueeze(0).tolist())
+            raise IrWrong(f"{what}: result {k} is {a.flatten()[at[0]]:.9g} for {b.flatten()[at[0]]:.9g} at element {at[0]}", text)
+
+
+def _other_schedules(program: IrProgram) -> dict[str, str]:
+    """The schedules that heuristics propose, with other numbers and some directives left out. What does not fit is refused."""
+    rng = random.Random(program.schedule_seed)
+    proposals = re.findall(r"^schedule (@\w+): (.*)$", _C.lower(program.text, "tile", '{"cache_dir": ""}'), re.MULTILINE)
+    changed = {}
+    for kernel, text in proposals:
+        words = re.findall(r"\w+(?:\([^()]*\))?", text)
+        kept = [word for word in words if "(" not in word or rng.random() > 0.15]
+        for position, word in enumerate(kept):
+            if word.startswith(("tile(", "register_block(", "unroll(", "vectorize(")) and rng.random() < 0.5:
+                kept[position] = re.sub(r"=(\d+)", lambda m: f"={rng.choice([1, 2, 3, 4, 6, 8, 16, 32])}", word)
+        changed[kernel.removeprefix("@")] = " ".join(kept)
+    return changed

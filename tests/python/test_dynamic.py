@@ -1,0 +1,237 @@
+"""Symbolic sizes: one graph for all lengths without guards of deplo's own, strides, exported programs, nested subgraphs, sizes of data."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from engines import Compiler, same
+from torch import nn
+
+import deplo
+from deplo import backend
+from deplo.errors import FallbackWarning
+
+LENGTHS = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 255, 257, 511, 1000, 1023, 1025, 2047, 2049, 4095, 4096)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def guards_added(monkeypatch):
+    """How many guards each import and compile of a graph added to its ShapeEnv."""
+    counts = []
+    program = backend.Compilation._program
+
+    def counted(self, record, gm, static):
+        values = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
+        symbols = [v for v in values if isinstance(v, torch.SymInt)]
+        symbols += [size for v in values if isinstance(v, torch.Tensor) for size in v.shape if isinstance(size, torch.SymInt)]
+        before = len(symbols[0].node.shape_env.guards) if symbols else 0
+        result = program(self, record, gm, static)
+        counts.append((len(symbols[0].node.shape_env.guards) if symbols else 0) - before)
+        return result
+
+    monkeypatch.setattr(backend.Compilation, "_program", counted)
+    return counts
+
+
+def exact(fn, *inputs):
+    return fn(*(x.double() if x.is_floating_point() else x for x in inputs))
+
+
+def check(got, eager, wanted):
+    """As near to float64 as eager mode is, and 8 ulp of the largest value."""
+    error, theirs = ((x.double() - wanted).abs().max() if x.numel() else torch.zeros(()) for x in (got, eager))
+    assert got.shape == eager.shape and got.dtype == eager.dtype
+    assert error <= theirs + 8 * torch.finfo(got.dtype).eps * (wanted.abs().max() if wanted.numel() else 1), f"{error} for {theirs}"
+
+
+FUNCTIONS = {
+    "softmax": lambda x: torch.softmax(x, -1),
+    "layer norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "sum of rows and columns": lambda x: x.sum(0) + x.sum(1, keepdim=True),
+    "transposed": lambda x: (x.t() * 2).contiguous().flatten().cumsum(0),
+    "product": lambda x: x @ x.t(),
+    "stencil": lambda x: x[:, 1:] - x[:, :-1],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_lengths_from_2_to_4096_are_one_graph(name, guards_added):
+    fn = FUNCTIONS[name]
+    compiler = Compiler()
+    compiled = compiler(fn, dynamic=True)
+    with torch.no_grad():
+        # PyTorch specialises the one difference of a row of 2, and squares if the first input is one; products of long rows take their time.
+        for length in {"stencil": LENGTHS[2:], "product": LENGTHS[::3]}.get(name, LENGTHS):
+            x = torch.randn(3, length, generator=torch.Generator().manual_seed(length))
+            check(compiled(x), fn(x), exact(fn, x))
+        assert compiler.graphs == 1
+        for length in (1, 0) if name != "layer norm" else (1,):
+            x = torch.randn(3, length)
+            check(compiled(x), fn(x), exact(fn, x))
+        assert compiler.graphs <= 3
+    assert guards_added == [0] * len(guards_added) and guards_added
+
+
+def test_automatic_dynamic_after_the_second_length():
+    compiler = Compiler()
+    linear = nn.Linear(16, 24)
+    compiled = compiler(lambda x: F.gelu(linear(x)).softmax(-1))
+    with torch.no_grad():
+        for length in (5, 9, 2, 17, 100, 33):
+            x = torch.randn(length, 16)
+            same(compiled(x), F.gelu(linear(x)).softmax(-1), scale=64)
+    assert compiler.graphs == 2
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.project, self.out = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = self.project(self.norm(x)).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        return x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+def test_gradients_of_any_batch_and_length():
+    torch.manual_seed(0)
+    layer, wide = Attention(), Attention().double()
+    wide.load_state_dict(layer.state_dict())
+    compiler = Compiler()
+    compiled = compiler(layer, dynamic=True)
+    first = 0
+    for batch, length in ((3, 5), (4, 17), (7, 33), (6, 9)):
+        x = torch.randn(batch, length, 16)
+        gradients = []
+        for fn, module in ((compiled, layer), (layer, layer), (wide, wide)):
+            loss = fn(x.to(module.out.weight.dtype)).square().sum()
+            gradients.append(torch.autograd.grad(loss, list(module.parameters())))
+        largest = max(g.abs().max() for g in gradients[2])
+        for got, eager, true in zip(*gradients, strict=True):
+            assert (got - true).abs().max() <= (eager - true).abs().max() + 32 * torch.finfo(torch.float32).eps * largest
+        first = first or compiler.graphs
+    assert compiler.graphs == first
+
+
+def test_strides_are_symbols_too():
+    fn = lambda x: (x * 2).sum(-1) + x[:, 0]  # noqa: E731
+    compiler = Compiler()
+    compiled = compiler(fn, dynamic=True)
+    with torch.no_grad():
+        for rows, columns, wide in ((4, 6, 11), (5, 9, 30), (17, 33, 64), (3, 8, 10)):
+            x = torch.randn(rows, wide)[:, 1 : columns + 1]
+            check(compiled(x), fn(x), exact(fn, x))
+    assert compiler.graphs == 1
+
+
+def test_mark_dynamic_and_a_range():
+    compiler = Compiler()
+    compiled = compiler(lambda x: torch.softmax(x, 0))
+    with torch.no_grad():
+        for length in (6, 2, 64, 31):
+            x = torch.randn(length, 5)
+            torch._dynamo.mark_dynamic(x, 0, min=2, max=64)
+            same(compiled(x), torch.softmax(x, 0))
+    assert compiler.graphs == 1
+
+
+def test_exported_programs_with_dynamic_sizes():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x, y):
+            return torch.cat([self.linear(x), y], 0).softmax(0)
+
+    net = Net()
+    rows, more = torch.export.Dim("rows", min=2, max=512), torch.export.Dim("more", min=2, max=512)
+    exported = torch.export.export(net, (torch.randn(4, 8), torch.randn(3, 8)), dynamic_shapes={"x": {0: rows}, "y": {0: more}})
+    compiler = Compiler()
+    compiled = compiler(exported.module(), dynamic=True)
+    with torch.no_grad():
+        for n, m in ((4, 3), (9, 2), (100, 77)):
+            x, y = torch.randn(n, 8), torch.randn(m, 8)
+            same(compiled(x, y), net(x, y), scale=64)
+    assert compiler.graphs == 1
+
+
+def cond(x):
+    return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+
+def scan(x):
+    from torch._higher_order_ops.scan import scan as torch_scan
+
+    return torch_scan(lambda carry, row: (carry + row, carry * row), torch.zeros_like(x[0]), x)[1]
+
+
+def flex(x):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q = x[None, None].expand(1, 2, -1, -1)
+    return flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: torch.where(i >= j, score, -float("inf")))
+
+
+def checkpointed(x):
+    from torch.utils.checkpoint import checkpoint
+
+    return checkpoint(lambda x: torch.tanh(x).softmax(-1), x, use_reentrant=False) * 2
+
+
+@pytest.mark.parametrize("fn", [cond, scan, flex, checkpointed])
+def test_nested_subgraphs(fn):
+    """Generated, or run by ATen with the reason in one warning; the numbers are eager mode's."""
+    compiled = torch.compile(fn, backend=deplo.deplo, dynamic=True)
+    for length in (5, 9):
+        x = torch.randn(length, 16) + (length - 7)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            got = compiled(x)
+        texts = [str(w.message) for w in caught if issubclass(w.category, FallbackWarning)]
+        assert all("deplo does not compile that" in text for text in texts) and len(texts) <= 1, texts
+        eager = fn(x)
+        assert (got - eager).abs().max() <= 64 * torch.finfo(x.dtype).eps * eager.abs().max()
+
+
+def test_checkpoint_with_gradients_is_generated():
+    compiler = Compiler()
+    compiled = compiler(checkpointed, dynamic=True)
+    for length in (5, 9, 33):
+        x = torch.randn(length, 16, requires_grad=True)
+        along = torch.randn(length, 16)
+        gradients = [torch.autograd.grad(f(x), x, along)[0] for f in (compiled, checkpointed)]
+        same(*gradients, scale=64)
+    assert compiler.graphs == 1
+
+
+DATA_SIZED = {
+    "boolean mask": lambda x: (x * 2)[x > 0].exp(),
+    "nonzero": lambda x: (x > 0).nonzero() * 3,
+    "repeat by counts": lambda x: torch.repeat_interleave(x, (x[:, 0] > 0).long() + 1, 0) * 2,
+    "item as a size": lambda x: torch.ones(int((x > 0).sum().item()) + 2).cumsum(0),
+    "unique": lambda x: torch.unique((x * 2).round()) + 1,
+}
+
+
+@pytest.mark.parametrize("captured", [True, False], ids=["unbacked symbols", "graph break"])
+@pytest.mark.parametrize("name", DATA_SIZED)
+def test_sizes_of_data(name, captured):
+    fn = DATA_SIZED[name]
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=captured, capture_scalar_outputs=captured), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        compiled = torch.compile(fn, backend=deplo.deplo, dynamic=True)
+        with torch.no_grad():
+            for rows in (4, 9, 33):
+                x = torch.randn(rows, 5)
+                same(compiled(x), fn(x))

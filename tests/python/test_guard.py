@@ -1,0 +1,55 @@
+"""The option `guard`: kernels between guard pages. `make guard` runs most of the tests so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+from fuzz.check import check
+from fuzz.programs import Program, programs
+from hypothesis import given, settings
+from test_fuzz import SAMPLE
+
+from deplo.options import read_options
+
+GUARDED = read_options(options={"guard": True})
+
+
+@settings(SAMPLE, max_examples=25)
+@given(programs(dynamic=False))
+def test_random_programs(program: Program) -> None:
+    check(program, GUARDED)
+
+
+def test_a_layer_with_packed_weights_and_threads() -> None:
+    torch._dynamo.reset()
+    net = torch.nn.Sequential(torch.nn.Linear(70, 130), torch.nn.GELU(), torch.nn.LayerNorm(130), torch.nn.Linear(130, 33))
+    compiled = torch.compile(net, backend="deplo", options={"guard": True, "strict": True, "threads": 2}, dynamic=True)
+    for rows in (5, 2, 37):
+        x = torch.randn(rows, 70)
+        torch.testing.assert_close(compiled(x), net(x), rtol=1e-5, atol=1e-5)
+
+
+FAR = """
+import json, torch
+from deplo import _C
+
+text = '''program @far(x: f32[1024] user)
+  buffer y: f32[1024] output
+  call @shift(x, y)
+  return y
+
+kernel @shift(a: ptr f32, out b: ptr f32) symbols () chunks 1 scratch 0
+  for i in 0..1024 step 1:
+    v: f32 = load a[i + 1]
+    store b[i] = v
+'''
+_C.compile(text, json.dumps({"guard": True, "cache_dir": ""})).run([torch.ones(1024)])
+"""
+
+
+def test_an_access_past_a_guard_page_ends_the_process_and_names_the_kernel() -> None:
+    done = subprocess.run([sys.executable, "-c", FAR], capture_output=True, text=True, check=False)
+    assert done.returncode == -11, done.stderr
+    assert "touched memory outside of its buffers: kernel shift of program far" in done.stderr
