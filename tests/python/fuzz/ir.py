@@ -18,7 +18,7 @@ import torch
 from hypothesis import strategies as st
 
 from deplo import _C
-from deplo.errors import UnsupportedError, UserError
+from deplo.errors import InternalError, UnsupportedError, UserError
 
 EXTENTS = (3, 2, 4, 1, 5, 8, 7, 16, 17, 33, 40)
 MOST_POINTS = 4000
@@ -230,7 +230,8 @@ def check_ir(program: IrProgram) -> None:
             # Kernel IR before expand_math: its exact mode knows no polynomials.
             there = json.dumps({"disable": sorted({*disabled, "expand_math"}), "verify": True, "cache_dir": ""})
             lowered = _lowered(program.text, level, there)
-            _compare(_C.interpret(lowered, inputs, "exact"), wanted, 1e-9, f"{level} IR without {', '.join(disabled) or 'nothing'}", program.text)
+            what = f"{level} IR without {', '.join(disabled) or 'nothing'}"
+            _compare(_interpreted(lowered, inputs, what, program.text), wanted, 1e-9, what, program.text)
         _run(program.text, inputs, wanted, options, f"compiled without {', '.join(disabled) or 'nothing'}")
     schedules = _other_schedules(program)
     options = json.dumps({"schedule": schedules, "cache_dir": ""})
@@ -238,8 +239,16 @@ def check_ir(program: IrProgram) -> None:
         tile = _C.lower(program.text, "tile", options)
     except UserError:
         return  # a schedule that does not fit
-    _compare(_C.interpret(tile, inputs, "exact"), wanted, 1e-9, f"schedules {schedules}", program.text)
+    _compare(_interpreted(tile, inputs, f"schedules {schedules}", program.text), wanted, 1e-9, f"schedules {schedules}", program.text)
     _run(program.text, inputs, wanted, options, f"compiled under schedules {schedules}")
+
+
+def _interpreted(lowered: str, inputs: list[torch.Tensor], what: str, text: str) -> list[torch.Tensor]:
+    try:
+        results: list[torch.Tensor] = _C.interpret(lowered, inputs, "exact")
+    except InternalError as error:  # an access outside of a buffer
+        raise IrWrong(f"{what}: {error}", text) from error
+    return results
 
 
 def _lowered(text: str, level: str, options: str) -> str:
