@@ -68,11 +68,8 @@ KernelCost cost_of(const loop_ir::Kernel& kernel) {
   for (const auto& access : loop_ir::accesses(kernel.body)) {
     const loop_ir::Param* p = kernel.find_param(access.buffer);
     if (!p) continue;
-    Expr count = product(p->shape);
-    Expr touched = counter.touched[p->name];
-    // A window of a buffer is cheaper than the whole; without an order between the two, the whole.
-    if (auto difference = (touched - count).as_constant(); difference && *difference < 0) count = touched;
-    Expr bytes = count * size_of(p->dtype);
+    // A window of a buffer is cheaper than the whole.
+    Expr bytes = min(product(p->shape), counter.touched[p->name]) * size_of(p->dtype);
     if (access.reads) counter.cost.bytes_read = counter.cost.bytes_read + bytes;
     if (access.writes) counter.cost.bytes_written = counter.cost.bytes_written + bytes;
   }

@@ -37,11 +37,11 @@ void Names::reserve(const Kernel& kernel) {
 
 std::string Names::fresh(const std::string& hint) {
   std::string stem = stem_.empty() ? hint.substr(0, hint.find_last_not_of("0123456789") + 1) : stem_;
-  if (stem_.empty() && stem != hint && used_.insert(hint).second) return hint;
+  if (stem_.empty() && stem != hint && take(hint)) return hint;
   int& next = next_[stem];
   std::string name;
   do name = stem + std::to_string(next++);
-  while (!used_.insert(name).second);
+  while (!take(name));
   return name;
 }
 

@@ -15,6 +15,8 @@ class Names {
   Names() = default;
   /// Ignores hints: every name is the stem and a number. `$` makes canonical names that no text has.
   explicit Names(std::string stem) : stem_(std::move(stem)) {}
+  /// Takes no name of `others`, which outlives it.
+  explicit Names(const std::set<std::string>* others) : others_(others) {}
   void reserve(const std::string& name) { used_.insert(name); }
   /// Reserves every parameter, symbol, axis, value and local of the kernel.
   void reserve(const Kernel& kernel);
@@ -22,6 +24,9 @@ class Names {
   std::string fresh(const std::string& hint);
 
  private:
+  bool take(const std::string& name) { return !(others_ && others_->count(name)) && used_.insert(name).second; }
+
+  const std::set<std::string>* others_ = nullptr;
   std::set<std::string> used_;
   std::map<std::string, int> next_;
   std::string stem_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <map>
 #include <numeric>
 #include <string>
@@ -61,11 +62,30 @@ uint64_t number_of(const std::string& content) {
   return all.contents.try_emplace(content, all.contents.size()).first->second;
 }
 
+constexpr int64_t kSamples = 8;  ///< elements, spread evenly, that tell a weight that was written unseen
+
+/// A hash of a few elements, so that what writes a whole weight does not go unseen.
+uint64_t sample_of(const TensorView& view) {
+  int64_t count = 1;
+  for (int d = 0; d < view.rank; ++d) count *= view.sizes[d];
+  uint64_t hash = 0;
+  for (int64_t k = 0; k < std::min(kSamples, count); ++k) {
+    int64_t place = count <= kSamples ? k : static_cast<int64_t>((static_cast<double>(k) + 0.5) / kSamples * static_cast<double>(count));
+    int64_t offset = 0;
+    for (int d = view.rank; d-- > 0; place /= view.sizes[d]) offset += place % view.sizes[d] * view.strides[d];
+    uint64_t bits = 0;
+    std::memcpy(&bits, view.data + offset * size_of(view.dtype), static_cast<size_t>(size_of(view.dtype)));
+    hash = (hash ^ bits) * 0x9e3779b97f4a7c15ULL;
+    hash ^= hash >> 32;
+  }
+  return hash;
+}
+
 }  // namespace
 
 Identity identity_of(const TensorView& view) {
   static std::atomic<uint64_t> unknown{1ULL << 63};
-  return {view.storage, view.data, view.has_version ? view.version : unknown.fetch_add(1)};
+  return {view.storage, view.data, view.has_version ? view.version : unknown.fetch_add(1), sample_of(view)};
 }
 
 std::vector<OnceGroup> find_once_groups(const kernel_ir::Module& module, const Layout& layout) {

@@ -14,12 +14,13 @@
 
 namespace deplo::runtime {
 
-/// What tells one content of a static input from another, as far as the tensor library knows. Writes that bypass it
-/// (through .data or numpy) go unseen: forget_packed() is for them.
+/// What tells one content of a static input from another, as far as the tensor library knows. Of writes that bypass it (through .data or
+/// numpy), those are seen that change one of a few elements; forget_packed() is for the others.
 struct Identity {
   const void* storage = nullptr;
   const char* data = nullptr;
   uint64_t version = 0;
+  uint64_t sample = 0;  ///< of the elements
   auto operator<=>(const Identity&) const = default;
 };
 /// The identity of a tensor without a version is new at every call: what is packed from it is packed again.

@@ -52,7 +52,7 @@ int64_t parts_for(int64_t chunks, int threads) {
 }
 
 /// Packed buffers may depend on sizes, too.
-Identity identity_of_size(int64_t value) { return {nullptr, nullptr, static_cast<uint64_t>(value)}; }
+Identity identity_of_size(int64_t value) { return {nullptr, nullptr, static_cast<uint64_t>(value), 0}; }
 
 }  // namespace
 

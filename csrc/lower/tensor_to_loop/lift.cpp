@@ -24,8 +24,7 @@ struct Lifter {
   const Tensors& tensors;
   Names names;
 
-  Lifter(const Op& o, const Tensors& t) : op(o), tensors(t) {
-    for (const std::string& name : t.reserved) names.reserve(name);
+  Lifter(const Op& o, const Tensors& t) : op(o), tensors(t), names(&t.reserved) {
     for (const auto& [name, range] : t.symbols) names.reserve(name);
   }
 
@@ -263,8 +262,7 @@ struct Lifter {
 std::vector<Nest> lift(const tensor_ir::Op& op, const Tensors& tensors) { return std::visit(Lifter(op, tensors), op.node); }
 
 Nest lift_copy(const std::string& source, const std::string& target, const TensorType& type, const Tensors& tensors) {
-  Names names;
-  for (const std::string& name : tensors.reserved) names.reserve(name);
+  Names names(&tensors.reserved);
   for (const auto& [name, range] : tensors.symbols) names.reserve(name);
   std::vector<Axis> axes;
   std::vector<Expr> at;

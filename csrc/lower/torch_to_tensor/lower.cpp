@@ -4,6 +4,7 @@
 #include "base/text.h"
 #include "lower/torch_to_tensor.h"
 #include "lower/torch_to_tensor/builder.h"
+#include "lower/torch_to_tensor/foreach.h"
 #include "lower/torch_to_tensor/sizes.h"
 
 namespace deplo {
@@ -81,8 +82,11 @@ struct Lowering {
     }
   }
 
-  /// The values of a node's results by its rule.
+  /// The values of a node's results by its rule, or by those of the calls that it stands for.
   std::vector<Value> apply_rule(const torch_ir::Node& node) {
+    std::vector<Value> singles;
+    for (const torch_ir::Node& single : rules::single_calls(node)) singles.push_back(apply_rule(single).at(0));
+    if (!singles.empty()) return singles;
     Rule rule = rules::find_rule(node.op);
     if (!rule) {
       std::string_view reason = rules::library_reason(node.op);

@@ -222,6 +222,12 @@ Values add_product(Builder& b, const Call& call) {
   return finish(b, call, b.apply(Fn::add, {b.cast(call.tensor("self"), dtype), product}));
 }
 
+Values multiply_add(Builder& b, const Call& call) {
+  DType dtype = compute_dtype(call);
+  DEPLO_SUPPORT(is_float(dtype), "fma of {}", to_string(dtype));
+  return finish(b, call, b.apply(Fn::fma, {operand(b, call, "a", dtype), operand(b, call, "b", dtype), operand(b, call, "c", dtype)}));
+}
+
 Values is_nan_values(Builder& b, const Call& call) {
   Value x = call.tensor("self");
   if (!is_float(x.type.dtype)) return {b.constant(DType::boolean, x.type.shape, 0)};
@@ -496,6 +502,7 @@ const std::vector<Row>& pointwise_rules() {
         {"aten.xlogy.Scalar_Self", xlogy},
         {"aten.xlogy.Tensor", xlogy},
         {"aten._to_copy.default", to_copy},
+        {"prims.fma.default", multiply_add},
         {"prims.convert_element_type.default", [](Builder& b, const Call& call) { return call.dtype("dtype"), finish(b, call, call.tensor("a")); }},
     };
     for (const auto* more : {&activation_rules(), &special_rules()}) all.insert(all.end(), more->begin(), more->end());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "analysis/contraction.h"
 #include "analysis/cost.h"
@@ -25,12 +26,15 @@ constexpr double kRowBlock = 128;           ///< rows of a contraction whose fus
 constexpr double kCores = 8;                ///< that read a shared operand each for itself
 constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
 constexpr size_t kSiblingsTried = 4;
+constexpr double kSmallKernel = 4096;  ///< points below which a kernel without anything in common with another may still share its step
+constexpr size_t kSmallTogether = 16;  ///< such kernels in one
 
 struct Group {
   NestGroup nest;
   std::vector<analysis::Contraction> contractions;  ///< of the kernel as it stands
   double points = 0;                                ///< innermost iterations
-  bool fixed = false;                               ///< takes no part: touches versioned buffers, or scans with checks
+  bool fixed = false;                               ///< takes no part: writes versioned buffers in part
+  size_t small = 1;                                 ///< kernels that it is made of which have nothing in common
 };
 
 struct Fuser {
@@ -38,7 +42,8 @@ struct Fuser {
   const PassContext& context;
   std::vector<Group> groups;
   std::vector<loop_ir::Names> names;
-  std::vector<bool> is_static;  ///< runs once per program: never joins what runs at each call
+  std::vector<bool> is_static;       ///< runs once per program: never joins what runs at each call
+  bool one_after_the_other = false;  ///< small nests may join that share no axis
 
   double size(Expr e) const { return std::max(1.0, analysis::estimate(e, context.hints, graph.program().symbols)); }
   double bytes(const std::string& name) const {
@@ -59,15 +64,12 @@ struct Fuser {
     return total;
   }
 
-  void refresh(size_t at) {
-    Group& g = groups[at];
+  void find_contractions(size_t at) {
     loop_ir::Kernel kernel;
     kernel.symbols = graph.program().symbols;
-    kernel.body = loop_ir::make_nest(g.nest.axes, g.nest.body);
-    g.contractions = analysis::find_contractions(kernel);
-    for (auto& c : g.contractions) c.reduce = nullptr;  // it points into the copy above
-    g.points = points_of(kernel.body);
-    graph.set_body(at, kernel.body);
+    kernel.body = graph.nodes()[at].body;
+    groups[at].contractions = analysis::find_contractions(kernel);
+    for (auto& c : groups[at].contractions) c.reduce = nullptr;  // it points into the copy above
   }
 
   void start() {
@@ -77,17 +79,76 @@ struct Fuser {
     for (size_t at = 0; at < groups.size(); ++at) {
       auto& node = graph.nodes()[at];
       Group& g = groups[at];
-      g.fixed = !node.is_kernel || node.once || !node.updated.empty();
+      g.fixed = !node.is_kernel || node.once;
       if (!node.is_kernel) continue;
-      for (const std::string& b : node.writes) g.fixed = g.fixed || graph.is_versioned(b);
       loop_ir::Nest nest = loop_ir::peel(loop_ir::clean(node.body, graph.program().symbols));
       g.nest = {nest.axes, nest.body};
+      for (const std::string& b : node.writes)
+        if (graph.is_versioned(b) || node.updated.count(b)) g.fixed = g.fixed || !overwrites(g.nest, b);
+      if (!g.fixed) node.updated.clear();
       loop_ir::Kernel kernel;
       kernel.symbols = graph.program().symbols;
       kernel.body = node.body;
       names[at].reserve(kernel);
-      refresh(at);
+      graph.set_body(at, loop_ir::make_nest(g.nest.axes, g.nest.body));
+      g.points = points_of(graph.nodes()[at].body);
+      find_contractions(at);
     }
+  }
+
+  // Every iteration of the outer loops has a place of its own in the buffer, and touches no other.
+  static bool has_own_places(const NestGroup& nest, const std::string& buffer, bool& guarded) {
+    bool own = true;
+    auto check = [&](const std::vector<Expr>& index) {
+      std::set<std::string> left;
+      for (const Axis& axis : nest.axes) left.insert(axis.name);
+      for (const Expr& e : index) own = own && (e.is_symbol() ? left.erase(e.name()) == 1 : e.is(0));
+      own = own && left.empty();
+    };
+    loop_ir::visit(nest.body, [&](const Stmt& stmt, const auto&) {
+      const auto* load = std::get_if<Load>(&stmt.node);
+      const auto* store = std::get_if<Store>(&stmt.node);
+      if (load && load->buffer == buffer) check(load->index);
+      if (!store || store->buffer != buffer) return;
+      check(store->index);
+      guarded = guarded || !store->guard.empty() || store->combiner != Combiner::set;
+    });
+    return own;
+  }
+
+  // The kernel replaces all of an input that no other one writes, element by element.
+  bool overwrites(const NestGroup& nest, const std::string& b) {
+    bool guarded = false;
+    if (graph.buffer(b).kind != BufferKind::input || graph.writers(b).size() != 1) return false;
+    return has_own_places(nest, b, guarded) && !guarded && covers_buffer(nest, b);
+  }
+
+  bool covers_buffer(const NestGroup& nest, const std::string& b) const {
+    Expr points = 1;
+    for (const Axis& axis : nest.axes) points = points * axis.extent;
+    return simplify(points - product(graph.buffer(b).shape), graph.program().symbols).is(0);
+  }
+
+  // Inputs that one of the two overwrites and the other touches: their loads come first in an iteration only if it touches what others do not.
+  bool meets_in_place(size_t first, size_t second, const NestGroup& joined) {
+    for (size_t writer : {first, second}) {
+      const auto& other = graph.nodes()[writer == first ? second : first];
+      for (const std::string& b : graph.nodes()[writer].writes) {
+        bool guarded = false;
+        if (!graph.is_versioned(b) || (!other.reads.count(b) && !other.writes.count(b))) continue;
+        if (!same_place(joined, b) || !has_own_places(joined, b, guarded)) return false;
+      }
+    }
+    return true;
+  }
+
+  static bool same_place(const NestGroup& nest, const std::string& buffer) {
+    std::vector<std::vector<Expr>> places;
+    loop_ir::visit(nest.body, [&](const Stmt& stmt, const auto&) {
+      if (const auto* load = std::get_if<Load>(&stmt.node); load && load->buffer == buffer) places.push_back(load->index);
+      if (const auto* store = std::get_if<Store>(&stmt.node); store && store->buffer == buffer) places.push_back(store->index);
+    });
+    return std::all_of(places.begin(), places.end(), [&](const auto& place) { return place == places[0]; });
   }
 
   // Buffers that `second` reads and `first` writes.
@@ -183,7 +244,7 @@ struct Fuser {
       loop_ir::Names scratch = names[first];
       return keep_rows(join(a.nest, b.nest, pairs, scratch), flow);
     }
-    if (pairs.empty() && !(a.nest.axes.empty() && b.nest.axes.empty())) return std::max(a.points, b.points) <= kSmallIteration;
+    if (pairs.empty() && !(a.nest.axes.empty() && b.nest.axes.empty())) return one_after_the_other && std::max(a.points, b.points) <= kSmallIteration;
     if (whole_a && whole_b) return true;
     return parallel_enough(shared, std::max(a.points, b.points));
   }
@@ -208,12 +269,20 @@ struct Fuser {
     if (graph.reaches(first, second, true) || graph.reaches(second, first)) return false;
     for (size_t w : graph.overwriters(first))
       if (graph.reaches(w, second)) return false;
-    b.nest = join(a.nest, b.nest, pairs, names[first]);
+    loop_ir::Names taken = names[first];
+    NestGroup joined = join(a.nest, b.nest, pairs, names[first]);
+    if (!meets_in_place(first, second, joined)) {
+      names[first] = std::move(taken);
+      return false;
+    }
+    b.nest = std::move(joined);
     names[second] = std::move(names[first]);
     graph.inherit_order(first, second);
     graph.merge_provenance(first, second, true);
-    graph.remove(first);
-    refresh(second);
+    bool contracts = !a.contractions.empty() || !b.contractions.empty();
+    b.points = std::max(a.points, b.points);
+    graph.join(first, second, loop_ir::make_nest(b.nest.axes, b.nest.body));
+    if (contracts) find_contractions(second);
     return true;
   }
 
@@ -268,12 +337,65 @@ struct Fuser {
     }
   }
 
+  // How many steps must run before this one, one after the other. Steps with equal numbers are independent.
+  std::vector<size_t> find_depths() {
+    std::vector<size_t> depths(graph.nodes().size(), 0);
+    std::vector<bool> done(graph.nodes().size(), false);
+    std::function<size_t(size_t)> depth = [&](size_t at) {
+      if (done[at]) return depths[at];
+      done[at] = true;
+      for (size_t p : graph.predecessors(at))
+        if (graph.nodes()[p].alive) depths[at] = std::max(depths[at], depth(p) + 1);
+      return depths[at];
+    };
+    for (size_t at = 0; at < groups.size(); ++at)
+      if (graph.nodes()[at].alive) depth(at);
+    return depths;
+  }
+
+  // Small pointwise kernels that have nothing in common: the step costs more than the work. One thread runs them one after the other.
+  void fuse_small() {
+    std::vector<size_t> depths = find_depths();
+    std::map<size_t, size_t> open;  // by depth
+    for (size_t at = 0; at < groups.size(); ++at) {
+      Group& g = groups[at];
+      if (!graph.nodes()[at].alive || g.fixed || is_static[at] || g.points > kSmallKernel || !g.contractions.empty() || !is_pointwise(g.nest))
+        continue;
+      auto [it, fresh] = open.try_emplace(depths[at], at);
+      if (fresh) continue;
+      size_t first = it->second;
+      it->second = at;
+      if (groups[first].small + g.small > kSmallTogether) continue;
+      g.nest = join(groups[first].nest, g.nest, {}, names[first]);
+      g.points += groups[first].points;
+      g.small += groups[first].small;
+      names[at] = std::move(names[first]);
+      graph.inherit_order(first, at);
+      graph.merge_provenance(first, at, true);
+      graph.join(first, at, loop_ir::make_nest(g.nest.axes, g.nest.body));
+    }
+  }
+
+  static bool is_pointwise(const NestGroup& nest) {
+    bool plain = true;
+    loop_ir::visit(nest.body, [&](const Stmt& stmt, const auto&) {
+      plain = plain && (std::holds_alternative<Load>(stmt.node) || std::holds_alternative<Store>(stmt.node) ||
+                        std::holds_alternative<loop_ir::Let>(stmt.node) || std::holds_alternative<loop_ir::For>(stmt.node));
+    });
+    return plain;
+  }
+
   loop_ir::Module run() {
     start();
-    for (size_t at = 0; at < groups.size(); ++at)
-      if (graph.nodes()[at].alive && !groups[at].fixed) fuse_into(at);
-    for (size_t at = 0; at < groups.size(); ++at)
-      if (graph.nodes()[at].alive && !groups[at].fixed) fuse_siblings(at);
+    // What shares no axis with its reader hides the axes that others could share: it comes last.
+    for (bool apart : {false, true}) {
+      one_after_the_other = apart;
+      for (size_t at = 0; at < groups.size(); ++at)
+        if (graph.nodes()[at].alive && !groups[at].fixed) fuse_into(at);
+      for (size_t at = 0; at < groups.size(); ++at)
+        if (graph.nodes()[at].alive && !groups[at].fixed) fuse_siblings(at);
+    }
+    fuse_small();
     for (size_t at = 0; at < groups.size(); ++at) {
       if (!graph.nodes()[at].alive || !graph.nodes()[at].is_kernel) continue;
       auto is_private = [&](const std::string& b) {
@@ -290,7 +412,7 @@ struct Fuser {
 }  // namespace
 
 loop_ir::Module fuse_nests(loop_ir::Module module, const PassContext& context) {
-  return Fuser{ProgramGraph(std::move(module)), context, {}, {}, {}}.run();
+  return Fuser{ProgramGraph(std::move(module)), context, {}, {}, {}, false}.run();
 }
 
 }  // namespace deplo

@@ -36,6 +36,7 @@ struct Fuser {
   ProgramGraph graph;
   const PassContext& context;
   std::vector<bool> is_static;
+  std::map<size_t, loop_ir::Names> names;  ///< that a kernel uses
   std::map<std::string, bool> rooted_;
 
   double size(Expr e) const { return std::max(1.0, analysis::estimate(e, context.hints, graph.program().symbols)); }
@@ -187,10 +188,20 @@ struct Fuser {
     for (size_t r : readers) {
       graph.inherit_order(at, r);
       graph.merge_provenance(at, r, true);
-      graph.set_body(r, substitute_producer(graph.nodes()[r].body, *p, graph.program().symbols));
+      graph.set_body(r, substitute_producer(graph.nodes()[r].body, *p, graph.program().symbols, names_of(r)));
     }
     graph.remove(at);
     return true;
+  }
+
+  loop_ir::Names& names_of(size_t at) {
+    auto [it, fresh] = names.try_emplace(at);
+    if (!fresh) return it->second;
+    loop_ir::Kernel kernel;
+    kernel.symbols = graph.program().symbols;
+    kernel.body = graph.nodes()[at].body;
+    it->second.reserve(kernel);
+    return it->second;
   }
 
   bool widens(const PointwiseNest& p) {
@@ -252,7 +263,7 @@ struct Fuser {
 }  // namespace
 
 loop_ir::Module fuse_producers(loop_ir::Module module, const PassContext& context) {
-  return Fuser{ProgramGraph(std::move(module)), context, {}, {}}.run();
+  return Fuser{ProgramGraph(std::move(module)), context, {}, {}, {}}.run();
 }
 
 }  // namespace deplo

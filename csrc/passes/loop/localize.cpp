@@ -1,6 +1,8 @@
 #include "passes/loop/localize.h"
 
 #include <algorithm>
+#include <iterator>
+#include <optional>
 
 #include "base/error.h"
 #include "loop_ir/params.h"
@@ -11,12 +13,23 @@ namespace {
 
 using namespace loop_ir;
 
+constexpr size_t kLoopsTried = 32;  ///< before a loop, to join it to
+
 // What one statement of a block needs and makes.
 struct Footprint {
   std::set<std::string> defines;
   std::set<std::string> needs;
   std::set<std::string> reads;  ///< buffers
   std::set<std::string> writes;
+  bool reduces = false;
+
+  void add(Footprint other) {
+    defines.merge(other.defines);
+    needs.merge(other.needs);
+    reads.merge(other.reads);
+    writes.merge(other.writes);
+    reduces = reduces || other.reduces;
+  }
 };
 
 void define(Footprint& f, const std::string& name) { f.defines.insert(name); }
@@ -42,10 +55,12 @@ Footprint footprint(const Stmt& stmt) {
                           },
                           [&](const For&) {},
                           [&](const Reduce& x) {
+                            f.reduces = true;
                             f.defines.insert(x.results.begin(), x.results.end());
                             f.needs.insert(x.operands.begin(), x.operands.end());
                           },
                           [&](const Scan& x) {
+                            f.reduces = true;
                             f.defines.insert(x.results.begin(), x.results.end());
                             f.needs.insert(x.operands.begin(), x.operands.end());
                           },
@@ -56,6 +71,7 @@ Footprint footprint(const Stmt& stmt) {
 }
 
 bool intersects(const std::set<std::string>& a, const std::set<std::string>& b) {
+  if (a.size() > b.size()) return intersects(b, a);
   return std::any_of(a.begin(), a.end(), [&](const std::string& name) { return b.count(name) > 0; });
 }
 
@@ -100,68 +116,86 @@ bool meets_in_iteration(const For& first, const For& second, const Footprint& a,
   return true;
 }
 
-// A pointwise loop joins the loop that makes what it reads, as its epilogue; a reduction stays apart from loops that prepare its operands.
-bool holds_reduce(const Block& block) {
-  bool found = false;
-  visit(block, [&](const Stmt& stmt, const auto&) {
-    found = found || std::holds_alternative<Reduce>(stmt.node) || std::holds_alternative<Scan>(stmt.node);
-  });
-  return found;
-}
-
 struct LoopMerger {
   Block merge(Block body) {
     for (auto& stmt : body)
       if (const auto* loop = std::get_if<For>(&stmt->node)) stmt = make_for({loop->axis, loop->extent}, merge(loop->body));
-    std::vector<Footprint> prints;
-    for (const auto& stmt : body) prints.push_back(footprint(*stmt));
-    for (size_t b = 1; b < body.size(); ++b) {
-      if (!std::holds_alternative<For>(body[b]->node)) continue;
-      for (size_t a = b; a-- > 0;) {
-        if (try_merge(body, prints, a, b)) {
-          --b;
-          break;
-        }
-      }
-    }
-    return body;
+    return merge_from(body, 1);
   }
 
-  // Moves loop b up into loop a, and what b needs in between before a.
-  bool try_merge(Block& body, std::vector<Footprint>& prints, size_t a, size_t b) {
-    const auto* first = std::get_if<For>(&body[a]->node);
-    const auto* second = std::get_if<For>(&body[b]->node);
-    if (!first || first->extent != second->extent || (holds_reduce(second->body) && !holds_reduce(first->body))) return false;
-    if (!meets_in_iteration(*first, *second, prints[a], prints[b])) return false;
-    // Statements between that b depends on must not depend on a.
-    std::vector<size_t> lifted;
-    std::vector<size_t> chain{b};
-    for (size_t at = b; at-- > a + 1;) {
-      bool needed = std::any_of(chain.begin(), chain.end(), [&](size_t c) { return must_precede(prints[at], prints[c]); });
-      if (!needed) continue;
-      if (must_precede(prints[a], prints[at])) return false;
-      chain.push_back(at);
-      lifted.push_back(at);
+  struct Item {
+    Ref<Stmt> stmt;
+    std::optional<Footprint> known;  ///< made when asked for: most statements never are
+    const Footprint& print() {
+      if (!known) known = footprint(*stmt);
+      return *known;
     }
-    std::reverse(lifted.begin(), lifted.end());
+  };
+
+  // Of the loops before `from`, none can join another any longer.
+  Block merge_from(const Block& body, size_t from) {
+    std::vector<Item> items;
+    for (const auto& stmt : body) items.push_back({stmt, std::nullopt});
+    for (size_t b = from; b < items.size(); ++b)
+      if (std::holds_alternative<For>(items[b].stmt->node) && joins_earlier(items, b)) --b;
+    Block merged;
+    for (Item& item : items) merged.push_back(std::move(item.stmt));
+    return merged;
+  }
+
+  // True if loop b joined the nearest loop before it that can take it.
+  bool joins_earlier(std::vector<Item>& items, size_t b) {
+    std::vector<size_t> lifted;  // statements in between that b depends on, the last first
+    Footprint needed;            // of them all
+    size_t tried = 0;
+    for (size_t a = b; a-- > 0 && tried < kLoopsTried;) {
+      bool precedes_lifted = must_precede(items[a].print(), needed);
+      if (fits(items, a, b)) {
+        ++tried;
+        // What b depends on moves in front of a, so it must not depend on a.
+        if (!precedes_lifted && meets_in_iteration(loop(items[a]), loop(items[b]), items[a].print(), items[b].print())) {
+          join(items, a, b, {lifted.begin(), lifted.end()});
+          return true;
+        }
+      }
+      if (!precedes_lifted && !must_precede(items[a].print(), items[b].print())) continue;
+      lifted.push_back(a);
+      needed.add(items[a].print());
+    }
+    return false;
+  }
+
+  static const For& loop(const Item& item) { return std::get<For>(item.stmt->node); }
+
+  // A pointwise loop joins the loop that makes what it reads, as its epilogue; a reduction stays apart from loops that prepare its operands.
+  static bool fits(std::vector<Item>& items, size_t a, size_t b) {
+    const auto* first = std::get_if<For>(&items[a].stmt->node);
+    return first && first->extent == loop(items[b]).extent && (!items[b].print().reduces || items[a].print().reduces);
+  }
+
+  // Moves loop b up into loop a, and `lifted` before a.
+  void join(std::vector<Item>& items, size_t a, size_t b, const std::set<size_t>& lifted) {
+    const For* first = &loop(items[a]);
+    const For* second = &loop(items[b]);
+    std::string axis = first->axis;
+    std::string gone = second->axis;
     Renaming renaming;
-    renaming.value(second->axis, first->axis);
+    renaming.value(gone, axis);
     Block joined = first->body;
+    size_t from = joined.size();
     for (auto& stmt : copy_block(second->body, renaming, nullptr)) joined.push_back(std::move(stmt));
-    Ref<Stmt> merged = make_for({first->axis, first->extent}, merge(std::move(joined)));
-    Block next(body.begin(), body.begin() + static_cast<long>(a));
-    std::vector<Footprint> next_prints(prints.begin(), prints.begin() + static_cast<long>(a));
-    auto push = [&](const Ref<Stmt>& stmt, Footprint print) {
-      next.push_back(stmt);
-      next_prints.push_back(std::move(print));
-    };
-    for (size_t at : lifted) push(body[at], prints[at]);
-    push(merged, footprint(*merged));
-    for (size_t at = a + 1; at < body.size(); ++at)
-      if (at != b && std::find(lifted.begin(), lifted.end(), at) == lifted.end()) push(body[at], prints[at]);
-    body = std::move(next);
-    prints = std::move(next_prints);
-    return true;
+    items[a].stmt = make_for({axis, first->extent}, merge_from(joined, from));
+    Footprint both = items[a].print();
+    both.add(items[b].print());
+    if (both.needs.erase(gone)) both.needs.insert(axis);
+    items[a].known = std::move(both);
+    // The order from a on: what is lifted, the joined loop, the rest.
+    std::vector<Item> rest;
+    for (size_t at : lifted) rest.push_back(std::move(items[at]));
+    for (size_t at = a; at < items.size(); ++at)
+      if (at != b && !lifted.count(at)) rest.push_back(std::move(items[at]));
+    items.resize(a);
+    std::move(rest.begin(), rest.end(), std::back_inserter(items));
   }
 };
 

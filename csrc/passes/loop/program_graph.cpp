@@ -18,6 +18,15 @@ void collect_buffers(const Attribute& attribute, std::set<std::string>& names) {
   if (const auto* value = std::get_if<ValueName>(&attribute.value)) names.insert(value->name);
 }
 
+Attribute renamed(const Attribute& attribute, const std::string& from, const std::string& to) {
+  if (const auto* value = std::get_if<ValueName>(&attribute.value)) return value->name == from ? Attribute{ValueName{to}} : attribute;
+  const auto* list = std::get_if<std::vector<Attribute>>(&attribute.value);
+  if (!list) return attribute;
+  std::vector<Attribute> items;
+  for (const Attribute& item : *list) items.push_back(renamed(item, from, to));
+  return {std::move(items)};
+}
+
 }  // namespace
 
 ProgramGraph::ProgramGraph(Module module) : module_(std::move(module)) {
@@ -95,6 +104,39 @@ void ProgramGraph::set_body(size_t at, loop_ir::Block body) {
   forget_accesses(at);
   nodes_[at].body = std::move(body);
   index_accesses(at);
+}
+
+void ProgramGraph::join(size_t from, size_t into, loop_ir::Block body) {
+  Node& node = nodes_[into];
+  node.body = std::move(body);
+  for (const std::string& b : nodes_[from].reads)
+    if (node.reads.insert(b).second) readers_[b].insert(into);
+  for (const std::string& b : nodes_[from].writes) {
+    if (!node.writes.insert(b).second) continue;
+    auto& list = writers_[b];
+    list.insert(std::lower_bound(list.begin(), list.end(), into), into);
+  }
+  remove(from);
+}
+
+void ProgramGraph::rename_buffer(const std::string& from, const std::string& to) {
+  loop_ir::Renaming renaming;
+  renaming.buffers[from] = to;
+  std::set<size_t> users = readers_[from];
+  users.insert(writers_[from].begin(), writers_[from].end());
+  if (versioned_.count(from)) versioned_.insert(to);
+  for (size_t at : users) {
+    Node& node = nodes_[at];
+    forget_accesses(at);
+    if (node.updated.erase(from)) node.updated.insert(to);
+    if (node.is_kernel) {
+      node.body = loop_ir::copy_block(node.body, renaming, nullptr);
+    } else {
+      for (auto& [name, value] : node.library.arguments) value = renamed(value, from, to);
+      std::replace(node.library.results.begin(), node.library.results.end(), from, to);
+    }
+    index_accesses(at);
+  }
 }
 
 std::vector<bool> ProgramGraph::static_nodes() {

@@ -51,6 +51,10 @@ class ProgramGraph {
   void add_order(size_t first, size_t second);
 
   void set_body(size_t node, loop_ir::Block body);
+  /// `body` of node `into` holds what node `from` did, too, which disappears.
+  void join(size_t from, size_t into, loop_ir::Block body);
+  /// Steps that name buffer `from` name `to` instead.
+  void rename_buffer(const std::string& from, const std::string& to);
   void remove(size_t node);
   /// Removes kernels without effect: nothing reads what they write, and they check nothing.
   void remove_dead();

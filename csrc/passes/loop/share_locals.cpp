@@ -1,8 +1,11 @@
 #include "passes/loop/share_locals.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <set>
 
+#include "loop_ir/params.h"
 #include "loop_ir/rewrite.h"
 
 namespace deplo {
@@ -10,16 +13,6 @@ namespace deplo {
 using namespace loop_ir;
 
 namespace {
-
-bool uses_buffer(const Ref<Stmt>& stmt, const std::string& name) {
-  bool found = false;
-  visit({stmt}, [&](const Stmt& s, const auto&) {
-    const auto* load = std::get_if<Load>(&s.node);
-    const auto* store = std::get_if<Store>(&s.node);
-    found = found || (load && load->buffer == name) || (store && store->buffer == name);
-  });
-  return found;
-}
 
 int64_t count_uses(const Block& block, const std::string& name) {
   int64_t uses = 0;
@@ -79,32 +72,36 @@ Block without(const Block& block, const std::string& gone, const std::string& in
   });
 }
 
-/// The statement that first uses `name`, and the one that last does; the block's size if none.
-std::pair<size_t, size_t> span_of(const Block& block, const std::string& name) {
-  std::pair<size_t, size_t> span{block.size(), block.size()};
+/// For each buffer, the statement that first uses it, and the one that last does.
+std::map<std::string, std::pair<size_t, size_t>> find_spans(const Block& block) {
+  std::map<std::string, std::pair<size_t, size_t>> spans;
   for (size_t i = 0; i < block.size(); ++i)
-    if (uses_buffer(block[i], name)) span = {span.first == block.size() ? i : span.first, i};
-  return span;
+    for (const Access& access : accesses({block[i]})) spans.emplace(access.buffer, std::pair(i, i)).first->second.second = i;
+  return spans;
+}
+
+/// A local, and another one that it can be written over.
+std::optional<std::pair<std::string, std::string>> find_pair(const Block& block) {
+  auto spans = find_spans(block);
+  std::vector<const Local*> locals;
+  std::map<size_t, std::vector<const Local*>> ending;  ///< by the statement that uses them last
+  for (const auto& stmt : block)
+    if (const auto* local = std::get_if<Local>(&stmt->node); local && spans.count(local->name)) {
+      locals.push_back(local);
+      ending[spans.at(local->name).second].push_back(local);
+    }
+  for (const Local* next : locals) {
+    size_t first = spans.at(next->name).first;
+    for (const Local* old : ending[first])
+      if (next->name != old->name && next->dtype == old->dtype && next->shape == old->shape && takes_place(block[first], old->name, next->name))
+        return std::pair{next->name, old->name};
+  }
+  return std::nullopt;
 }
 
 Block share(Block block) {
-  while (true) {
-    std::vector<Local> locals;
-    for (const auto& stmt : block)
-      if (const auto* local = std::get_if<Local>(&stmt->node)) locals.push_back(*local);
-    auto pair = [&]() -> std::optional<std::pair<std::string, std::string>> {
-      for (const Local& next : locals)
-        for (const Local& old : locals) {
-          if (next.name == old.name || next.dtype != old.dtype || next.shape != old.shape) continue;
-          auto [first, last] = span_of(block, next.name);
-          if (first == block.size() || span_of(block, old.name).second != first) continue;
-          if (takes_place(block[first], old.name, next.name)) return std::pair{next.name, old.name};
-        }
-      return std::nullopt;
-    }();
-    if (!pair) return block;
-    block = without(block, pair->first, pair->second);
-  }
+  while (auto pair = find_pair(block)) block = without(block, pair->first, pair->second);
+  return block;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "loop_ir/text.h"
 
 namespace deplo {
 namespace {
@@ -59,18 +60,51 @@ bool has_check(const PointwiseNest& p) {
 
 struct Substituter {
   const PointwiseNest& producer;
-  Names names;
+  Names& names;
   Ranges ranges;
   std::optional<Scalar> at_zero;
+  std::map<std::string, std::string> available;  ///< place and guard of a replaced load -> its name, for what the current scope sees
+  Renaming equal;                                ///< loads of the current block that an earlier one stands for
 
   Block block(const Block& body) {
+    Renaming around = std::move(equal);
+    equal = {};
+    auto saved = available;
     Block out;
     for (const auto& stmt : body) statement(stmt, out);
+    if (!equal.values.empty()) out = copy_block(out, equal, nullptr);
+    available = std::move(saved);
+    inner = std::move(equal);
+    equal = std::move(around);
     return out;
   }
 
+  Renaming inner;  ///< `equal` of the block that was left last
+
+  // The body of a reduction or scan, which defines its operands itself.
+  Block operand_block(const Block& body, std::vector<std::string>& operands) {
+    auto saved = std::move(available);
+    available.clear();
+    Block out = block(body);
+    available = std::move(saved);
+    for (std::string& operand : operands)
+      if (auto it = inner.values.find(operand); it != inner.values.end()) operand = it->second;
+    return out;
+  }
+
+  // True if an equal load was replaced before.
+  bool is_known(const Load& load) {
+    std::string text = print(load);
+    auto [it, fresh] = available.emplace(text.substr(text.find('=')), load.name);
+    if (!fresh) equal.value(load.name, it->second);
+    return !fresh;
+  }
+
   void statement(const Ref<Stmt>& stmt, Block& out) {
-    if (const auto* load = std::get_if<Load>(&stmt->node); load && load->buffer == producer.buffer) return replace(*load, out);
+    if (const auto* load = std::get_if<Load>(&stmt->node); load && load->buffer == producer.buffer) {
+      if (!is_known(*load)) replace(*load, out);
+      return;
+    }
     if (const auto* s = std::get_if<For>(&stmt->node)) {
       auto saved = enter({{s->axis, s->extent}});
       out.push_back(make_for({s->axis, s->extent}, block(s->body)));
@@ -78,14 +112,14 @@ struct Substituter {
     } else if (const auto* s = std::get_if<Reduce>(&stmt->node)) {
       auto saved = enter(s->axes);
       Reduce copy = *s;
-      copy.body = block(s->body);
+      copy.body = operand_block(s->body, copy.operands);
       out.push_back(make_stmt(std::move(copy)));
       ranges = std::move(saved);
     } else if (const auto* s = std::get_if<Scan>(&stmt->node)) {
       auto saved = enter({s->axis});
       Scan copy = *s;
-      copy.body = block(s->body);
-      copy.then = block(s->then);
+      copy.body = operand_block(s->body, copy.operands);
+      copy.then = block(inner.values.empty() ? s->then : copy_block(s->then, inner, nullptr));
       out.push_back(make_stmt(std::move(copy)));
       ranges = std::move(saved);
     } else {
@@ -191,10 +225,25 @@ struct Substituter {
     std::vector<Cond> open;
     for (const Cond& cond : copy.guard) {
       Cond c = simplify(cond, ranges);
-      if (decide(c, ranges) != std::optional<bool>(true) && std::find(open.begin(), open.end(), c) == open.end()) open.push_back(c);
+      auto known = decide(c, ranges);
+      if (known == std::optional<bool>(false)) return make_stmt(Let{copy.name, copy.dtype, Fn::constant, {}, copy.fill, {}});
+      if (!known) add_cond(open, c);
     }
     copy.guard = std::move(open);
     return make_stmt(std::move(copy));
+  }
+
+  // Of two bounds that differ by a constant, the tighter one.
+  static void add_cond(std::vector<Cond>& open, const Cond& cond) {
+    for (Cond& other : open) {
+      if (other == cond) return;
+      if (other.kind != Cond::Kind::ge0 || cond.kind != Cond::Kind::ge0) continue;
+      if (auto difference = (cond.expr - other.expr).as_constant()) {
+        if (*difference < 0) other = cond;
+        return;
+      }
+    }
+    open.push_back(cond);
   }
 
   // The statement that defines `from` is near the end of `out`, and nothing but its copy uses that name yet.
@@ -253,13 +302,8 @@ bool can_substitute(const Block& body, const PointwiseNest& producer, const Rang
   return true;
 }
 
-Block substitute_producer(const Block& body, const PointwiseNest& producer, const Ranges& symbols) {
-  Substituter s{producer, {}, symbols, value_at_zero(producer)};
-  Kernel names;
-  names.symbols = symbols;
-  names.body = body;
-  s.names.reserve(names);
-  return s.block(body);
+Block substitute_producer(const Block& body, const PointwiseNest& producer, const Ranges& symbols, Names& names) {
+  return Substituter{producer, names, symbols, value_at_zero(producer), {}, {}, {}}.block(body);
 }
 
 }  // namespace deplo

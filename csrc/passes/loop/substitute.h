@@ -24,7 +24,8 @@ std::optional<PointwiseNest> as_pointwise(const loop_ir::Block& kernel_body);
 bool can_substitute(const loop_ir::Block& body, const PointwiseNest& producer, const Ranges& symbols);
 
 /// Replaces every load of the producer's buffer by the producer's body. A guard moves to the producer's loads where its fill then
-/// gives the same value, and becomes a select otherwise.
-loop_ir::Block substitute_producer(const loop_ir::Block& body, const PointwiseNest& producer, const Ranges& symbols);
+/// gives the same value, and becomes a select otherwise. Equal loads that one scope sees get one copy of the body. `names` holds the names
+/// that the kernel uses.
+loop_ir::Block substitute_producer(const loop_ir::Block& body, const PointwiseNest& producer, const Ranges& symbols, loop_ir::Names& names);
 
 }  // namespace deplo

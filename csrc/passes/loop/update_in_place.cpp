@@ -16,20 +16,31 @@ struct Copy {
   std::string target;
 };
 
+// Each coordinate is the axis itself, or 0 where the axis has one element.
+bool is_own_place(const std::vector<Expr>& index, const std::vector<Axis>& axes) {
+  for (size_t d = 0; d < axes.size(); ++d)
+    if (index[d] != Expr::symbol(axes[d].name) && !(index[d].is(0) && axes[d].extent.is(1))) return false;
+  return true;
+}
+
 std::optional<Copy> as_copy(const Block& body) {
   auto p = as_pointwise(body);
   if (!p || p->body.size() != 1) return std::nullopt;
   const auto* load = std::get_if<Load>(&p->body[0]->node);
-  if (!load || load->name != p->value || !load->guard.empty() || load->index != p->index()) return std::nullopt;
+  if (!load || load->name != p->value || !load->guard.empty() || load->index.size() != p->axes.size()) return std::nullopt;
+  if (!is_own_place(load->index, p->axes)) return std::nullopt;
   return Copy{load->buffer, p->buffer};
 }
 
-/// v[i] = a where a guard holds, else x[i].
+/// v[i] = x[i], but the value of the last part whose guard holds.
 struct GuardedUpdate {
+  struct Part {
+    std::string value;
+    std::vector<Cond> guard;
+  };
   PointwiseNest nest;
   std::string base;
-  std::string updated;  ///< value stored where the guard holds
-  std::vector<Cond> guard;
+  std::vector<Part> parts;
 };
 
 const Let* find_let(const Block& body, const std::string& name) {
@@ -51,27 +62,56 @@ bool guard_of(const Block& body, const std::string& name, std::vector<Cond>& gua
   return true;
 }
 
+const Load* find_load(const Block& body, const std::string& name) {
+  for (const auto& stmt : body)
+    if (const auto* load = std::get_if<Load>(&stmt->node); load && load->name == name) return load;
+  return nullptr;
+}
+
+// Whether a value is made from a load of the buffer; coordinates count.
+bool depends_on(const Block& body, const std::string& value, const std::string& buffer) {
+  std::set<std::string> needed{value};
+  for (size_t at = body.size(); at-- > 0;) {
+    if (const auto* let = std::get_if<Let>(&body[at]->node); let && needed.count(let->name)) {
+      needed.insert(let->operands.begin(), let->operands.end());
+      if (let->fn == Fn::index) collect_symbols(let->index, needed);
+    }
+    const auto* load = std::get_if<Load>(&body[at]->node);
+    if (!load || !needed.count(load->name)) continue;
+    if (load->buffer == buffer) return true;
+    for (const Expr& e : load->index) collect_symbols(e, needed);
+    for (const Cond& cond : load->guard) collect_symbols(cond.expr, needed);
+  }
+  return false;
+}
+
 std::optional<GuardedUpdate> as_guarded_update(const Block& body) {
   auto p = as_pointwise(body);
   if (!p) return std::nullopt;
-  const Let* select = find_let(p->body, p->value);
-  if (!select || select->fn != Fn::where) return std::nullopt;
-  GuardedUpdate update{*p, "", select->operands[1], {}};
+  GuardedUpdate update{*p, "", {}};
+  std::string rest = p->value;
+  while (const Let* select = find_let(p->body, rest)) {
+    GuardedUpdate::Part part{select->fn == Fn::where ? select->operands[1] : "", {}};
+    if (select->fn != Fn::where || !guard_of(p->body, select->operands[0], part.guard)) return std::nullopt;
+    update.parts.insert(update.parts.begin(), std::move(part));
+    rest = select->operands[2];
+  }
+  const Load* kept = find_load(p->body, rest);
+  if (!kept || update.parts.empty() || !kept->guard.empty()) return std::nullopt;
+  update.base = kept->buffer;
+  // An element may read its own old value and no other; with several parts, what one reads another may have stored already.
   for (const auto& stmt : p->body) {
     const auto* load = std::get_if<Load>(&stmt->node);
-    if (load && load->name == select->operands[2] && load->index == p->index()) update.base = load->buffer;
+    if (load && load->buffer == update.base && !is_own_place(load->index, p->axes)) return std::nullopt;
+    if (std::holds_alternative<Check>(stmt->node)) return std::nullopt;
   }
-  if (update.base.empty() || !guard_of(p->body, select->operands[0], update.guard)) return std::nullopt;
-  // Nothing else may read the base: the select's other side would see it half updated.
-  for (const auto& stmt : p->body) {
-    const auto* load = std::get_if<Load>(&stmt->node);
-    if (load && load->buffer == update.base && load->name != select->operands[2]) return std::nullopt;
-  }
+  for (const auto& part : update.parts)
+    if (update.parts.size() > 1 && depends_on(p->body, part.value, update.base)) return std::nullopt;
   return update;
 }
 
 // Axes whose guard pins them to [lo, hi) run over that interval only.
-Block guarded_stores(const GuardedUpdate& update, const std::string& target, const Ranges& symbols) {
+Block guarded_stores(const GuardedUpdate& update, const GuardedUpdate::Part& part, const std::string& target, const Ranges& symbols) {
   std::vector<Axis> axes = update.nest.axes;
   Substitution shift;
   Ranges ranges = symbols;
@@ -80,7 +120,7 @@ Block guarded_stores(const GuardedUpdate& update, const std::string& target, con
     Expr x = Expr::symbol(axis.name);
     Expr lo = 0;
     Expr hi = axis.extent;
-    for (const Cond& cond : update.guard) {
+    for (const Cond& cond : part.guard) {
       auto coefficient = linear_coefficient(cond.expr, axis.name);
       if (!coefficient) continue;
       Expr rest = cond.expr - *coefficient * x;
@@ -107,103 +147,139 @@ Block guarded_stores(const GuardedUpdate& update, const std::string& target, con
   std::vector<Expr> index;
   for (const Expr& e : update.nest.index()) index.push_back(substitute(e, shift));
   std::vector<Cond> guard;
-  for (const Cond& cond : update.guard) guard.push_back(substitute(cond, shift));
-  body.push_back(make_stmt(Store{target, index, update.updated, guard, Combiner::set}));
+  for (const Cond& cond : part.guard) guard.push_back(substitute(cond, shift));
+  body.push_back(make_stmt(Store{target, index, part.value, guard, Combiner::set}));
   return clean(make_nest(axes, std::move(body)), symbols);
 }
+
+/// v as an updated copy of the base: the step that makes it from the base, and those that change it afterwards.
+struct Chain {
+  std::string v;
+  std::string base;
+  size_t first;
+  std::optional<GuardedUpdate> guarded;  ///< what `first` is, unless a plain copy
+  std::vector<size_t> updates;
+};
 
 struct Updater {
   ProgramGraph graph;
 
-  void rename_everywhere(const std::string& from, const std::string& to) {
-    Renaming renaming;
-    renaming.buffers[from] = to;
-    std::set<size_t> nodes = graph.readers(from);
-    for (size_t w : graph.writers(from)) nodes.insert(w);
-    for (size_t at : nodes) {
-      auto& node = graph.nodes()[at];
-      if (node.updated.erase(from)) node.updated.insert(to);
-      graph.set_body(at, copy_block(node.body, renaming, nullptr));
+  // Kernels take any strides; ATen may be told what it works on.
+  bool same_to_all(const std::string& v, const std::string& base) {
+    const Buffer& a = graph.buffer(v);
+    const Buffer& b = graph.buffer(base);
+    if (a.dtype != b.dtype || a.shape != b.shape) return false;
+    auto kernels = [&](const auto& steps) { return std::all_of(steps.begin(), steps.end(), [&](size_t s) { return graph.nodes()[s].is_kernel; }); };
+    return a.strides == b.strides || (kernels(graph.readers(v)) && kernels(graph.readers(base)) && kernels(graph.writers(base)));
+  }
+
+  std::optional<Chain> chain_of(const std::string& v) {
+    const auto& writers = graph.writers(v);
+    if (writers.empty() || graph.buffer(v).kind == BufferKind::input) return std::nullopt;
+    Chain chain{v, "", writers[0], std::nullopt, {writers.begin() + 1, writers.end()}};
+    const auto& first = graph.nodes()[chain.first];
+    if (!first.is_kernel || first.once || first.updated.count(v)) return std::nullopt;
+    for (size_t w : chain.updates)
+      if (!graph.nodes()[w].updated.count(v)) return std::nullopt;
+    if (auto copy = as_copy(first.body)) {
+      chain.base = copy->source;
+    } else {
+      chain.guarded = as_guarded_update(first.body);
+      if (!chain.guarded) return std::nullopt;
+      chain.base = chain.guarded->base;
     }
+    return same_to_all(v, chain.base) ? std::optional(std::move(chain)) : std::nullopt;
   }
 
-  bool all_kernels(const std::string& buffer) {
-    const auto& readers = graph.readers(buffer);
-    return std::all_of(readers.begin(), readers.end(), [&](size_t r) { return graph.nodes()[r].is_kernel; });
+  // The steps that change the base once v is the base; a plain copy is none.
+  static std::vector<size_t> changes(const Chain& chain) {
+    std::vector<size_t> result = chain.updates;
+    if (chain.guarded) result.push_back(chain.first);
+    return result;
   }
 
-  // The steps that read what `base` held before `update` ran must be able to come before it.
-  bool old_value_is_free(const std::string& base, size_t update, const std::set<size_t>& ignored) {
-    for (size_t r : graph.readers(base))
-      if (r != update && !ignored.count(r) && graph.reaches(update, r)) return false;
+  // Whatever reads the old value can do so before the first change.
+  bool old_value_is_free(const Chain& chain, size_t ignored) {
+    for (size_t r : graph.readers(chain.base)) {
+      if (r == chain.first || r == ignored) continue;
+      for (size_t change : changes(chain))
+        if (r == change || graph.reaches(change, r)) return false;
+    }
     return true;
   }
 
-  // `write` copies v back to the input x.
+  // Makes v the base itself.
+  void merge(const Chain& chain, const std::string& name) {
+    std::vector<size_t> changing = changes(chain);
+    for (size_t change : changing) {
+      for (size_t r : graph.readers(chain.base))
+        if (r != change && r != chain.first) graph.add_order(r, change);
+      for (size_t w : graph.writers(chain.base))
+        if (w != change) graph.add_order(w, change);
+    }
+    for (size_t r : graph.readers(chain.v)) {
+      for (size_t w : graph.writers(chain.base))
+        if (w != r) graph.add_order(w, r);
+      if (r != chain.first) graph.add_order(chain.first, r);
+    }
+    if (chain.guarded) {
+      store_parts(chain);
+    } else {
+      graph.remove(chain.first);
+    }
+    const std::string& gone = name == chain.v ? chain.base : chain.v;
+    graph.rename_buffer(gone, name);
+  }
+
+  // Each part is a kernel of its own: a later one may overwrite what an earlier one stored.
+  void store_parts(const Chain& chain) {
+    const GuardedUpdate& update = *chain.guarded;
+    size_t at = chain.first;
+    for (size_t k = update.parts.size(); k-- > 0;) {
+      Block body = guarded_stores(update, update.parts[k], chain.v, graph.program().symbols);
+      size_t node = chain.first;
+      if (k + 1 < update.parts.size()) {
+        node = graph.add_kernel({}, chain.first);
+        graph.add_order(node, at);
+      }
+      graph.nodes()[node].updated.insert(chain.v);
+      graph.set_body(node, std::move(body));
+      at = node;
+    }
+  }
+
+  // `write` copies v back to the input x, whose updated copy v is: the updates go to x itself.
   void visit_write(size_t write) {
-    auto& node = graph.nodes()[write];
-    if (!node.alive || !node.is_kernel) return;
-    auto copy_back = as_copy(node.body);
+    const auto& node = graph.nodes()[write];
+    auto copy_back = node.alive && node.is_kernel ? as_copy(node.body) : std::nullopt;
     if (!copy_back) return;
-    const std::string v = copy_back->source;
     const std::string x = copy_back->target;
-    if (graph.buffer(x).kind != BufferKind::input || graph.writers(x).size() != 1) return;
-    if (graph.buffer(v).kind != BufferKind::temp || graph.is_returned(v) || graph.is_returned(x) || !all_kernels(v) || !all_kernels(x)) return;
-    const auto writers = graph.writers(v);
-    if (writers.size() == 2)
-      scatter_in_place(write, writers[0], writers[1], v, x);
-    else if (writers.size() == 1)
-      guarded_in_place(write, writers[0], v, x);
-  }
-
-  // copy x -> v; update v; copy v -> x: the update goes to x itself.
-  void scatter_in_place(size_t write, size_t base, size_t update, const std::string& v, const std::string& x) {
-    auto copy = graph.nodes()[base].is_kernel ? as_copy(graph.nodes()[base].body) : std::nullopt;
-    if (!copy || copy->source != x || !graph.nodes()[update].updated.count(v) || graph.nodes()[update].reads.count(x)) return;
-    if (!old_value_is_free(x, update, {base, write})) return;
-    finish(write, base, update, v, x);
-  }
-
-  void guarded_in_place(size_t write, size_t update, const std::string& v, const std::string& x) {
-    if (!graph.nodes()[update].is_kernel) return;
-    auto guarded = as_guarded_update(graph.nodes()[update].body);
-    if (!guarded || guarded->base != x || !old_value_is_free(x, update, {write})) return;
-    graph.set_body(update, guarded_stores(*guarded, v, graph.program().symbols));
-    graph.nodes()[update].updated.insert(v);
-    finish(write, update, update, v, x);
-  }
-
-  // Old readers of x before the update, readers of v after it, v becomes x.
-  void finish(size_t write, size_t base, size_t update, const std::string& v, const std::string& x) {
+    if (graph.buffer(x).kind != BufferKind::input || graph.writers(x).size() != 1 || graph.is_returned(x)) return;
+    const std::string v = copy_back->source;
+    auto chain = chain_of(v);
+    if (!chain || chain->base != x || graph.buffer(v).kind != BufferKind::temp || graph.is_returned(v)) return;
+    if (!old_value_is_free(*chain, write)) return;
     graph.remove(write);
-    if (base != update) graph.remove(base);
-    for (size_t r : graph.readers(x))
-      if (r != update) graph.add_order(r, update);
-    for (size_t r : graph.readers(v))
-      if (r != update) graph.add_order(update, r);
-    rename_everywhere(v, x);
+    merge(*chain, x);
   }
 
-  // copy t -> v; update v, where nothing else reads t: v is t.
-  void visit_base(size_t base) {
-    auto& node = graph.nodes()[base];
-    auto copy = node.alive && node.is_kernel ? as_copy(node.body) : std::nullopt;
-    if (!copy || !graph.is_private(copy->source) || graph.readers(copy->source).size() != 1) return;
-    const std::string t = copy->source;
-    const std::string v = copy->target;
-    const Buffer& target = graph.buffer(v);
-    if (target.kind == BufferKind::input || graph.writers(v).size() < 2 || graph.writers(v)[0] != base) return;
-    size_t producer = graph.writers(t)[0];
-    if (target.dtype != graph.buffer(t).dtype || target.shape != graph.buffer(t).shape) return;
-    for (size_t w : graph.writers(v))
-      if (w != base) graph.add_order(producer, w);
-    for (size_t r : graph.readers(v)) graph.add_order(producer, r);
-    graph.remove(base);
-    rename_everywhere(t, v);
+  // v is an updated copy of a base that nothing reads afterwards: it takes the base's place. A base that one kernel makes point by point
+  // may rather be computed where it is used, so only what updates it anyway in memory makes it one.
+  void visit_base(const std::string& v) {
+    auto chain = chain_of(v);
+    if (!chain || graph.buffer(chain->base).kind != BufferKind::temp || graph.is_returned(chain->base)) return;
+    bool only_reader = graph.is_private(chain->base) && graph.readers(chain->base).size() == 1;
+    bool in_memory = graph.writers(chain->base).size() > 1;
+    if (!in_memory && (!only_reader || chain->guarded || chain->updates.empty())) return;
+    if (!old_value_is_free(*chain, chain->first)) return;
+    merge(*chain, v);
   }
 
   Module run() {
-    for (size_t at = 0; at < graph.nodes().size(); ++at) visit_base(at);
+    std::vector<std::string> copies;
+    for (const auto& node : graph.nodes())
+      if (node.is_kernel && node.writes.size() == 1) copies.push_back(*node.writes.begin());
+    for (const std::string& v : copies) visit_base(v);
     for (size_t at = 0; at < graph.nodes().size(); ++at) visit_write(at);
     return graph.finish();
   }
