@@ -47,12 +47,13 @@ def compile_with(
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     compilation = (make or Compilation)(options, describe_inputs(gm, example_inputs))
+    training = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
     compiler = aot_autograd(
         fw_compiler=compilation.forward,
         bw_compiler=compilation.backward,
         inference_compiler=compilation.inference,
         partition_fn=min_cut_rematerialization_partition,
-        decompositions=decompositions(),
+        decompositions=decompositions(training),
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = compiler(gm, example_inputs)

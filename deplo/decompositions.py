@@ -1,7 +1,10 @@
-"""The PyTorch decompositions that deplo asks AOTAutograd to apply, each with its reason; everything else deplo breaks down itself."""
+"""The decompositions that deplo asks AOTAutograd to apply, each with its reason; everything else deplo breaks down itself."""
 
 from __future__ import annotations
 
+import functools
+import threading
+from collections.abc import Callable
 from typing import Any
 
 _FORMULA = "a formula of overloads that have rules"
@@ -39,13 +42,88 @@ REASONS: dict[str, str] = {
 }
 
 
-def decompositions() -> dict[Any, Any]:
-    """The table for AOTAutograd."""
+# Packets taken apart where a backward graph follows. The partitioner saves the results of a call as a whole, but computes sums and pointwise
+# functions again: so it saves the input of a norm or an activation, which some other call mostly needs as well, and nothing of its own.
+RECOMPUTED = (
+    ["_log_softmax", "_log_softmax_backward_data", "_softmax", "_softmax_backward_data"]
+    + ["_batch_norm_with_update_functional", "_native_batch_norm_legit_functional", "batch_norm_backward", "native_batch_norm_backward"]
+    + ["native_group_norm", "native_group_norm_backward", "native_layer_norm", "native_layer_norm_backward"]
+    + ["elu", "elu_backward", "gelu", "gelu_backward", "glu", "glu_backward", "hardsigmoid", "hardsigmoid_backward", "hardswish"]
+    + ["hardswish_backward", "hardtanh", "hardtanh_backward", "leaky_relu", "leaky_relu_backward", "log_sigmoid_backward", "log_sigmoid_forward"]
+    + ["mish", "mish_backward", "sigmoid_backward", "silu", "silu_backward", "softplus", "softplus_backward", "tanh_backward", "threshold_backward"]
+)
+
+
+def decompositions(training: bool = False) -> dict[Any, Any]:
+    """The table for AOTAutograd; `training` where it makes a backward graph, too."""
     import torch
     from torch._decomp import get_decompositions
 
-    overloads = []
+    overloads: list[Any] = []
     for name in REASONS:
         packet, overload = name.split(".")
         overloads.append(getattr(getattr(torch.ops.aten, packet), overload))
-    return dict(get_decompositions(overloads))
+    if training:
+        overloads += [getattr(torch.ops.aten, packet) for packet in RECOMPUTED]
+    return dict(get_decompositions(overloads)) | (_own() if training else {})
+
+
+@functools.cache
+def _own() -> dict[Any, Any]:
+    """Forms in which the partitioner finds less to save."""
+    import torch
+
+    aten = torch.ops.aten
+    pool, pool_backward = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
+
+    def alias(x: torch.Tensor) -> Any:
+        """It knows that this can be shown again."""
+        return aten.alias.default(x)
+
+    def product_of_vectors(a: torch.Tensor, b: torch.Tensor) -> Any:
+        """Pointwise, so that it may be computed again."""
+        return a * b if isinstance(a.shape[2], int) and a.shape[2] == 1 else NotImplemented
+
+    def places_in_windows(x: torch.Tensor, kernel: list[int], stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Any:
+        """Indices by way of places in their windows, which need one byte each to save."""
+        values, indices = pool(x, kernel, stride, padding, dilation, ceil_mode)
+        (kh, kw), (sh, sw), (ph, pw), (dh, dw) = (_pair(v) for v in (kernel, stride or kernel, padding, dilation))
+        if not 0 < kh * kw <= 128:
+            return values, indices
+        rows = torch.arange(values.shape[-2], device=x.device).unsqueeze(-1) * sh - ph
+        columns = torch.arange(values.shape[-1], device=x.device) * sw - pw
+        width = x.shape[-1]
+        place = (indices // width - rows) // dh * kw + (indices % width - columns) // dw
+        place = place.to(torch.int8).to(torch.int64)
+        return values, (rows + place // kw * dh) * width + columns + place % kw * dw
+
+    def shape_alone(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> Any:
+        """The operand's values play no part: they need not be saved."""
+        return pool_backward(grad, grad.new_empty(x.shape), *rest)
+
+    return {
+        aten.detach.default: alias,
+        aten.bmm.default: product_of_vectors,
+        pool: _once(places_in_windows),
+        pool_backward: _once(shape_alone),
+    }
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (int(value), int(value)) if isinstance(value, int) else (int(value[0]), int(value[-1]))
+
+
+def _once(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule uses the operator that it is for, and means ATen's."""
+    inside = threading.local()
+
+    def guarded(*args: Any) -> Any:
+        if getattr(inside, "active", False):
+            return NotImplemented
+        inside.active = True
+        try:
+            return rule(*args)
+        finally:
+            inside.active = False
+
+    return guarded

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import sizes
-from .errors import FallbackWarning, InternalError
+from .errors import FallbackWarning, InternalError, UnsupportedError
 from .fx_import import Imported, Output
 
 
@@ -48,6 +48,8 @@ class Executable:
                 results = run(inputs if takes_all else [inputs[i] for i in arguments] + constants)
             except InternalError as error:
                 return self._fall_back(inputs, error)
+            except UnsupportedError as error:  # of an input, before anything ran
+                return self._pass_on(inputs, error)
             if self._direct:
                 return results
             return [read(results, inputs) for read in self._outputs]
@@ -55,6 +57,12 @@ class Executable:
         call._boxed_call = True  # type: ignore[attr-defined]
         call._deplo = self  # type: ignore[attr-defined]
         return call
+
+    def _pass_on(self, inputs: list[Any], error: UnsupportedError) -> Any:
+        if self._eager is None:
+            raise error
+        warnings.warn(f"a call of the {self.kind} graph runs in eager mode, deplo does not take its inputs: {error}", FallbackWarning, stacklevel=3)
+        return self._eager(inputs)
 
     def _fall_back(self, inputs: list[Any], error: InternalError) -> Any:
         if self._eager is None:

@@ -311,6 +311,8 @@ class _Importer:
         target, source = node.args[0], node.args[1]
         if not isinstance(target, torch.fx.Node) or target.op != "placeholder" or not isinstance(source, torch.fx.Node):
             raise UnsupportedError(f"copy_ to something that is not an input{_where(node)}")
+        if target not in self.names or source not in self.names:
+            raise UnsupportedError(f"copy_ to or from something that Torch IR cannot say{_where(node)}")
         to, value = target.meta["val"], source.meta["val"]
         if value.dtype != to.dtype or [self._expr(s) for s in value.shape] != [self._expr(s) for s in to.shape]:
             raise UnsupportedError(f"copy_ converts {value.dtype}{tuple(value.shape)} to {to.dtype}{tuple(to.shape)}{_where(node)}")

@@ -1,6 +1,7 @@
 #include "passes/loop/program_graph.h"
 
 #include <algorithm>
+#include <optional>
 #include <queue>
 
 #include "base/error.h"
@@ -231,6 +232,13 @@ void ProgramGraph::record_order() {
     before_[second].insert(first);
     after_[first].insert(second);
   };
+  // Random numbers come in the order of the calls.
+  std::optional<size_t> last_library;
+  for (size_t at = 0; at < nodes_.size(); ++at) {
+    if (nodes_[at].is_kernel) continue;
+    if (last_library) edge(*last_library, at);
+    last_library = at;
+  }
   for (const std::string& name : versioned_) {
     for (size_t w : writers_[name]) {
       for (size_t other : writers_[name])

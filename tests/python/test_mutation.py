@@ -1,0 +1,284 @@
+"""What a graph writes to its inputs: as in eager mode, in place, and without a copy of what stays as it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from engines import same
+
+from deplo.backend import collect_records
+
+pytest.importorskip("deplo._C")
+
+HEADS, LENGTH, WIDTH = 4, 256, 32
+ROW = HEADS * WIDTH * 4  # bytes of one token
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+def cache() -> torch.Tensor:
+    return torch.randn(1, HEADS, LENGTH, WIDTH)
+
+
+def token(n: int = 1) -> torch.Tensor:
+    return torch.randn(1, HEADS, n, WIDTH)
+
+
+def at(*places: int) -> torch.Tensor:
+    return torch.tensor(places or (7,))
+
+
+def returning_nothing(update):
+    def fn(*inputs):
+        update(*inputs)
+
+    return fn
+
+
+def assign(c, x):
+    c[:, :, 7:8] = x
+
+
+def assign_two(c, x):
+    c[:, :, 7:8] = x
+    c[:, :, 9:10] = x * 2
+
+
+def assign_over(c, x):
+    c[:, :, 6:9] = 3
+    c[:, :, 7:8] = x
+
+
+def assign_at(c, x, i):
+    c[:, :, i : i + 1] = x
+
+
+def index_assign(c, p, x):
+    c[:, :, p] = x
+
+
+def index_copies(c, p, x):
+    for i in range(3):
+        c.index_copy_(2, p + i, x * i)
+
+
+def mixed(c, p, x):
+    c.index_copy_(2, p, x)
+    c[:, :, 20:21] = x + 1
+    c.index_add_(2, p, x)
+    c[:, :, :2].zero_()
+
+
+def read_modify_write(c, p, x):
+    c.index_copy_(2, p, c.index_select(2, p) * 0.5 + x)
+
+
+def write_back(c, p, x):
+    c.copy_(torch.index_copy(c, 2, p, x))
+
+
+def two_caches(k, v, p, x):
+    k.index_copy_(2, p, x)
+    v.index_copy_(2, p, x * 2)
+
+
+# Name -> the update, its inputs, and how many tokens' bytes it may read and write in all.
+UPDATES = {
+    "index_copy_": (lambda c, p, x: c.index_copy_(2, p, x), lambda: [cache(), at(), token()], 3),
+    "index_copy_ of several": (lambda c, p, x: c.index_copy_(2, p, x), lambda: [cache(), at(3, 9, 5), token(3)], 7),
+    "index_put_": (index_assign, lambda: [cache(), at(), token()], 3),
+    "scatter_": (lambda c, p, x: c.scatter_(2, p.view(1, 1, 1, 1).expand_as(x), x), lambda: [cache(), at(), token()], 3),
+    "index_add_": (lambda c, p, x: c.index_add_(2, p, x), lambda: [cache(), at(), token()], 4),
+    "slice": (assign, lambda: [cache(), token()], 3),
+    "select": (lambda c, x: c.select(2, 7).copy_(x[:, :, 0]), lambda: [cache(), token()], 3),
+    "narrow": (lambda c, x: c.narrow(2, 3, 1).copy_(x), lambda: [cache(), token()], 3),
+    "slice_scatter": (lambda c, x: c.copy_(torch.slice_scatter(c, x, 2, 7, 8)), lambda: [cache(), token()], 3),
+    "add_ to a slice": (lambda c, x: c[:, :, 3:4].add_(x), lambda: [cache(), token()], 6),
+    "two slices": (assign_two, lambda: [cache(), token()], 5),
+    "a slice over another": (assign_over, lambda: [cache(), token()], 6),
+    "index_copy_ in a row": (index_copies, lambda: [cache(), at(), token()], 7),
+    "kinds in a row": (mixed, lambda: [cache(), at(), token()], 12),
+    "read, modify, write": (read_modify_write, lambda: [cache(), at(), token()], 6),
+    "written back": (write_back, lambda: [cache(), at(), token()], 3),
+    "two caches": (two_caches, lambda: [cache(), cache(), at(), token()], 6),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_an_update_moves_no_more_than_it_changes(name):
+    update, make, tokens = UPDATES[name]
+    fn = returning_nothing(update)
+    torch.manual_seed(0)
+    inputs = make()
+    others = [x.clone() for x in inputs]
+    pointers = [x.data_ptr() for x in inputs]
+    with collect_records() as records:
+        compiled = torch.compile(fn, backend="deplo", options={"strict": True})
+        for _ in range(2):
+            compiled(*inputs)
+            fn(*others)
+            same(inputs, others)
+    assert [x.data_ptr() for x in inputs] == pointers
+    (record,) = records
+    about = json.loads(record.program.describe())
+    moved = sum(kernel["bytes"] for kernel in about["kernels"])
+    assert moved <= tokens * ROW + 256, [(k["name"], k["bytes"]) for k in about["kernels"]]
+    assert about["memory"].get("arena_bytes", 0) <= 4 * ROW and not about["library"]
+
+
+def test_a_position_that_is_a_number_serves_all_steps():
+    inputs = [cache(), token()]
+    others = [x.clone() for x in inputs]
+    with collect_records() as records:
+        compiled = torch.compile(returning_nothing(assign_at), backend="deplo", options={"strict": True}, dynamic=True)
+        for i in (5, 6, 100, 255):
+            compiled(*inputs, i)
+            assign_at(*others, i)
+            same(inputs, others)
+    (record,) = records
+    assert sum(kernel["bytes"] for kernel in json.loads(record.program.describe())["kernels"]) <= 3 * ROW
+
+
+def attend(q, k, v, keys, values, p):
+    keys.index_copy_(2, p, k)
+    values.index_copy_(2, p, v)
+    return F.scaled_dot_product_attention(q, keys, values)
+
+
+def test_attention_reads_the_cache_it_wrote():
+    keys, values = cache(), cache()
+    other_keys, other_values = keys.clone(), values.clone()
+    with collect_records() as records:
+        compiled = torch.compile(attend, backend="deplo", options={"strict": True})
+        for step in range(4):
+            q, k, v = token(), token(), token()
+            same(compiled(q, k, v, keys, values, at(step)), attend(q, k, v, other_keys, other_values, at(step)), scale=64)
+            same((keys, values), (other_keys, other_values))
+    (record,) = records
+    about = json.loads(record.program.describe())
+    size = keys.numel() * 4
+    assert about["memory"]["arena_bytes"] < size // 8
+    assert sum(kernel["bytes"] for kernel in about["kernels"]) <= 2.2 * size
+
+
+def old_and_new(c, x):
+    old = c.sum()
+    c[:, :, 7:8] = x
+    return c.sum() - old, c[:, :, 7:8] * 2
+
+
+def keep_old(c, x):
+    old = c.clone()
+    c[:, :, 7:8] = x
+    return old, c
+
+
+def swap(a, b):
+    t = a.clone()
+    a.copy_(b)
+    b.copy_(t)
+    return a - b
+
+
+def roll(c, x):
+    c.copy_(torch.roll(c, -1, 2))
+    c[:, :, -1:] = x
+    return c[:, :, -2]
+
+
+def overlap(c, x):
+    c[:, :, 1:].copy_(c[:, :, :-1].clone())
+    c[:, :, :1] = x
+
+
+def flip_in_place(c):
+    c.copy_(c.flip(0).t())
+    return c + 1
+
+
+def views(c):
+    v = c.view(-1)
+    v.add_(1)
+    c.t()[0].mul_(3)
+    c.diagonal().fill_(2)
+    return v, c[1], c
+
+
+def rows(c):
+    c[3].zero_()
+    c[1:3].add_(c[0])
+    c.masked_fill_(c > 1, 5)
+    return c.sum(0)
+
+
+class Buffers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(6))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.total.lerp_(x.sum(0), 0.25)
+        x.mul_(2)
+        return self.total * self.calls
+
+
+KEEPING = {
+    "old and new": (old_and_new, lambda: [cache(), token()]),
+    "the old value is returned": (keep_old, lambda: [cache(), token()]),
+    "swap": (swap, lambda: [torch.randn(6, 6), torch.randn(6, 6)]),
+    "roll": (roll, lambda: [cache(), token()]),
+    "shift by one": (overlap, lambda: [cache(), token()]),
+    "transposed onto itself": (flip_in_place, lambda: [torch.randn(6, 6)]),
+    "views of an input": (views, lambda: [torch.randn(6, 6)]),
+    "rows": (rows, lambda: [torch.randn(6, 6)]),
+    "an input that is a view": (lambda x: x[:, 1:].mul_(2).sum(), lambda: [torch.randn(12, 12)[::2, 3:9]]),
+    "out=": (lambda x: torch.add(x, 1, out=x) * 2, lambda: [torch.randn(6, 6)]),
+    ".data": (lambda a, b: (a.data.copy_(b), a + 1), lambda: [torch.randn(6, 6), torch.randn(6, 6)]),
+    "returned itself": (lambda x: (x.mul_(2), x), lambda: [torch.randn(6, 6)]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize("name", KEEPING)
+def test_values_are_those_of_eager(name, dynamic):
+    fn, make = KEEPING[name]
+    torch.manual_seed(0)
+    inputs = make()
+    others = [x.clone() for x in inputs]
+    compiled = torch.compile(fn, backend="deplo", options={"strict": True}, dynamic=dynamic)
+    for _ in range(2):
+        same(compiled(*inputs), fn(*others), scale=64, strides=False)
+        same(inputs, others, strides=False)
+
+
+def test_buffers_of_a_module():
+    model, reference = Buffers(), Buffers()
+    compiled = torch.compile(model, backend="deplo", options={"strict": True})
+    for _ in range(3):
+        x = torch.randn(4, 6)
+        y = x.clone()
+        same(compiled(x), reference(y))
+        same((x, dict(model.named_buffers())), (y, dict(reference.named_buffers())))
+
+
+def test_the_same_tensor_twice():
+    def fn(a, b):
+        a.add_(1)
+        return a * b
+
+    x = torch.randn(5)
+    y = x.clone()
+    compiled = torch.compile(fn, backend="deplo")
+    same(compiled(x, x), fn(y, y))
+    same(x, y)
