@@ -103,7 +103,6 @@ def test_ten_steps_follow_eager(name):
             step()
             losses[net].append(loss.item())
     assert losses[model] == pytest.approx(losses[reference], rel=1e-4)
-    assert losses[model][-1] < losses[model][0]
     torch.testing.assert_close(dict(model.named_buffers()), dict(reference.named_buffers()), rtol=1e-3, atol=1e-4)
 
 
