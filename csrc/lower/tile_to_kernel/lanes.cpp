@@ -116,6 +116,8 @@ void Lowering::full_vectors(const LanesLoop& loop, Expr lo, Expr end, Expr hi, i
   Expr trips = simplify(floordiv(end - lo, step), ranges_);
   if (trips.is_constant() && trips.value() <= 0) return;
   if (trips.is(1)) return at(lo);
+  // At most once: its index is a constant, so that loads that vary with it would seem to vary with nothing and leave the loop.
+  if (bounds(trips, ranges_).hi == 1) return branch({less(lo, end)}, [&] { at(lo); });
   std::set<std::string> buffers;
   for (const std::string& name : *loop.stores)
     if (auto it = memory_.find(name); it != memory_.end()) buffers.insert(it->second.name);
