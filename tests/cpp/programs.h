@@ -111,7 +111,16 @@ inline std::vector<Case> cases() {
   %o: f32[2, s0, 4] = reduce sum(%pv) axes=[3]
   return %o strides [4*s0, 4, 1]
 )";
+  // With at most 64 elements, a loop of four whole vectors runs once or not at all.
+  const std::string short_rows = R"(tensor @short(%x: f32[s0, s0] strides [s0, 1] user) where s0 in 1..64
+  %a: f32[s0, s0, s0] = map (i, j, k) -> %x[i, k]
+  %b: f32[s0, s0, s0] = map (i, j, k) -> %x[j, k]
+  %c: f32[s0, s0, s0] = mul(%a, %b)
+  %d: f32[s0, s0] = reduce sum(%c) axes=[2]
+  return %d strides [s0, 1], %c strides [s0*s0, s0, 1]
+)";
   return {{"squares", squares, {{"s0", 41}}},
+          {"short rows", short_rows, {{"s0", 3}}},
           {"columns", columns, {}},
           {"attention", attention, {{"s0", 7}}},
           {"softmax", softmax, {{"s0", 5}, {"s1", 37}}, false},
