@@ -33,7 +33,10 @@ constexpr Wide kEulerMaclaurin[] = {1.0L / 12,
 
 Wide digamma_positive(Wide x) {
   Wide shift = 0;
-  for (; x < 16; x += 1) shift -= 1 / x;
+  while (x < 16) {
+    shift -= 1 / x;
+    x += 1;
+  }
   Wide f = 1 / (x * x);
   Wide series = 0;
   for (int k = std::size(kDigammaSeries) - 1; k >= 0; --k) series = (series + kDigammaSeries[k]) * f;
@@ -43,10 +46,11 @@ Wide digamma_positive(Wide x) {
 // sum_{k >= 0} (q + k)^-s for q > 0: terms up to q + k >= 12, then Euler and Maclaurin's formula.
 Wide zeta_positive(Wide s, Wide q) {
   Wide sum = 0;
-  for (; q < 12; q += 1) {
+  while (q < 12) {
     Wide term = std::pow(q, -s);
     sum += term;
     if (term < sum * kNegligible) return sum;
+    q += 1;
   }
   Wide power = std::pow(q, -s);
   sum += power * q / (s - 1) + power / 2;
