@@ -73,15 +73,16 @@ def to_double(value: Any) -> Any:
     return value
 
 
-def max_error(result: torch.Tensor, reference: torch.Tensor) -> float:
-    """Largest |result - reference| relative to the largest |reference|; infinite where NaN or inf disagree."""
+def max_error(result: torch.Tensor, reference: torch.Tensor, scale: float | None = None) -> float:
+    """Largest |result - reference| relative to `scale`, by default the largest |reference|; infinite where NaN or inf disagree."""
     a = result.double()
     b = reference.double()
     same = (a == b) | (a.isnan() & b.isnan())
     difference = torch.where(same, torch.zeros_like(a), (a - b).abs())
     if not bool(difference.isfinite().all()):
         return float("inf")
-    scale = float(b[b.isfinite()].abs().max()) if bool(b.isfinite().any()) else 1.0
+    if scale is None:
+        scale = float(b[b.isfinite()].abs().max()) if bool(b.isfinite().any()) else 1.0
     return float(difference.max()) / max(scale, 1e-30) if difference.numel() else 0.0
 
 

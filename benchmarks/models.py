@@ -69,7 +69,7 @@ def measure(name: str, args: argparse.Namespace, limits: peak.Limits) -> dict[st
     calls = harness.aten_calls(lambda: contestants["deplo"](0))
     row["aten"] = " ".join(f"{key[6:]}x{n}" for key, n in sorted(calls.items())) or "none"
     if args.peers:
-        add_peers(contestants, row, case.model, sets, wanted, args.threads)
+        add_peers(contestants, row, case.model, sets, lambda result: harness.max_error(result, wanted), args.threads)
     reset()
     flops, moved = work_of(case, sets[0])
     timings = harness.interleave(contestants, rounds=args.rounds, min_seconds=args.seconds)

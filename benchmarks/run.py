@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import cases
@@ -25,26 +26,33 @@ def measure(bench: cases.Bench, args: argparse.Namespace, limits: peak.Limits) -
     sets = [bench.inputs(seed) for seed in range(3)]
     torch._dynamo.reset()
     contestants: dict[str, Any] = {"eager": lambda k: bench.module(*sets[k])}
-    wanted = harness.double_copy(bench.module)(*harness.to_double(sets[0]))
+    module = harness.double_copy(bench.module)
+
+    def judge(result: torch.Tensor, k: int = 0) -> float:
+        inputs = harness.to_double(sets[k])
+        scale = float(module(*[x.abs() for x in inputs]).max()) if bench.sums else None
+        return harness.max_error(result, module(*inputs), scale)
+
     eager = contestants["eager"](0)
-    row: dict[str, Any] = {"case": bench.name, "eps": torch.finfo(eager.dtype).eps, "error eager": harness.max_error(eager, wanted)}
+    row: dict[str, Any] = {"case": bench.name, "eps": torch.finfo(eager.dtype).eps, "error eager": judge(eager)}
     for backend in ["inductor"] * args.inductor + ["deplo"]:
         options = {"options": {"strict": True}} if backend == "deplo" else {}
         compiled = torch.compile(bench.module, backend=backend, **options)
         contestants[backend] = lambda k, compiled=compiled: compiled(*sets[k])
-        row[f"error {backend}"] = harness.max_error(contestants[backend](0), wanted)
+        row[f"error {backend}"] = judge(contestants[backend](0))
     row["aten"] = sum(harness.aten_calls(lambda: contestants["deplo"](0)).values())
     if args.peers:
-        add_peers(contestants, row, bench.module, sets, wanted, args.threads)
+        add_peers(contestants, row, bench.module, sets, judge, args.threads)
     timings = harness.interleave(contestants, rounds=args.rounds, min_seconds=args.seconds)
     # Once more, with another set: who had kept what came of the first one would be wrong now.
-    other = harness.double_copy(bench.module)(*[harness.to_double(x) for x in sets[-1]])
     for name, call in contestants.items():
-        row[f"error {name}"] = max(row[f"error {name}"], harness.max_error(call(len(sets) - 1), other))
+        row[f"error {name}"] = max(row[f"error {name}"], judge(call(len(sets) - 1), len(sets) - 1))
     return row | harness.contestant_columns(timings, bench.flops, bench.bytes, limits)
 
 
-def add_peers(contestants: dict[str, Any], row: dict[str, Any], module: torch.nn.Module, sets: list[Any], wanted: torch.Tensor, threads: int) -> None:
+def add_peers(
+    contestants: dict[str, Any], row: dict[str, Any], module: torch.nn.Module, sets: list[Any], judge: Callable[[torch.Tensor], float], threads: int
+) -> None:
     """ONNX Runtime and OpenVINO with their errors, or a note why not."""
     try:
         model = peers.export(module, sets[0])
@@ -55,7 +63,7 @@ def add_peers(contestants: dict[str, Any], row: dict[str, Any], module: torch.nn
     for name in peers.NAMES:
         try:
             contestants[name] = peers.contestant(name, model, sets, threads, bf16)
-            row[f"error {name}"] = harness.max_error(contestants[name](0), wanted)
+            row[f"error {name}"] = judge(contestants[name](0))
         except peers.Unavailable as error:
             row[f"{name} note"] = str(error)
 
