@@ -20,6 +20,8 @@ from deplo.backend import Record, collect_records
 from deplo.capture import capture
 from deplo.errors import FallbackWarning
 
+pytestmark = pytest.mark.usefixtures("fresh_inference")
+
 _C = pytest.importorskip("deplo._C")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import harness  # noqa: E402
@@ -35,14 +37,6 @@ VIEWS = {"aten::permute", "aten::slice"}
 
 def each(cases: list[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=[case.name.replace(" ", "_") for case in cases])
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
 
 
 class Layer(torch.nn.Module):

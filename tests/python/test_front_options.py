@@ -70,15 +70,6 @@ def test_cache_folder_is_shown_and_cleared_without_touching_other_files(tmp_path
         cache.cache_folder(read_options())
 
 
-def test_no_file_is_written_where_the_disk_cache_is_off(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    compiled = torch.compile(lambda x: torch.softmax(x * 2, -1), backend="deplo", options={"cache_dir": "off", "strict": True})
-    compiled(torch.randn(3, 5))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_names_of_levels_and_passes_are_checked():
     with pytest.raises(Exception, match="cannot dump 'nolevel': the passes and levels are"):
         torch.compile(lambda x: x + 1, backend="deplo", options={"dump": "nolevel"})(torch.ones(3))

@@ -11,7 +11,6 @@ from fuzz.programs import Program, programs
 from hypothesis import given, settings
 from test_fuzz import SAMPLE
 
-from deplo import _C
 from deplo.options import read_options
 
 GUARDED = read_options(options={"guard": True})
@@ -54,23 +53,3 @@ def test_an_access_past_a_guard_page_ends_the_process_and_names_the_kernel() -> 
     done = subprocess.run([sys.executable, "-c", FAR], capture_output=True, text=True, check=False)
     assert done.returncode == -11, done.stderr
     assert "touched memory outside of its buffers: kernel shift of program far" in done.stderr
-
-
-SQUARES = """tensor @squares(%x: f32[s0, s0] user) where s0 in 1..64
-  %a: f32[s0, s0, s0] = map (i0, i1, i2) -> %x[i0, i2]
-  %b: f32[s0, s0, s0] = map (i0, i1, i2) -> %x[i1, i2]
-  %c: f32[s0, s0, s0] = mul(%a, %b)
-  %d: f32[s0, s0] = reduce sum(%c) axes=[2]
-  return %d strides [s0, 1], %c strides [s0*s0, s0, 1]
-"""
-
-
-def test_a_loop_that_runs_at_most_once_reads_nothing_where_it_does_not() -> None:
-    for features in ("sse", "avx2", "avx512"):
-        program = _C.compile(SQUARES, read_options(options={"guard": True, "features": features}).to_json())
-        for n in (1, 3, 17, 40, 63, 64):
-            x = torch.randn(n, n)
-            sums, products = program.run([x])
-            wanted = x[:, None, :] * x[None]
-            assert torch.equal(products, wanted)
-            torch.testing.assert_close(sums, wanted.sum(-1), rtol=1e-5, atol=1e-5)

@@ -13,16 +13,10 @@ from deplo.backend import collect_records
 
 pytest.importorskip("deplo._C")
 
+pytestmark = pytest.mark.usefixtures("fresh_inference")
+
 HEADS, LENGTH, WIDTH = 4, 256, 32
 ROW = HEADS * WIDTH * 4  # bytes of one token
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
 
 
 def cache() -> torch.Tensor:

@@ -84,8 +84,8 @@ struct Item {
   std::string tag;
 };
 
-/// One kernel's contractions: what they are, a schedule for them, and the Tile IR that a schedule stands for. Each of the functions above
-/// `private` is called once, on an object of its own.
+/// One kernel's contractions: what they are, a schedule for them, and the Tile IR that a schedule stands for. An object proposes one
+/// schedule or applies one.
 class ContractionScheduler {
  public:
   ContractionScheduler(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx);

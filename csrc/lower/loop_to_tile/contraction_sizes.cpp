@@ -35,7 +35,7 @@ int64_t most_register_rows(const PassContext& ctx) { return ctx.target.vector_re
 
 /// What `rows` rows cost in register blocks of mr: little where little is padding, each row of lanes that is read serves many, and enough
 /// sums are independent of one another to hide the latency of multiply-adds. The constants fit what blocks of 4 to 14 rows took on Zen 4,
-/// with AVX2 and AVX-512.
+/// with AVX2 and AVX-512, and kChains what convolutions over lines of 7 points took in blocks of 4 and 3.
 double block_overhead(int64_t mr) {
   constexpr double kReload = 1.2;  // cost of reading the lanes, in rows
   constexpr double kChains = 4;    // rows that hide the latency
