@@ -234,17 +234,14 @@ struct Updater {
   // Each part is a kernel of its own: a later one may overwrite what an earlier one stored.
   void store_parts(const Chain& chain) {
     const GuardedUpdate& update = *chain.guarded;
-    size_t at = chain.first;
-    for (size_t k = update.parts.size(); k-- > 0;) {
-      Block body = guarded_stores(update, update.parts[k], chain.v, graph.program().symbols);
-      size_t node = chain.first;
-      if (k + 1 < update.parts.size()) {
-        node = graph.add_kernel({}, chain.first);
-        graph.add_order(node, at);
-      }
-      graph.nodes()[node].updated.insert(chain.v);
-      graph.set_body(node, std::move(body));
-      at = node;
+    // All take over the order of the first step before they get one among themselves.
+    std::vector<size_t> nodes;
+    for (size_t k = 0; k + 1 < update.parts.size(); ++k) nodes.push_back(graph.add_kernel({}, chain.first));
+    nodes.push_back(chain.first);
+    for (size_t k = 0; k < nodes.size(); ++k) {
+      if (k > 0) graph.add_order(nodes[k - 1], nodes[k]);
+      graph.nodes()[nodes[k]].updated.insert(chain.v);
+      graph.set_body(nodes[k], guarded_stores(update, update.parts[k], chain.v, graph.program().symbols));
     }
   }
 
