@@ -86,7 +86,7 @@ test-dump: build ## one run with every dump switched on
 opinfo: build ## all samples of every PyTorch operator in all dtypes, forward and backward (hours; goes on where it stopped)
 	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m opinfo -n $(JOBS) --output $(BUILD)/opinfo.jsonl $(OPINFO)
 
-fuzz: build ## random PyTorch programs and Tensor IR against a reference, for SECONDS=600; what fails is shrunk and written to build/fuzz
+fuzz: build ## random PyTorch programs, Tensor and Loop IR against a reference, for SECONDS=600; what fails is shrunk and written to build/fuzz
 	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m fuzz --seconds $(or $(SECONDS),600) --output $(BUILD)/fuzz $(FUZZ)
 
 exhaustive: build ## errors in ulp of every function, at all 2^32 values of float32 (tens of minutes)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from fuzz.check import Wrong, check, difference, inputs_of, run
 from fuzz.ir import IrProgram, IrWrong, check_ir, ir_programs
+from fuzz.loop import loop_programs
 from fuzz.programs import Input, Program, programs
 from hypothesis import HealthCheck, Phase, given, settings
 
@@ -35,6 +36,12 @@ def test_dynamic(program: Program) -> None:
 @settings(SAMPLE, max_examples=40)
 @given(ir_programs())
 def test_ir(program: IrProgram) -> None:
+    check_ir(program)
+
+
+@settings(SAMPLE, max_examples=60)
+@given(loop_programs())
+def test_loop_ir(program: IrProgram) -> None:
     check_ir(program)
 
 

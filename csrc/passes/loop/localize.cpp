@@ -64,7 +64,8 @@ Footprint footprint(const Stmt& stmt) {
                             f.defines.insert(x.results.begin(), x.results.end());
                             f.needs.insert(x.operands.begin(), x.operands.end());
                           },
-                          [](const Local&) {}, [](const Check&) {}},
+                          [&](const Local& x) { f.writes.insert(x.name); },  // what uses it stays behind
+                          [](const Check&) {}},
                s.node);
   });
   return f;

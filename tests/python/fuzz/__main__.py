@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from deplo.options import read_options
 from fuzz.check import Wrong, check, write_failure
 from fuzz.ir import IrWrong, check_ir, ir_programs
+from fuzz.loop import loop_programs
 from fuzz.programs import programs
 
 ROUND = 50  # programs between two looks at the clock
@@ -29,7 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=None, help="the first seed; by default the time, so that every run is another")
-    parser.add_argument("--kind", choices=["torch", "ir", "both"], default="both")
+    parser.add_argument("--kind", choices=["torch", "ir", "loop", "all"], default="all")
     parser.add_argument("--output", default="build/fuzz", help="folder for what fails")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -39,8 +40,9 @@ def main() -> int:
     kinds: dict[str, tuple[Any, Callable[[Any], None]]] = {
         "torch": (programs(), lambda program: check(program, options)),
         "ir": (ir_programs(), check_ir),
+        "loop": (loop_programs(), check_ir),
     }
-    chosen = list(kinds) if arguments.kind == "both" else [arguments.kind]
+    chosen = list(kinds) if arguments.kind == "all" else [arguments.kind]
     counts = dict.fromkeys(chosen, 0)
 
     def one_round(number: int, kind: str) -> tuple[Any, Exception] | None:

@@ -1,7 +1,7 @@
-"""Random Tensor IR: lowered with all passes, with some left out, and under other schedules, by the interpreters and by compiled code.
+"""Random Tensor IR: lowered with all passes, with some left out, and under random schedules, by the interpreters and by compiled code.
 
-The interpreter of Tensor IR is the reference. In exact mode it and those of the levels below compute in float64, so that only the order of
-sums may differ; compiled programs are judged by the rounding of their dtype.
+The interpreter of the level at which a program is written is the reference. In exact mode it and those of the levels below compute in
+float64, so that only the order of sums may differ; compiled programs are judged by the rounding of their dtype.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import dataclasses
 import json
 import math
 import random
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
 from deplo import _C
-from deplo.errors import InternalError, UnsupportedError, UserError
+from deplo.errors import InternalError, UnsupportedError
+from fuzz.schedules import random_schedules
 
 EXTENTS = (3, 2, 4, 1, 5, 8, 7, 16, 17, 33, 40)
 MOST_POINTS = 4000
 MOST_OPS = 9
+SCHEDULES = 2  # random ones of each program
 UNARY = ("neg", "abs", "tanh", "sin", "cos", "exp")
 BINARY = ("add", "sub", "mul", "max", "min")
 
@@ -36,14 +37,23 @@ class IrProgram:
     s0: int
     disabled: tuple[str, ...]
     schedule_seed: int
+    dtypes: tuple[str, ...] = ()  # of the inputs, f32 unless said; i64<n is an index below n
 
     def inputs(self) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(0)
         sizes = [[self.s0 if d == "s0" else int(d) for d in shape] for shape in self.shapes]
-        return [torch.rand(size, generator=generator, dtype=torch.float64).mul(2).sub(1).float() for size in sizes]
+        made = [torch.rand(size, generator=generator, dtype=torch.float64).mul(2).sub(1) for size in sizes]
+        return [_as(t, dtype) for t, dtype in zip(made, self.dtypes or ("f32",) * len(made), strict=True)]
 
     def __repr__(self) -> str:
         return f"s0={self.s0}, without {', '.join(self.disabled) or 'nothing'}, schedules {self.schedule_seed}\n{self.text}"
+
+
+def _as(t: torch.Tensor, dtype: str) -> torch.Tensor:
+    name, _, bound = dtype.partition("<")
+    if bound:
+        return ((t + 1) / 2 * int(bound)).long().clamp(0, int(bound) - 1)
+    return t.to({"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}[name])
 
 
 class Grower:
@@ -88,7 +98,7 @@ class Grower:
         return self.add(shape, f"map ({axes}) -> {source}[{', '.join(index)}]{tail}")
 
     def grow(self) -> None:
-        self.pick([self.unary, self.binary, self.binary, self.reduce, self.reduce, self.view, self.view, self.contract, self.scan])()
+        self.pick([self.unary, self.binary, self.binary, self.reduce, self.reduce, self.view, self.view, self.contract, self.contract, self.scan])()
 
     def unary(self) -> None:
         v, shape = self.value()
@@ -116,9 +126,12 @@ class Grower:
 
     def contract(self) -> None:
         v, shape = self.value()
-        partners = [(w, other) for w, other in self.values if len(other) == 2 and shape and other[-1] == shape[-1]]
-        if len(shape) != 2 or not partners:
+        if len(shape) != 2:
             return
+        partners = [(w, other) for w, other in self.values if len(other) == 2 and other[-1] == shape[-1]]
+        if self.integer(0, 1):
+            self.shapes.append((self.pick(["s0", 17, 33, 16, 40]), shape[-1]))
+            partners = [(f"%x{len(self.shapes) - 1}", self.shapes[-1])]
         w, other = self.pick(partners)
         full = (shape[0], other[0], shape[1])
         if self.points(full) > 4 * MOST_POINTS:
@@ -187,6 +200,11 @@ class Grower:
 PASSES = [row["name"] for row in _C.passes() if row["level"] in ("tensor", "loop") and row["name"] not in ("name_kernels",)]
 
 
+def drawn_passes(pick: Callable[[Any], Any], integer: Callable[[int, int], int]) -> tuple[str, ...]:
+    """Passes to leave out."""
+    return tuple(sorted({pick(PASSES) for _ in range(integer(0, 4))}))
+
+
 @st.composite
 def ir_programs(draw: Callable[[Any], Any]) -> IrProgram:
     g = Grower(draw)
@@ -197,13 +215,12 @@ def ir_programs(draw: Callable[[Any], Any]) -> IrProgram:
         g.grow()
         if len(g.lines) == before and not g.lines:
             g.unary()
-    results = [g.values[-1]] + [v for v in g.values[len(g.shapes) : -1] if g.integer(0, 3) == 3]
+    results = [g.values[-1]] + [v for v in g.values[:-1] if v[0].startswith("%v") and g.integer(0, 3) == 3]
     inputs = ", ".join(f"%x{k}: f32[{', '.join(map(str, shape))}] user" for k, shape in enumerate(g.shapes))
     symbols = " where s0 in 1..64" if any("s0" in shape for shape in g.shapes) else ""
     outputs = ", ".join(f"{name} strides [{', '.join(_strides(shape))}]" for name, shape in results)
     text = "\n".join([f"tensor @fuzz({inputs}){symbols}", *g.lines, f"  return {outputs}"]) + "\n"
-    disabled = tuple(sorted({g.pick(PASSES) for _ in range(g.integer(0, 4))}))
-    return IrProgram(text, tuple(g.shapes), g.s0, disabled, g.integer(0, 1 << 16))
+    return IrProgram(text, tuple(g.shapes), g.s0, drawn_passes(g.pick, g.integer), g.integer(0, 1 << 16))
 
 
 def _strides(shape: tuple[int | str, ...]) -> list[str]:
@@ -233,14 +250,19 @@ def check_ir(program: IrProgram) -> None:
             what = f"{level} IR without {', '.join(disabled) or 'nothing'}"
             _compare(_interpreted(lowered, inputs, what, program.text), wanted, 1e-9, what, program.text)
         _run(program.text, inputs, wanted, options, f"compiled without {', '.join(disabled) or 'nothing'}")
-    schedules = _other_schedules(program)
-    options = json.dumps({"schedule": schedules, "cache_dir": ""})
-    try:
-        tile = _C.lower(program.text, "tile", options)
-    except UserError:
-        return  # a schedule that does not fit
-    _compare(_interpreted(tile, inputs, f"schedules {schedules}", program.text), wanted, 1e-9, f"schedules {schedules}", program.text)
-    _run(program.text, inputs, wanted, options, f"compiled under schedules {schedules}")
+    rng = random.Random(program.schedule_seed)
+    loop, tile = (_lowered(program.text, level, '{"cache_dir": ""}') for level in ("loop", "tile"))
+    for _ in range(SCHEDULES):
+        schedules = random_schedules(loop, tile, lambda given: str(_C.lower(program.text, "tile", _under(given))), rng)
+        what = f"under schedules {schedules}"
+        for level in ("tile", "kernel"):
+            there = _lowered(program.text, level, _under(schedules, ["expand_math"]))
+            _compare(_interpreted(there, inputs, f"{level} IR {what}", program.text), wanted, 1e-9, f"{level} IR {what}", program.text)
+        _run(program.text, inputs, wanted, _under(schedules), f"compiled {what}")
+
+
+def _under(schedules: dict[str, str], disabled: Sequence[str] = ()) -> str:
+    return json.dumps({"schedule": schedules, "disable": list(disabled), "verify": True, "cache_dir": ""})
 
 
 def _interpreted(lowered: str, inputs: list[torch.Tensor], what: str, text: str) -> list[torch.Tensor]:
@@ -277,18 +299,3 @@ def _compare(got: list[torch.Tensor], wanted: list[torch.Tensor], tolerance: flo
         if b.numel() and not (a - b).abs().max() <= tolerance * scale:
             at = tuple(torch.argmax((a - b).abs().nan_to_num(math.inf)).unsqueeze(0).tolist())
             raise IrWrong(f"{what}: result {k} is {a.flatten()[at[0]]:.9g} for {b.flatten()[at[0]]:.9g} at element {at[0]}", text)
-
-
-def _other_schedules(program: IrProgram) -> dict[str, str]:
-    """The schedules that heuristics propose, with other numbers and some directives left out. What does not fit is refused."""
-    rng = random.Random(program.schedule_seed)
-    proposals = re.findall(r"^schedule (@\w+): (.*)$", _C.lower(program.text, "tile", '{"cache_dir": ""}'), re.MULTILINE)
-    changed = {}
-    for kernel, text in proposals:
-        words = re.findall(r"\w+(?:\([^()]*\))?", text)
-        kept = [word for word in words if "(" not in word or rng.random() > 0.15]
-        for position, word in enumerate(kept):
-            if word.startswith(("tile(", "register_block(", "unroll(", "vectorize(")) and rng.random() < 0.5:
-                kept[position] = re.sub(r"=(\d+)", lambda m: f"={rng.choice([1, 2, 3, 4, 6, 8, 16, 32])}", word)
-        changed[kernel.removeprefix("@")] = " ".join(kept)
-    return changed
