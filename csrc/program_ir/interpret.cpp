@@ -117,7 +117,9 @@ std::vector<Array> interpret(const ProgramBody& program, const FindParams& find_
   }
   for (const Buffer& buffer : program.buffers)
     if (buffer.kind != BufferKind::input) machine.memory[buffer.name] = Array::zeros(buffer.dtype, evaluate_shape(buffer.shape, symbols));
-  for (const Step& step : program.steps) std::visit([&](const auto& s) { machine.run(s); }, step);
+  std::vector<bool> taken = taken_steps(program, symbols);
+  for (size_t i = 0; i < program.steps.size(); ++i)
+    if (taken[i]) std::visit([&](const auto& s) { machine.run(s); }, program.steps[i]);
 
   std::vector<Array> results;
   for (const Attribute& output : program.outputs) {

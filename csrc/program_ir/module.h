@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,13 +21,16 @@ namespace deplo {
 //     buffer t0: f32[s0, 64]
 //     buffer p0: f32[4, 64, 16] packed
 //     once call @k1_pack(w, p0)
-//     call @k0_linear_relu(x, p0, t0)
+//     call @k0_linear_relu_small(x, w, t0) when 2 - s0 >= 0
+//     or call @k0_linear_relu(x, p0, t0)
 //     library aten.sort.stable(self=t0, dim=0) -> t1, t2 reason "sort"
 //     return t1, s0, none
 //
 // Semantics: steps run in order. Buffers never overlap unless one is declared `alias of`; the memory plan decides who
 // reuses whose memory. `once` steps read only static inputs and constants, and run again only when one of those changed;
-// what they write (buffers marked packed) lives as long as the program. Inputs may be written by steps (mutation).
+// what they write (buffers marked packed) lives as long as the program; they wait until a step that runs reads it. Of a call and the `or` calls
+// that follow it, the first whose `when` holds for the sizes runs: they compute the same by schedules for different sizes, and the last one has
+// no `when`. Inputs may be written by steps (mutation).
 // A kernel's parameters are bound to buffers by position. Strides are in elements, row-major where the text has none.
 // Names of buffers carry no %; inside the arguments of a library step a bare word that names a buffer is that buffer.
 
@@ -52,6 +56,8 @@ struct CallStep {
   std::string kernel;
   std::vector<std::string> arguments;
   bool once = false;
+  std::vector<Cond> when = {};  ///< on sizes
+  bool is_alternative = false;  ///< `or`: for sizes at which none of the calls runs that it is an alternative of
   bool operator==(const CallStep&) const = default;
 };
 
@@ -97,6 +103,9 @@ struct ModuleOf : ProgramBody {
     return nullptr;
   }
 };
+
+/// Which steps run for these sizes: all but those of the alternatives that are not taken.
+std::vector<bool> taken_steps(const ProgramBody& program, const std::map<std::string, int64_t>& symbols);
 
 /// One argument or result type that a kernel expects.
 struct ParamType {

@@ -1,5 +1,6 @@
 #include "program_ir/text.h"
 
+#include <algorithm>
 #include <array>
 #include <set>
 
@@ -21,12 +22,16 @@ std::string print_arguments(const LibraryStep& step) {
 }
 
 std::string print(const Step& step) {
-  return std::visit(Overloaded{[](const CallStep& s) { return fmt::format("{}call @{}({})", s.once ? "once " : "", s.kernel, joined(s.arguments)); },
-                               [](const LibraryStep& s) {
-                                 std::string results = s.results.empty() ? "" : " -> " + joined(s.results);
-                                 return fmt::format("library {}({}){} reason {}", s.op, print_arguments(s), results, quote(s.reason));
-                               }},
-                    step);
+  return std::visit(
+      Overloaded{[](const CallStep& s) {
+                   std::string when = s.when.empty() ? "" : " when " + print(s.when);
+                   return fmt::format("{}call @{}({}){}", s.once ? "once " : s.is_alternative ? "or " : "", s.kernel, joined(s.arguments), when);
+                 },
+                 [](const LibraryStep& s) {
+                   std::string results = s.results.empty() ? "" : " -> " + joined(s.results);
+                   return fmt::format("library {}({}){} reason {}", s.op, print_arguments(s), results, quote(s.reason));
+                 }},
+      step);
 }
 
 std::string print_input(const ProgramBody& program, const std::string& name) {
@@ -92,12 +97,16 @@ Buffer parse_buffer(Lexer& lexer) {
   return b;
 }
 
-CallStep parse_call(Lexer& lexer, bool once) {
+CallStep parse_call(Lexer& lexer) {
+  CallStep step;
+  step.once = lexer.accept("once");
+  step.is_alternative = !step.once && lexer.accept("or");
   lexer.expect("call");
-  CallStep step{sigil_name(lexer, "a kernel"), {}, once};
+  step.kernel = sigil_name(lexer, "a kernel");
   lexer.expect("(");
   if (!lexer.at(")")) step.arguments = parse_names(lexer, "a buffer");
   lexer.expect(")");
+  if (!step.once && lexer.accept("when")) step.when = parse_guard(lexer);
   return step;
 }
 
@@ -130,6 +139,19 @@ std::vector<Expr> contiguous_strides(const std::vector<Expr>& shape) {
     if (!shape[d].is(0)) stride = stride * shape[d];
   }
   return strides;
+}
+
+std::vector<bool> taken_steps(const ProgramBody& program, const std::map<std::string, int64_t>& symbols) {
+  std::vector<bool> taken;
+  bool done = false;  // one of the alternatives so far was taken
+  for (const Step& step : program.steps) {
+    const auto* call = std::get_if<CallStep>(&step);
+    if (!call || !call->is_alternative) done = false;
+    bool holds = !call || std::all_of(call->when.begin(), call->when.end(), [&](const Cond& c) { return evaluate(c, symbols); });
+    taken.push_back(holds && !done);
+    done = done || holds;
+  }
+  return taken;
 }
 
 std::string print_ranges(const Ranges& ranges) {
@@ -263,14 +285,12 @@ ProgramBody parse_program(Lexer& lexer) {
   while (!lexer.at("return")) {
     if (lexer.accept("buffer")) {
       program.buffers.push_back(parse_buffer(lexer));
-    } else if (lexer.accept("once")) {
-      program.steps.emplace_back(parse_call(lexer, true));
-    } else if (lexer.at("call")) {
-      program.steps.emplace_back(parse_call(lexer, false));
+    } else if (lexer.at("once") || lexer.at("or") || lexer.at("call")) {
+      program.steps.emplace_back(parse_call(lexer));
     } else if (lexer.accept("library")) {
       program.steps.emplace_back(parse_library(lexer, program));
     } else {
-      lexer.fail(fmt::format("expected buffer, call, once, library or return, found '{}'", lexer.peek().text));
+      lexer.fail(fmt::format("expected buffer, call, once, or, library or return, found '{}'", lexer.peek().text));
     }
     lexer.expect("end of line");
   }
@@ -299,6 +319,8 @@ struct ProgramVerifier {
   const ProgramBody& program;
   const FindParams& find_params;
   std::set<std::string> defined;
+  bool open = false;  ///< the step before has conditions: an alternative must follow
+  std::set<std::string> alternative_writes;
 
   const Buffer& buffer(const std::string& name, const std::string& where) const {
     const Buffer* b = program.find_buffer(name);
@@ -332,11 +354,29 @@ struct ProgramVerifier {
         DEPLO_ASSERT(b.kind == BufferKind::packed || (b.kind == BufferKind::input && b.is_static),
                      "program @{}: once {} reads {}, which is not static", program.name, where, b.name);
     }
+    std::set<std::string> written;
     for (size_t i = 0; i < params->size(); ++i)
-      if ((*params)[i].writes) defined.insert(step.arguments[i]);
+      if ((*params)[i].writes) written.insert(step.arguments[i]);
+    check_alternatives(step, written, where);
+    // What alternatives write holds a value after the last of them.
+    if (step.when.empty()) defined.insert(written.begin(), written.end());
+  }
+
+  void check_alternatives(const CallStep& step, const std::set<std::string>& written, const std::string& where) {
+    for (const Cond& c : step.when)
+      for (const std::string& symbol : symbols_of(c.expr))
+        DEPLO_ASSERT(program.symbols.count(symbol), "program @{}: {} asks for the symbol {}, which has no range", program.name, where, symbol);
+    DEPLO_ASSERT(step.is_alternative == open, "program @{}: {}", program.name,
+                 open ? where + " follows a call with `when`, so that it must be an alternative: or call"
+                      : where + " is an alternative of no call: the one before has no `when`");
+    DEPLO_ASSERT(!open || written == alternative_writes, "program @{}: {} writes other buffers than the calls whose alternative it is", program.name,
+                 where);
+    open = !step.when.empty();
+    alternative_writes = written;
   }
 
   void check(const LibraryStep& step) {
+    DEPLO_ASSERT(!open, "program @{}: {} follows a call with `when`, which needs an alternative first", program.name, step.op);
     std::vector<std::string> names;
     for (const auto& [key, value] : step.arguments) collect_buffers(value, names);
     for (const std::string& name : names) read(name, step.op);
@@ -350,7 +390,7 @@ struct ProgramVerifier {
 }  // namespace
 
 void verify(const ProgramBody& program, const FindParams& find_params) {
-  ProgramVerifier verifier{program, find_params, {}};
+  ProgramVerifier verifier{program, find_params, {}, false, {}};
   std::set<std::string> names;
   for (const Buffer& b : program.buffers) {
     DEPLO_ASSERT(names.insert(b.name).second, "program @{}: buffer {} is declared twice", program.name, b.name);
@@ -363,6 +403,7 @@ void verify(const ProgramBody& program, const FindParams& find_params) {
     if (b.kind == BufferKind::input) verifier.defined.insert(b.name);
   }
   for (const Step& step : program.steps) std::visit([&](const auto& s) { verifier.check(s); }, step);
+  DEPLO_ASSERT(!verifier.open, "program @{}: its last call has a `when` and no alternative", program.name);
   for (const Attribute& output : program.outputs)
     if (const auto* value = std::get_if<ValueName>(&output.value)) verifier.read(value->name, "return");
 }

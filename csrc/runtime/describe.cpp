@@ -27,16 +27,17 @@ SizeHints sizes_of(const CompiledGraph& graph, const CompileOptions& options) {
 }
 
 struct KernelTime {
-  int64_t steps = 0;   ///< places in the program that call it
+  int64_t steps = 0;   ///< places in the program that call it at the latest call's sizes
   double seconds = 0;  ///< in one run of the program, measured; 0: not measured
 };
 
 std::map<std::string, KernelTime> times_by_kernel(const runtime::Program& program) {
   std::vector<runtime::StepTime> times = program.step_times();
+  auto plan = program.latest_plan();
   std::map<std::string, KernelTime> by_kernel;
   for (size_t s = 0; s < times.size(); ++s) {
     const auto* call = std::get_if<CallStep>(&program.module().steps[s]);
-    if (!call) continue;
+    if (!call || (plan && !plan->steps[s].runs)) continue;
     KernelTime& time = by_kernel[call->kernel];
     ++time.steps;
     if (times[s].calls > 0) time.seconds += 1e-9 * static_cast<double>(times[s].nanoseconds) / static_cast<double>(times[s].calls);
@@ -74,7 +75,9 @@ json describe_steps(const CompiledGraph& graph) {
       step["kernel"] = call->kernel;
       step["arguments"] = call->arguments;
       step["once"] = call->once;
+      if (!call->when.empty()) step["when"] = print(call->when);
       if (plan) step["chunks"] = plan->steps[s].chunks;
+      if (plan) step["runs"] = plan->steps[s].runs;
     } else {
       const auto& library = std::get<LibraryStep>(program.module().steps[s]);
       step["library"] = library.op;

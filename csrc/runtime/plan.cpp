@@ -126,6 +126,21 @@ void check_range(const std::string& name, const Range& range, const std::map<std
               range.hi ? print(*range.hi) : "");
 }
 
+/// The steps that are taken at these sizes, without the packing that only others need.
+std::vector<bool> running_steps(const kernel_ir::Module& module, const Layout& layout, const std::map<std::string, int64_t>& symbols) {
+  std::vector<bool> runs = taken_steps(module, symbols);
+  std::set<size_t> read;
+  for (size_t s = layout.steps.size(); s-- > 0;) {
+    const std::vector<size_t>& buffers = layout.steps[s].buffers;
+    // A once step reads and writes packed buffers: one that is wanted makes those that it touches wanted.
+    if (layout.steps[s].once) runs[s] = std::any_of(buffers.begin(), buffers.end(), [&](size_t b) { return read.contains(b); });
+    if (!runs[s]) continue;
+    for (size_t b : buffers)
+      if (module.buffers[b].kind == BufferKind::packed) read.insert(b);
+  }
+  return runs;
+}
+
 }  // namespace
 
 Layout make_layout(const kernel_ir::Module& module) { return LayoutMaker(module).make(); }
@@ -139,9 +154,12 @@ std::shared_ptr<const Plan> make_plan(const kernel_ir::Module& module, const Lay
   for (const auto& [name, range] : module.symbols) check_range(name, range, symbols);
   for (const Buffer& buffer : module.buffers) plan->shapes.push_back(evaluate_shape(buffer, symbols));
   for (const Layout::Output& output : layout.outputs) plan->integers.push_back(output.integer ? evaluate(*output.integer, symbols) : 0);
-  for (const Layout::Step& step : layout.steps) {
+  std::vector<bool> runs = running_steps(module, layout, symbols);
+  for (size_t s = 0; s < layout.steps.size(); ++s) {
+    const Layout::Step& step = layout.steps[s];
     Plan::Step made;
-    if (step.kernel) {
+    made.runs = runs[s];
+    if (step.kernel && (made.runs || step.once)) {
       const kernel_ir::Kernel& kernel = *module.kernels[*step.kernel];
       made.chunks = std::max<int64_t>(1, evaluate(kernel.chunks, symbols));
       for (const std::string& name : kernel.symbols) made.symbols.push_back(symbols.at(name));

@@ -49,6 +49,7 @@ Layout make_layout(const kernel_ir::Module& module);
 /// A program with its sizes resolved to numbers: made once per tuple of symbol values.
 struct Plan {
   struct Step {
+    bool runs = true;  ///< no alternative that is not taken, nor a `once` step of which no taken step reads anything
     int64_t chunks = 1;
     std::vector<int64_t> symbols;  ///< in the order of the kernel's
   };

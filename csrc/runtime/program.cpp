@@ -66,7 +66,7 @@ struct Program::CallState {
 struct Program::PackedState {
   std::vector<Identity> identities;  ///< of every group's inputs, then its symbol values, group after group
   uint64_t generation = 0;
-  std::vector<std::shared_ptr<PackedBlock>> blocks;  ///< by group
+  std::vector<std::shared_ptr<PackedBlock>> blocks;  ///< by group; none where no call so far ran a step that reads it
 };
 
 /// Borrows a CallState.
@@ -166,7 +166,13 @@ void Program::check_overlaps(const Argument* arguments, const Plan& plan) const 
   }
 }
 
+bool Program::is_wanted(const OnceGroup& group, const Plan& plan) {
+  return std::any_of(group.steps.begin(), group.steps.end(), [&](size_t step) { return plan.steps[step].runs; });
+}
+
 bool Program::same_identities(const PackedState& state, const Argument* arguments, const Plan& plan) const {
+  for (size_t g = 0; g < groups_.size(); ++g)
+    if (!state.blocks[g] && is_wanted(groups_[g], plan)) return false;
   auto at = state.identities.begin();
   for (const OnceGroup& group : groups_) {
     for (size_t buffer : group.inputs)
@@ -200,8 +206,9 @@ std::shared_ptr<const Program::PackedState> Program::packed_for(const Argument* 
   starts.push_back(made->identities.size());
   for (size_t g = 0; g < groups_.size(); ++g) {
     auto at = [&](const PackedState& state, size_t start) { return state.identities.begin() + static_cast<std::ptrdiff_t>(start); };
-    if (fresh && std::equal(at(*made, starts[g]), at(*made, starts[g + 1]), at(*current, starts[g]))) {
-      made->blocks.push_back(current->blocks[g]);
+    bool same = fresh && std::equal(at(*made, starts[g]), at(*made, starts[g + 1]), at(*current, starts[g]));
+    if (!is_wanted(groups_[g], plan) || (same && current->blocks[g])) {
+      made->blocks.push_back(same ? current->blocks[g] : nullptr);
       continue;
     }
     std::vector<Identity> inputs(at(*made, starts[g]), at(*made, starts[g + 1]));
@@ -209,7 +216,8 @@ std::shared_ptr<const Program::PackedState> Program::packed_for(const Argument* 
         share_packed(groups_[g].content, inputs, [&](PackedBlock& block) { pack(groups_[g], arguments, plan, host, team, block); }));
   }
   int64_t bytes = plan.arena_bytes;
-  for (const auto& block : made->blocks) bytes += block->bytes;
+  for (const auto& block : made->blocks)
+    if (block) bytes += block->bytes;
   DEPLO_CHECK(options_.memory_limit == 0 || bytes <= options_.memory_limit,
               "program {} needs {} bytes for packed weights and temporaries, more than memory_limit = {}", module_.name, bytes,
               options_.memory_limit);
@@ -245,7 +253,8 @@ int64_t Program::packed_bytes() const {
   std::lock_guard lock(mutex_);
   int64_t bytes = 0;
   if (packed_)
-    for (const auto& block : packed_->blocks) bytes += block->bytes;
+    for (const auto& block : packed_->blocks)
+      if (block) bytes += block->bytes;
   return bytes;
 }
 
@@ -310,7 +319,7 @@ void Program::run_steps(CallState& state, const Plan& plan, Host& host, TeamLeas
   auto start = profiling ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
   for (size_t s = 0; s < layout_.steps.size(); ++s) {
     const Layout::Step& step = layout_.steps[s];
-    if (step.once) continue;
+    if (step.once || !plan.steps[s].runs) continue;
     for (const Layout::Temporary& fresh : layout_.temporaries)
       if (options_.guard && fresh.first == static_cast<int>(s)) poison(state.pointers[fresh.buffer], plan.shapes[fresh.buffer].bytes);
     if (step.kernel)
@@ -337,7 +346,7 @@ std::shared_ptr<const Plan> Program::run(const Argument* arguments, size_t count
   for (size_t i = 0; i < count; ++i)
     if (layout_.input_order[i]) state->pointers[*layout_.input_order[i]] = arguments[i].tensor.data;
   for (size_t g = 0; g < groups_.size(); ++g)
-    for (size_t i = 0; i < groups_[g].packed.size(); ++i) state->pointers[groups_[g].packed[i]] = packed->blocks[g]->pointers[i];
+    for (size_t i = 0; packed->blocks[g] && i < groups_[g].packed.size(); ++i) state->pointers[groups_[g].packed[i]] = packed->blocks[g]->pointers[i];
   for (size_t buffer : layout_.allocated) state->pointers[buffer] = host.allocate(buffer, module_.buffers[buffer].dtype, plan->shapes[buffer]);
   host.symbols = &plan->symbols;
   host.shapes = &plan->shapes;

@@ -63,6 +63,8 @@ class Program {
   void check_arguments(const Argument* arguments, size_t count, const Plan& plan) const;
   void check_overlaps(const Argument* arguments, const Plan& plan) const;
   std::shared_ptr<const Plan> plan_for(const std::vector<int64_t>& symbols);
+  /// Whether a step that runs at these sizes reads what the group packs.
+  static bool is_wanted(const OnceGroup& group, const Plan& plan);
   bool same_identities(const PackedState& state, const Argument* arguments, const Plan& plan) const;
   std::shared_ptr<const PackedState> packed_for(const Argument* arguments, const Plan& plan, Host& host, TeamLease& team);
   void pack(const OnceGroup& group, const Argument* arguments, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block);

@@ -33,6 +33,7 @@ class Lexer;
 //   vectorize(a, by=U)              the axis gets the vector lanes, U vectors in flight (1 unless said); of inner loops and
 //                                   reductions over axes of one name, nth=N is the N-th in the order of the text, from 0
 //   register_block(a=R, b=C)        R x C sums are kept in registers
+//   partition(a, tail=T)            where a tile of any size ends, register blocks have T rows
 //   unroll(a=U)                     the body is repeated U times
 //   transpose(a=T)                  with lanes on another axis: tiles of T points of a, along which memory runs, are transposed in registers
 //   pack(c.rows, at=L, pad=P)       the operand of reduction c that lies along its rows (or `lanes`) is copied into panels: at the program's
@@ -41,7 +42,7 @@ class Lexer;
 //   threads(T)                      threads of a GPU block
 //
 // Kinds, each with the words it takes:
-//   contraction   parallel tile vectorize register_block unroll pack
+//   contraction   parallel tile vectorize register_block partition unroll pack
 //   rows          parallel tile vectorize, and phases, which take what contractions take but parallel and the tile of the rows
 //   nest          parallel reorder tile transpose vectorize; every kernel has schedules of this kind
 //   pack          parallel tile; follows from the kernel that it packs for

@@ -201,6 +201,81 @@ kernel @sum(a: ptr f32, b: ptr f32, out c: ptr f32) symbols () chunks 1 scratch 
   CHECK(run(second) == 1 + 2 * 61);
 }
 
+namespace {
+
+// y = x + 1 up to two rows, beyond that x + 2 * w with a packed weight.
+const char* const kVersions = R"(program @net(x: f32[s0, 4] user, w: f32[4] parameter static) where s0 in 0..
+  buffer p: f32[4] packed
+  buffer y: f32[s0, 4] output
+  once call @pack(w, p)
+  call @few(x, y) when -s0 + 1 >= 0
+  or call @few(x, y) when s0 - 2 == 0
+  or call @many(x, p, y)
+  return y
+
+kernel @pack(a: ptr f32, out b: ptr f32) symbols () chunks 1 scratch 0
+  for i in 0..4 step 1:
+    v: f32 = load a[i]
+    w: f32 = add(v, v)
+    store b[i] = w
+
+kernel @few(a: ptr f32, out b: ptr f32) symbols (s0) chunks 1 scratch 0
+  for i in 0..s0*4 step 1:
+    v: f32 = load a[i]
+    one: f32 = constant 1.0
+    w: f32 = add(v, one)
+    store b[i] = w
+
+kernel @many(a: ptr f32, p: ptr f32, out b: ptr f32) symbols (s0) chunks 1 scratch 0
+  for i in 0..s0*4 step 1:
+    v: f32 = load a[i]
+    k: f32 = load p[i % 4]
+    w: f32 = add(v, k)
+    store b[i] = w
+)";
+
+}  // namespace
+
+TEST_CASE("of alternatives the first that holds for the sizes runs, and packing waits for a step that reads it") {
+  CompiledGraph graph = compiled(kVersions);
+  Owned w({4}, 10);
+  auto run = [&](int64_t rows) {
+    Owned x({rows, 4}, 1);
+    TestHost host;
+    Argument arguments[2] = {x.argument(), w.argument()};
+    graph.program->run(arguments, 2, host, 1);
+    return host.floats(*graph.program->layout().outputs[0].buffer);
+  };
+  CHECK(run(0).empty());
+  CHECK(run(1) == std::vector<float>{2, 3, 4, 5});
+  CHECK(run(2)[7] == 9);
+  CHECK(graph.program->packed_bytes() == 0);
+  CHECK(run(3)[0] == 1 + 2 * 10);
+  CHECK(graph.program->packed_bytes() > 0);
+  w.values[0] = 30;
+  w.version = 1;
+  CHECK(run(2)[0] == 2);  // reads no weight: what was packed from the old one goes, nothing is packed from the new one
+  CHECK(graph.program->packed_bytes() == 0);
+  CHECK(run(5)[4] == 5 + 2 * 30);
+  CHECK(run(1)[0] == 2);
+  CHECK(graph.program->packed_bytes() > 0);
+}
+
+TEST_CASE("alternatives must end with one that always holds and write the same") {
+  auto refused = [](const std::string& was, const std::string& is, const std::string& message) {
+    std::string text = kVersions;
+    REQUIRE(text.find(was) != std::string::npos);
+    text.replace(text.find(was), was.size(), is);
+    CHECK_THROWS_WITH(kernel_ir::verify(kernel_ir::parse(text)), Catch::Contains(message));
+  };
+  kernel_ir::verify(kernel_ir::parse(kVersions));
+  refused("  or call @many(x, p, y)\n", "", "its last call has a `when` and no alternative");
+  refused("  or call @many", "  call @many", "must be an alternative");
+  refused("call @few(x, y) when -s0 + 1 >= 0", "call @few(x, y)", "is an alternative of no call");
+  refused("or call @few(x, y)", "or call @few(x, p)", "writes other buffers");
+  refused("when s0 - 2 == 0", "when s1 - 2 == 0", "asks for the symbol s1, which has no range");
+}
+
 TEST_CASE("a kernel's error becomes an exception") {
   CompiledGraph graph = compiled(R"(program @check(x: f32[4] user)
   buffer y: f32[4] output

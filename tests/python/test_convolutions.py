@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engines import Compiler
+from torch import nn
 
+import deplo
 from deplo.capture import capture
 from deplo.options import read_options
 
@@ -91,3 +93,32 @@ def test_lanes_lie_along_the_weights_of_small_images():
     pointwise = [(1, 64, 256, size, size, 1, 1, 0, 1, 1) for size in (7, 64)]
     small, large = (re.findall(r"vectorize\((\S+)\)", schedule_of(shape, torch.contiguous_format, "avx2")) for shape in pointwise)
     assert small != large
+
+
+FORMS = {
+    "grouped": nn.Conv2d(32, 48, 3, padding=1, groups=4),
+    "depthwise": nn.Conv2d(32, 32, 3, padding=1, groups=32),
+    "strided": nn.Conv2d(32, 48, 3, stride=2, padding=1),
+    "dilated": nn.Conv2d(32, 48, 3, padding=2, dilation=2),
+    "pointwise": nn.Conv2d(32, 48, 1),
+    "transposed": nn.ConvTranspose2d(32, 48, 3, stride=2, padding=1, output_padding=1),
+    "transposed, grouped": nn.ConvTranspose2d(32, 48, 4, stride=2, padding=1, groups=2),
+    "of one dimension": nn.Conv1d(32, 48, 3, padding=1, groups=2),
+    "of three": nn.Conv3d(16, 24, 3, padding=1, groups=2),
+}
+
+
+FORMATS = {1: [torch.contiguous_format], 2: [torch.contiguous_format, torch.channels_last], 3: [torch.contiguous_format, torch.channels_last_3d]}
+
+
+@pytest.mark.parametrize(
+    ("form", "memory_format"), [(name, memory_format) for name, conv in FORMS.items() for memory_format in FORMATS[conv.weight.dim() - 2]], ids=str
+)
+def test_one_kernel_with_bias_and_activation_and_no_copy_of_the_image(form, memory_format):
+    conv = FORMS[form].requires_grad_(False)
+    dims = conv.weight.dim() - 2
+    x = torch.randn(2, conv.in_channels, *[13] * dims, generator=torch.Generator().manual_seed(0))
+    x = x.to(memory_format=memory_format)
+    (graph,) = deplo.explain(nn.Sequential(conv, nn.ReLU()), x, options={"strict": True}).graphs
+    assert [k.calls for k in graph.kernels if not k.once] == [1]
+    assert graph.description["memory"]["temporaries"] == 0

@@ -93,6 +93,35 @@ def test_automatic_dynamic_after_the_second_length():
     assert compiler.graphs == 2
 
 
+def test_products_have_versions_for_few_rows_and_for_many():
+    torch.manual_seed(0)
+    weight = torch.randn(128, 96)
+    compiled = torch.compile(F.linear, backend="deplo", dynamic=True, options={"strict": True})
+    for rows in (2, 300, 3, 2, 64):
+        x = torch.randn(rows, 96)
+        check(compiled(x, weight), F.linear(x, weight), F.linear(x.double(), weight.double()))
+    for rows in (2, 300):
+        (graph,) = deplo.explain(F.linear, torch.randn(rows, 96), weight, dynamic=True).graphs
+        calls = {k.name: k.calls for k in graph.kernels}
+        assert sorted(name.endswith("_small") for name in calls) == [False, True], calls
+        assert all((count > 0) == (name.endswith("_small") == (rows <= 2)) for name, count in calls.items()), calls
+
+
+def test_a_layer_of_any_length_is_one_kernel():
+    """Whole register blocks and those at the end of a tile, for all lengths around them."""
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 72)
+    wide = nn.Linear(64, 72).double()
+    wide.load_state_dict(layer.state_dict())
+    compiled = torch.compile(layer, backend="deplo", dynamic=True, options={"strict": True})
+    with torch.no_grad():
+        for rows in (*range(2, 35), 83, 84, 85, 88, 97, 98, 99, 112):
+            x = torch.randn(rows, 64)
+            check(compiled(x), layer(x), wide(x.double()))
+        (graph,) = deplo.explain(layer, torch.randn(7, 64), dynamic=True).graphs
+    assert [k.calls for k in graph.kernels if not k.once] == [1]
+
+
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()

@@ -15,12 +15,23 @@ tile_ir::Block ContractionScheduler::body() {
   } else {
     first_row_ = mod(par, row_blocks_) * rows_block;
     valid_rows_ = min(rows_block, rows_extent_ - first_row_);
-    tiles_ = ceildiv(valid_rows_, mr_);
+    count_tiles();
   }
   choose_lanes(mod(floordiv(par, row_blocks_), lane_groups()));
   tile_ir::Block out = allocations();
   for (auto& stmt : tile_body()) out.push_back(stmt);
   return {loop("par", 0, parallel_extent_, LoopKind::parallel, std::move(out))};
+}
+
+void ContractionScheduler::count_tiles() {
+  if (tail_ == 0) {
+    tiles_ = ceildiv(valid_rows_, mr_);
+    tails_ = 0;
+    return;
+  }
+  const int64_t most = tail_rows();
+  tiles_ = floordiv(valid_rows_ + (mr_ - most - 1), mr_);
+  tails_ = ceildiv(max(valid_rows_ - tiles_ * mr_, 0), tail_);
 }
 
 void ContractionScheduler::choose_lanes(Expr group) {
@@ -68,7 +79,7 @@ tile_ir::Block ContractionScheduler::contraction(const Item& item) const {
   if (several) {
     tile_ir::Block clear = store_zero("c" + t, {sym("zr" + t), sym("zl" + t)}, "zero" + t);
     clear = {loop("zl" + t, 0, round_up(valid_lanes_, nr_), LoopKind::lanes, std::move(clear))};
-    Expr rows = window_ ? lines_padded(valid_row_lines_) * rows_[1].extent : tiles_ * mr_;
+    Expr rows = window_ ? lines_padded(valid_row_lines_) * rows_[1].extent : padded_rows();
     out.push_back(loop("zr" + t, 0, rows, LoopKind::serial, std::move(clear)));
   }
   tile_ir::Block block;
@@ -77,7 +88,7 @@ tile_ir::Block ContractionScheduler::contraction(const Item& item) const {
   if (window_)
     for (auto& s : pack_window(item)) block.push_back(s);
   else if (!item.rows.is_static)
-    for (auto& s : across_ ? pack_lines(item, item.rows, "r", "pa", row_lines(), tiles_ * mr_) : pack_rows(item)) block.push_back(s);
+    for (auto& s : across_ ? pack_lines(item, item.rows, "r", "pa", row_lines(), padded_rows()) : pack_rows(item)) block.push_back(s);
   block.push_back(multiply(item, several));
   out.push_back(loop("kb" + t, 0, item.depth_blocks, LoopKind::serial, std::move(block)));
   return out;
@@ -88,15 +99,19 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply(const Item& item, bool several
   tile_ir::Block tiles;
   if (window_) {
     for (const LineBlocks& b : line_blocks(block_points_))
-      tiles.push_back(loop("rx" + t, 0, b.count, LoopKind::serial, register_block(item, several, block_lines_ * b.points, b)));
+      tiles.push_back(
+          loop("rx" + t, 0, b.count, LoopKind::serial, register_block(item, several, {block_lines_ * b.points, 0, b, b.first > 0 ? "s" : ""})));
     tiles = {loop("rt" + t, 0, ceildiv(valid_row_lines_, block_lines_), LoopKind::serial, std::move(tiles))};
   } else {
-    tiles = {loop("rt" + t, 0, tiles_, LoopKind::serial, register_block(item, several, mr_, {}))};
+    tiles = {loop("rt" + t, 0, tiles_, LoopKind::serial, register_block(item, several, {mr_}))};
+    if (tail_ > 0) tiles.push_back(loop("rt" + t, 0, tails_, LoopKind::serial, register_block(item, several, {tail_, tiles_ * mr_, {}, "e"})));
   }
   return loop("pt" + t, 0, ceildiv(valid_lanes_, nr_), LoopKind::serial, std::move(tiles));
 }
 
-tile_ir::Block ContractionScheduler::register_block(const Item& item, bool several, int64_t mr, const LineBlocks& points) const {
+tile_ir::Block ContractionScheduler::register_block(const Item& item, bool several, const RowBlocks& rows) const {
+  const LineBlocks& points = rows.points;
+  const int64_t mr = rows.mr;
   std::string t = item.tag;
   Expr tile = sym("rt" + t);
   Expr panel = sym("pt" + t);
@@ -110,8 +125,8 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
   if (window_) k = channel * window_->taps() + line_tap * window_->point.taps + point_tap;
   auto line_of = [&](Expr row) { return tile * block_lines_ + floordiv(row, points.points); };
   auto point_of = [&](Expr row) { return sym("rx" + t) * points.points + points.first + mod(row, points.points); };
-  // Arrays of registers need names of their own.
-  std::string acc = "acc" + t + (points.first > 0 ? "s" : "");
+  auto row_of = [&](Expr row) { return rows.first + tile * mr + row; };
+  std::string acc = "acc" + t + rows.suffix;
   auto each = [&](const std::string& suffix, tile_ir::Block before, tile_ir::Block inner) {
     tile_ir::Block body = std::move(before);
     body.push_back(loop("x" + t + suffix, 0, nr_, LoopKind::lanes, std::move(inner)));
@@ -122,8 +137,8 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
     if (window_)
       return std::vector<Expr>{channel, line_of(row) * window_->line.step + line_tap * window_->line.tap_step,
                                point_of(row) * window_->point.step + point_tap * window_->point.tap_step};
-    if (!item.rows.is_static && across_) return std::vector<Expr>{k, tile * mr_ + row};
-    if (!item.rows.is_static) return std::vector<Expr>{tile * mr_ + row, k};
+    if (!item.rows.is_static && across_) return std::vector<Expr>{k, row_of(row)};
+    if (!item.rows.is_static) return std::vector<Expr>{row_of(row), k};
     index.insert(index.end(), {floordiv(first_row_, mr_) + tile, sym("kb" + t) * item.depth_block + k, row});
     return index;
   };
@@ -170,7 +185,7 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
   // Each block of k is summed by itself and then added: shorter chains than one over all of k.
   Expr ro = sym("r" + t + "o");
   Expr xo = sym("x" + t + "o");
-  Expr sum_row = window_ ? line_of(ro) * rows_[1].extent + point_of(ro) : tile * mr_ + ro;
+  Expr sum_row = window_ ? line_of(ro) * rows_[1].extent + point_of(ro) : row_of(ro);
   std::vector<Expr> target{sum_row, panel * nr_ + xo};
   tile_ir::Block finish{make(loop_ir::Load{"dv" + t, f32, acc, {ro, xo}, {}, {}})};
   std::string sum = "dv" + t;

@@ -248,7 +248,7 @@ tile_ir::Block ContractionScheduler::pack_rows(const Item& item) const {
   out.push_back(loop(r_name, first, valid_rows_, LoopKind::serial, along_depth(copy(row))));
   std::string e_name = "er" + t;
   tile_ir::Block edge = store_zero(buffer, {sym(e_name), sym(k_name + "e")}, "edger" + t);
-  out.push_back(loop(e_name, valid_rows_, tiles_ * mr_, LoopKind::serial, {loop(k_name + "e", 0, depth, LoopKind::lanes, std::move(edge))}));
+  out.push_back(loop(e_name, valid_rows_, padded_rows(), LoopKind::serial, {loop(k_name + "e", 0, depth, LoopKind::lanes, std::move(edge))}));
   return out;
 }
 

@@ -9,7 +9,8 @@ namespace deplo::loop_to_tile {
 namespace {
 
 constexpr int64_t kWidestInnerAxis = 512;  // of the two axes that share the lanes
-constexpr int64_t kStreamRows = 2;         // up to here, weights that lie along k are streamed, not packed
+constexpr int64_t kStreamRows = 1;         // up to here, weights that lie along k are streamed, not packed
+constexpr int64_t kUnpackedRows = 2;       // up to here, packing what changes from call to call costs more than it saves
 constexpr int64_t kLeastWork = 8192;       // multiply-adds below which packing does not pay
 constexpr int64_t kUnknownExtent = 128;
 constexpr double kAcrossGain = 0.95;    // lanes off the stores' contiguous axis must save more than transposing the sums costs
@@ -30,7 +31,7 @@ ContractionScheduler::ContractionScheduler(const loop_ir::Kernel& kernel, const 
 std::optional<Schedule> ContractionScheduler::propose() {
   if (!recognize()) return std::nullopt;
   group_lanes();
-  if (!worthwhile()) return std::nullopt;
+  if (!streamed()) return std::nullopt;
   choose_sizes();
   return describe();
 }
@@ -40,7 +41,7 @@ std::optional<Schedule> ContractionScheduler::propose_across(double best) {
   if (!recognize() || !lanes_static()) return std::nullopt;
   group_lanes();
   bool known = rows_extent_.is_constant() && rows_extent_.value() <= kDynamicRows && lanes_extent_.is_constant() && rows_.size() <= 2;
-  if (!known || !worthwhile()) return std::nullopt;
+  if (!known || !streamed()) return std::nullopt;
   choose_sizes();
   if (padded_work() > kAcrossGain * best) return std::nullopt;
   return describe();
@@ -51,7 +52,7 @@ std::optional<Schedule> ContractionScheduler::propose_window(bool across, double
   windowed_ = true;
   if (!recognize() || !lanes_static()) return std::nullopt;
   group_lanes();
-  if (!lanes_extent_.is_constant() || !worthwhile()) return std::nullopt;
+  if (!lanes_extent_.is_constant() || !streamed()) return std::nullopt;
   choose_sizes();
   if (padded_work() > kWindowGain * best) return std::nullopt;
   return describe();
@@ -121,7 +122,7 @@ tile_ir::Block ContractionScheduler::apply_rows(const ContractionRows& tile, con
   outer_map_ = tile.outer;
   first_row_ = tile.first;
   valid_rows_ = tile.valid;
-  tiles_ = ceildiv(valid_rows_, mr_);
+  count_tiles();
   choose_lanes(sym("group" + tag_));
   tile_ir::Block out = allocations();
   out.push_back(loop("group" + tag_, 0, lane_groups(), LoopKind::serial, tile_body()));
@@ -407,14 +408,20 @@ bool ContractionScheduler::unit_along(const Operand& operand, const std::string&
   return step && step->is(1);
 }
 
-bool ContractionScheduler::worthwhile() const {
-  Expr work = count(rows_) * count(lanes_) * items_[0].depth;
-  if (hint(work) < kLeastWork) return false;
+std::optional<std::vector<Cond>> ContractionScheduler::streamed() const {
+  std::vector<Cond> cases{less(count(rows_) * count(lanes_) * items_[0].depth, kLeastWork)};
   bool along_k =
       std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return unit_along(i.lanes, i.contraction->reduce->axes.back().name); });
   // Few rows read the lane operand once anyway: packing it per call would double the traffic.
   bool packs_per_call = std::any_of(items_.begin(), items_.end(), [](const Item& i) { return !i.lanes.is_static; });
-  return hint(count(rows_)) > kStreamRows || !(along_k || packs_per_call);
+  if (along_k || packs_per_call) cases.push_back(less_equal(count(rows_), packs_per_call ? kUnpackedRows : kStreamRows));
+  std::vector<Cond> open;
+  for (const Cond& c : cases) {
+    auto decided = decide(c, ranges_);
+    if (decided == true) return std::nullopt;
+    if (!decided) open.push_back(c);
+  }
+  return open;
 }
 
 }  // namespace deplo::loop_to_tile

@@ -101,6 +101,9 @@ class ContractionScheduler {
   double padded_work() const;
   ScheduledContraction apply(const Schedule& schedule);
 
+  /// Conditions on the sizes of which any makes it better to stream the operands as they lie; nothing if it always is. Asked after a proposal.
+  std::optional<std::vector<Cond>> streamed() const;
+
   /// For a block of `rows` rows of one axis.
   std::optional<std::vector<Directive>> propose_rows(const ContractionRows& tile);
   tile_ir::Block apply_rows(const ContractionRows& tile, const Schedule& schedule);
@@ -144,7 +147,6 @@ class ContractionScheduler {
   /// Step of the operand's main load along an axis; nothing if it is not affine there.
   std::optional<Expr> step_along(const Operand& operand, const std::string& axis) const;
   bool unit_along(const Operand& operand, const std::string& axis) const;
-  bool worthwhile() const;
 
   // ---- sizes -----------------------------------------------------------------------------------------------------
 
@@ -189,6 +191,7 @@ class ContractionScheduler {
   /// The outer axes in the order given, then the tiles of lanes, then those of rows.
   void read_parallel(ScheduleReader& reader);
   void read_register_block(ScheduleReader& reader);
+  void read_tail(ScheduleReader& reader);
   void read_tiles(ScheduleReader& reader);
 
   // ---- statements ------------------------------------------------------------------------------------------------
@@ -246,8 +249,20 @@ class ContractionScheduler {
   /// All register blocks of the tile over one block of k.
   Ref<tile_ir::Stmt> multiply(const Item& item, bool several) const;
 
-  /// One block of mr rows; of lines, where `points` lie.
-  tile_ir::Block register_block(const Item& item, bool several, int64_t mr, const LineBlocks& points) const;
+  /// Blocks of mr rows next to each other, from row `first` of the tile on; of lines, the points that they share.
+  struct RowBlocks {
+    int64_t mr = 0;
+    Expr first = 0;
+    LineBlocks points = {};
+    std::string suffix = "";  ///< registers need names of their own
+  };
+  tile_ir::Block register_block(const Item& item, bool several, const RowBlocks& rows) const;
+
+  /// Sets how many register blocks the tile's valid rows take.
+  void count_tiles();
+  /// So many rows at most are left to blocks of tail_; more take one of mr_.
+  int64_t tail_rows() const { return (mr_ - tail_) / tail_ * tail_; }
+  Expr padded_rows() const { return tiles_ * mr_ + tails_ * tail_; }
 
   /// Everything but the sums, over the finished tile, with vectors along the stores' contiguous axis.
   tile_ir::Block epilogue() const;
@@ -271,9 +286,11 @@ class ContractionScheduler {
   bool across_ = false;                       ///< lanes are off that axis: the sums are transposed at the end
   const ContractionRows* in_rows_ = nullptr;  ///< when this is a phase of a block of rows
   int64_t chunk_work_ = kChunkWork;
+  int64_t tail_ = 0;  ///< rows of the register blocks at the end of a tile; 0: they are all alike
   int64_t mr_ = 0, nr_ = 0, row_tiles_ = 0, lane_block_ = 0, lane_lines_ = 0;
   Expr rows_extent_, lanes_extent_, row_blocks_, parallel_extent_;
-  Expr first_row_, first_lane_, first_line_, valid_rows_, valid_lanes_, valid_lines_, tiles_;
+  Expr first_row_, first_lane_, first_line_, valid_rows_, valid_lanes_, valid_lines_;
+  Expr tiles_, tails_;  ///< register blocks of mr_ rows, then of tail_ rows
   Substitution outer_map_;
   Ranges ranges_;
   std::string tag_;

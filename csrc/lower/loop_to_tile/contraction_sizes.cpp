@@ -14,6 +14,7 @@ constexpr int64_t kStaticRows = 96;         // its rows
 constexpr int64_t kDynamicLanes = 256;      // lanes of a block that packs its lane operand
 constexpr int64_t kLeastRows = 128;         // its rows at least where few blocks would leave threads idle
 constexpr int64_t kTileElements = 1 << 17;  // of the tile of sums: it shares L2 with the packed operands
+constexpr int64_t kTailRows = 4;            // of the register blocks that end a tile of any size: fewer hide less of the latency
 constexpr int64_t kWantedBlocks = 8;        // parallel iterations that keep a few threads busy
 
 // What a schedule may ask for: beyond, code or memory grows out of proportion.
@@ -56,7 +57,8 @@ int64_t register_rows(int64_t rows, const PassContext& ctx) {
 void ContractionScheduler::choose_sizes() {
   int64_t vector = ctx_.target.vector_bytes / 4;
   nr_ = 2 * vector;
-  int64_t rows = hint(rows_extent_);
+  // One version serves all sizes beyond a few rows.
+  int64_t rows = rows_extent_.is_constant() ? rows_extent_.value() : std::max(hint(rows_extent_), kDynamicRows);
   mr_ = rows_extent_.is_constant() ? register_rows(rows, ctx_) : most_register_rows(ctx_);
   for (Item& item : items_) {
     int64_t depth = hint(item.depth);
@@ -89,6 +91,8 @@ void ContractionScheduler::choose_sizes() {
   int64_t tiles = std::max<int64_t>(1, most / mr_);
   if (rows_extent_.is_constant()) tiles = balanced((rows + mr_ - 1) / mr_, tiles);
   row_tiles_ = tiles;
+  const bool any_size = !rows_extent_.is_constant() && std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
+  if (any_size && mr_ >= 2 * kTailRows) tail_ = kTailRows;
 }
 
 void ContractionScheduler::choose_window_sizes() {
@@ -177,6 +181,7 @@ Schedule ContractionScheduler::describe() const {
     add("register_block", {{rows_[0].name, block_lines_}, {rows_[1].name, block_points_}, {name_of(lanes_), nr_}});
   else
     add("register_block", {{name_of(rows_), mr_}, {name_of(lanes_), nr_}});
+  if (tail_ > 0) add("partition", {{name_of(rows_), {}}, {"tail", tail_}});
   for (const Item& item : items_) {
     const std::string& result = item.contraction->result;
     add("tile", {{depth_name(item), item.depth_block}});
@@ -202,7 +207,7 @@ void ContractionScheduler::read(ScheduleReader& reader) {
   read_parallel(reader);
   read_register_block(reader);
   read_tiles(reader);
-  reader.finish("parallel, tile, vectorize, register_block, unroll and pack, each axis and operand once");
+  reader.finish("parallel, tile, vectorize, register_block, partition, unroll and pack, each axis and operand once");
 }
 
 const Directive& ContractionScheduler::needed(ScheduleReader& reader, const std::string& word, const std::string& name) {
@@ -310,12 +315,23 @@ void ContractionScheduler::read_register_block(ScheduleReader& reader) {
   } else {
     reader.only(d, {name_of(rows_), name_of(lanes_)});
     mr_ = reader.number(d, name_of(rows_), 1, most);
+    read_tail(reader);
   }
   nr_ = reader.number(d, name_of(lanes_), vector, most * vector);
   if (nr_ % vector != 0) reader.fail(d, fmt::format("{} is {}, allowed: multiples of the machine's {} lanes", name_of(lanes_), nr_, vector));
   if (mr_ * (nr_ / vector) > most)
     reader.fail(d, fmt::format("{} x {} sums are {} vectors of {} lanes, at most {} are allowed on a machine of {} vector registers", mr_, nr_,
                                mr_ * (nr_ / vector), vector, most, ctx_.target.vector_registers));
+}
+
+void ContractionScheduler::read_tail(ScheduleReader& reader) {
+  const Directive* d = reader.find("partition", name_of(rows_));
+  tail_ = 0;
+  if (!d) return;
+  reader.only(*d, {name_of(rows_), "tail"});
+  if (in_rows_ || std::any_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; }))
+    reader.fail(*d, "rows that are packed once, or that are a phase's, lie in blocks of one size");
+  tail_ = reader.number(*d, "tail", 1, mr_);
 }
 
 void ContractionScheduler::read_tiles(ScheduleReader& reader) {

@@ -7,7 +7,8 @@ namespace deplo {
 
 using namespace loop_to_tile;
 
-std::optional<Schedule> propose_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx) {
+std::optional<ProposedContraction> propose_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics,
+                                                           const PassContext& ctx) {
   loop_ir::Kernel merged = merge_outer_axes(kernel);
   ContractionScheduler along(merged, statics, ctx);
   auto schedule = along.propose();
@@ -22,7 +23,7 @@ std::optional<Schedule> propose_cpu_contraction(const loop_ir::Kernel& kernel, c
   consider(ContractionScheduler(merged, statics, ctx), [&](ContractionScheduler& s) { return s.propose_across(best); });
   for (bool across : {true, false})
     consider(ContractionScheduler(merged, statics, ctx), [&](ContractionScheduler& s) { return s.propose_window(across, best); });
-  return schedule;
+  return ProposedContraction{*schedule, *along.streamed()};
 }
 
 ScheduledContraction apply_cpu_contraction(const loop_ir::Kernel& kernel, const Schedule& schedule, const std::set<std::string>& statics,

@@ -20,6 +20,11 @@ struct PackedOperand {
   std::vector<Expr> shape;           ///< of float32 elements, row-major
 };
 
+struct ProposedContraction {
+  Schedule schedule;
+  std::vector<Cond> unless;  ///< sizes at which a schedule that streams the operands as they lie is better: where any of these holds
+};
+
 struct ScheduledContraction {
   tile_ir::Kernel kernel;
   std::vector<PackedOperand> packed;
@@ -31,8 +36,9 @@ struct ScheduledContraction {
 /// scratch memory, over which the remaining statements run while it is in cache. Operands made of `statics` alone are packed once,
 /// others per block, in both cases with whatever computes them (casts, scales, padding). An image under overlapping windows is packed as it
 /// lies, once for all taps.
-/// Nothing if the kernel is not of this form, or if streaming the operands as they lie is better (one or two rows).
-std::optional<Schedule> propose_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx);
+/// Nothing if the kernel is not of this form, or if streaming the operands as they lie is better (one or two rows) at all sizes.
+std::optional<ProposedContraction> propose_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics,
+                                                           const PassContext& ctx);
 /// Throws UserError where the schedule does not fit the kernel.
 ScheduledContraction apply_cpu_contraction(const loop_ir::Kernel& kernel, const Schedule& schedule, const std::set<std::string>& statics,
                                            const PassContext& ctx);

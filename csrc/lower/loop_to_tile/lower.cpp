@@ -42,12 +42,10 @@ class Lowering {
     for (const auto& kernel : module_.kernels) schedule(*kernel);
     check_given();
     for (const Step& step : module_.steps) {
-      const auto* call = std::get_if<CallStep>(&step);
-      auto packed = call ? packed_.find(call->kernel) : packed_.end();
-      if (packed == packed_.end())
-        out_.steps.push_back(step);
+      if (const auto* call = std::get_if<CallStep>(&step))
+        add_call(*call);
       else
-        add_call(*call, packed->second);
+        out_.steps.push_back(step);
     }
     return std::move(out_);
   }
@@ -81,17 +79,30 @@ class Lowering {
   }
 
   void schedule(const loop_ir::Kernel& kernel) {
-    auto given = given_.find(kernel.name);
     if (ctx_.target.name == "cuda") {
-      add(apply_gpu(kernel, given != given_.end() ? given->second : propose_gpu(kernel, ctx_), ctx_));
+      const Schedule* given = given_schedule(kernel.name);
+      add(apply_gpu(kernel, given ? *given : propose_gpu(kernel, ctx_), ctx_));
       return;
     }
     std::set<std::string> statics = static_params(module_, kernel);
-    apply(kernel, given != given_.end() ? given->second : propose(kernel, statics), statics);
+    const Schedule* given = given_schedule(kernel.name);
+    auto contraction = propose_cpu_contraction(kernel, statics, ctx_);
+    if (contraction && !contraction->unless.empty()) {
+      loop_ir::Kernel small = kernel;
+      small.name = kernel.name + "_small";
+      const Schedule* given_small = given_schedule(small.name);
+      apply(small, given_small ? *given_small : propose_streamed(small), statics);
+      versions_[kernel.name] = {small.name, contraction->unless};
+    }
+    apply(kernel, given ? *given : contraction ? contraction->schedule : propose_streamed(kernel), statics);
   }
 
-  Schedule propose(const loop_ir::Kernel& kernel, const std::set<std::string>& statics) const {
-    if (auto contraction = propose_cpu_contraction(kernel, statics, ctx_)) return *contraction;
+  const Schedule* given_schedule(const std::string& kernel) const {
+    auto given = given_.find(kernel);
+    return given == given_.end() ? nullptr : &given->second;
+  }
+
+  Schedule propose_streamed(const loop_ir::Kernel& kernel) const {
     if (auto rows = propose_cpu_rows(kernel, ctx_)) return *rows;
     return propose_cpu_nest(kernel, ctx_);
   }
@@ -113,13 +124,32 @@ class Lowering {
 
   void add(tile_ir::Kernel kernel) { out_.kernels.push_back(std::make_shared<tile_ir::Kernel>(std::move(kernel))); }
 
-  /// The call with its packed operands made before it, by `once` steps.
-  void add_call(const CallStep& call, const std::vector<PackedOperand>& packed) {
-    const loop_ir::Kernel& kernel = *module_.find_kernel(call.kernel);
+  /// The call, by the version for its sizes where its kernel has two.
+  void add_call(const CallStep& call) {
+    CallStep main = with_packed(call);
+    if (auto version = versions_.find(call.kernel); version != versions_.end()) {
+      CallStep small = call;
+      small.kernel = version->second.kernel;
+      small = with_packed(small);
+      for (const Cond& c : version->second.when) {
+        small.when = {c};
+        out_.steps.emplace_back(small);
+        small.is_alternative = true;
+      }
+      main.is_alternative = true;
+    }
+    out_.steps.emplace_back(std::move(main));
+  }
+
+  /// The call with its packed operands, which `once` steps before it make.
+  CallStep with_packed(const CallStep& call) {
+    auto packed = packed_.find(call.kernel);
+    if (packed == packed_.end()) return call;
+    const tile_ir::Kernel& kernel = *out_.find_kernel(call.kernel);
     std::map<std::string, std::string> bound;
-    for (size_t i = 0; i < kernel.params.size(); ++i) bound[kernel.params[i].name] = call.arguments[i];
+    for (size_t i = 0; i < call.arguments.size(); ++i) bound[kernel.params[i].name] = call.arguments[i];
     CallStep extended = call;
-    for (const PackedOperand& p : packed) {
+    for (const PackedOperand& p : packed->second) {
       Buffer buffer;
       buffer.name = fresh_buffer();
       buffer.shape = p.shape;
@@ -132,7 +162,7 @@ class Lowering {
       out_.buffers.push_back(std::move(buffer));
       out_.steps.emplace_back(std::move(make));
     }
-    out_.steps.emplace_back(std::move(extended));
+    return extended;
   }
 
   std::string fresh_buffer() {
@@ -147,6 +177,11 @@ class Lowering {
   tile_ir::Module out_;
   std::map<std::string, Schedule> given_;
   std::map<std::string, std::vector<PackedOperand>> packed_;
+  struct Version {
+    std::string kernel;
+    std::vector<Cond> when;  ///< any of them
+  };
+  std::map<std::string, Version> versions_;  ///< for small sizes, by the kernel for all others
   int next_ = 0;
 };
 

@@ -10,6 +10,7 @@
 #include "passes/loop/localize.h"
 #include "passes/loop/program_graph.h"
 #include "passes/loop/share_axes.h"
+#include "passes/loop/split_axes.h"
 
 namespace deplo {
 namespace {
@@ -261,10 +262,16 @@ struct Fuser {
       pairs = siblings(first, second);
       if (pairs.empty()) return false;
     } else {
+      NestGroup whole = b.nest;
+      loop_ir::Names whole_names = names[second];
       auto found = shared_by_dependence(a.nest, b.nest, flow);
-      if (!found) return false;
+      if (!found || !covers(*found, b.nest)) split_as(first, second, flow, found);
+      if (!found || !profitable(first, second, *found, flow)) {
+        b.nest = std::move(whole);
+        names[second] = std::move(whole_names);
+        return false;
+      }
       pairs = std::move(*found);
-      if (!profitable(first, second, pairs, flow)) return false;
     }
     if (graph.reaches(first, second, true) || graph.reaches(second, first)) return false;
     for (size_t w : graph.overwriters(first))
@@ -284,6 +291,20 @@ struct Fuser {
     graph.join(first, second, loop_ir::make_nest(b.nest.axes, b.nest.body));
     if (contracts) find_contractions(second);
     return true;
+  }
+
+  // What follows a contraction may see two of its axes as one (groups of a convolution): split as the contraction has them, all are shared.
+  void split_as(size_t first, size_t second, const std::set<std::string>& flow, std::optional<AxisPairs>& pairs) {
+    Group& b = groups[second];
+    if (groups[first].contractions.empty() || !b.contractions.empty()) return;
+    loop_ir::Names taken = names[second];
+    loop_ir::Nest nest = loop_ir::peel(split_axes_of(loop_ir::make_nest(b.nest.axes, b.nest.body), graph.program().symbols, taken));
+    NestGroup split{nest.axes, nest.body};
+    auto found = shared_by_dependence(groups[first].nest, split, flow);
+    if (!found || !covers(*found, groups[first].nest) || !covers(*found, split)) return;
+    b.nest = std::move(split);
+    names[second] = std::move(taken);
+    pairs = std::move(found);
   }
 
   // Nests that read the same large input at the same places, and share all their axes.

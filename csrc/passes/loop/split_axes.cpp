@@ -70,7 +70,9 @@ Block apply_split(const Block& block, const Split& split, Names& names) {
   });
 }
 
-Block split_block(Block body, const Ranges& symbols, Names& names) {
+}  // namespace
+
+Block split_axes_of(Block body, const Ranges& symbols, Names& names) {
   for (int round = 0; round < kMostSplits; ++round) {
     std::vector<Expr> before = divisions(body);
     if (before.empty()) break;
@@ -94,15 +96,13 @@ Block split_block(Block body, const Ranges& symbols, Names& names) {
   return body;
 }
 
-}  // namespace
-
 Module split_axes(Module module, const PassContext&) {
   for (auto& kernel : module.kernels) {
     if (divisions(kernel->body).empty()) continue;
     Kernel copy = *kernel;
     Names names;
     names.reserve(copy);
-    copy.body = split_block(copy.body, copy.symbols, names);
+    copy.body = split_axes_of(copy.body, copy.symbols, names);
     kernel = std::make_shared<Kernel>(std::move(copy));
   }
   return module;
