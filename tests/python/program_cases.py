@@ -166,10 +166,10 @@ def linear_case(name: str, m: int, k: int, n: int, twin: bool = False) -> Case:
     return Case(name, F.linear, lambda m, k, n: [r(m, k), w(n, k)], (m, k, n), small, sizes, matmuls=1, weights=1, judged=(0, (0, 1, m // 2, m - 1)))
 
 
-def matmul_case(name: str, m: int, k: int, n: int, twin: bool = False) -> Case:
+def matmul_case(name: str, m: int, k: int, n: int, twin: bool = False, kernels: int = 1) -> Case:
     sizes = shapes((5, 24, 17), (16, 40, 33), (64, 2, 3)) if twin else ()
     small = (5, 24, 17) if twin else None
-    return Case(name, torch.matmul, lambda m, k, n: [r(m, k), r(k, n)], (m, k, n), small, sizes, matmuls=1, judged=(0, (0, 1, m // 2, m - 1)))
+    return Case(name, torch.matmul, lambda m, k, n: [r(m, k), r(k, n)], (m, k, n), small, sizes, matmuls=kernels, judged=(0, (0, 1, m // 2, m - 1)))
 
 
 def into_matmul(name: str, f: Callable[..., torch.Tensor], scale: bool = False) -> Case:
@@ -190,7 +190,7 @@ CONTRACTIONS = [
     matmul_case("17 square 512", 512, 512, 512, twin=True),
     matmul_case("17 square 1024", 1024, 1024, 1024),
     matmul_case("17 square 2048", 2048, 2048, 2048),
-    matmul_case("18 long contraction", 128, 2048, 128),
+    matmul_case("18 long contraction", 128, 2048, 128, kernels=2),  # chunks of k, and what adds them up
     matmul_case("19 odd contraction", 64, 47, 64),
     Case(
         "20 matmul with epilogue",

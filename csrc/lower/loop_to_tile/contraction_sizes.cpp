@@ -12,9 +12,11 @@ constexpr int64_t kDepthBlock = 256;        // KC beyond: a sliver of it stays i
 constexpr int64_t kStaticLanes = 256;       // lanes of a block whose lane operand was packed before
 constexpr int64_t kStaticRows = 96;         // its rows
 constexpr int64_t kDynamicLanes = 256;      // lanes of a block that packs its lane operand
+constexpr int64_t kNarrowLanes = 96;        // its lanes at least
 constexpr int64_t kLeastRows = 128;         // its rows at least where few blocks would leave threads idle
 constexpr int64_t kTileElements = 1 << 17;  // of the tile of sums: it shares L2 with the packed operands
 constexpr int64_t kTailRows = 4;            // of the register blocks that end a tile of any size: fewer hide less of the latency
+constexpr int64_t kFewBlocks = 4;           // fewer parallel iterations leave one of a few threads idle for long
 constexpr int64_t kWantedBlocks = 8;        // parallel iterations that keep a few threads busy
 
 // What a schedule may ask for: beyond, code or memory grows out of proportion.
@@ -145,6 +147,12 @@ void ContractionScheduler::choose_lane_block() {
   } else {
     int64_t widest = across_ ? kLeastRows : lanes_static() ? kStaticLanes : kDynamicLanes;
     lane_block_ = lanes_extent_.is_constant() ? round_up(balanced(lanes_extent_.value(), widest), nr_) : widest;
+    if (across_ || lanes_static() || in_rows_) return;
+    // Narrow blocks pack the rows more often, too few leave threads idle.
+    int64_t others = std::max<int64_t>(1, hint(count(outer_) * ceildiv(rows_extent_, kDynamicRows / mr_ * mr_)));
+    int64_t groups = (kFewBlocks + others - 1) / others;
+    int64_t narrow = std::max(kNarrowLanes, balanced(hint(lanes_extent_), std::max<int64_t>(1, hint(lanes_extent_) / groups)));
+    if (lanes_extent_.is_constant()) lane_block_ = std::min(lane_block_, round_up(balanced(lanes_extent_.value(), narrow), nr_));
   }
 }
 

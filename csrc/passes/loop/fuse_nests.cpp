@@ -225,6 +225,17 @@ struct Fuser {
     return true;
   }
 
+  // Over shared rows and lanes a contraction is none any longer: chunks of k stay apart from what adds them up.
+  static bool gives_up_batch(const Group& a, const AxisPairs& pairs) {
+    for (const auto& c : a.contractions)
+      for (const auto& axis : c.axes_of(analysis::AxisClass::batch)) {
+        bool outer = std::any_of(a.nest.axes.begin(), a.nest.axes.end(), [&](const Axis& x) { return x.name == axis.name; });
+        bool kept = std::any_of(pairs.begin(), pairs.end(), [&](const auto& pair) { return pair.first == axis.name; });
+        if (outer && !kept) return true;
+      }
+    return false;
+  }
+
   bool profitable(size_t first, size_t second, const AxisPairs& pairs, const std::set<std::string>& flow) {
     const Group& a = groups[first];
     const Group& b = groups[second];
@@ -241,6 +252,7 @@ struct Fuser {
       if (whole_a && whole_b) return contracts_a;  // an epilogue; prologues are fuse_producers' business
       // Rows of a contraction may stay in cache if it gives up one axis; what prepares an operand stays apart.
       if (!contracts_a || pairs.empty() || a.nest.axes.size() > pairs.size() + 1) return false;
+      if (gives_up_batch(a, pairs)) return false;
       if (contracts_b && !chainable(a, b, flow)) return false;
       loop_ir::Names scratch = names[first];
       return keep_rows(join(a.nest, b.nest, pairs, scratch), flow);

@@ -16,6 +16,10 @@ constexpr double kFewResults = 32;        ///< results that alone would keep the
 constexpr double kLongReduction = 65536;  ///< elements per result worth a second kernel
 constexpr double kChunkElements = 16384;  ///< of one chunk, at least
 constexpr double kMostChunks = 1024;      ///< of one result
+constexpr double kContractionTile = 128;  ///< rows and lanes that one core takes at once
+constexpr double kWantedTiles = 8;        ///< that keep the cores busy
+constexpr double kLeastDepth = 512;       ///< of a chunk of a contraction: adding its sums up costs little beside it
+constexpr double kLeastSide = 4;          ///< below, a contraction streams its operands
 
 struct Splitter {
   ProgramGraph graph;
@@ -34,17 +38,46 @@ struct Splitter {
     for (const Axis& axis : nest.axes) results *= size(axis.extent);
     double length = 1;
     for (const Axis& axis : reduce.axes) length *= size(axis.extent);
-    if (results > kFewResults || length < kLongReduction || is_contraction(node.body)) return;
-    bool partial = reduce.operands.size() != static_cast<size_t>(operand_count(reduce.combiner));
-    if (partial || reduce.combiner == Combiner::online_softmax) return;
-    split(at, nest, reduce, length);
-  }
-
-  bool is_contraction(const Block& body) const {
     Kernel kernel;
     kernel.symbols = graph.program().symbols;
-    kernel.body = body;
-    return !analysis::find_contractions(kernel).empty();
+    kernel.body = node.body;
+    if (auto contractions = analysis::find_contractions(kernel); !contractions.empty()) {
+      if (contractions.size() != 1) return;
+      const Expr extent = reduce.axes[axis_to_cut(reduce.axes)].extent;
+      if (int64_t chunks = even_chunks(extent, chunks_of(contractions[0], length)); chunks > 1)
+        split(at, nest, reduce, length, length / static_cast<double>(chunks), true);
+      return;
+    }
+    if (results > kFewResults || length < kLongReduction) return;
+    bool partial = reduce.operands.size() != static_cast<size_t>(operand_count(reduce.combiner));
+    if (partial || reduce.combiner == Combiner::online_softmax) return;
+    split(at, nest, reduce, length, std::max(kChunkElements, length / kMostChunks), false);
+  }
+
+  /// Chunks of k for a product of operands that change from call to call, whose tiles alone would leave cores idle.
+  double chunks_of(const analysis::Contraction& contraction, double length) const {
+    for (const auto* operand : {&contraction.a, &contraction.b})
+      if (std::all_of(operand->buffers.begin(), operand->buffers.end(), [&](const std::string& b) { return graph.buffer(b).is_static; })) return 1;
+    double tiles = 1;
+    double m = 1;
+    double n = 1;
+    for (const auto& axis : contraction.axes) {
+      if (!axis.extent.is_constant()) return 1;
+      if (axis.kind == analysis::AxisClass::batch) tiles *= size(axis.extent);
+      if (axis.kind == analysis::AxisClass::m) m *= size(axis.extent);
+      if (axis.kind == analysis::AxisClass::n) n *= size(axis.extent);
+    }
+    if (m < kLeastSide || n < kLeastSide) return 1;
+    tiles *= std::ceil(m / kContractionTile) * std::ceil(n / kContractionTile);
+    return std::min(std::ceil(kWantedTiles / tiles), std::floor(length / kLeastDepth));
+  }
+
+  /// About `wanted` equal parts of an axis: a contraction whose depth differs from chunk to chunk has no schedule.
+  static int64_t even_chunks(Expr extent, double wanted) {
+    if (!extent.is_constant()) return 1;
+    auto most = static_cast<int64_t>(wanted);
+    while (most > 1 && extent.value() % most != 0) --most;
+    return most;
   }
 
   // The outermost axis long enough to be cut, or else the longest.
@@ -57,7 +90,8 @@ struct Splitter {
     return longest;
   }
 
-  void split(size_t at, const Nest& nest, const Reduce& reduce, double length) {
+  /// Chunks of `elements` terms; `chunk_outside`: along an axis around the others, so that each chunk is a contraction of the same form.
+  void split(size_t at, const Nest& nest, const Reduce& reduce, double length, double elements, bool chunk_outside) {
     Names names;
     Kernel all;
     all.body = graph.nodes()[at].body;
@@ -66,7 +100,8 @@ struct Splitter {
     size_t cut = axis_to_cut(reduce.axes);
     const Axis& axis = reduce.axes[cut];
     double inner = length / size(axis.extent);
-    auto step = static_cast<int64_t>(std::ceil(std::max(kChunkElements, length / kMostChunks) / inner));
+    auto step = static_cast<int64_t>(std::ceil(elements / inner));
+    if (axis.extent.is_constant() && step >= axis.extent.value()) return;
     Axis chunk{names.fresh("c"), ceildiv(axis.extent, step)};
     Axis within{names.fresh(axis.name), 0};
     Expr start = Expr::symbol(chunk.name) * step;
@@ -80,7 +115,7 @@ struct Splitter {
     first.axes[cut] = within;
     first.body = copy_block(reduce.body, renaming, nullptr);
     std::vector<Axis> outer = nest.axes;
-    outer.push_back(chunk);
+    outer.insert(chunk_outside ? outer.begin() : outer.end(), chunk);
     std::vector<Expr> shape;
     std::vector<Expr> place;
     for (const Axis& a : outer) {

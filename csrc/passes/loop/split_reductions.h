@@ -7,8 +7,9 @@ namespace deplo {
 
 /// Makes two kernels of a long reduction with too few results to keep cores busy: one reduces chunks of the longest outer reduce
 /// axis, which run in parallel, the other reduces their partial results. Chunks depend on shapes alone, so results do not depend
-/// on the number of threads; they also bound the length of each chain of additions.
-/// Before: kernels that reduce are a nest around one reduction, as lowering made them. Contractions are left to their schedule.
+/// on the number of threads; they also bound the length of each chain of additions. Likewise contractions of few tiles and a long k, if
+/// neither operand is packed once.
+/// Before: kernels that reduce are a nest around one reduction, as lowering made them.
 loop_ir::Module split_reductions(loop_ir::Module module, const PassContext& context);
 
 }  // namespace deplo
