@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+import deplo
 from deplo.cli import main
 from deplo.errors import UserError
 
@@ -76,3 +77,15 @@ def test_the_command_line_names_what_is_wrong(capsys):
     assert status == 1 and "kernel k9" in error
     status, _, error = _compile(capsys, "--schedule", "no/such/file")
     assert status == 1 and "expected a file or text" in error
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_packed_weights_take_no_more_memory_than_the_weights(dtype):
+    layer = torch.nn.Linear(256, 512, bias=False).to(dtype)
+    x = torch.randn(40, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with torch.no_grad():
+        (graph,) = deplo.explain(layer, x, options={"strict": True}).graphs
+        wanted = x.double() @ layer.weight.double().T
+        error, eager = ((y.double() - wanted).abs().max() for y in (torch.compile(layer, backend="deplo")(x), layer(x)))
+    assert error <= eager + 2 * torch.finfo(dtype).eps * wanted.abs().max()
+    assert graph.description["memory"]["packed_bytes"] == layer.weight.nbytes

@@ -154,15 +154,23 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
   Expr r0 = sym("r" + t + "i");
   Expr x0 = sym("x" + t + "i");
   tile_ir::Block block{make(tile_ir::Alloc{acc, f32, {mr, nr_}, Space::reg}), each("i", {}, store_zero(acc, {r0, x0}, "start" + t))};
-  tile_ir::Block step{make(loop_ir::Load{"bv" + t, f32, lanes_buffer, lanes_at(lane), {}, {}}),
-                      make(loop_ir::Load{"cv" + t, f32, acc, {r, lane}, {}, {}}),
-                      make(loop_ir::Let{"fv" + t, f32, Fn::fma, {"av" + t, "bv" + t, "cv" + t}, {}, 0}),
-                      make(loop_ir::Store{acc, {r, lane}, "fv" + t, {}, Combiner::set})};
+  const auto narrow = item.lanes.is_static ? item.lanes.narrow() : std::nullopt;
+  tile_ir::Block step;
+  if (narrow) {
+    step.push_back(make(loop_ir::Load{"nv" + t, narrow->dtype, lanes_buffer, lanes_at(lane), {}, {}}));
+    step.push_back(make(loop_ir::Let{"bv" + t, f32, Fn::cast, {"nv" + t}, {}, 0}));
+  } else {
+    step.push_back(make(loop_ir::Load{"bv" + t, f32, lanes_buffer, lanes_at(lane), {}, {}}));
+  }
+  for (auto& stmt :
+       {make(loop_ir::Load{"cv" + t, f32, acc, {r, lane}, {}, {}}), make(loop_ir::Let{"fv" + t, f32, Fn::fma, {"av" + t, "bv" + t, "cv" + t}, {}, 0}),
+        make(loop_ir::Store{acc, {r, lane}, "fv" + t, {}, Combiner::set})})
+    step.push_back(stmt);
   tile_ir::Block body;
   if (item.lanes.is_static && in_rows_ == nullptr) {
     std::vector<Expr> next = lanes_at(0);
     next[next.size() - 3] = min(next[next.size() - 3] + 1, ceildiv(lanes_extent_, nr_) - 1);
-    for (int64_t line = 0; line < nr_; line += kCacheLine) {
+    for (int64_t line = 0; line < nr_; line += kCacheLine * 4 / (narrow ? size_of(narrow->dtype) : 4)) {
       std::vector<Expr> at = next;
       at.back() = at.back() + line;
       body.push_back(make(tile_ir::Prefetch{lanes_buffer, std::move(at), 2}));

@@ -9,18 +9,20 @@ Ref<tile_ir::Stmt> ContractionScheduler::loop(const std::string& name, Expr lo, 
   return make(tile_ir::For{axis(name, lo, hi, kind, 1, by), std::move(body)});
 }
 
-tile_ir::Block ContractionScheduler::store_zero(const std::string& buffer, std::vector<Expr> index, const std::string& name) {
-  return {make(loop_ir::Let{name, DType::f32, Fn::constant, {}, Scalar::of_float(DType::f32, 0), 0}),
+tile_ir::Block ContractionScheduler::store_zero(const std::string& buffer, std::vector<Expr> index, const std::string& name, DType dtype) {
+  return {make(loop_ir::Let{name, dtype, Fn::constant, {}, Scalar::of_float(dtype, 0), 0}),
           make(loop_ir::Store{buffer, std::move(index), name, {}, Combiner::set})};
 }
 
 tile_ir::Block ContractionScheduler::store_operand(const Operand& operand, const Substitution& map, const std::string& buffer,
-                                                   std::vector<Expr> index, const std::string& suffix) {
+                                                   std::vector<Expr> index, const std::string& suffix, bool narrow) {
   tile_ir::Block out;
+  const auto before = narrow ? operand.narrow() : std::nullopt;
   Substitution all = map;
   std::map<std::string, std::string> renamed;
   for (const auto& stmt : operand.slice) {
     if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) {
+      if (before && let->name == operand.source->value) continue;
       loop_ir::Let s = substituted(*let, all);
       for (std::string& o : s.operands)
         if (auto it = renamed.find(o); it != renamed.end()) o = it->second;
@@ -33,7 +35,7 @@ tile_ir::Block ContractionScheduler::store_operand(const Operand& operand, const
     }
     for (const auto& [from, to] : renamed) all[from] = sym(to);
   }
-  out.push_back(make(loop_ir::Store{buffer, std::move(index), renamed.at(operand.source->value), {}, Combiner::set}));
+  out.push_back(make(loop_ir::Store{buffer, std::move(index), renamed.at(before ? before->value : operand.source->value), {}, Combiner::set}));
   return out;
 }
 
@@ -62,8 +64,29 @@ Expr ContractionScheduler::depth_of_block(const Item& item) {
   return min(item.depth_block, item.depth - kb);
 }
 
+std::optional<Operand::Narrow> Operand::narrow() const {
+  auto defines = [&](const std::string& name) {
+    return std::find_if(slice.begin(), slice.end(), [&](const auto& stmt) {
+      const auto* let = std::get_if<loop_ir::Let>(&stmt->node);
+      const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+      return (let && let->name == name) || (load && load->name == name);
+    });
+  };
+  auto last = defines(source->value);
+  const auto* cast = last == slice.end() ? nullptr : std::get_if<loop_ir::Let>(&(*last)->node);
+  if (!cast || cast->fn != Fn::cast || cast->dtype != DType::f32) return std::nullopt;
+  auto wide = defines(cast->operands[0]);
+  if (wide == slice.end()) return std::nullopt;
+  const auto* load = std::get_if<loop_ir::Load>(&(*wide)->node);
+  const auto* let = std::get_if<loop_ir::Let>(&(*wide)->node);
+  DType dtype = load ? load->dtype : let->dtype;
+  if (dtype != DType::bf16 && dtype != DType::f16) return std::nullopt;
+  return Narrow{cast->operands[0], dtype};
+}
+
 PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool lanes) {
   PackedOperand packed;
+  if (lanes && operand.narrow()) packed.dtype = operand.narrow()->dtype;
   operand.param = packed.param = (lanes ? "packed_lanes" : "packed_rows") + item.tag;
   int64_t width = lanes ? nr_ : mr_;
   const std::vector<Axis>& axes = lanes ? lanes_ : rows_;
@@ -100,13 +123,13 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
   };
   tile_ir::Block inside;
   bool across = axes.size() == 1 && unit_along(operand, axes[0].name);
-  tile_ir::Block copy = store_operand(operand, map, packed.param, place(position), "");
+  tile_ir::Block copy = store_operand(operand, map, packed.param, place(position), "", lanes);
   if (across)
     inside = {loop("k", 0, depth, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, copy)})};
   else
     inside = {loop("pos", 0, valid, LoopKind::serial, {loop("k", 0, depth, LoopKind::lanes, copy)})};
-  inside.push_back(
-      loop("pad", valid, width, LoopKind::serial, {loop("k", 0, depth, LoopKind::lanes, store_zero(packed.param, place(sym("pad")), "none"))}));
+  inside.push_back(loop("pad", valid, width, LoopKind::serial,
+                        {loop("k", 0, depth, LoopKind::lanes, store_zero(packed.param, place(sym("pad")), "none", packed.dtype))}));
   if (lanes) inside = {loop("kb" + item.tag, 0, item.depth_blocks, LoopKind::serial, std::move(inside))};
 
   tile_ir::Kernel& kernel = packed.kernel;
@@ -120,7 +143,7 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
     kernel.params.push_back(p);
     packed.sources.push_back(p.name);
   }
-  kernel.params.push_back({packed.param, loop_ir::ParamKind::out, DType::f32, packed.shape, contiguous_strides(packed.shape), false});
+  kernel.params.push_back({packed.param, loop_ir::ParamKind::out, packed.dtype, packed.shape, contiguous_strides(packed.shape), false});
   Expr iterations = count(batch) * panels;
   kernel.body = {loop("par", 0, iterations, LoopKind::parallel, std::move(inside))};
   kernel.chunks = max(1, min(iterations, ceildiv(product(packed.shape), chunk_work_)));

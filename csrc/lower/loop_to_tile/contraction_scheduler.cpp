@@ -95,7 +95,7 @@ ScheduledContraction ContractionScheduler::apply(const Schedule& schedule) {
     if (item.rows.is_static) out.packed.push_back(pack_once(item, item.rows, false));
   }
   for (const PackedOperand& p : out.packed)
-    k.params.push_back({p.param, loop_ir::ParamKind::in, DType::f32, p.shape, contiguous_strides(p.shape), true});
+    k.params.push_back({p.param, loop_ir::ParamKind::in, p.dtype, p.shape, contiguous_strides(p.shape), true});
   k.body = body();
   Expr work = count(outer_) * rows_extent_ * lanes_extent_ * items_[0].depth * static_cast<int64_t>(items_.size());
   k.chunks = max(1, min(parallel_extent_, ceildiv(work, chunk_work_)));

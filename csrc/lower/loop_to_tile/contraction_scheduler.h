@@ -42,6 +42,13 @@ struct Operand {
   bool is_static = false;  ///< packed once
   int64_t padding = kRowPadding;
   std::string param;  ///< of the packed buffer when static
+
+  /// The value as it was before a cast to float32 that loses nothing; none if there is no such cast.
+  struct Narrow {
+    std::string value;
+    DType dtype = DType::f32;
+  };
+  std::optional<Narrow> narrow() const;
 };
 
 /// One direction of the windows that the reduction slides over the rows' operand: its coordinate is axis * stride + tap * dilation. A buffer
@@ -197,11 +204,12 @@ class ContractionScheduler {
   // ---- statements ------------------------------------------------------------------------------------------------
 
   static Ref<tile_ir::Stmt> loop(const std::string& name, Expr lo, Expr hi, LoopKind kind, tile_ir::Block body, int64_t by = 1);
-  static tile_ir::Block store_zero(const std::string& buffer, std::vector<Expr> index, const std::string& name);
+  static tile_ir::Block store_zero(const std::string& buffer, std::vector<Expr> index, const std::string& name, DType dtype = DType::f32);
 
-  /// The operand at the point that `map` gives, stored as float32 at buffer[index]. Names get a suffix: a body holds several copies.
+  /// The operand at the point that `map` gives, stored at buffer[index] as float32, or as it was before it was widened. Names get a suffix: a body
+  /// holds several copies.
   static tile_ir::Block store_operand(const Operand& operand, const Substitution& map, const std::string& buffer, std::vector<Expr> index,
-                                      const std::string& suffix);
+                                      const std::string& suffix, bool narrow = false);
 
   /// A hint to fetch what the pack will read kPrefetchSteps steps of the outermost reduce axis later: rows of one k lie far apart, so that
   /// no hardware prefetcher sees them coming.

@@ -17,7 +17,8 @@ struct PackedOperand {
   tile_ir::Kernel kernel;            ///< params: the sources, then the packed buffer
   std::vector<std::string> sources;  ///< params of the scheduled kernel, in the order of the pack kernel's
   std::string param;                 ///< name of the packed buffer among the scheduled kernel's params, appended in this order
-  std::vector<Expr> shape;           ///< of float32 elements, row-major
+  DType dtype = DType::f32;          ///< float32, or that of narrower weights, which the kernel widens as it reads them
+  std::vector<Expr> shape;           ///< row-major
 };
 
 struct ProposedContraction {

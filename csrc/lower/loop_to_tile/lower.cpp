@@ -152,6 +152,7 @@ class Lowering {
     for (const PackedOperand& p : packed->second) {
       Buffer buffer;
       buffer.name = fresh_buffer();
+      buffer.dtype = p.dtype;
       buffer.shape = p.shape;
       buffer.strides = contiguous_strides(p.shape);
       buffer.kind = BufferKind::packed;
