@@ -42,7 +42,15 @@ def deplo(
 def compile_with(
     options: Options, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], make: type[Compilation] | None = None
 ) -> Callable[..., Any]:
-    """Compiles one graph of Dynamo by `make` (Compilation). AOTAutograd is set up anew each time, since it changes what it is given."""
+    """Compiles one graph of Dynamo by `make` (Compilation). AOTAutograd is set up anew each time, since it changes what it is given.
+
+    Raises UserError for a target that programs do not run on.
+    """
+    if options.target != "cpu":
+        raise UserError(
+            f"target {options.target!r}: programs run on the CPU only. `python -m deplo compile -c EXPRESSION --ir cuda` shows the CUDA text of "
+            "their kernels; leave the option 'target' out to run"
+        )
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 

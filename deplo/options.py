@@ -93,7 +93,7 @@ class Key:
 
 
 KEYS: dict[str, Key] = {
-    "target": Key(_one_of("cpu", "cuda"), "cpu", "", "what the kernels are made for"),
+    "target": Key(_one_of("cpu", "cuda"), "cpu", "", "what the kernels are made for; programs of torch.compile run on the CPU only"),
     "strict": Key(_flag, False, "DEPLO_STRICT", "raise instead of running a graph in eager mode when deplo cannot compile it"),
     "allow_library": Key(_names, None, "", "with strict: the only ATen calls that programs may keep, as aten.sort; by default any"),
     "threads": Key(_threads, 0, "", "threads of a program; 0 follows torch.get_num_threads()"),

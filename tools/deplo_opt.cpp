@@ -154,10 +154,7 @@ std::string lower(const std::string& text, const Arguments& arguments) {
   if (arguments.lower != "cuda") options.stop_after = arguments.lower;
   if (arguments.lower == "torch") return torch_ir::print(torch_ir::parse(text, arguments.file));
   Compiled made = run_pipeline_from_text(text, arguments.file, arguments.context, options);
-  if (arguments.lower != "cuda") return print_any(made);
-  std::string out;
-  for (const auto& kernel : made.kernel.kernels) out += cuda_text(*kernel);
-  return out;
+  return arguments.lower == "cuda" ? cuda_text(made.kernel) : print_any(made);
 }
 
 std::string run(const Arguments& arguments) {

@@ -210,7 +210,7 @@ struct Machine {
       const auto* alloc = std::get_if<Alloc>(&stmt->node);
       if (joint.count(stmt.get())) {
         run_jointly(*stmt, threads);
-      } else if (alloc && alloc->space == Space::shared) {
+      } else if (alloc && alloc->space != Space::stack) {
         run(*alloc, *threads[0]);
         for (Thread* t : threads) t->buffers[alloc->name] = threads[0]->buffers[alloc->name];
       } else {

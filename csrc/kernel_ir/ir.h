@@ -152,7 +152,7 @@ struct If {
 
 enum class Space : uint8_t { stack, scratch, shared };
 
-/// An array visible in the rest of the block. scratch arrays lie at `offset` bytes in the thread's scratch memory.
+/// An array visible in the rest of the block. scratch arrays lie at `offset` bytes in the scratch memory of the thread, of a GPU's block.
 struct Alloc {
   std::string name;
   DType dtype = DType::f32;
@@ -191,7 +191,7 @@ struct Kernel {
   std::vector<std::string> symbols;  ///< passed in this order
   Block body;
   Expr chunks = 1;
-  Expr scratch_bytes = 0;   ///< per thread
+  Expr scratch_bytes = 0;   ///< per thread; GPU: per block
   std::vector<Expr> grid;   ///< GPU: blocks in x, y, z; empty on a CPU
   std::vector<Expr> block;  ///< GPU: threads in x, y
   std::vector<std::string> provenance;

@@ -96,8 +96,8 @@ std::vector<KernelSummary> summarize(const Compiled& made) {
 }  // namespace
 
 CompiledGraph compile_text(const std::string& text, const CompileOptions& options, runtime::LibraryFactory library) {
-  DEPLO_SUPPORT(options.context.target.name == "cpu", "target {}: programs run on cpu only; --ir cuda shows the text of the kernels",
-                options.context.target.name);
+  DEPLO_CHECK(options.context.target.name == "cpu", "target {}: programs run on cpu only; --ir cuda shows the text of the kernels",
+              options.context.target.name);
   auto start = Clock::now();
   Compiled made = run_levels(text, "<graph>", options, "", /*by_hand=*/false);
   CompiledGraph graph;
@@ -131,9 +131,9 @@ std::string lower_text(const std::string& text, const std::string& file, const s
   if (made.reached == "loop") return print(made.loop);
   if (made.reached == "tile") return print(made.tile);
   if (!machine) return print(made.kernel);
+  if (level == "cuda") return cuda_text(made.kernel);
   std::string out;
   for (const auto& kernel : made.kernel.kernels) {
-    if (level == "cuda") out += cuda_text(*kernel);
     if (level == "llvm") out += cpu_llvm_text(*kernel, options.context);
     if (level == "asm") out += cpu_assembly_text(*kernel, options.context);
     out += "\n";

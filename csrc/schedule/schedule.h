@@ -40,6 +40,7 @@ class Lexer;
 //                                   start (`program`) or for each tile (`block`), whose rows are then P elements longer than needed
 //   phase(N)                        of kind rows: what follows is about the N-th inner nest with a contraction, from 0
 //   threads(T)                      threads of a GPU block
+//   blocks(B)                       blocks of a GPU's grid, at most; each then goes on with further points or rows
 //
 // Kinds, each with the words it takes:
 //   contraction   parallel tile vectorize register_block partition unroll pack
@@ -47,7 +48,8 @@ class Lexer;
 //   nest          parallel reorder tile transpose vectorize; every kernel has schedules of this kind
 //   pack          parallel tile; follows from the kernel that it packs for
 //   gpu_contraction                     tile register_block threads
-//   gpu_points, gpu_rows, gpu_serial    threads
+//   gpu_points, gpu_rows                threads blocks
+//   gpu_serial                          threads
 
 struct Argument {
   std::string name;                                          ///< an axis, a group i*j, an operand or a key; empty for a bare integer

@@ -161,7 +161,7 @@ struct Machine {
       const auto* alloc = std::get_if<Alloc>(&stmt->node);
       if (joint.count(stmt.get())) {
         run_jointly(*stmt, threads);
-      } else if (alloc && alloc->space == Space::shared && !threads.empty()) {
+      } else if (alloc && (alloc->space == Space::shared || alloc->space == Space::scratch) && !threads.empty()) {
         run(*alloc, *threads[0]);
         for (Thread* t : threads) t->buffers[alloc->name] = threads[0]->buffers[alloc->name];
       } else {

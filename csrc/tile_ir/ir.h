@@ -47,7 +47,8 @@ namespace deplo::tile_ir {
 // `alloc` declares memory private to the enclosing parallel iteration (shared: to the block), of undefined contents:
 //   register  indexed by unroll axes, constants and at most one lanes axis (its last dimension): becomes vector variables
 //   stack     a small array of constant size
-//   scratch   per-thread memory from the runtime; the shape may be symbolic in sizes (not axes); base aligned to 64 bytes
+//   scratch   memory from the runtime, per thread (GPU: per block, its threads share it); the shape may be symbolic in sizes (not axes); base
+//             aligned to 64 bytes
 //   shared    GPU block memory
 // `if` runs its body when the guard holds; a guard may use axes. `barrier` joins a GPU block. `prefetch` is a hint.
 // Values, loads, stores, checks and reductions mean what they mean in Loop IR. Reduce axes are loops with kinds (outer first).

@@ -1,15 +1,15 @@
-#include <dlfcn.h>
-#include <unistd.h>
-
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <regex>
+#include <sstream>
 
 #include "base/error.h"
 #include "codegen/codegen.h"
 #include "pipeline.h"
 #include "programs.h"
+#include "target/cuda/driver.h"
+#include "target/cuda/launch.h"
 #include "target/cuda/nvrtc.h"
 #include "tensor_ir/interpret.h"
 
@@ -18,116 +18,197 @@ using namespace deplo::testing;
 
 namespace {
 
-namespace fs = std::filesystem;
-
-/// Elements as bytes and back, for the dtypes that the cases use.
-std::vector<char> to_bytes(const Array& a) {
-  std::vector<char> bytes(static_cast<size_t>(a.count() * size_of(a.dtype)));
-  for (int64_t k = 0; k < a.count(); ++k) {
-    char* at = bytes.data() + k * size_of(a.dtype);
-    auto put = [&](auto value) { std::memcpy(at, &value, sizeof value); };
-    if (a.dtype == DType::f32)
-      put(static_cast<float>(a.get(k).f));
-    else
-      put(f32_to_bf16(static_cast<float>(a.get(k).f)));
-  }
-  return bytes;
-}
-
-void from_bytes(Array& a, const std::vector<char>& bytes) {
-  for (int64_t k = 0; k < a.count(); ++k) {
-    const char* at = bytes.data() + k * size_of(a.dtype);
-    float value = 0;
-    uint16_t bits = 0;
-    std::memcpy(a.dtype == DType::f32 ? static_cast<void*>(&value) : &bits, at, static_cast<size_t>(size_of(a.dtype)));
-    a.set(k, Scalar::of_float(a.dtype, a.dtype == DType::f32 ? value : bf16_to_f32(bits)));
-  }
-}
-
-/// The CUDA text of one kernel, compiled for this CPU with the emulator.
-class EmulatedKernel {
+/// How the emulated driver behaves while this lives.
+class Behaviour {
  public:
-  explicit EmulatedKernel(const kernel_ir::Kernel& kernel) : kernel_(kernel) {
-    static int serial = 0;
-    fs::path base = fs::temp_directory_path() / fmt::format("deplo-cuda-test-{}-{}", getpid(), serial++);
-    std::string source = base.string() + ".cpp";
-    std::string library = base.string() + ".so";
-    std::ofstream(source) << "#include \"" DEPLO_EMULATOR "\"\n"
-                          << cuda_text(kernel)
-                          << "extern \"C\" void deplo_launch_test(const unsigned* grid, const unsigned* block, void** arguments, int reversed) {\n"
-                          << "  deplo_launch_kernel(" << kernel.name
-                          << ", {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, arguments, reversed);\n}\n";
-    std::string command = fmt::format(DEPLO_CXX " -std=c++17 -O1 -w -shared -fPIC -o {} {}", library, source);
-    REQUIRE(std::system(command.c_str()) == 0);
-    handle_ = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
-    fs::remove(source);
-    fs::remove(library);
-    REQUIRE(handle_);
-    launch_ = reinterpret_cast<Launch>(dlsym(handle_, "deplo_launch_test"));
-    REQUIRE(launch_);
-  }
-  ~EmulatedKernel() { dlclose(handle_); }
-  EmulatedKernel(const EmulatedKernel&) = delete;
-  EmulatedKernel& operator=(const EmulatedKernel&) = delete;
-
-  void run(const std::vector<Array*>& arrays, const Sizes& sizes, bool reversed) const {
-    std::vector<std::vector<char>> memory;
-    std::vector<void*> places;
-    std::vector<void*> arguments;
-    std::vector<long long> symbols;
-    for (const Array* a : arrays) memory.push_back(to_bytes(*a));
-    for (auto& m : memory) places.push_back(m.data());
-    for (const std::string& s : kernel_.symbols) symbols.push_back(sizes.at(s));
-    int error = 0;
-    int* error_place = &error;
-    for (void*& p : places) arguments.push_back(&p);
-    for (long long& s : symbols) arguments.push_back(&s);
-    arguments.push_back(&error_place);
-    unsigned grid[3] = {1, 1, 1};
-    unsigned block[3] = {1, 1, 1};
-    for (size_t d = 0; d < kernel_.grid.size(); ++d) grid[d] = static_cast<unsigned>(evaluate(kernel_.grid[d], sizes));
-    for (size_t d = 0; d < kernel_.block.size(); ++d) block[d] = static_cast<unsigned>(evaluate(kernel_.block[d], sizes));
-    launch_(grid, block, arguments.data(), reversed);
-    CHECK(error == 0);
-    for (size_t k = 0; k < arrays.size(); ++k) from_bytes(*arrays[k], memory[k]);
-  }
-
- private:
-  using Launch = void (*)(const unsigned*, const unsigned*, void**, int);
-  const kernel_ir::Kernel& kernel_;
-  void* handle_ = nullptr;
-  Launch launch_ = nullptr;
+  explicit Behaviour(const std::string& settings) { setenv("DEPLO_FAKE_CUDA", settings.c_str(), 1); }
+  ~Behaviour() { unsetenv("DEPLO_FAKE_CUDA"); }
+  Behaviour(const Behaviour&) = delete;
+  Behaviour& operator=(const Behaviour&) = delete;
 };
 
-kernel_ir::Module kernels_for_cuda(const Case& c) {
+kernel_ir::Module kernels_for_cuda(const std::string& text, const std::string& name, const std::string& schedule = "") {
   PassContext context;
   context.target.name = "cuda";
-  return run_pipeline_from_text(c.text, c.name, context, {}).kernel;
+  if (!schedule.empty()) context.schedules = {{"", schedule}};
+  return run_pipeline_from_text(text, name, context, {}).kernel;
+}
+
+/// Runs one case on a device and compares with the Tensor IR.
+void check_on(const std::shared_ptr<CudaDevice>& device, const Case& c, const std::string& nvrtc, const std::string& schedule = "") {
+  kernel_ir::Module module = kernels_for_cuda(c.text, c.name, schedule);
+  INFO(c.name << " on " << device->name() << "\n" << print(module));
+  tensor_ir::Graph graph = tensor_ir::parse(c.text);
+  std::vector<Array> inputs = random_inputs(graph, c.sizes);
+  std::vector<Array> wanted = tensor_ir::interpret(graph, inputs, c.sizes, Mode::typed);
+  require_close(run_on_device(device, module, inputs, c.sizes, no_library(), nvrtc), wanted, c.name == "bfloat16" ? 8e-3 : 2e-5);
+}
+
+/// Threads in order and the other way round, scratch memory in shared and in global memory.
+void check_emulated(const Case& c, const std::string& schedule = "") {
+  for (const char* settings : {"shared=0", "reversed=1"}) {
+    Behaviour behaviour(settings);
+    INFO(settings);
+    check_on(CudaDevice::open(DEPLO_FAKE_CUDA), c, DEPLO_FAKE_CUDA, schedule);
+  }
+}
+
+std::string softmax_of(const std::string& rows, const std::string& columns, const std::string& where = "") {
+  std::string text = R"(tensor @softmax(%x: f32[ROWS, COLUMNS] strides [COLUMNS, 1] user)WHERE
+  %m: f32[ROWS] = reduce max(%x) axes=[1]
+  %b: f32[ROWS, COLUMNS] = map (i, j) -> %m[i]
+  %d: f32[ROWS, COLUMNS] = sub(%x, %b)
+  %e: f32[ROWS, COLUMNS] = exp(%d)
+  %s: f32[ROWS] = reduce sum(%e) axes=[1]
+  %t: f32[ROWS, COLUMNS] = map (i, j) -> %s[i]
+  %y: f32[ROWS, COLUMNS] = div(%e, %t)
+  return %y strides [COLUMNS, 1]
+)";
+  for (const auto& [from, to] : {std::pair<std::string, std::string>{"ROWS", rows}, {"COLUMNS", columns}, {"WHERE", where}})
+    text = std::regex_replace(text, std::regex(from), to);
+  return text;
+}
+
+/// c[.., i, j] = sum over k of a[.., i, k] * y[.., k, j], where `prologue` computes a from x.
+std::string matmul_of(const std::string& m, const std::string& n, const std::string& k, const std::string& batch = "",
+                      const std::string& prologue = "  %zero: f32SHAPE = constant 0.0\n  %a: f32SHAPE = add(%x, %zero)\n") {
+  std::string where;
+  for (const std::string& size : {batch, m, n, k})
+    if (!size.empty() && size[0] == 's') where += (where.empty() ? " where " : ", ") + size + " in 1..";
+  auto shape = [&](const std::string& rows, const std::string& columns) {
+    return fmt::format("[{}{}, {}]", batch.empty() ? "" : batch + ", ", rows, columns);
+  };
+  auto strides = [&](const std::string& rows, const std::string& columns) {
+    return fmt::format("strides [{}{}, 1]", batch.empty() ? "" : fmt::format("{}*{}, ", rows, columns), columns);
+  };
+  std::string text = R"(tensor @mm(%x: f32SHAPE STRIDES user, %y: f32YSHAPE YSTRIDES user)WHERE
+PROLOGUE  %xm: f32ALL = map (Bi, j, k) -> %a[Bi, k]
+  %ym: f32ALL = map (Bi, j, k) -> %y[Bk, j]
+  %p: f32ALL = mul(%xm, %ym)
+  %c: f32OUT = reduce sum(%p) axes=[AXIS]
+  return %c CSTRIDES
+)";
+  const std::pair<std::string, std::string> replacements[] = {{"PROLOGUE", prologue},
+                                                              {"WHERE", where},
+                                                              {"YSHAPE", shape(k, n)},
+                                                              {"YSTRIDES", strides(k, n)},
+                                                              {"CSTRIDES", strides(m, n)},
+                                                              {"SHAPE", shape(m, k)},
+                                                              {"STRIDES", strides(m, k)},
+                                                              {"OUT", shape(m, n)},
+                                                              {"ALL", fmt::format("[{}{}, {}, {}]", batch.empty() ? "" : batch + ", ", m, n, k)},
+                                                              {"B", batch.empty() ? "" : "b, "},
+                                                              {"AXIS", batch.empty() ? "2" : "3"}};
+  for (const auto& [from, to] : replacements) text = std::regex_replace(text, std::regex(from), to);
+  return text;
+}
+
+/// A convolution of 3 x 3 taps with zeros around the image.
+std::string convolution_of(const std::string& images, int stride) {
+  std::string where = images[0] == 's' ? " where s0 in 1.." : "";
+  int out = stride == 1 ? 9 : 5;
+  return fmt::format(
+      R"(tensor @conv(%x: f32[{0}, 5, 9, 9] strides [405, 81, 9, 1] user, %w: f32[7, 5, 3, 3] strides [45, 9, 3, 1] parameter static){1}
+  %xm: f32[{0}, 7, {2}, {2}, 5, 3, 3] = map (n, o, y, x, c, u, v) -> %x[n, c, y*{3} + u - 1, x*{3} + v - 1] if y*{3} + u - 1 >= 0 and y*{3} + u - 1 < 9 and x*{3} + v - 1 >= 0 and x*{3} + v - 1 < 9 else 0.0
+  %wm: f32[{0}, 7, {2}, {2}, 5, 3, 3] = map (n, o, y, x, c, u, v) -> %w[o, c, u, v]
+  %p: f32[{0}, 7, {2}, {2}, 5, 3, 3] = mul(%xm, %wm)
+  %c: f32[{0}, 7, {2}, {2}] = reduce sum(%p) axes=[4, 5, 6]
+  return %c strides [{4}, {5}, {2}, 1]
+)",
+      images, where, out, stride, 7 * out * out, out * out);
+}
+
+/// What the text of one kernel shows of staging: arrays in shared memory that loops fill before a barrier and read after it.
+void check_staged(const std::string& text) {
+  INFO(text);
+  std::smatch body;
+  REQUIRE(std::regex_search(text, body, std::regex(R"(__global__ void \w*(mm|conv|k0)\w*\()")));
+  std::string kernel = text.substr(static_cast<size_t>(body.position()));
+  std::vector<std::string> shared;
+  static const std::regex kShared(R"(__shared__ \w+ (\w+)\[\d+\])");
+  for (std::sregex_iterator at(kernel.begin(), kernel.end(), kShared), end; at != end; ++at) shared.push_back((*at)[1]);
+  REQUIRE(shared.size() == 2);
+  size_t barrier = kernel.find("__syncthreads();");
+  REQUIRE(barrier != std::string::npos);
+  size_t second = kernel.find("__syncthreads();", barrier + 1);
+  REQUIRE(second != std::string::npos);
+  std::string filling = kernel.substr(0, barrier);
+  std::string multiplying = kernel.substr(barrier, second - barrier);
+  std::string after = kernel.substr(second);
+  for (const std::string& array : shared) {
+    CHECK(filling.find(array + "[") != filling.rfind(array + "["));                       // its declaration and stores
+    CHECK(std::regex_search(multiplying, std::regex(" = " + array + R"(\[[^;]*;)")));     // loads
+    CHECK_FALSE(std::regex_search(multiplying, std::regex(array + R"(\[[^=;]*\] = )")));  // no store
+    CHECK(after.find(array) == std::string::npos);                                        // the next stage is the loop's next turn
+  }
+  // Only the filling reads operands in global memory.
+  CHECK_FALSE(std::regex_search(multiplying, std::regex(R"(= v_a\d+\[)")));
 }
 
 }  // namespace
 
-TEST_CASE("CUDA text computes what the program means, whatever the order of threads") {
-  for (const Case& c : cases()) {
-    if (!c.fits_gpu) continue;  // levels_test checks that they are refused
-    kernel_ir::Module module = kernels_for_cuda(c);
-    INFO(c.name << "\n" << print(module));
-    tensor_ir::Graph graph = tensor_ir::parse(c.text);
-    std::vector<Array> inputs = random_inputs(graph, c.sizes);
-    std::vector<Array> wanted = tensor_ir::interpret(graph, inputs, c.sizes, Mode::typed);
-    std::map<std::string, std::unique_ptr<EmulatedKernel>> emulated;
-    for (const auto& kernel : module.kernels) emulated[kernel->name] = std::make_unique<EmulatedKernel>(*kernel);
-    auto find_params = [&](const std::string& name) -> std::optional<std::vector<ParamType>> {
-      std::vector<ParamType> params;
-      for (const auto& p : module.find_kernel(name)->params) params.push_back({p.dtype, p.kind != loop_ir::ParamKind::in});
-      return params;
-    };
-    for (bool reversed : {false, true}) {
-      auto call = [&](const CallStep& step, const std::vector<Array*>& arrays, const Sizes& sizes) {
-        emulated.at(step.kernel)->run(arrays, sizes, reversed);
-      };
-      require_close(interpret(module, find_params, inputs, c.sizes, call, Mode::typed, no_library()), wanted, c.name == "bfloat16" ? 8e-3 : 2e-5);
-    }
+TEST_CASE("CUDA text computes what the program means, whatever the order of threads and the place of scratch memory") {
+  for (const Case& c : cases()) check_emulated(c);
+}
+
+TEST_CASE("CUDA text runs on a GPU, where there is one") {
+  std::shared_ptr<CudaDevice> device;
+  try {
+    device = CudaDevice::open();
+  } catch (const UnsupportedError& error) {
+    WARN("no GPU: " << error.what() << "; the emulator runs the programs alone");
+    return;
+  }
+  for (const Case& c : cases()) check_on(device, c, DEPLO_NVRTC);
+}
+
+TEST_CASE("rows of any length have a CUDA form") {
+  // In shared memory of constant size; in dynamic shared memory; in dynamic shared memory that must be asked for; in global memory.
+  CHECK(cuda_text(kernels_for_cuda(softmax_of("5", "300"), "softmax")).find("scratch") == std::string::npos);
+  for (const auto& [columns, threads] : {std::pair{300, 16}, {20000, 64}, {70000, 64}}) {
+    Case symbolic{"softmax", softmax_of("s0", "s1", " where s0 in 1.., s1 in 1.."), {{"s0", 2}, {"s1", columns}}};
+    check_emulated(symbolic, fmt::format("schedule @k0: gpu_rows threads({}) blocks(512)", threads));
+  }
+  std::string text = cuda_text(kernels_for_cuda(softmax_of("600", "100000"), "softmax"));
+  CHECK(text.find("// grid (512), block (256), scratch 400000 bytes a block\n") != std::string::npos);
+  check_emulated({"softmax", softmax_of("16", "13000"), {}}, "schedule @k0: gpu_rows threads(32) blocks(5)");
+}
+
+TEST_CASE("more rows than blocks take turns in the blocks' scratch memory") {
+  Case c{"softmax", softmax_of("s0", "s1", " where s0 in 1.., s1 in 1.."), {{"s0", 7}, {"s1", 40}}};
+  check_emulated(c, "schedule @k0: gpu_rows threads(32) blocks(3)");
+  check_emulated(c, "schedule @k0: gpu_points threads(4) blocks(1)");
+  check_emulated(c, "schedule @k0: gpu_serial threads(1)");
+  std::string text = cuda_text(kernels_for_cuda(c.text, c.name, "schedule @k0: gpu_points threads(4) blocks(1)"));
+  CHECK(text.find("scratch (s1*16 + 63) // 64*64 bytes a block") != std::string::npos);
+}
+
+TEST_CASE("every contraction stages both operands in shared memory") {
+  const std::string relu = "  %zero: f32SHAPE = constant 0.0\n  %a: f32SHAPE = max(%x, %zero)\n";
+  const std::string sigmoid =
+      "  %n: f32SHAPE = neg(%x)\n  %e: f32SHAPE = exp(%n)\n  %one: f32SHAPE = constant 1.0\n  %d: f32SHAPE = add(%e, %one)\n  %a: f32SHAPE = "
+      "div(%one, "
+      "%d)\n";
+  const std::string square = "  %a: f32SHAPE = mul(%x, %x)\n";
+  const std::string scale = "  %b: f32SHAPE = map (i, k) -> %x[0, k]\n  %a: f32SHAPE = mul(%x, %b)\n";
+  const Sizes sizes{{"s0", 3}, {"s1", 70}, {"s2", 37}, {"s3", 19}};
+  std::vector<Case> all{{"matmul", matmul_of("32", "32", "64"), {}},
+                        {"matmul of odd sizes", matmul_of("65", "47", "33"), {}},
+                        {"matmul of symbolic sizes", matmul_of("s1", "s2", "s3"), sizes},
+                        {"batched matmul", matmul_of("20", "24", "16", "3"), {}},
+                        {"batched matmul of symbolic sizes", matmul_of("s1", "s2", "s3", "s0"), sizes},
+                        {"relu", matmul_of("32", "32", "64", "", relu), {}},
+                        {"sigmoid", matmul_of("32", "32", "64", "", sigmoid), {}},
+                        {"square", matmul_of("32", "32", "64", "", square), {}},
+                        {"scale", matmul_of("32", "32", "64", "", scale), {}},
+                        {"relu of symbolic sizes", matmul_of("s1", "s2", "s3", "", relu), sizes},
+                        {"convolution", convolution_of("2", 1), {}},
+                        {"strided convolution", convolution_of("2", 2), {}},
+                        {"convolution of any number of images", convolution_of("s0", 1), sizes}};
+  for (const Case& c : all) {
+    INFO(c.name);
+    check_staged(cuda_text(kernels_for_cuda(c.text, c.name)));
+    check_emulated(c);
   }
 }
 
@@ -136,18 +217,114 @@ TEST_CASE("NVRTC compiles every kernel for two generations of GPUs") {
     WARN("no NVRTC found: install nvidia-cuda-nvrtc 13.0 to run this test");
     return;
   }
-  for (const Case& c : cases()) {
-    if (!c.fits_gpu) continue;
-    for (const auto& kernel : kernels_for_cuda(c).kernels)
-      for (const char* arch : {"sm_80", "sm_90"}) {
-        INFO(c.name << "\n" << cuda_text(*kernel));
-        CHECK(!nvrtc_compile(cuda_text(*kernel), arch, DEPLO_NVRTC).cubin.empty());
-      }
-  }
+  for (const Case& c : cases())
+    for (const char* arch : {"sm_80", "sm_90"}) {
+      std::string text = cuda_text(kernels_for_cuda(c.text, c.name));
+      INFO(c.name << "\n" << text);
+      CHECK(!nvrtc_compile(text, arch, DEPLO_NVRTC).image.empty());
+    }
+  CHECK(nvrtc_compile("__global__ void k() {}", "compute_80", DEPLO_NVRTC).image.find(".target sm_80") != std::string::npos);
+  CHECK(nvrtc_arch(90, DEPLO_NVRTC) == "sm_90");
+  CHECK(nvrtc_arch(9999, DEPLO_NVRTC).substr(0, 8) == "compute_");
+  CHECK_THROWS_WITH(nvrtc_arch(20, DEPLO_NVRTC), Catch::Contains("the device is sm_20"));
 }
 
 TEST_CASE("NVRTC's complaints and its absence are told") {
   CHECK_THROWS_AS(nvrtc_compile("", "sm_80", "/nonexistent/libnvrtc.so"), UnsupportedError);
+  CHECK_THROWS_WITH(nvrtc_compile("__global__ void k() { x = 1; }", "sm_80", DEPLO_FAKE_CUDA), Catch::Contains("not declared"));
   if (std::string(DEPLO_NVRTC).empty()) return;
   CHECK_THROWS_WITH(nvrtc_compile("__global__ void k() { x = 1; }", "sm_80", DEPLO_NVRTC), Catch::Contains("undefined"));
+}
+
+TEST_CASE("what the driver lacks is told") {
+  CHECK_THROWS_WITH(CudaDevice::open("/nonexistent/libcuda.so"), Catch::Contains("install NVIDIA's driver"));
+  CHECK_THROWS_WITH(CudaDevice::open("libdl.so.2"), Catch::Contains("this libcuda has no cuInit"));
+  {
+    Behaviour behaviour("devices=0");
+    CHECK_THROWS_WITH(CudaDevice::open(DEPLO_FAKE_CUDA), Catch::Contains("finds no device"));
+  }
+  {
+    Behaviour behaviour("fail=cuInit:100");
+    CHECK_THROWS_WITH(CudaDevice::open(DEPLO_FAKE_CUDA), Catch::Contains("cannot start: CUDA_ERROR_NO_DEVICE (some text)"));
+  }
+  {
+    Behaviour behaviour("fail=cuDeviceGetCount:9");
+    CHECK_THROWS_WITH(CudaDevice::open(DEPLO_FAKE_CUDA), Catch::Contains("cannot count devices: error 9"));
+  }
+  CHECK_THROWS_AS(CudaDevice::open(DEPLO_FAKE_CUDA, 1), UserError);
+  Behaviour behaviour("capability=86");
+  auto device = CudaDevice::open(DEPLO_FAKE_CUDA);
+  CHECK(device->name() == "emulated GPU");
+  CHECK(device->capability() == 86);
+  CHECK(device->shared_bytes() == 232448);
+  CHECK(nvrtc_arch(device->capability(), DEPLO_FAKE_CUDA) == "compute_80");
+}
+
+TEST_CASE("every call that the driver refuses is an error with its name and text, and leaves nothing behind") {
+  // A row of 60 KiB: dynamic shared memory that a function must ask for.
+  Case c{"softmax", softmax_of("s0", "s1", " where s0 in 1.., s1 in 1.."), {{"s0", 1}, {"s1", 15000}}};
+  kernel_ir::Module module = kernels_for_cuda(c.text, c.name, "schedule @k0: gpu_rows threads(32) blocks(4)");
+  std::vector<Array> inputs = random_inputs(tensor_ir::parse(c.text), c.sizes);
+  auto log = std::filesystem::temp_directory_path() / fmt::format("deplo-cuda-calls-{}", getpid());
+  auto run = [&](const std::string& settings) {
+    Behaviour behaviour(settings);
+    run_on_device(CudaDevice::open(DEPLO_FAKE_CUDA), module, inputs, c.sizes, no_library(), DEPLO_FAKE_CUDA);
+  };
+  std::filesystem::remove(log);
+  run("log=" + log.string());
+  std::map<std::string, int> calls;
+  {
+    std::ifstream in(log);
+    for (std::string line; std::getline(in, line);) ++calls[line];
+  }
+  std::filesystem::remove(log);
+  CHECK(calls.at("cuLaunchKernel") == 1);
+  CHECK(calls.at("cuFuncSetAttribute") == 1);
+  CHECK(calls.at("cuMemAlloc_v2") == calls.at("cuMemFree_v2"));
+  CHECK(calls.at("cuCtxPushCurrent_v2") == calls.at("cuCtxPopCurrent_v2"));
+  CHECK(calls.at("cuModuleLoadData") == calls.at("cuModuleUnload"));
+  CHECK(calls.at("cuDevicePrimaryCtxRetain") == calls.at("cuDevicePrimaryCtxRelease_v2"));
+  const std::set<std::string> ending{"cuMemFree_v2", "cuCtxPopCurrent_v2", "cuModuleUnload", "cuDevicePrimaryCtxRelease_v2"};
+  const std::set<std::string> starting{"cuInit", "cuDeviceGetCount"};
+  for (const auto& [name, count] : calls) {
+    if (name.substr(0, 2) != "cu" || starting.count(name)) continue;  // of NVRTC, or tested above
+    INFO(name);
+    if (ending.count(name)) {
+      CHECK_NOTHROW(run("fail=" + name + ":719"));  // clearing up reports nothing: what failed before has been told
+      continue;
+    }
+    std::string call = name.substr(0, name.find("_v2"));
+    CHECK_THROWS_AS(run("fail=" + name + ":719"), ExecutionError);
+    CHECK_THROWS_WITH(run("fail=" + name + ":719"), Catch::Contains("failed in " + call + ": CUDA_ERROR_LAUNCH_FAILED (unspecified launch failure)"));
+  }
+  CHECK_THROWS_WITH(run("fail=cuMemAlloc_v2:2"), Catch::Contains("bytes of memory left: CUDA_ERROR_OUT_OF_MEMORY (out of memory)"));
+  CHECK_THROWS_AS(run("fail=nvrtcCreateProgram:1"), InternalError);
+  CHECK_THROWS_AS(run("fail=nvrtcCompileProgram:6"), InternalError);
+  CHECK_THROWS_AS(run("fail=nvrtcGetCUBIN:1"), InternalError);
+  CHECK_NOTHROW(run(""));  // and the device works on
+}
+
+TEST_CASE("errors that kernels report reach the caller") {
+  const std::string text = R"(program @p(x: i64[40] user, y: i64[40] user)
+  buffer z: i64[40] output
+  call @k0(x, y, z)
+  return z
+
+loop @k0(x: i64[40], y: i64[40], out z: i64[40])
+  for i in 40:
+    a = load x[i]
+    b = load y[i]
+    c = trunc_div(a, b)
+    store z[i] = c
+)";
+  kernel_ir::Module module = kernels_for_cuda(text, "division");
+  Array ones = Array::filled(DType::i64, {40}, Scalar::of_int(DType::i64, 1));
+  Array zero = ones;
+  zero.ints[17] = 0;
+  auto device = CudaDevice::open(DEPLO_FAKE_CUDA);
+  CHECK_NOTHROW(run_on_device(device, module, {ones, ones}, {}, no_library(), DEPLO_FAKE_CUDA));
+  CHECK_THROWS_AS(run_on_device(device, module, {ones, zero}, {}, no_library(), DEPLO_FAKE_CUDA), ExecutionError);
+  // A grid of no blocks is not launched.
+  Case empty{"softmax", softmax_of("s0", "40", " where s0 in 0.."), {{"s0", 0}}};
+  CHECK_NOTHROW(check_on(device, empty, DEPLO_FAKE_CUDA));
 }

@@ -1,61 +1,26 @@
 #pragma once
 
 // Runs CUDA C++ text on a CPU, for tests: one block after another, its threads as fibers that switch at __syncthreads().
-// Include this before the text; then call deplo_launch(grid, block, [&] { kernel(args...); }), or deplo_launch_kernel with pointers to the
-// arguments, as the driver's cuLaunchKernel takes them.
+// Include this before the text, and write DEPLO_KERNEL(name) after it for each kernel; link emulator.cpp.
 
-#include <ucontext.h>
+#include <math.h>
 
-#include <cmath>
-#include <cstdint>
-#include <cstdlib>
-#include <functional>
-#include <memory>
 #include <utility>
-#include <vector>
 
 #define __global__
 #define __device__
-// One block runs at a time, so its shared memory may be static.
+// One block runs at a time, so its shared memory may be static. Where the launch gives its size, it is declared `extern __shared__`, which whoever
+// compiles the text for a CPU replaces by `extern`.
 #define __shared__ static
 #define __restrict__ __restrict
 
 struct deplo_dim3 {
-  unsigned x = 1, y = 1, z = 1;
+  unsigned x, y, z;
 };
-inline deplo_dim3 blockIdx, threadIdx, gridDim, blockDim;
+extern deplo_dim3 blockIdx, threadIdx, gridDim, blockDim;
+extern double deplo_shared[];
 
-namespace deplo_emulator {
-
-struct Fiber {
-  ucontext_t context;
-  std::unique_ptr<char[]> stack;
-  deplo_dim3 thread;
-  bool done = false;
-};
-
-inline ucontext_t scheduler;
-inline Fiber* current = nullptr;
-inline const std::function<void()>* body = nullptr;
-
-inline void entry() {
-  (*body)();
-  current->done = true;
-  swapcontext(&current->context, &scheduler);
-}
-
-inline void resume(Fiber& fiber) {
-  current = &fiber;
-  threadIdx = fiber.thread;
-  swapcontext(&scheduler, &fiber.context);
-}
-
-}  // namespace deplo_emulator
-
-inline void __syncthreads() {
-  deplo_emulator::Fiber* self = deplo_emulator::current;
-  swapcontext(&self->context, &deplo_emulator::scheduler);
-}
+void __syncthreads();
 
 inline float atomicAdd(float* place, float value) {
   float old = *place;
@@ -63,51 +28,36 @@ inline float atomicAdd(float* place, float value) {
   return old;
 }
 
-/// Between barriers every thread of a block runs in turn, in order or (reversed) the other way round: a missing barrier shows as a difference.
-inline void deplo_launch(deplo_dim3 grid, deplo_dim3 block, const std::function<void()>& kernel, bool reversed = false) {
-  using namespace deplo_emulator;
-  constexpr size_t kStack = 64 << 10;
-  gridDim = grid;
-  blockDim = block;
-  body = &kernel;
-  size_t threads = static_cast<size_t>(block.x) * block.y * block.z;
-  std::vector<Fiber> fibers(threads);
-  for (Fiber& f : fibers) f.stack = std::make_unique<char[]>(kStack);
-  for (unsigned bz = 0; bz < grid.z; ++bz)
-    for (unsigned by = 0; by < grid.y; ++by)
-      for (unsigned bx = 0; bx < grid.x; ++bx) {
-        blockIdx = {bx, by, bz};
-        for (size_t t = 0; t < threads; ++t) {
-          Fiber& f = fibers[t];
-          f.thread = {static_cast<unsigned>(t % block.x), static_cast<unsigned>(t / block.x % block.y), static_cast<unsigned>(t / block.x / block.y)};
-          f.done = false;
-          getcontext(&f.context);
-          f.context.uc_stack.ss_sp = f.stack.get();
-          f.context.uc_stack.ss_size = kStack;
-          f.context.uc_link = &scheduler;
-          makecontext(&f.context, entry, 0);
-        }
-        for (size_t left = threads; left > 0;) {
-          for (size_t k = 0; k < threads; ++k) {
-            Fiber& f = fibers[reversed ? threads - 1 - k : k];
-            if (f.done) continue;
-            resume(f);
-            if (f.done) --left;
-          }
-        }
-      }
-}
+struct deplo_emulated_launch {
+  deplo_dim3 grid, block;
+  unsigned shared_bytes;
+  bool reversed;  // threads run in turn between barriers, in order or the other way round: a missing barrier shows as a difference
+};
 
-namespace deplo_emulator {
+/// Runs body(context) for every thread. False if the kernel wrote beyond shared_bytes of dynamic shared memory, or its threads wait at barriers that
+/// others of the block never reach.
+bool deplo_run(const deplo_emulated_launch& launch, void (*body)(void*), void* context);
 
-template <class... Args, size_t... I>
-void call(void (*kernel)(Args...), void** arguments, std::index_sequence<I...> /*positions*/) {
+template <class... Args, std::size_t... I>
+void deplo_call(void (*kernel)(Args...), void** arguments, std::index_sequence<I...>) {
   kernel(*static_cast<Args*>(arguments[I])...);
 }
 
-}  // namespace deplo_emulator
-
 template <class... Args>
-void deplo_launch_kernel(void (*kernel)(Args...), deplo_dim3 grid, deplo_dim3 block, void** arguments, bool reversed) {
-  deplo_launch(grid, block, [&] { deplo_emulator::call(kernel, arguments, std::index_sequence_for<Args...>()); }, reversed);
+bool deplo_launch(void (*kernel)(Args...), const deplo_emulated_launch& launch, void** arguments) {
+  struct Call {
+    void (*kernel)(Args...);
+    void** arguments;
+  } call{kernel, arguments};
+  return deplo_run(
+      launch,
+      [](void* context) {
+        auto* c = static_cast<Call*>(context);
+        deplo_call(c->kernel, c->arguments, std::index_sequence_for<Args...>());
+      },
+      &call);
 }
+
+/// What launches a kernel, its arguments as cuLaunchKernel takes them.
+#define DEPLO_KERNEL(name) \
+  extern "C" bool deplo_launch_##name(const deplo_emulated_launch* launch, void** arguments) { return deplo_launch(name, *launch, arguments); }

@@ -1,8 +1,10 @@
 #include "base/text.h"
 
+#include <algorithm>
+#include <cctype>
 #include <map>
-#include <set>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "codegen/codegen.h"
@@ -36,6 +38,49 @@ std::string id(const std::string& name) {
   return "v_" + out;
 }
 
+bool in_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
+
+/// Whether the text uses a name as a whole word.
+bool mentions(std::string_view text, std::string_view name) {
+  for (size_t at = text.find(name); at != std::string_view::npos; at = text.find(name, at + 1)) {
+    size_t end = at + name.size();
+    if ((at == 0 || !in_name(text[at - 1])) && (end == text.size() || !in_name(text[end]))) return true;
+  }
+  return false;
+}
+
+/// One declaration of the prelude.
+struct Helper {
+  std::string_view name;
+  std::string_view text;
+};
+
+/// The prelude's declarations in order: each starts at the left margin, and its name is the word before the first bracket or, of a type, before
+/// the semicolon.
+std::vector<Helper> split_prelude() {
+  std::vector<Helper> helpers;
+  for (size_t start = 0; start < kCudaPrelude.size();) {
+    size_t end = kCudaPrelude.find('\n', start) + 1;
+    while (end < kCudaPrelude.size() && (kCudaPrelude[end] == ' ' || kCudaPrelude[end] == '}')) end = kCudaPrelude.find('\n', end) + 1;
+    std::string_view text = kCudaPrelude.substr(start, end - start);
+    size_t stop = std::min(text.find('('), text.rfind(';'));
+    size_t from = stop;
+    while (from > 0 && in_name(text[from - 1])) --from;
+    helpers.push_back({text.substr(from, stop - from), text});
+    start = end;
+  }
+  return helpers;
+}
+
+/// What kernels need of the prelude.
+std::string helpers_for(const std::string& kernels) {
+  static const std::vector<Helper> kHelpers = split_prelude();
+  std::string used;
+  for (size_t i = kHelpers.size(); i-- > 0;)  // later ones use earlier ones
+    if (mentions(kernels, kHelpers[i].name) || mentions(used, kHelpers[i].name)) used = std::string(kHelpers[i].text) + used;
+  return used.empty() ? used : used + "\n";
+}
+
 class CudaWriter {
  public:
   explicit CudaWriter(const Kernel& kernel) : kernel_(kernel) {}
@@ -50,8 +95,16 @@ class CudaWriter {
     for (const std::string& s : kernel_.symbols) params += fmt::format("{}long long {}", params.empty() ? "" : ", ", id(s));
     params += fmt::format("{}int* __restrict__ error", params.empty() ? "" : ", ");
     indent_ = 1;
+    if (!kernel_.scratch_bytes.is(0)) {
+      params += ", unsigned char* __restrict__ scratch";
+      // Few bytes lie in shared memory that the launch gives: then there is no pointer.
+      line("extern __shared__ double deplo_shared[];");
+      std::string_view block =
+          kernel_.grid.size() > 1 ? "(((long long)blockIdx.z*gridDim.y + blockIdx.y)*gridDim.x + blockIdx.x)" : "(long long)blockIdx.x";
+      line("unsigned char* const block_scratch = scratch ? scratch + {}*{} : (unsigned char*)deplo_shared;", block, expr(kernel_.scratch_bytes));
+    }
     block(kernel_.body);
-    return fmt::format("extern \"C\" __global__ void {}({}) {{\n{}}}\n", kernel_.name, params, text_);
+    return fmt::format("{}extern \"C\" __global__ void {}({}) {{\n{}}}\n", launch(), kernel_.name, params, text_);
   }
 
  private:
@@ -60,6 +113,17 @@ class CudaWriter {
     text_.append(static_cast<size_t>(indent_) * 2, ' ');
     text_ += fmt::format(format, std::forward<Args>(args)...);
     text_ += '\n';
+  }
+
+  /// How the kernel is to be launched.
+  std::string launch() const {
+    auto list = [](const std::vector<Expr>& sizes) {
+      std::vector<std::string> parts;
+      for (Expr e : sizes) parts.push_back(deplo::print(e));
+      return joined(parts);
+    };
+    std::string scratch = kernel_.scratch_bytes.is(0) ? "" : fmt::format(", scratch {} bytes a block", deplo::print(kernel_.scratch_bytes));
+    return fmt::format("// grid ({}), block ({}){}\n", list(kernel_.grid), list(kernel_.block), scratch);
   }
 
   void scalar_only(int lanes) const {
@@ -278,7 +342,10 @@ class CudaWriter {
   }
   void statement(const Alloc& s) {
     buffers_[s.name] = s.dtype;
-    DEPLO_SUPPORT(s.space != Space::scratch, "kernel {}: {} lies in scratch memory, which a GPU thread has none of", kernel_.name, s.name);
+    if (s.space == Space::scratch) {
+      line("{0}* const {1} = ({0}*)(block_scratch + {2});", memory_type(s.dtype), id(s.name), expr(s.offset));
+      return;
+    }
     DEPLO_SUPPORT(s.count.is_constant(), "kernel {}: {} has a symbolic size, CUDA arrays need a constant one", kernel_.name, s.name);
     line("{}{} {}[{}];", s.space == Space::shared ? "__shared__ " : "", memory_type(s.dtype), id(s.name), expr(s.count));
   }
@@ -304,6 +371,15 @@ class CudaWriter {
 
 }  // namespace
 
-std::string cuda_text(const Kernel& kernel) { return std::string(kCudaPrelude) + CudaWriter(kernel).write(); }
+std::string cuda_text(const Kernel& kernel) {
+  std::string text = CudaWriter(kernel).write();
+  return helpers_for(text) + text;
+}
+
+std::string cuda_text(const Module& module) {
+  std::string text;
+  for (const auto& kernel : module.kernels) text += (text.empty() ? "" : "\n") + CudaWriter(*kernel).write();
+  return helpers_for(text) + text;
+}
 
 }  // namespace deplo

@@ -133,7 +133,8 @@ void Lowering::scoped(const Body& body) {
   size_t mark = bound_.size();
   Expr scratch = scratch_;
   body();
-  scratch_ = scratch;
+  // Of a GPU's block, some threads may still work on an array that is dead for others.
+  if (out_.grid.empty()) scratch_ = scratch;
   for (; bound_.size() > mark; bound_.pop_back()) {
     values_.erase(bound_.back());
     names_.erase(bound_.back());

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -22,6 +23,10 @@ struct Nvrtc {
   int (*log)(Program, char*) = nullptr;
   int (*cubin_size)(Program, size_t*) = nullptr;
   int (*cubin)(Program, char*) = nullptr;
+  int (*ptx_size)(Program, size_t*) = nullptr;
+  int (*ptx)(Program, char*) = nullptr;
+  int (*arch_count)(int*) = nullptr;
+  int (*archs)(int*) = nullptr;
   int (*destroy)(Program*) = nullptr;
   const char* (*error_text)(int) = nullptr;
 };
@@ -62,6 +67,10 @@ std::shared_ptr<const Nvrtc> open_nvrtc(const std::string& path) {
   load(handle, "nvrtcGetProgramLog", api->log);
   load(handle, "nvrtcGetCUBINSize", api->cubin_size);
   load(handle, "nvrtcGetCUBIN", api->cubin);
+  load(handle, "nvrtcGetPTXSize", api->ptx_size);
+  load(handle, "nvrtcGetPTX", api->ptx);
+  load(handle, "nvrtcGetNumSupportedArchs", api->arch_count);
+  load(handle, "nvrtcGetSupportedArchs", api->archs);
   load(handle, "nvrtcDestroyProgram", api->destroy);
   load(handle, "nvrtcGetErrorString", api->error_text);
   opened[path] = api;
@@ -92,11 +101,32 @@ NvrtcOutput nvrtc_compile(const std::string& text, const std::string& arch, cons
     out.log.resize(size - 1);
   }
   DEPLO_ASSERT(status == 0, "NVRTC ({}) refused a kernel: {}\n{}", arch, api->error_text(status), out.log);
-  status = api->cubin_size(program, &size);
-  DEPLO_ASSERT(status == 0 && size > 0, "NVRTC gave no machine code for {}", arch);
-  out.cubin.resize(size);
-  api->cubin(program, out.cubin.data());
+  bool ptx = arch.starts_with("compute_");
+  size = 0;
+  status = (ptx ? api->ptx_size : api->cubin_size)(program, &size);
+  DEPLO_ASSERT(status == 0 && size > 0, "NVRTC gave no code for {}", arch);
+  out.image.resize(size);
+  status = (ptx ? api->ptx : api->cubin)(program, out.image.data());
+  DEPLO_ASSERT(status == 0, "NVRTC gave no code for {}: {}", arch, api->error_text(status));
   return out;
+}
+
+std::string nvrtc_arch(int capability, const std::string& library) {
+  auto api = open_nvrtc(library);
+  int count = 0;
+  int status = api->arch_count(&count);
+  DEPLO_ASSERT(status == 0, "NVRTC could not count architectures: {}", api->error_text(status));
+  std::vector<int> archs(static_cast<size_t>(count));
+  status = api->archs(archs.data());
+  DEPLO_ASSERT(status == 0, "NVRTC could not list architectures: {}", api->error_text(status));
+  int newest = 0;
+  for (int arch : archs) {
+    if (arch == capability) return fmt::format("sm_{}", arch);
+    if (arch < capability) newest = std::max(newest, arch);
+  }
+  DEPLO_SUPPORT(newest > 0, "this NVRTC compiles for sm_{} and later, the device is sm_{}: install an older nvidia-cuda-nvrtc",
+                archs.empty() ? 0 : *std::min_element(archs.begin(), archs.end()), capability);
+  return fmt::format("compute_{}", newest);
 }
 
 }  // namespace deplo

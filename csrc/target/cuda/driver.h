@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace deplo {
+
+struct CudaApi;
+
+/// A grid, a block, and the bytes of dynamic shared memory of a launch.
+struct CudaLaunch {
+  unsigned grid[3] = {1, 1, 1};
+  unsigned block[3] = {1, 1, 1};
+  unsigned shared_bytes = 0;
+  void* stream = nullptr;  ///< a CUstream; null: the default stream
+};
+
+/// One GPU through the CUDA driver's C interface, in its primary context, which PyTorch shares. libcuda is opened at run time: building needs no
+/// CUDA. A call that the driver refuses is an ExecutionError with the call, the driver's name of the error and its text; what is used up
+/// (memory) is a UserError. Any thread may call.
+class CudaDevice {
+ public:
+  /// Opens `library`, or else libcuda.so.1 by the loader's own search. Throws UnsupportedError that says what is missing: the library, an entry
+  /// point of it, a driver, a device.
+  static std::shared_ptr<CudaDevice> open(const std::string& library = "", int ordinal = 0);
+  ~CudaDevice();
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  const std::string& name() const { return name_; }
+  int capability() const { return capability_; }  ///< 90 for sm_90
+  /// Shared memory of one block, in bytes: what a kernel gets when it asks.
+  int64_t shared_bytes() const { return shared_bytes_; }
+
+  uint64_t allocate(int64_t bytes);
+  void free(uint64_t pointer) noexcept;
+  void copy_to_device(uint64_t to, const void* from, int64_t bytes);
+  void copy_to_host(void* to, uint64_t from, int64_t bytes);
+  void fill(uint64_t pointer, unsigned char value, int64_t bytes);
+  /// Waits for everything that was launched, and reports what went wrong in it.
+  void synchronize();
+
+  /// A cubin, or PTX text that ends in NUL.
+  void* load_module(const std::string& image);
+  void unload_module(void* module) noexcept;
+  void* function(void* module, const std::string& name);
+  /// Shared memory that the function declares itself.
+  int64_t static_shared_bytes(void* function);
+  /// Lets launches of the function ask for that much dynamic shared memory.
+  void allow_shared_bytes(void* function, int64_t bytes);
+  /// `arguments` points to the value of each parameter.
+  void launch(void* function, const CudaLaunch& launch, void** arguments);
+
+ private:
+  CudaDevice() = default;
+  class Current;
+
+  std::shared_ptr<const CudaApi> api_;
+  int device_ = 0;
+  void* context_ = nullptr;
+  std::string name_;
+  int capability_ = 0;
+  int64_t shared_bytes_ = 0;
+};
+
+/// Memory of a device, freed with the object.
+class CudaMemory {
+ public:
+  CudaMemory(std::shared_ptr<CudaDevice> device, int64_t bytes) : device_(std::move(device)), pointer_(device_->allocate(bytes)) {}
+  ~CudaMemory() {
+    if (device_) device_->free(pointer_);
+  }
+  CudaMemory(CudaMemory&& other) noexcept : device_(std::move(other.device_)), pointer_(other.pointer_) {}
+  CudaMemory& operator=(CudaMemory&&) = delete;
+  CudaMemory(const CudaMemory&) = delete;
+  CudaMemory& operator=(const CudaMemory&) = delete;
+  uint64_t pointer() const { return pointer_; }
+
+ private:
+  std::shared_ptr<CudaDevice> device_;
+  uint64_t pointer_ = 0;
+};
+
+}  // namespace deplo

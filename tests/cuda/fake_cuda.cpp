@@ -1,0 +1,409 @@
+// A libcuda and a libnvrtc for machines without a GPU, for tests: NVRTC's part compiles CUDA text for this CPU with the emulator, the driver's
+// part runs it. Memory of the device is memory of the host. Both are opened like the real libraries.
+//
+// DEPLO_FAKE_CUDA changes what they do, as "name=value,...", read at each call:
+//   fail=CALL:CODE   that entry point returns CODE
+//   devices=N        of which cuDeviceGetCount tells (1)
+//   capability=N     of the device (90)
+//   shared=N         bytes of shared memory that a block may have (232448)
+//   reversed=1       the threads of a block run the other way round
+//   log=PATH         each call's name is appended to that file
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "emulator.h"
+#undef __restrict__
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+enum Result : int {
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kOutOfMemory = 2,
+  kNotInitialized = 3,
+  kNoDevice = 100,
+  kInvalidDevice = 101,
+  kInvalidImage = 200,
+  kInvalidContext = 201,
+  kNotFound = 500,
+  kLaunchFailed = 719,
+};
+
+struct Function {
+  bool (*run)(const deplo_emulated_launch*, void**);
+  int dynamic_bytes = 48 << 10;
+};
+
+struct Module {
+  void* library;
+  std::map<std::string, Function> functions;
+};
+
+std::recursive_mutex mutex;
+bool started = false;
+int retained = 0;
+std::vector<void*> contexts;  // of this process; the tests use one thread at a time
+char primary;                 // the context
+std::map<uintptr_t, size_t> allocations;
+std::set<Module*> modules;
+
+std::string setting(const std::string& name, const std::string& otherwise) {
+  const char* all = std::getenv("DEPLO_FAKE_CUDA");
+  std::istringstream in(all ? all : "");
+  for (std::string item; std::getline(in, item, ',');)
+    if (item.rfind(name + "=", 0) == 0) return item.substr(name.size() + 1);
+  return otherwise;
+}
+
+int number(const std::string& name, int otherwise) { return std::stoi(setting(name, std::to_string(otherwise))); }
+
+/// What every entry point does first: 0, or the code that it is to fail with.
+int enter(const char* call) {
+  if (std::string log = setting("log", ""); !log.empty()) std::ofstream(log, std::ios::app) << call << "\n";
+  std::string fail = setting("fail", "");
+  size_t colon = fail.find(':');
+  return colon != std::string::npos && fail.substr(0, colon) == call ? std::stoi(fail.substr(colon + 1)) : kSuccess;
+}
+
+/// For calls that need a context.
+int enter_context(const char* call) {
+  if (int error = enter(call)) return error;
+  return !started ? kNotInitialized : contexts.empty() || contexts.back() != &primary ? kInvalidContext : kSuccess;
+}
+
+bool allocated(unsigned long long pointer, size_t bytes) {
+  auto at = allocations.upper_bound(pointer);
+  if (at == allocations.begin()) return false;
+  --at;
+  return pointer + bytes <= at->first + at->second;
+}
+
+bool read_file(const std::string& path, std::string& text) {
+  std::ifstream in(path);
+  std::ostringstream all;
+  all << in.rdbuf();
+  text = all.str();
+  return in.good() || !text.empty();
+}
+
+}  // namespace
+
+// ---- the driver ----------------------------------------------------------------------------------------------------
+
+EXPORT int cuInit(unsigned flags) {
+  std::lock_guard lock(mutex);
+  if (int error = enter("cuInit")) return error;
+  started = true;
+  return flags == 0 ? kSuccess : kInvalidValue;
+}
+
+EXPORT int cuGetErrorName(int error, const char** text) {
+  static const std::map<int, const char*> kNames{
+      {kSuccess, "CUDA_SUCCESS"},          {kInvalidValue, "CUDA_ERROR_INVALID_VALUE"}, {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {kNoDevice, "CUDA_ERROR_NO_DEVICE"}, {kNotFound, "CUDA_ERROR_NOT_FOUND"},         {kLaunchFailed, "CUDA_ERROR_LAUNCH_FAILED"}};
+  auto at = kNames.find(error);
+  *text = at == kNames.end() ? nullptr : at->second;
+  return *text ? kSuccess : kInvalidValue;
+}
+
+EXPORT int cuGetErrorString(int error, const char** text) {
+  if (int failed = cuGetErrorName(error, text)) return failed;
+  *text = error == kOutOfMemory ? "out of memory" : error == kLaunchFailed ? "unspecified launch failure" : "some text";
+  return kSuccess;
+}
+
+EXPORT int cuDeviceGetCount(int* count) {
+  std::lock_guard lock(mutex);
+  *count = number("devices", 1);
+  return enter("cuDeviceGetCount");
+}
+
+EXPORT int cuDeviceGet(int* device, int ordinal) {
+  std::lock_guard lock(mutex);
+  if (int error = enter("cuDeviceGet")) return error;
+  *device = ordinal;
+  return ordinal >= 0 && ordinal < number("devices", 1) ? kSuccess : kInvalidDevice;
+}
+
+EXPORT int cuDeviceGetName(char* name, int length, int /*device*/) {
+  std::lock_guard lock(mutex);
+  if (int error = enter("cuDeviceGetName")) return error;
+  std::snprintf(name, static_cast<size_t>(length), "emulated GPU");
+  return kSuccess;
+}
+
+EXPORT int cuDeviceGetAttribute(int* value, int attribute, int /*device*/) {
+  std::lock_guard lock(mutex);
+  if (int error = enter("cuDeviceGetAttribute")) return error;
+  switch (attribute) {
+    case 8: *value = std::min(48 << 10, number("shared", 232448)); return kSuccess;  // MAX_SHARED_MEMORY_PER_BLOCK
+    case 75: *value = number("capability", 90) / 10; return kSuccess;
+    case 76: *value = number("capability", 90) % 10; return kSuccess;
+    case 97: *value = number("shared", 232448); return kSuccess;  // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    default: return kInvalidValue;
+  }
+}
+
+EXPORT int cuDevicePrimaryCtxRetain(void** context, int /*device*/) {
+  std::lock_guard lock(mutex);
+  if (int error = enter("cuDevicePrimaryCtxRetain")) return error;
+  ++retained;
+  *context = &primary;
+  return kSuccess;
+}
+
+EXPORT int cuDevicePrimaryCtxRelease_v2(int /*device*/) {
+  std::lock_guard lock(mutex);
+  if (int error = enter("cuDevicePrimaryCtxRelease_v2")) return error;
+  return retained-- > 0 ? kSuccess : kInvalidContext;
+}
+
+EXPORT int cuCtxPushCurrent_v2(void* context) {
+  std::lock_guard lock(mutex);
+  if (int error = enter("cuCtxPushCurrent_v2")) return error;
+  contexts.push_back(context);
+  return kSuccess;
+}
+
+EXPORT int cuCtxPopCurrent_v2(void** context) {
+  std::lock_guard lock(mutex);
+  if (contexts.empty()) return kInvalidContext;
+  *context = contexts.back();
+  contexts.pop_back();
+  return enter("cuCtxPopCurrent_v2");
+}
+
+EXPORT int cuCtxSynchronize() {
+  std::lock_guard lock(mutex);
+  return enter_context("cuCtxSynchronize");
+}
+
+EXPORT int cuModuleLoadData(void** module, const void* image) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuModuleLoadData")) return error;
+  std::istringstream lines(static_cast<const char*>(image));
+  std::string magic;
+  std::string library;
+  std::getline(lines, magic);
+  std::getline(lines, library);
+  if (magic != "emulated") return kInvalidImage;
+  auto* made = new Module{dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL), {}};
+  if (!made->library) {
+    std::fprintf(stderr, "fake libcuda: %s\n", dlerror());
+    delete made;
+    return kInvalidImage;
+  }
+  modules.insert(made);
+  *module = made;
+  return kSuccess;
+}
+
+EXPORT int cuModuleUnload(void* module) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuModuleUnload")) return error;
+  auto* m = static_cast<Module*>(module);
+  if (modules.erase(m) == 0) return kInvalidValue;
+  dlclose(m->library);
+  delete m;
+  return kSuccess;
+}
+
+EXPORT int cuModuleGetFunction(void** function, void* module, const char* name) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuModuleGetFunction")) return error;
+  auto* m = static_cast<Module*>(module);
+  if (modules.count(m) == 0) return kInvalidValue;
+  void* found = dlsym(m->library, (std::string("deplo_launch_") + name).c_str());
+  if (!found) return kNotFound;
+  Function& made = m->functions[name];
+  made.run = reinterpret_cast<bool (*)(const deplo_emulated_launch*, void**)>(found);
+  *function = &made;
+  return kSuccess;
+}
+
+EXPORT int cuFuncGetAttribute(int* value, int attribute, void* /*function*/) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuFuncGetAttribute")) return error;
+  *value = 2048;  // SHARED_SIZE_BYTES: some
+  return attribute == 1 ? kSuccess : kInvalidValue;
+}
+
+EXPORT int cuFuncSetAttribute(void* function, int attribute, int value) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuFuncSetAttribute")) return error;
+  if (attribute != 8 || value + 2048 > number("shared", 232448)) return kInvalidValue;
+  static_cast<Function*>(function)->dynamic_bytes = value;
+  return kSuccess;
+}
+
+EXPORT int cuMemAlloc_v2(unsigned long long* pointer, size_t bytes) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuMemAlloc_v2")) return error;
+  if (bytes == 0) return kInvalidValue;
+  if (bytes > (size_t{1} << 34)) return kOutOfMemory;
+  void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (!memory) return kOutOfMemory;
+  std::memset(memory, 0xff, bytes);
+  allocations[reinterpret_cast<uintptr_t>(memory)] = bytes;
+  *pointer = reinterpret_cast<uintptr_t>(memory);
+  return kSuccess;
+}
+
+EXPORT int cuMemFree_v2(unsigned long long pointer) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuMemFree_v2")) return error;
+  if (allocations.erase(pointer) == 0) return kInvalidValue;
+  std::free(reinterpret_cast<void*>(pointer));
+  return kSuccess;
+}
+
+EXPORT int cuMemcpyHtoD_v2(unsigned long long to, const void* from, size_t bytes) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuMemcpyHtoD_v2")) return error;
+  if (!allocated(to, bytes)) return kInvalidValue;
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  return kSuccess;
+}
+
+EXPORT int cuMemcpyDtoH_v2(void* to, unsigned long long from, size_t bytes) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuMemcpyDtoH_v2")) return error;
+  if (!allocated(from, bytes)) return kInvalidValue;
+  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+  return kSuccess;
+}
+
+EXPORT int cuMemsetD8_v2(unsigned long long pointer, unsigned char value, size_t count) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuMemsetD8_v2")) return error;
+  if (!allocated(pointer, count)) return kInvalidValue;
+  std::memset(reinterpret_cast<void*>(pointer), value, count);
+  return kSuccess;
+}
+
+EXPORT int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
+                          unsigned shared_bytes, void* /*stream*/, void** arguments, void** extra) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuLaunchKernel")) return error;
+  auto* f = static_cast<Function*>(function);
+  bool sizes = grid_x > 0 && grid_y > 0 && grid_z > 0 && grid_y < 65536 && grid_z < 65536 && grid_x <= INT32_MAX;
+  uint64_t threads = uint64_t{block_x} * block_y * block_z;
+  if (!sizes || threads == 0 || threads > 1024 || shared_bytes > static_cast<unsigned>(f->dynamic_bytes) || extra) return kInvalidValue;
+  deplo_emulated_launch launch{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, number("reversed", 0) != 0};
+  return f->run(&launch, arguments) ? kSuccess : kLaunchFailed;
+}
+
+// ---- NVRTC ---------------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct Compilation {
+  std::string text;
+  std::string log;
+  std::string image;
+};
+
+int run(const std::string& command) { return std::system(command.c_str()); }
+
+/// Libraries made from texts, until the process ends.
+struct Cache {
+  std::map<std::string, std::string> libraries;
+  ~Cache() {
+    for (const auto& [text, library] : libraries) std::remove(library.c_str());
+  }
+} cache;
+
+}  // namespace
+
+EXPORT const char* nvrtcGetErrorString(int error) { return error == 6 ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR"; }
+
+EXPORT int nvrtcCreateProgram(void** program, const char* text, const char* /*name*/, int headers, const char* const* /*texts*/,
+                              const char* const* /*names*/) {
+  if (int error = enter("nvrtcCreateProgram")) return error;
+  *program = new Compilation{text, "", ""};
+  return headers == 0 ? 0 : 3;
+}
+
+EXPORT int nvrtcDestroyProgram(void** program) {
+  delete static_cast<Compilation*>(*program);
+  *program = nullptr;
+  return 0;
+}
+
+EXPORT int nvrtcCompileProgram(void* program, int /*count*/, const char* const* /*options*/) {
+  if (int error = enter("nvrtcCompileProgram")) return error;
+  static int serial = 0;
+  auto* c = static_cast<Compilation*>(program);
+  if (auto at = cache.libraries.find(c->text); at != cache.libraries.end()) {
+    c->image = "emulated\n" + at->second + "\n";
+    return 0;
+  }
+  const char* folder = std::getenv("TMPDIR");
+  std::string base = std::string(folder ? folder : "/tmp") + "/deplo-emulated-" + std::to_string(getpid()) + "-" + std::to_string(serial++);
+  {
+    std::ofstream out(base + ".cpp");
+    out << "#include \"" DEPLO_EMULATOR "\"\n" << std::regex_replace(c->text, std::regex("extern __shared__"), "extern");
+    static const std::regex kKernel(R"(__global__ void (\w+)\()");
+    for (std::sregex_iterator k(c->text.begin(), c->text.end(), kKernel), end; k != end; ++k) out << "DEPLO_KERNEL(" << (*k)[1] << ")\n";
+  }
+  std::string command =
+      DEPLO_CXX " -std=c++17 -O1 -w -fPIC -shared -o " + base + ".so " + base + ".cpp " DEPLO_EMULATOR_LIBRARY " > " + base + ".log 2>&1";
+  bool done = run(command) == 0;
+  read_file(base + ".log", c->log);
+  std::remove((base + ".log").c_str());
+  std::remove((base + ".cpp").c_str());
+  c->image = "emulated\n" + base + ".so\n";
+  if (done) cache.libraries[c->text] = base + ".so";
+  return done ? 0 : 6;
+}
+
+EXPORT int nvrtcGetProgramLogSize(void* program, size_t* size) {
+  *size = static_cast<Compilation*>(program)->log.size() + 1;
+  return 0;
+}
+
+EXPORT int nvrtcGetProgramLog(void* program, char* log) {
+  std::strcpy(log, static_cast<Compilation*>(program)->log.c_str());
+  return 0;
+}
+
+EXPORT int nvrtcGetCUBINSize(void* program, size_t* size) {
+  *size = static_cast<Compilation*>(program)->image.size() + 1;
+  return enter("nvrtcGetCUBINSize");
+}
+
+EXPORT int nvrtcGetCUBIN(void* program, char* image) {
+  std::strcpy(image, static_cast<Compilation*>(program)->image.c_str());
+  return enter("nvrtcGetCUBIN");
+}
+
+EXPORT int nvrtcGetPTXSize(void* program, size_t* size) { return nvrtcGetCUBINSize(program, size); }
+EXPORT int nvrtcGetPTX(void* program, char* image) { return nvrtcGetCUBIN(program, image); }
+
+EXPORT int nvrtcGetNumSupportedArchs(int* count) {
+  *count = 2;
+  return enter("nvrtcGetNumSupportedArchs");
+}
+
+EXPORT int nvrtcGetSupportedArchs(int* archs) {
+  archs[0] = 80;
+  archs[1] = 90;
+  return 0;
+}
