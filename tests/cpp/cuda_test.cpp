@@ -180,7 +180,7 @@ TEST_CASE("more rows than blocks take turns in the blocks' scratch memory") {
   check_emulated(c, "schedule @k0: gpu_points threads(4) blocks(1)");
   check_emulated(c, "schedule @k0: gpu_serial threads(1)");
   std::string text = cuda_text(kernels_for_cuda(c.text, c.name, "schedule @k0: gpu_points threads(4) blocks(1)"));
-  CHECK(text.find("scratch (s1*16 + 63) // 64*64 bytes a block") != std::string::npos);
+  CHECK(text.find("scratch ((s1*16 + 63) // 64)*64 bytes a block") != std::string::npos);
 }
 
 TEST_CASE("every contraction stages both operands in shared memory") {

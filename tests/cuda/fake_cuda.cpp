@@ -364,7 +364,7 @@ EXPORT int nvrtcCompileProgram(void* program, int /*count*/, const char* const* 
     for (std::sregex_iterator k(c->text.begin(), c->text.end(), kKernel), end; k != end; ++k) out << "DEPLO_KERNEL(" << (*k)[1] << ")\n";
   }
   std::string command =
-      DEPLO_CXX " -std=c++17 -O1 -w -fPIC -shared -o " + base + ".so " + base + ".cpp " DEPLO_EMULATOR_LIBRARY " > " + base + ".log 2>&1";
+      DEPLO_CXX " -std=c++17 -O0 -w -fPIC -shared -o " + base + ".so " + base + ".cpp " DEPLO_EMULATOR_LIBRARY " > " + base + ".log 2>&1";
   bool done = run(command) == 0;
   read_file(base + ".log", c->log);
   std::remove((base + ".log").c_str());

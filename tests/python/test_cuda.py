@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engines import Compiler
 from program_cases import CASES, Case
 from test_cases import check, each
 
 from deplo import backend
+from deplo.capture import unwrapped_errors
+from deplo.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("fresh_inference")
 
@@ -35,7 +38,7 @@ class Emulated:
     """A program whose kernels run as CUDA text. Stands where a compiled program stands."""
 
     def __init__(self, text: str, options: str) -> None:
-        cuda = json.dumps({**json.loads(options), "target": "cuda", "verify": True})
+        cuda = json.dumps({**json.loads(options), "target": "cuda"})
         self.text = _C.lower(text, "kernel", cuda)
         kernels = _C.lower(self.text, "cuda", cuda)
         if kernels:
@@ -98,3 +101,10 @@ def test_cases_run_as_cuda_text(case: Case, monkeypatch: pytest.MonkeyPatch):
 @each([case for case in CASES if case.small is not None and case.sizes])
 def test_cases_of_symbolic_sizes_run_as_cuda_text(case: Case, monkeypatch: pytest.MonkeyPatch):
     run_as_cuda_text(case, True, monkeypatch)
+
+
+def test_compiled_functions_refuse_the_target():
+    with pytest.raises(UserError, match="target 'cuda'.*--ir cuda"), unwrapped_errors():
+        torch.compile(torch.exp, backend="deplo", options={"target": "cuda"})(torch.ones(3))
+    with pytest.raises(UserError, match="--ir cuda"):
+        _C.compile("torch @f(%x: f32[2] user)\n  return %x\n", '{"target": "cuda"}')
