@@ -267,23 +267,32 @@ TEST_CASE("every call that the driver refuses is an error with its name and text
   std::vector<Array> inputs = random_inputs(tensor_ir::parse(c.text), c.sizes);
   auto log = std::filesystem::temp_directory_path() / fmt::format("deplo-cuda-calls-{}", getpid());
   auto run = [&](const std::string& settings) {
-    Behaviour behaviour(settings);
+    Behaviour behaviour(settings + ",log=" + log.string());
     run_on_device(CudaDevice::open(DEPLO_FAKE_CUDA), module, inputs, c.sizes, no_library(), DEPLO_FAKE_CUDA);
   };
-  std::filesystem::remove(log);
-  run("log=" + log.string());
-  std::map<std::string, int> calls;
-  {
+  /// How often each call was made since the last time.
+  auto calls_made = [&] {
+    std::map<std::string, int> calls;
     std::ifstream in(log);
     for (std::string line; std::getline(in, line);) ++calls[line];
-  }
-  std::filesystem::remove(log);
+    std::filesystem::remove(log);
+    return calls;
+  };
+  auto check_balance = [&](std::map<std::string, int> calls, const std::string& failing) {
+    for (const auto& [open, close] : {std::pair<std::string, std::string>{"cuMemAlloc_v2", "cuMemFree_v2"},
+                                      {"cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"},
+                                      {"cuModuleLoadData", "cuModuleUnload"},
+                                      {"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"}}) {
+      INFO(open);
+      if (open != failing) CHECK(calls[open] == calls[close]);
+    }
+  };
+  calls_made();
+  run("");
+  std::map<std::string, int> calls = calls_made();
   CHECK(calls.at("cuLaunchKernel") == 1);
   CHECK(calls.at("cuFuncSetAttribute") == 1);
-  CHECK(calls.at("cuMemAlloc_v2") == calls.at("cuMemFree_v2"));
-  CHECK(calls.at("cuCtxPushCurrent_v2") == calls.at("cuCtxPopCurrent_v2"));
-  CHECK(calls.at("cuModuleLoadData") == calls.at("cuModuleUnload"));
-  CHECK(calls.at("cuDevicePrimaryCtxRetain") == calls.at("cuDevicePrimaryCtxRelease_v2"));
+  check_balance(calls, "");
   const std::set<std::string> ending{"cuMemFree_v2", "cuCtxPopCurrent_v2", "cuModuleUnload", "cuDevicePrimaryCtxRelease_v2"};
   const std::set<std::string> starting{"cuInit", "cuDeviceGetCount"};
   for (const auto& [name, count] : calls) {
@@ -294,7 +303,9 @@ TEST_CASE("every call that the driver refuses is an error with its name and text
       continue;
     }
     std::string call = name.substr(0, name.find("_v2"));
+    calls_made();
     CHECK_THROWS_AS(run("fail=" + name + ":719"), ExecutionError);
+    check_balance(calls_made(), name);
     CHECK_THROWS_WITH(run("fail=" + name + ":719"), Catch::Contains("failed in " + call + ": CUDA_ERROR_LAUNCH_FAILED (unspecified launch failure)"));
   }
   CHECK_THROWS_WITH(run("fail=cuMemAlloc_v2:2"), Catch::Contains("bytes of memory left: CUDA_ERROR_OUT_OF_MEMORY (out of memory)"));
@@ -302,6 +313,7 @@ TEST_CASE("every call that the driver refuses is an error with its name and text
   CHECK_THROWS_AS(run("fail=nvrtcCompileProgram:6"), InternalError);
   CHECK_THROWS_AS(run("fail=nvrtcGetCUBIN:1"), InternalError);
   CHECK_NOTHROW(run(""));  // and the device works on
+  calls_made();
 }
 
 TEST_CASE("errors that kernels report reach the caller") {

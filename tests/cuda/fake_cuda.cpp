@@ -19,9 +19,9 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <regex>
-#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -61,8 +61,13 @@ bool started = false;
 int retained = 0;
 std::vector<void*> contexts;  // of this process; the tests use one thread at a time
 char primary;                 // the context
-std::map<uintptr_t, size_t> allocations;
-std::set<Module*> modules;
+std::map<void*, std::unique_ptr<Module>> modules;
+/// What the tests leave behind on purpose is freed at the end.
+struct Allocations : std::map<uintptr_t, size_t> {
+  ~Allocations() {
+    for (const auto& [pointer, bytes] : *this) std::free(reinterpret_cast<void*>(pointer));
+  }
+} allocations;
 
 std::string setting(const std::string& name, const std::string& otherwise) {
   const char* all = std::getenv("DEPLO_FAKE_CUDA");
@@ -204,24 +209,23 @@ EXPORT int cuModuleLoadData(void** module, const void* image) {
   std::getline(lines, magic);
   std::getline(lines, library);
   if (magic != "emulated") return kInvalidImage;
-  auto* made = new Module{dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL), {}};
+  auto made = std::make_unique<Module>(Module{dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL), {}});
   if (!made->library) {
     std::fprintf(stderr, "fake libcuda: %s\n", dlerror());
-    delete made;
     return kInvalidImage;
   }
-  modules.insert(made);
-  *module = made;
+  *module = made.get();
+  modules[*module] = std::move(made);
   return kSuccess;
 }
 
 EXPORT int cuModuleUnload(void* module) {
   std::lock_guard lock(mutex);
   if (int error = enter_context("cuModuleUnload")) return error;
-  auto* m = static_cast<Module*>(module);
-  if (modules.erase(m) == 0) return kInvalidValue;
-  dlclose(m->library);
-  delete m;
+  auto at = modules.find(module);
+  if (at == modules.end()) return kInvalidValue;
+  dlclose(at->second->library);
+  modules.erase(at);
   return kSuccess;
 }
 

@@ -111,17 +111,13 @@ void throw_kernel_error(int32_t code, const std::string& kernel) {
 CudaKernels::CudaKernels(std::shared_ptr<CudaDevice> device, const kernel_ir::Module& module, const std::string& nvrtc) : device_(std::move(device)) {
   if (module.kernels.empty()) return;
   NvrtcOutput compiled = nvrtc_compile(cuda_text(module), nvrtc_arch(device_->capability(), nvrtc), nvrtc);
-  module_ = device_->load_module(compiled.image);
+  module_ = {device_->load_module(compiled.image), [device = device_](void* loaded) { device->unload_module(loaded); }};
   for (const auto& kernel : module.kernels) {
-    Loaded loaded{kernel.get(), device_->function(module_, kernel->name), 0, 0};
+    Loaded loaded{kernel.get(), device_->function(module_.get(), kernel->name), 0, 0};
     loaded.shared_bytes = device_->static_shared_bytes(loaded.function);
     loaded.allowed_bytes = std::min(kSharedBytesAlways, device_->shared_bytes()) - loaded.shared_bytes;
     kernels_[kernel->name] = loaded;
   }
-}
-
-CudaKernels::~CudaKernels() {
-  if (module_) device_->unload_module(module_);
 }
 
 void CudaKernels::launch(const std::string& name, const std::vector<uint64_t>& buffers, const Sizes& symbols, uint64_t error, void* stream) {

@@ -16,7 +16,6 @@ class CudaKernels {
  public:
   /// `nvrtc` is the path of that library; empty: the loader's own search. The module outlives the object.
   CudaKernels(std::shared_ptr<CudaDevice> device, const kernel_ir::Module& module, const std::string& nvrtc);
-  ~CudaKernels();
   CudaKernels(const CudaKernels&) = delete;
   CudaKernels& operator=(const CudaKernels&) = delete;
 
@@ -34,7 +33,7 @@ class CudaKernels {
   };
 
   std::shared_ptr<CudaDevice> device_;
-  void* module_ = nullptr;
+  std::shared_ptr<void> module_;
   std::map<std::string, Loaded> kernels_;
 };
 
