@@ -15,7 +15,7 @@ CXX_FILES = $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h' 'tests/*.cpp' 'tests/*.
 TIDY_FILES = $(shell git ls-files 'csrc/*.cpp' 'tools/*.cpp' | grep -vE '^csrc/(bindings|codegen/llvm|library)/')
 CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
 
-.PHONY: help system venv configure build demo test bench mutants opinfo fuzz exhaustive architectures guard wheel clean
+.PHONY: help system venv configure build demo test bench mutants opinfo opinfo-inductor fuzz exhaustive architectures guard wheel clean
 .PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump test-wheel test-nollvm format peers
 
 help: ## this list
@@ -84,7 +84,10 @@ test-dump: build ## one run with every dump switched on
 	@echo "== every dump on"; scripts/test_dump.sh $(PY)
 
 opinfo: build ## all samples of every PyTorch operator in all dtypes, forward and backward (hours; goes on where it stopped)
-	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m opinfo -n $(JOBS) --output $(BUILD)/opinfo.jsonl $(OPINFO)
+	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m opinfo -n $(JOBS) --output $(BUILD)/opinfo.jsonl --beside $(BUILD)/opinfo-inductor.jsonl $(OPINFO)
+
+opinfo-inductor: build ## the same by Inductor, which `make opinfo` then prints beside (a compilation with g++ for each sample; OPINFO="--limit 1 --dtype float32" for less)
+	@PYTHONPATH=tests/python $(PY) -m opinfo -n $(JOBS) --engine inductor --output $(BUILD)/opinfo-inductor.jsonl $(OPINFO)
 
 fuzz: build ## random PyTorch programs, Tensor and Loop IR against a reference, for SECONDS=600; what fails is shrunk and written to build/fuzz
 	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m fuzz --seconds $(or $(SECONDS),600) --output $(BUILD)/fuzz $(FUZZ)
@@ -93,7 +96,7 @@ exhaustive: build ## errors in ulp of every function, at all 2^32 values of floa
 	@$(PY) -m deplo numerics --exhaustive
 
 mutants: build ## changes passes and rules one place at a time: at least 90 % must be noticed by the tests (hours; goes on where it stopped)
-	@$(PY) scripts/mutants.py $(MUTANTS)
+	@$(PY) scripts/mutants --jobs $(JOBS) $(MUTANTS)
 
 architectures: build ## every architecture of tests/python/architectures.py at many lengths, forward and backward, and generating (half an hour)
 	@$(PY) -m pytest -q -n $(JOBS) tests/architectures

@@ -38,6 +38,7 @@ def main() -> int:
     results = _read(arguments.output)
     shown = [results[unit.name] for unit in wanted if unit.name in results]
     report(shown, arguments.verbose)
+    shares(shown, _read(arguments.beside) if arguments.beside else {})
     return 1 if any(result["status"] in ("failed", "wrong", "crashed", "timeout") for result in shown) else 0
 
 
@@ -55,6 +56,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--output", default="opinfo.jsonl", help="one line of JSON a unit; units found there are not run again")
     parser.add_argument("--fresh", action="store_true", help="forget what the output holds")
     parser.add_argument("--again", default="", help="run only the units that ended so (as failed,wrong)")
+    parser.add_argument("--beside", default="", help="the output of another engine, shown beside")
     parser.add_argument("-v", "--verbose", action="store_true", help="every problem in full")
     parser.add_argument("--worker", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -221,6 +223,29 @@ def report(results: list[dict[str, Any]], verbose: bool = False) -> None:
         if result["status"] in ("failed", "wrong", "crashed", "timeout"):
             for problem in result["problems"] if verbose else result["problems"][:1]:
                 print(f"{result['unit']}: {problem if verbose else problem[:400]}")
+
+
+def shares(results: list[dict[str, Any]], beside: dict[str, Any]) -> None:
+    """How much of each operator is generated: of its units, those without a call of ATen; of those of another engine, those that pass, too."""
+    bad = ("failed", "wrong", "crashed", "timeout")
+    by_op: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for result in results:
+        by_op[result["unit"].split("/")[0]].append(result)
+
+    def counts(rows: list[dict[str, Any]]) -> str:
+        ran = [row for row in rows if row["status"] != "none"]
+        generated = sum(row["status"] == "generated" for row in ran)
+        failed = sum(row["status"] in bad for row in ran)
+        return f"{generated:4} of {len(ran):3}" + (f", {failed} failed" if failed else "")
+
+    print(f"\n{'generated, by operator':44}{'this engine':24}{'beside' if beside else ''}")
+    for op, rows in sorted(by_op.items()):
+        others = [beside[row["unit"]] for row in rows if row["unit"] in beside]
+        print(f"{op:44}{counts(rows):24}{counts(others) if others else ''}")
+    both = [(row, beside[row["unit"]]) for row in results if row["unit"] in beside]
+    print(f"{'all':44}{counts(results):24}{counts(list(beside.values())) if beside else ''}")
+    if both:
+        print(f"{'units that both ran':44}{counts([a for a, _ in both]):24}{counts([b for _, b in both])}")
 
 
 if __name__ == "__main__":

@@ -360,6 +360,9 @@ class Judge:
             fn = compiled_by(engine, sample)
             run(fn, sample, self.backward, watched=False)  # compiles: only what happens afterwards is the program's doing
             answer = run(fn, sample, self.backward)
+        seen = [op for op in answer.calls.seen if not _NO_WORK.match(op)]
+        if engine == "inductor":
+            self._note_library([], seen)
         if engine not in ("deplo", "dynamo"):
             return answer
         for warning in caught:
@@ -372,7 +375,7 @@ class Judge:
                         "eager" if "graph runs in eager mode" in text and "calls of" not in text and "one call" not in text else "partly"
                     )
                     self.result.library.setdefault("(" + re.sub(r" in eager mode.*?: ", ") ", text, count=1), "no Torch IR")
-        self._note_library(records, [op for op in answer.calls.seen if not _NO_WORK.match(op)])
+        self._note_library(records, seen)
         return answer
 
     def _note_library(self, records: list[Any], seen: list[str]) -> None:
