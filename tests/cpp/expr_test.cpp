@@ -95,4 +95,29 @@ TEST_CASE("simplify keeps the value, bounds hold, text reads back") {
   }
 }
 
+TEST_CASE("bounds of one operation are as narrow as they can be") {
+  Expr x = Expr::symbol("x");
+  for (int64_t lo = -7; lo <= 7; ++lo)
+    for (int64_t hi = lo; hi <= 9; ++hi)
+      for (int64_t c = 1; c <= 5; ++c) {
+        Ranges ranges{{"x", {Expr(lo), Expr(hi)}}};
+        for (const Expr& e : {floordiv(x, c), x + c, Expr(c) - x, x * c, x * -c, min(x, c), max(x, c), min(x, -c), max(x, -c)}) {
+          std::optional<int64_t> least;
+          std::optional<int64_t> most;
+          for (int64_t at = lo; at <= hi; ++at) {
+            int64_t value = evaluate(e, {{"x", at}});
+            least = least ? std::min(*least, value) : value;
+            most = most ? std::max(*most, value) : value;
+          }
+          INFO(print(e) << " for x in " << lo << ".." << hi);
+          Interval range = bounds(e, ranges);
+          CHECK(range.lo == least);
+          CHECK(range.hi == most);
+        }
+        Interval rest = bounds(mod(x, c), ranges);
+        CHECK(rest.lo == std::optional<int64_t>(0));
+        CHECK(rest.hi == std::optional<int64_t>(lo >= 0 ? std::min(hi, c - 1) : c - 1));
+      }
+}
+
 TEST_CASE("a malformed expression names line and column") { CHECK_THROWS_WITH(parse_expr("i + // 2"), Catch::Contains("<expr>:1:5")); }
