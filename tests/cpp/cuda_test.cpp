@@ -340,3 +340,33 @@ loop @k0(x: i64[40], y: i64[40], out z: i64[40])
   Case empty{"softmax", softmax_of("s0", "40", " where s0 in 0.."), {{"s0", 0}}};
   CHECK_NOTHROW(check_on(device, empty, DEPLO_FAKE_CUDA));
 }
+
+TEST_CASE("names that schedules would take may be the program's own") {
+  const std::string text = R"(program @p(x: f32[3, 5, 40] user)
+  buffer y: f32[3, 5] output
+  buffer z: f32[3, 5, 40] output
+  call @k0(x, y, z)
+  return y, z
+
+loop @k0(x: f32[3, 5, 40], out y: f32[3, 5], out z: f32[3, 5, 40])
+  for b0 in 3:
+    for row0 in 5:
+      reduce r0: f32 = sum(a0) over t0 in 40:
+        a0 = load x[b0, row0, t0]
+      for t in 40:
+        d0 = load x[b0, row0, t]
+        c0 = sub(d0, r0)
+        store z[b0, row0, t] = c0
+      store y[b0, row0] = r0
+)";
+  kernel_ir::Module module = kernels_for_cuda(text, "names", "schedule @k0: gpu_rows threads(16) blocks(4)");
+  Array x = Array::zeros(DType::f32, {3, 5, 40});
+  for (int64_t k = 0; k < x.count(); ++k) x.set(k, Scalar::of_float(DType::f32, static_cast<double>(k % 7)));
+  std::vector<Array> got = run_on_device(CudaDevice::open(DEPLO_FAKE_CUDA), module, {x}, {}, no_library(), DEPLO_FAKE_CUDA);
+  for (int64_t row = 0; row < 15; ++row) {
+    double sum = 0;
+    for (int64_t k = 0; k < 40; ++k) sum += x.get(row * 40 + k).f;
+    CHECK(got[0].get(row).f == sum);
+    for (int64_t k = 0; k < 40; ++k) CHECK(got[1].get(row * 40 + k).f == x.get(row * 40 + k).f - sum);
+  }
+}

@@ -77,7 +77,7 @@ std::string helpers_for(const std::string& kernels) {
   static const std::vector<Helper> kHelpers = split_prelude();
   std::string used;
   for (size_t i = kHelpers.size(); i-- > 0;)  // later ones use earlier ones
-    if (mentions(kernels, kHelpers[i].name) || mentions(used, kHelpers[i].name)) used = std::string(kHelpers[i].text) + used;
+    if (mentions(kernels, kHelpers[i].name) || mentions(used, kHelpers[i].name)) used.insert(0, kHelpers[i].text);
   return used.empty() ? used : used + "\n";
 }
 
