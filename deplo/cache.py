@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
+import stat
+import warnings
 
 from .errors import UserError
 from .options import Options
@@ -19,6 +22,27 @@ def cache_folder(options: Options) -> str:
     if not folder:
         raise UserError("the disk cache is switched off (cache_dir is off)")
     return folder
+
+
+def why_unusable(folder: str) -> str:
+    """Why the core keeps nothing in `folder`, which it makes if need be; empty where it does (csrc/codegen/llvm/disk_cache.cpp)."""
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        about = os.stat(folder)
+    except OSError as error:
+        return error.strerror or str(error)
+    if about.st_uid != os.geteuid():
+        return "it belongs to another user"
+    if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "others may write to it"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written"
+
+
+@functools.cache
+def warn_if_unusable(folder: str) -> None:
+    """One warning for a folder in which nothing can be kept."""
+    if why := why_unusable(folder):
+        warnings.warn(f"compiled kernels are not kept in {folder}: {why}", stacklevel=2)
 
 
 def entries(folder: str) -> list[tuple[str, int]]:

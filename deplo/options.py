@@ -7,6 +7,7 @@ import difflib
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -114,6 +115,11 @@ KEYS: dict[str, Key] = {
 }
 
 
+# Variables of the build and the tests.
+_OTHER_VARIABLES = ("DEPLO_BLESS", "DEPLO_BUILD", "DEPLO_PYTHON", "DEPLO_SKIP_BUILD")
+_named: set[str] = set()
+
+
 class Options:
     """Checked options. Attributes are the names in KEYS; two equal sets of options compare equal."""
 
@@ -185,6 +191,7 @@ def read_options(mode: str | None = None, options: Mapping[str, Any] | None = No
     if mode not in _MODES:
         known = ", ".join(repr(m) for m in _MODES if m)
         raise UserError(f"unknown mode {mode!r}. Known modes: {known}.")
+    _name_unknown_variables()
     values: dict[str, Any] = dict(_MODES[mode])
     for name, key in KEYS.items():
         text = os.environ.get(key.variable) if key.variable else None
@@ -193,3 +200,15 @@ def read_options(mode: str | None = None, options: Mapping[str, Any] | None = No
     for name, value in (options or {}).items():
         values[name] = _checked(name, value, f"option {name!r}")
     return Options(values)
+
+
+def _name_unknown_variables() -> None:
+    """One warning for each DEPLO_* variable that nothing reads: a misspelt one would go unseen."""
+    known = [key.variable for key in KEYS.values() if key.variable]
+    for name in sorted(os.environ):
+        if not name.startswith("DEPLO_") or name in known or name in _OTHER_VARIABLES or name in _named:
+            continue
+        _named.add(name)
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else f". Known variables: {', '.join(sorted(known))}."
+        warnings.warn(f"nothing reads the variable {name}{hint}", stacklevel=3)

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "bindings/init.h"
 #include "kernel_ir/interpret.h"
 #include "library/aten/arrays.h"
@@ -101,6 +102,9 @@ void init_tools(py::module_& module) {
   module.def("passes", [] { return py::module_::import("json").attr("loads")(describe_passes()); }, "The passes as dicts: level, name, doc.");
   module.def("overload_files", &overload_files, "The ATen overloads that deplo breaks down, with the file of each rule's row, sorted.");
   module.def("library_packets", &library_packets, "The ATen operators that are left to ATen on purpose, with the reason, sorted.");
+  module.def(
+      "interface", [] { return fmt::format("{} {}", DEPLO_INTERFACE, joined(option_names())); },
+      "What the Python files must agree with: a number that changes with the bindings and Torch IR, and the options.");
   module.def("env", &describe_environment, py::arg("features") = "", "JSON: versions, CPU features, topology.");
   module.def("forget_packed", &runtime::forget_packed, "Makes every program pack its static inputs again at its next call.");
   module.def("packed_bytes", &runtime::packed_bytes, "Bytes of packed weights in this process.");

@@ -19,8 +19,8 @@ struct Reader {
   CompileOptions& options;
   std::string target = "cpu";
 
-  void read(const json& given) {
-    const std::map<std::string, std::function<void(const json&)>> keys{
+  std::map<std::string, std::function<void(const json&)>> keys() {
+    return {
         {"target", [&](const json& v) { target = v.get<std::string>(); }},
         {"strict", [](const json&) {}},  // what a failure leads to is the caller's business
         {"threads", [&](const json& v) { options.threads = v.get<int>(); }},
@@ -43,13 +43,13 @@ struct Reader {
         {"hints", [&](const json& v) { options.context.hints = v.get<SizeHints>(); }},
         {"arch", [&](const json& v) { options.cuda_arch = v.get<std::string>(); }},
     };
+  }
+
+  void read(const json& given) {
+    const auto known_keys = keys();
     for (const auto& [name, value] : given.items()) {
-      auto key = keys.find(name);
-      if (key == keys.end()) {
-        std::vector<std::string> known;
-        for (const auto& [k, reader] : keys) known.push_back(k);
-        throw UserError(fmt::format("unknown option '{}'; known options: {}", name, joined(known)));
-      }
+      auto key = known_keys.find(name);
+      if (key == known_keys.end()) throw UserError(fmt::format("unknown option '{}'; known options: {}", name, joined(option_names())));
       try {
         key->second(value);
       } catch (const json::exception& error) {
@@ -60,6 +60,13 @@ struct Reader {
 };
 
 }  // namespace
+
+std::vector<std::string> option_names() {
+  CompileOptions unused;
+  std::vector<std::string> names;
+  for (const auto& [name, reader] : Reader{unused}.keys()) names.push_back(name);
+  return names;
+}
 
 std::string default_cache_dir() {
   if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache && *cache) return std::string(cache) + "/deplo";

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "base/context.h"
 
@@ -28,6 +29,8 @@ struct CompileOptions {
 
 /// Reads the options' JSON and finds the target's properties. Throws UserError for unknown keys and bad values.
 CompileOptions parse_options(const std::string& json);
+/// The keys that parse_options knows, sorted.
+std::vector<std::string> option_names();
 /// The user's folder of compiled kernels, where no option names one; "" if there is no home.
 std::string default_cache_dir();
 /// Processors that this process may use (affinity).

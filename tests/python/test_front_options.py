@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from deplo import options
+from deplo.core import INTERFACE, check_interface
 from deplo.errors import UserError
 from deplo.options import KEYS, read_options
 
@@ -50,6 +53,31 @@ def test_variables_are_defaults_and_checked(monkeypatch):
     monkeypatch.setenv("DEPLO_STRICT", "perhaps")
     with pytest.raises(UserError, match="DEPLO_STRICT"):
         read_options()
+
+
+def test_a_variable_that_nothing_reads_is_named_once(monkeypatch):
+    monkeypatch.setattr(options, "_named", set())
+    monkeypatch.setenv("DEPLO_STRCIT", "1")
+    monkeypatch.setenv("DEPLO_ZZZZZZZZZZZZ", "1")
+    monkeypatch.setenv("DEPLO_BLESS", "0")
+    with pytest.warns(UserWarning) as warned:
+        assert not read_options().strict
+        read_options()
+    texts = sorted(str(warning.message) for warning in warned)
+    assert len(texts) == 2 and texts[0] == "nothing reads the variable DEPLO_STRCIT; did you mean DEPLO_STRICT?"
+    assert texts[1].startswith("nothing reads the variable DEPLO_ZZZZZZZZZZZZ. Known variables: DEPLO_CACHE_DIR")
+
+
+def test_an_extension_of_other_sources_is_refused():
+    names = ", ".join(sorted({*KEYS, "hints"} - {"allow_library"}))
+    check_interface(SimpleNamespace(interface=lambda: f"{INTERFACE} {names}"))
+    others = [
+        SimpleNamespace(),
+        *(SimpleNamespace(interface=lambda text=text: text) for text in (f"{INTERFACE + 1} {names}", f"{INTERFACE} threads")),
+    ]
+    for other in others:
+        with pytest.raises(UserError, match="rebuild it: make build"):
+            check_interface(other)
 
 
 def test_cache_folder_is_shown_and_cleared_without_touching_other_files(tmp_path, monkeypatch):
