@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
+from .cache import warn_if_unusable
 from .core import core
 from .decompositions import decompositions
 from .errors import Error, FallbackWarning, InternalError, UnsupportedError, UserError
 from .executable import Executable
-from .fx_import import Imported, import_graph
-from .inputs import InputInfo, describe_inputs, static_names
+from .fx_import import Imported, import_graph, storage_of
+from .inputs import InputInfo, describe_inputs, static_names, takes_bases
 from .mixed import Mixed
 from .options import Options, read_options
 from .progress import progress
@@ -65,7 +66,7 @@ def compile_with(
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = compiler(gm, example_inputs)
-    return compiled
+    return checked_places(gm, example_inputs, compiled, options.strict) if compilation.has_bases else compiled
 
 
 @dataclasses.dataclass
@@ -112,6 +113,7 @@ class Compilation:
     def __init__(self, options: Options, inputs: list[InputInfo]) -> None:
         self.options = options
         self.inputs = inputs
+        self.has_bases = False  # some inputs share memory: the graph takes their base and views it by strides
 
     def forward(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return self._compile("forward", gm, static_names(gm))
@@ -123,6 +125,7 @@ class Compilation:
         return self._compile("inference", gm, static_names(gm))
 
     def _compile(self, kind: str, gm: torch.fx.GraphModule, static: set[str] | None) -> Callable[..., Any]:
+        self.has_bases = self.has_bases or takes_bases(gm)
         try:
             return self._recorded(kind, gm, static)
         except UnsupportedError as error:
@@ -180,6 +183,8 @@ class Compilation:
 def compile_text(imported: Imported, options: Options) -> Any:
     """The core's Program. Every failure that is not the caller's becomes an InternalError that names a file to replay."""
     module = core()
+    if options.cache_dir not in ("", "off") and options.target == "cpu":
+        warn_if_unusable(options.cache_folder())
     if options.dump_dir:
         # One folder a graph: forward, backward and the next graph must not overwrite each other.
         options = options.replace(dump_dir=os.path.join(options.dump_dir, f"graph{next(_graph_numbers):02}"))
@@ -231,6 +236,33 @@ def warn_fallback(kind: str, error: Error, calls: int = 0) -> None:
     what = f"{calls} calls of the {kind} graph run" if calls > 1 else f"one call of the {kind} graph runs" if calls else f"the {kind} graph runs"
     why = "deplo has a bug there" if isinstance(error, InternalError) else "deplo does not compile that"
     warnings.warn(f"{what} in eager mode, {why}: {error}", FallbackWarning, stacklevel=2)
+
+
+def checked_places(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compiled: Callable[..., Any], strict: bool) -> Callable[..., Any]:
+    """`compiled` for calls whose inputs lie in their shared storages as `example_inputs` do, else Dynamo's graph op by op.
+
+    AOTAutograd writes their storage offsets into the graph, and Dynamo does not guard them.
+    """
+    tensors = {i: x for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor) and torch._C._has_storage(x)}
+    storages = [storage_of(x) for x in tensors.values()]
+    fakes = [node.meta.get("example_value") for node in gm.graph.nodes if node.op == "placeholder"]
+    fixed = []
+    for i, x in tensors.items():
+        offset = fakes[i].storage_offset() if isinstance(fakes[i], torch.Tensor) else x.storage_offset()
+        if storages.count(storage_of(x)) > 1 and not isinstance(offset, torch.SymInt):  # a symbol is passed at each call
+            fixed.append((i, offset))
+
+    def call(*args: Any) -> Any:
+        moved = next((i for i, offset in fixed if args[i].storage_offset() != offset), None)
+        if moved is None:
+            return compiled(*args)
+        error = UnsupportedError(f"inputs share memory, and input {moved} lies elsewhere in it than when the graph was compiled")
+        if strict:
+            raise error
+        warn_fallback("whole", error)
+        return gm(*args)
+
+    return call
 
 
 def trace_artifact(name: str, text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import sizes
-from .errors import FallbackWarning, InternalError, UnsupportedError
+from .errors import FallbackWarning, InternalError, UnsupportedError, UserError
 from .fx_import import Imported, Output
 
 
@@ -31,12 +31,14 @@ class Executable:
         self._outputs = [_reader(output, imported.symbols) for output in imported.outputs]
         self._direct = all(output.kind == "result" and output.index == i for i, output in enumerate(imported.outputs))
         self._writes = imported.writes
+        self._has_bases = imported.has_bases
+        self._refusal = _checker(imported)
         self._failed = False
         self._lock = threading.Lock()
 
     def boxed(self) -> Callable[[list[Any]], Any]:
         """The function for AOTAutograd."""
-        run, arguments, constants = self._run, self._arguments, self._constants
+        run, arguments, constants, refusal = self._run, self._arguments, self._constants, self._refusal
         takes_all = not constants and arguments == list(range(self._inputs))
 
         def call(args: list[Any]) -> Any:
@@ -44,12 +46,18 @@ class Executable:
                 return self._eager(args)
             inputs = list(args)
             args.clear()
+            if refusal is not None and (why := refusal(inputs)):
+                return self._pass_on(inputs, UnsupportedError(why))
             try:
                 results = run(inputs if takes_all else [inputs[i] for i in arguments] + constants)
             except InternalError as error:
                 return self._fall_back(inputs, error)
             except UnsupportedError as error:  # of an input, before anything ran
                 return self._pass_on(inputs, error)
+            except UserError as error:  # Dynamo guards the sizes of inputs, but not of the base that some share
+                if not self._has_bases:
+                    raise
+                return self._pass_on(inputs, UnsupportedError(str(error)))
             if self._direct:
                 return results
             return [read(results, inputs) for read in self._outputs]
@@ -86,16 +94,40 @@ def _reader(output: Output, symbols: dict[str, tuple[int, int | None]]) -> Calla
     return _view_reader(output, symbols)
 
 
-def _view_reader(output: Output, symbols: dict[str, tuple[int, int | None]]) -> Callable[[list[Any], list[Any]], Any]:
-    exprs = output.layout_exprs()
-    rank = len(output.layout[0])
+def _values(exprs: list[Any], symbols: dict[str, tuple[int, int | None]]) -> Callable[[list[Any]], tuple[int, ...]]:
+    """A function from a call's inputs to the values of `exprs`."""
     names = sorted({str(symbol.name) for expr in exprs for symbol in expr.free_symbols})
     places = [symbols[name] for name in names]
-    layout = sizes.evaluator(names, exprs)
+    evaluate = sizes.evaluator(names, exprs)
+    return lambda inputs: evaluate(*(inputs[at] if dim is None else inputs[at].shape[dim] for at, dim in places))
+
+
+def _checker(imported: Imported) -> Callable[[list[Any]], str] | None:
+    """A function that says why this program does not take a call's inputs, or nothing; none where there is nothing to check."""
+    if not imported.offsets and not imported.nonnegative:
+        return None
+    values = _values([expr for _, expr in imported.offsets] + imported.nonnegative, imported.symbols)
+
+    def check(inputs: list[Any]) -> str:
+        found = values(inputs)
+        for (position, _), offset in zip(imported.offsets, found, strict=False):
+            start = inputs[position].storage_offset()
+            if start != offset:
+                return f"an input that views by strides read starts at {start} of its storage, not at {offset}"
+        if any(value < 0 for value in found[len(imported.offsets) :]):
+            return "a view by strides leaves the memory that its input shows"
+        return ""
+
+    return check
+
+
+def _view_reader(output: Output, symbols: dict[str, tuple[int, int | None]]) -> Callable[[list[Any], list[Any]], Any]:
+    rank = len(output.layout[0])
+    layout = _values(output.layout_exprs(), symbols)
 
     def read(results: list[Any], inputs: list[Any]) -> torch.Tensor:
         base: torch.Tensor = inputs[output.index] if output.of_input else results[output.index]
-        values = layout(*(inputs[at] if dim is None else inputs[at].shape[dim] for at, dim in places))
+        values = layout(inputs)
         return base.as_strided(values[:rank], values[rank : 2 * rank], base.storage_offset() + values[-1])
 
     return read

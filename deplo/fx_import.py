@@ -16,11 +16,12 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 
 from . import sizes
 from .errors import UnsupportedError
-from .inputs import InputInfo, placeholder_info
+from .inputs import InputInfo, placeholder_info, takes_bases
 
 DTYPES = {
     torch.bool: "bool",
@@ -37,6 +38,9 @@ DTYPES = {
 
 # Checks of metadata that is constant in a traced graph; they return nothing.
 _METADATA_CHECKS = {"aten._assert_tensor_metadata.default"}
+
+# Packets that address the storage of their argument, not its elements.
+BY_STORAGE = ("as_strided", "as_strided_copy", "as_strided_scatter")
 
 
 @dataclasses.dataclass
@@ -65,6 +69,9 @@ class Imported:
     symbols: dict[str, tuple[int, int | None]]  # symbol -> input position, and dimension (None: the input itself)
     hints: dict[str, int]
     writes: bool  # whether the graph writes to its inputs
+    offsets: list[tuple[int, Any]] = dataclasses.field(default_factory=list)  # inputs that must start there in their storages (sympy)
+    has_bases: bool = False  # some inputs are the bases of inputs that share memory
+    nonnegative: list[Any] = dataclasses.field(default_factory=list)  # sympy expressions that the caller checks, facts of the Torch IR
 
 
 def import_graph(
@@ -118,6 +125,10 @@ class _Importer:
         self.symbols: dict[str, tuple[int, int | None]] = {}
         self.input_exprs: list[Any] = []
         self.owner: dict[int, torch.fx.Node] = {}  # storage of a fake tensor -> the node that made it
+        self.opened: set[torch.fx.Node] = set()  # tuples whose parts have names
+        self.floats: dict[Any, str] = {}  # symbolic floats -> the 0-d values that hold them
+        self.offsets: dict[int, Any] = {}
+        self.nonnegative: list[Any] = []
 
     def run(self) -> Imported:
         nodes = list(self.gm.graph.nodes)
@@ -139,10 +150,23 @@ class _Importer:
         text = self._text(returned)
         self._check_symbols(outputs)
         hints = {name: hint for name, symbol in self.used_symbols.items() if (hint := sizes.hint_of(symbol, self.shape_env)) is not None}
-        return Imported(text, len(placeholders), self.arguments, self.constants, outputs, self.symbols, hints, bool(self.writes))
+        return Imported(
+            text,
+            len(placeholders),
+            self.arguments,
+            self.constants,
+            outputs,
+            self.symbols,
+            hints,
+            bool(self.writes),
+            list(self.offsets.items()),
+            takes_bases(self.gm),
+            self.nonnegative,
+        )
 
     def _text(self, returned: list[str]) -> str:
         ranges = [f"{name} in {sizes.range_text(symbol, self.shape_env)}" for name, symbol in sorted(self.used_symbols.items())]
+        ranges += sizes.facts(self.shape_env, self.used_symbols) + [f"{sizes.outer_text(expr)} >= 0" for expr in self.nonnegative]
         head = f"torch @{self.name}({', '.join(self.inputs + self.constant_inputs)})"
         head += f" where {', '.join(ranges)}" if ranges else ""
         tail = "  return " + ", ".join(returned) if returned else "  return"
@@ -153,6 +177,9 @@ class _Importer:
         unknown = sizes.unbound(self.used_symbols.values(), set(self.symbols), self.input_exprs)
         if unknown:
             raise UnsupportedError(f"the size {', '.join(unknown)} depends on the values of a tensor, not on the sizes of the inputs")
+        for expr in (*self.offsets.values(), *self.nonnegative):
+            if any(str(symbol.name) not in self.symbols for symbol in expr.free_symbols):
+                raise UnsupportedError(f"a view by strides depends on {expr}, of symbols that no input has as a size")
         for output in outputs:
             for expr in output.layout_exprs():
                 if any(str(symbol.name) not in self.symbols for symbol in expr.free_symbols):
@@ -205,7 +232,7 @@ class _Importer:
         return f"{DTYPES[value.dtype]}[{', '.join(shape)}] strides [{', '.join(strides)}]"
 
     def _own(self, node: torch.fx.Node, value: torch.Tensor) -> None:
-        self.owner.setdefault(_storage(value), node)
+        self.owner.setdefault(storage_of(value), node)
 
     # Inputs
 
@@ -257,24 +284,54 @@ class _Importer:
 
     def _call(self, node: torch.fx.Node) -> None:
         value = node.meta.get("val")
-        if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node) and node in self.names:
+        if node in self.names or node in self.opened:
             return
         if isinstance(value, (int, torch.SymInt, torch.SymBool, torch.SymFloat, float, bool)):
             return  # an expression at its uses
         if node.target is torch.ops.aten.copy_.default:
             self._write(node)
             return
-        if not isinstance(node.target, torch._ops.OpOverload):
-            raise UnsupportedError(f"{_describe(node.target)} is not an ATen overload{_where(node)}")
-        op = str(node.target)
+        if node.target is torch.ops.higher_order.run_and_save_rng_state:
+            self._save_generator(node)
+        elif node.target is torch.ops.higher_order.run_with_rng_state:
+            state, target, *args = node.args
+            self._line(node, target, args, node.kwargs, node, self._argument(state, "Tensor", node))
+        else:
+            self._line(node, node.target, node.args, node.kwargs, node)
+
+    def _save_generator(self, node: torch.fx.Node) -> None:
+        """A call that draws, and the state of the generator before: a checkpointed region draws from that state again."""
+        target, *args = node.args
+        parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        if 0 in parts:
+            self.names[parts[0]] = name = self._fresh(parts[0].name)
+            self._own(parts[0], parts[0].meta["val"])
+            # PyTorch gives its size a symbol, which no input has.
+            self.lines.append(f"  {name}: u8[{torch.get_rng_state().numel()}] strides [1] = deplo.generator_state.default()")
+        if 1 not in parts:
+            raise UnsupportedError(f"{target} draws numbers that nothing reads{_where(node)}")
+        self.opened.add(parts[1])
+        self._line(node, target, args, node.kwargs, parts[1])
+
+    def _line(self, node: torch.fx.Node, target: Any, args: Sequence[Any], kwargs: dict[str, Any], shown: torch.fx.Node, generator: str = "") -> None:
+        """The call of `target` that `node` makes, with the results of `shown`; from a generator in the state `generator`, if given."""
+        if not isinstance(target, torch._ops.OpOverload):
+            raise UnsupportedError(f"{_describe(target)} is not an ATen overload{_where(node)}")
+        op = str(target)
         if op in _METADATA_CHECKS:
             return
-        if node.target._schema.is_mutable:
+        if target._schema.is_mutable:
             raise UnsupportedError(f"{op} mutates its arguments{_where(node)}")
-        arguments = ", ".join(f"{key}={text}" for key, text in self._arguments(node))
-        results = self._results(node, value)
+        arguments = [f"{key}={text}" for key, text in self._arguments(node, target, args, kwargs)]
+        if generator:
+            op = _with_generator(target)
+            arguments.append(f"generator={generator}")
+        value = shown.meta.get("val")
+        if value is None and generator:
+            value = _inferred(node, target, args, kwargs)  # PyTorch's partitioner leaves it out
+        results = self._results(shown, value)
         source, module = provenance(node)
-        line = "  " + (", ".join(results) + " = " if results else "") + f"{op}({arguments})"
+        line = "  " + (", ".join(results) + " = " if results else "") + f"{op}({', '.join(arguments)})"
         line += f" at {_quote(source)}" if source else ""
         line += f" in {_quote(module)}" if module else ""
         self.lines.append(line)
@@ -322,28 +379,49 @@ class _Importer:
 
     # Arguments
 
-    def _arguments(self, node: torch.fx.Node) -> Iterable[tuple[str, str]]:
-        assert isinstance(node.target, torch._ops.OpOverload)
-        schema = node.target._schema.arguments
-        given = {arg.name: value for arg, value in zip(schema, node.args, strict=False)}
-        given.update(node.kwargs)
-        if packet_name(node) in ("as_strided", "as_strided_scatter", "as_strided_copy"):
-            given["self"] = self._storage_owner(given["self"], node)
+    def _arguments(
+        self, node: torch.fx.Node, target: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Iterable[tuple[str, str]]:
+        schema = target._schema.arguments
+        given = {arg.name: value for arg, value in zip(schema, args, strict=False)}
+        given.update(kwargs)
+        if packet_name(node) in BY_STORAGE:
+            given["self"], given["storage_offset"] = self._memory(given, node)
         for arg in schema:
             if arg.name in given:
                 yield arg.name, self._argument(given[arg.name], str(arg.type), node)
 
-    def _storage_owner(self, base: Any, node: torch.fx.Node) -> torch.fx.Node:
-        """What to give as_strided, which reads the storage of its argument: the value that made the storage, at offset 0."""
+    def _memory(self, given: dict[str, Any], node: torch.fx.Node) -> tuple[torch.fx.Node, Any]:
+        """What to give as_strided for `self`: the value that made the storage, and the offset from its first element.
+
+        Its elements must fill one block of memory, and the view must lie in it: that is checked here, or at each call where a symbol decides.
+        """
+        base = given["self"]
         value = base.meta["val"]
-        owner: torch.fx.Node = self.owner.get(_storage(value), base) if packet_name(node) != "as_strided_scatter" else base
-        start = owner.meta["val"].storage_offset()
-        if owner.op == "placeholder":
-            # Dynamo guards no storage offset: the next call's input may start elsewhere in its storage.
-            raise UnsupportedError(f"{node.target} of an input, whose place in its storage may change{_where(node)}")
-        if owner not in self.names or owner.meta["val"].dtype != value.dtype or isinstance(start, torch.SymInt) or start != 0:
-            raise UnsupportedError(f"{node.target} of a tensor that does not start its storage{_where(node)}")
-        return owner
+        owner = base if packet_name(node) == "as_strided_scatter" else self.owner.get(storage_of(value), base)
+        made = owner.meta["val"]
+        if owner not in self.names or made.dtype != value.dtype:
+            raise UnsupportedError(f"{node.target} of memory of another dtype{_where(node)}")
+        shape, strides = ([sizes.expr_of(x) for x in xs] for xs in (made.shape, made.stride()))
+        if not sizes.is_dense(shape, strides):
+            raise UnsupportedError(f"{node.target} of a tensor with gaps between its elements{_where(node)}")
+        start, offset = _start(owner), given.get("storage_offset")
+        first = sympy.expand(_size(value.storage_offset() if offset is None else offset) - start)
+        extents = [_size(size) for size in (given["src"].meta["val"].shape if "src" in given else given["size"])]
+        last = first + sum((n - 1) * stride for n, stride in zip(extents, map(_size, given["stride"]), strict=True))
+        if 0 not in extents:
+            for expr in (first, sympy.expand(sympy.prod(shape) - 1 - last)):
+                self._require(expr, node)
+        if owner in self.positions:
+            self.offsets[self.positions[owner]] = start  # Dynamo does not guard it
+        return owner, first
+
+    def _require(self, expr: Any, node: torch.fx.Node) -> None:
+        """Makes `expr >= 0` a fact of this graph, checked at each call."""
+        if expr.is_Integer and expr < 0:
+            raise UnsupportedError(f"{node.target} of memory that its source does not show{_where(node)}")
+        if not expr.is_Integer and expr not in self.nonnegative:
+            self.nonnegative.append(expr)
 
     def _argument(self, value: Any, kind: str, node: torch.fx.Node) -> str:
         if isinstance(value, torch.fx.Node):
@@ -352,6 +430,10 @@ class _Importer:
             value = value.meta.get("val")
             if isinstance(value, torch.Tensor):
                 raise UnsupportedError(f"{node.target} uses a tensor that is not a value of the graph{_where(node)}")
+        if isinstance(value, sympy.Expr):
+            return self._sympy(value)
+        if isinstance(value, torch.SymFloat):
+            return self._float(value.node.expr)
         if isinstance(value, (list, tuple)):
             return "[" + ", ".join(self._argument(item, kind, node) for item in value) + "]"
         if value is None:
@@ -378,6 +460,34 @@ class _Importer:
             raise UnsupportedError(f"{node.target} checks {value.node.expr}, which depends on the values of a tensor{_where(node)}")
         raise UnsupportedError(f"{node.target} has the argument {value!r} of type {type(value).__name__}{_where(node)}")
 
+    # Symbolic floats
+
+    def _float(self, expr: Any) -> str:
+        """A 0-d float64 value of a float that follows from sizes, by the operations that PyTorch traced."""
+        if expr not in self.floats:
+            call = self._float_call(expr)
+            self.floats[expr] = name = self._fresh("number")
+            self.lines.append(f"  {name}: f64[] strides [] = {call}")
+        return self.floats[expr]
+
+    def _float_call(self, expr: Any) -> str:
+        kind = type(expr).__name__
+        if expr.is_Float or expr.is_Integer or expr.is_Rational:
+            return f"aten.full.default(size=[], fill_value={_float_text(float(expr))}, dtype=f64)"
+        if kind == "ToFloat" or expr.is_integer:
+            return f"aten.full.default(size=[], fill_value={self._sympy(expr.args[0] if kind == 'ToFloat' else expr)}, dtype=f64)"
+        if expr.is_Add or expr.is_Mul:
+            first, *rest = expr.args
+            return self._float_pair("add" if expr.is_Add else "mul", first, expr.func(*rest))
+        if kind in ("FloatTrueDiv", "IntTrueDiv"):
+            return self._float_pair("div", *expr.args)
+        if kind == "OpaqueUnaryFn_sqrt":
+            return f"aten.sqrt.default(self={self._float(expr.args[0])})"
+        raise UnsupportedError(f"the symbolic number {expr} uses {kind}, for which Torch IR has no call")
+
+    def _float_pair(self, name: str, a: Any, b: Any) -> str:
+        return f"aten.{name}.Tensor(self={self._float(a)}, other={self._float(b)})"
+
     # Outputs
 
     def _outputs(self, node: torch.fx.Node) -> tuple[list[Output], list[str]]:
@@ -390,7 +500,7 @@ class _Importer:
 
     def _root(self, item: Any) -> torch.fx.Node | None:
         value = item.meta.get("val") if isinstance(item, torch.fx.Node) else None
-        return self.owner.get(_storage(value)) if isinstance(value, torch.Tensor) else None
+        return self.owner.get(storage_of(value)) if isinstance(value, torch.Tensor) else None
 
     def _output(self, item: Any, root: torch.fx.Node | None, shared: set[torch.fx.Node], returned: list[str]) -> Output:
         if not isinstance(item, torch.fx.Node):
@@ -424,7 +534,41 @@ class _Importer:
         return layout
 
 
-def _storage(value: torch.Tensor) -> int:
+def _size(value: Any) -> Any:
+    """The sympy expression of a size that may be a node."""
+    return sizes.expr_of(value.meta["val"] if isinstance(value, torch.fx.Node) else value)
+
+
+def _start(node: torch.fx.Node) -> Any:
+    """Where a tensor starts in its storage. A scatter by strides keeps the storage of its base, which its fake tensor does not show."""
+    while packet_name(node) == "as_strided_scatter":
+        base = node.args[0]
+        assert isinstance(base, torch.fx.Node)
+        node = base
+    return sizes.expr_of(node.meta["val"].storage_offset())
+
+
+def _inferred(node: torch.fx.Node, target: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What a call returns, as fake tensors."""
+    values = torch.fx.node.map_arg((tuple(args), kwargs), lambda arg: arg.meta["val"])
+    mode = torch._guards.detect_fake_mode(values)
+    if mode is None:
+        raise UnsupportedError(f"{target} whose result has no type{_where(node)}")
+    with mode:
+        return target(*values[0], **values[1])
+
+
+def _with_generator(target: torch._ops.OpOverload) -> str:
+    """The overload of a random operator that takes a generator. native_dropout's rule takes one, too."""
+    if target is torch.ops.aten.native_dropout.default or any(arg.name == "generator" for arg in target._schema.arguments):
+        return str(target)
+    other = getattr(target.overloadpacket, "generator", None)
+    if other is None or target._overloadname != "default":
+        raise UnsupportedError(f"{target} takes no generator")
+    return str(other)
+
+
+def storage_of(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
 

@@ -63,6 +63,12 @@ def lifted_parameter(node: torch.fx.Node) -> InputInfo | None:
     return InputInfo(re.sub(r"\W", "_", desc.target), kind, True) if kind and desc is not None else None
 
 
+def takes_bases(gm: torch.fx.GraphModule) -> bool:
+    """Whether AOTAutograd has put one base in the place of inputs that share memory, of which one is written."""
+    kinds = {type(node.meta.get("desc")).__name__ for node in gm.graph.nodes if node.op == "placeholder"}
+    return bool(kinds & {"ViewBaseAOTInput", "SyntheticBaseAOTInput"})
+
+
 def static_names(gm: torch.fx.GraphModule) -> set[str] | None:
     """Names of the placeholders whose storage AOTAutograd knows to stay; for forward and inference graphs only."""
     context = torch._guards.TracingContext.try_get()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .fx_import import refusals
+from .fx_import import BY_STORAGE, packet_name, refusals, storage_of
 
 
 @dataclasses.dataclass
@@ -40,6 +40,8 @@ class Mixed:
         refused = refusals(gm, device)
         runs = _runs(gm, refused)
         if not any(isinstance(step, list) for step in runs) or not any(node.op == "call_function" for node in refused):
+            return None
+        if _reads_storage_of_parts(gm, runs):
             return None
         steps = [_extract(gm, step) if isinstance(step, list) else step for step in runs]
         return Mixed(gm, steps, {node: why for node, why in refused.items() if node.op == "call_function"})
@@ -130,6 +132,26 @@ def _in_order(steps: list[list[torch.fx.Node] | torch.fx.Node]) -> list[list[tor
                 at -= 1
         ordered.insert(at, step)
     return ordered
+
+
+def _reads_storage_of_parts(gm: torch.fx.GraphModule, steps: list[list[torch.fx.Node] | torch.fx.Node]) -> bool:
+    """Whether a call addresses a storage that another step makes: a part gives its results storages of their own, laid out as it likes."""
+    if not any(packet_name(node) in BY_STORAGE for node in gm.graph.nodes):
+        return False
+    makers: dict[int, torch.fx.Node] = {}
+    for node in gm.graph.nodes:
+        if isinstance(value := node.meta.get("val"), torch.Tensor) and torch._C._has_storage(value):
+            makers.setdefault(storage_of(value), node)
+    for step in steps:
+        for node in step if isinstance(step, list) else [step]:
+            if packet_name(node) not in BY_STORAGE:
+                continue
+            source = node.args[0]
+            assert isinstance(source, torch.fx.Node)
+            maker = makers[storage_of(source.meta["val"])]
+            if maker.op != "placeholder" and not (isinstance(step, list) and maker in step):
+                return True
+    return False
 
 
 def _extract(gm: torch.fx.GraphModule, nodes: list[torch.fx.Node]) -> Part:

@@ -52,14 +52,29 @@ _FUNCTIONS: dict[str, Callable[[Sequence[str]], str]] = {
 def _rounded_quotient(expr: sympy.Expr) -> str | None:
     """floor, ceil or trunc of an integer quotient (trunc only where neither side can be negative)."""
     name = type(expr).__name__
-    if name not in ("FloorToInt", "CeilToInt", "TruncToInt") or type(expr.args[0]).__name__ != "IntTrueDiv":
+    parts = _quotient(expr.args[0]) if name in ("FloorToInt", "CeilToInt", "TruncToInt") else None
+    if parts is None:
         return None
-    a, b = (_atom(arg) for arg in expr.args[0].args)
+    a, b = (_atom(part) for part in parts)
     if name == "CeilToInt":
         return f"(({a} + {b} - 1) // {b})"
-    if name == "TruncToInt" and not all(arg.is_nonnegative for arg in expr.args[0].args):
+    if name == "TruncToInt" and not all(part.is_nonnegative for part in parts):
         return None
     return f"({a} // {b})"
+
+
+def _quotient(expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr] | None:
+    """Integers a and b with a / b equal to a float, no rounding included."""
+    if type(expr).__name__ == "IntTrueDiv":
+        return expr.args[0], expr.args[1]
+    if not expr.is_Mul or len(expr.args) != 2 or not expr.args[0].is_Float or type(expr.args[1]).__name__ != "ToFloat":
+        return None
+    factor, size = float(expr.args[0]), expr.args[1].args[0]
+    if not 0 < factor < 1 << 20:
+        return None
+    a, b = factor.as_integer_ratio()
+    # 1.5 or 0.25: the product of 20 bits and a size of up to 33 is exact. A factor like 0.1 would round.
+    return (a * size, sympy.Integer(b)) if a < 1 << 20 and b < 1 << 20 else None
 
 
 def to_text(expr: sympy.Expr) -> str:
@@ -105,6 +120,41 @@ def range_text(symbol: sympy.Symbol, shape_env: Any) -> str:
     """`2..4096`: the inclusive range that the guards of this graph allow, open where unbounded."""
     values = shape_env.var_to_range.get(symbol) if shape_env is not None else None
     return ".." if values is None else f"{_bound(values.lower)}..{_bound(values.upper)}"
+
+
+def facts(shape_env: Any, known: Iterable[str]) -> list[str]:
+    """`a == b` for every equality of sizes of `known` symbols that the guards of this graph ensure. Nothing is added to the guards."""
+    names = set(known)
+    found: list[str] = []
+    for guard in getattr(shape_env, "guards", None) or ():
+        expr = guard.expr
+        if not isinstance(expr, sympy.Eq) or not {str(symbol.name) for symbol in expr.free_symbols} <= names:
+            continue
+        try:
+            text = f"{outer_text(expr.lhs)} == {outer_text(expr.rhs)}"
+        except UnsupportedError:
+            continue
+        if expr.free_symbols and text not in found:
+            found.append(text)
+    return found
+
+
+def is_zero(expr: sympy.Expr) -> bool:
+    """Whether `expr` is 0 as it stands, whatever its symbols are."""
+    return bool(sympy.expand(expr) == 0)
+
+
+def is_dense(shape: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> bool:
+    """Whether elements laid out so are provably one block of memory without gaps, in any order of the dimensions."""
+    left = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size != 1]
+    expected = sympy.Integer(1)
+    while left:
+        found = next((pair for pair in left if is_zero(pair[1] - expected)), None)
+        if found is None:
+            return False
+        left.remove(found)
+        expected = expected * (found[0] if found[0] != 0 else 1)
+    return True
 
 
 def _example(symbol: sympy.Symbol, shape_env: Any) -> Any:

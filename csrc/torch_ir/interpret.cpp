@@ -69,6 +69,7 @@ class Interpreter {
       bind_symbols(input.type.shape, inputs[i].shape, input.name, symbols_);
       define(input.name, inputs[i], input.type);
     }
+    for (const Cond& fact : graph_.facts) DEPLO_CHECK(evaluate(fact, symbols_), "@{} is for inputs with {}", graph_.name, print(fact));
   }
 
   void define(const std::string& name, Array array, const TensorType& type) {

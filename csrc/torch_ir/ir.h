@@ -20,7 +20,7 @@ namespace deplo::torch_ir {
 // name; one left out has its schema default. Sizes and strides (in elements) are expressions over symbols whose values
 // come from the inputs. Mutations are the `write` lines at the end: after all nodes ran, the values are copied into the
 // inputs; each value is the one before the first write, also where it is an input that another line writes. `return` lists what the caller gets, with
-// the strides that eager would give.
+// the strides that eager would give. The storage_offset of aten.as_strided and its kin counts from the first element of self.
 //
 //   torch @softmax(%x: f32[s0, 2048] strides [2048, 1] user, %w: f32[8] strides [1] parameter static) where s0 in 2..4096
 //     %0: f32[s0, 2048] strides [2048, 1] = aten._softmax.default(self=%x, dim=-1, half_to_float=false) at "net.py:12" in "attn.softmax"
@@ -28,8 +28,9 @@ namespace deplo::torch_ir {
 //     return %0, s0, none
 //
 // A node with several results: `%a: f32[4], %b: i64[4] = aten.max.dim(...)`; a result that is unused by the op (None) is
-// typed `none`. A symbolic integer input is `s1: sym`. Strides left out are the contiguous ones (default_strides), an
-// input's kind left out is user; print() leaves out the strides where they are the contiguous ones.
+// typed `none`. `where` may also hold facts, which every call fulfils: `where s0 in 2.., s1 in 2.., s0 // 2 == s1`. A symbolic integer input is `s1:
+// sym`. Strides left out are the contiguous ones (default_strides), an input's kind left out is user; print() leaves out the strides where they are
+// the contiguous ones.
 
 struct TensorType {
   DType dtype = DType::f32;
@@ -73,6 +74,7 @@ struct Graph {
   std::string name;
   std::vector<Input> inputs;
   Ranges symbols;
+  std::vector<Cond> facts;  ///< of sizes, which the caller guarantees
   std::vector<Ref<Node>> nodes;
   std::vector<Write> writes;
   std::vector<Attribute> outputs;  ///< ValueName, Expr or None

@@ -57,12 +57,15 @@ Input parse_input(Lexer& lexer) {
   return input;
 }
 
-// `where s0 in 2.., s1 in 2..4096`: what follows an open upper bound is the next symbol or the body.
-Ranges parse_ranges(Lexer& lexer) {
-  Ranges ranges;
-  if (!lexer.accept("where")) return ranges;
+// `where s0 in 2.., s1 in 2..4096, s0 // 2 == s1`: what follows an open upper bound is the next symbol, a fact or the body.
+void parse_where(Lexer& lexer, Graph& graph) {
+  if (!lexer.accept("where")) return;
   do {
     Token where = lexer.peek();
+    if (lexer.peek(1).text != "in") {
+      graph.facts.push_back(parse_cond(lexer));
+      continue;
+    }
     std::string name = lexer.identifier("a symbol");
     lexer.expect("in");
     Range range;
@@ -72,9 +75,8 @@ Ranges parse_ranges(Lexer& lexer) {
     bool open = token.text == "," || token.text == "write" || token.text == "return" || token.text[0] == '%' || token.kind == Token::Kind::end ||
                 token.text.find('.') != std::string::npos;
     if (!open) range.hi = parse_expr(lexer);
-    if (!ranges.emplace(name, range).second) lexer.fail(where, fmt::format("symbol {} has two ranges", name));
+    if (!graph.symbols.emplace(name, range).second) lexer.fail(where, fmt::format("symbol {} has two ranges", name));
   } while (lexer.accept(","));
-  return ranges;
 }
 
 std::vector<Result> parse_results(Lexer& lexer) {
@@ -123,7 +125,7 @@ Graph parse(const std::string& text, const std::string& file) {
     if (!lexer.accept(",")) break;
   }
   lexer.expect(")");
-  graph.symbols = parse_ranges(lexer);
+  parse_where(lexer, graph);
   while (!lexer.at("write") && !lexer.at("return")) {
     if (lexer.peek().kind != Token::Kind::identifier) lexer.fail(fmt::format("expected a node, write or return, found '{}'", lexer.peek().text));
     graph.nodes.push_back(parse_node(lexer));

@@ -16,12 +16,13 @@ std::string print_input(const Input& input) {
   return fmt::format("{}: {} {}{}", input.name, print(input.type), to_string(input.kind), input.is_static ? " static" : "");
 }
 
-std::string print_ranges(const Ranges& symbols) {
+std::string print_where(const Graph& graph) {
   std::string text;
-  for (const auto& [name, range] : symbols) {
+  for (const auto& [name, range] : graph.symbols) {
     text += text.empty() ? " where " : ", ";
     text += name + " in " + (range.lo ? print(*range.lo) : "") + ".." + (range.hi ? print(*range.hi) : "");
   }
+  for (const Cond& fact : graph.facts) text += (text.empty() ? " where " : ", ") + print(fact);
   return text;
 }
 
@@ -65,7 +66,7 @@ std::string print(const Graph& graph) {
   std::vector<std::string> outputs;
   for (const Input& input : graph.inputs) inputs.push_back(print_input(input));
   for (const Attribute& output : graph.outputs) outputs.push_back(print(output));
-  std::string text = "torch @" + graph.name + "(" + joined(inputs) + ")" + print_ranges(graph.symbols) + "\n";
+  std::string text = "torch @" + graph.name + "(" + joined(inputs) + ")" + print_where(graph) + "\n";
   for (const auto& node : graph.nodes) text += "  " + print(*node) + "\n";
   for (const Write& write : graph.writes) text += "  write " + write.value + " to " + write.input + "\n";
   return text + "  return" + (outputs.empty() ? "" : " ") + joined(outputs) + "\n";

@@ -13,6 +13,7 @@ class Verifier {
   void run() {
     bind_symbols();
     for (const Input& input : graph_.inputs) check_input(input);
+    for (const Cond& fact : graph_.facts) check_expr(fact.expr, "fact " + print(fact));
     for (const auto& node : graph_.nodes) check_node(*node);
     for (const Write& write : graph_.writes) {
       DEPLO_ASSERT(values_.count(write.value), "[torch] write of {}, which no node or input defines", write.value);

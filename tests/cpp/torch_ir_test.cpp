@@ -48,6 +48,25 @@ TEST_CASE("Torch IR leaves out contiguous strides and reads explicit ones") {
   CHECK(parsed("torch @f() return").substr(0, 10) == "torch @f()");
 }
 
+TEST_CASE("facts about sizes follow the ranges of the symbols") {
+  std::string text =
+      "torch @f(%x: f32[s0], %y: f32[s1]) where s0 in 2.., s1 in .., s0 // 2 == s1, s0 < s1*4\n  %a: f32[s0] = aten.relu.default(self=%x)\n  return "
+      "%a";
+  torch_ir::Graph graph = torch_ir::parse(text);
+  torch_ir::verify(graph);
+  REQUIRE(graph.facts.size() == 2);
+  CHECK(graph.facts[0] == equal(floordiv(Expr::symbol("s0"), 2), Expr::symbol("s1")));
+  CHECK(graph.nodes.size() == 1);
+  CHECK(torch_ir::parse(torch_ir::print(graph)).facts == graph.facts);
+  CHECK(parsed(torch_ir::print(graph)) == torch_ir::print(graph));
+  CHECK(error_of("torch @f(%x: f32[s0]) where s0 in 2.., s1 == s0\n  return").find("symbol s1 has no range") != std::string::npos);
+  CHECK(error_of("torch @f(%x: f32[s0]) where s0 in 2.., s0 + 1\n  return").find("f.ir:2:3: expected a comparison") == 0);
+  Array x = Array::zeros(DType::f32, {4});
+  LibraryCall relu = [](const std::string&, const auto&, const auto& arrays) { return std::vector<Array>{arrays.at("%x")}; };
+  CHECK(torch_ir::interpret(graph, {x, Array::zeros(DType::f32, {2})}, {}, Mode::typed, relu).size() == 1);
+  CHECK_THROWS_WITH(torch_ir::interpret(graph, {x, Array::zeros(DType::f32, {3})}, {}, Mode::typed, relu), Catch::Contains("is for inputs with"));
+}
+
 TEST_CASE("malformed Torch IR names line and column") {
   CHECK(error_of("torch @f(%x: f99[2])\n  return %x") == "f.ir:1:14: 'f99' is not a dtype");
   CHECK(error_of("torch f() return") == "f.ir:1:7: expected the graph's name (with @), found 'f'");

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -181,12 +182,13 @@ def test_a_wrong_type_in_torch_ir_is_the_texts_fault(tmp_path, capsys):
 # Folders and disks
 
 
-def run_softmax(folder, *limit):
-    """A softmax compiled in a process of its own, maybe under limits; what it printed: whether it is right, objects from disk."""
+def run_softmax(folder, *limit, warning=""):
+    """A softmax compiled in a process of its own, maybe under limits; whether it is right, and the lines with the only warning that is allowed."""
     lines = (
         *limit,
         "import json, torch, deplo, warnings",
         "warnings.simplefilter('error')",
+        f"warnings.filterwarnings('default', message={warning!r})" if warning else "",
         "x = torch.randn(40, 80)",
         "f = torch.compile(lambda x: torch.softmax(x, -1), backend='deplo', options={'strict': True})",
         "print(torch.allclose(f(x), torch.softmax(x, -1)))",
@@ -195,26 +197,34 @@ def run_softmax(folder, *limit):
     environment = {"PYTHONPATH": ":".join(p for p in sys.path if p), "DEPLO_CACHE_DIR": str(folder), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
     done = subprocess.run([sys.executable, "-B", "-c", "\n".join(lines)], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return done.stdout.strip(), [line for line in done.stderr.splitlines() if warning and warning in line]
 
 
 @needs_core
 def test_a_full_disk_costs_only_the_cache(tmp_path):
     # What a full disk does to a write, without one: no file may grow beyond 64 bytes, and the signal for it is off, as everywhere in Python.
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))"
-    assert run_softmax(tmp_path, limit) == "True"
+    assert run_softmax(tmp_path, limit)[0] == "True"
     assert not list(tmp_path.glob("*.o")) and not list(tmp_path.glob("*.tmp"))
-    assert run_softmax(tmp_path) == "True"
+    assert run_softmax(tmp_path)[0] == "True"
     assert len(list(tmp_path.glob("*.o"))) == 1
 
 
 @needs_core
 def test_a_folder_that_cannot_be_written_costs_only_the_cache(tmp_path):
     # Root may write anywhere but here.
-    assert run_softmax("/proc/deplo-cache") == "True"
-    folder = tmp_path / "read-only"
-    folder.mkdir(mode=0o500)
-    assert run_softmax(folder) == "True"
+    folder = "/proc/deplo-cache"
+    right, lines = run_softmax(folder, warning="compiled kernels are not kept in")
+    assert right == "True" and len(lines) == 1 and f"{folder}: No such file or directory" in lines[0]
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    right, lines = run_softmax(shared, warning="compiled kernels are not kept in")
+    assert right == "True" and len(lines) == 1 and f"{shared}: others may write to it" in lines[0]
+    read_only = tmp_path / "read-only"
+    read_only.mkdir(mode=0o500)
+    right, lines = run_softmax(read_only, warning="compiled kernels are not kept in")
+    assert right == "True" and len(lines) == (os.geteuid() != 0)
 
 
 @needs_core

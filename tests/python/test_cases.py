@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 from deplo import backend
 from deplo.backend import Record, collect_records
 from deplo.capture import capture
-from deplo.errors import FallbackWarning
 
 pytestmark = pytest.mark.usefixtures("fresh_inference")
 
@@ -122,11 +121,6 @@ def kernels_of(records: list[Record]) -> list[list[str]]:
 @each(CASES)
 def test_full_size(case: Case):
     inputs = case.inputs(case.full)
-    if case.falls_back:
-        with pytest.warns(FallbackWarning):
-            got = torch.compile(case.fn, backend="deplo")(*inputs)
-        check(case, got, inputs, case.full)
-        return
     data = inputs[: len(inputs) - case.weights]
     compiled = Compiler()(Layer(case, inputs[len(data) :]), {"threads": case.threads})
     with collect_records() as records:
@@ -227,7 +221,7 @@ class Interpreters:
 
 
 @pytest.mark.parametrize("symbolic", [False, True], ids=["fixed", "symbolic"])
-@each([case for case in CASES if case.small is not None and not case.falls_back])
+@each([case for case in CASES if case.small is not None])
 def test_interpreters_agree(case: Case, symbolic: bool, monkeypatch: pytest.MonkeyPatch):
     """Of the program as it is, and of the same function of float64 inputs, where all may differ by a few units of float64 only."""
     dims = case.sizes[0] if symbolic and case.sizes else case.small

@@ -264,3 +264,91 @@ def test_sizes_of_data(name, captured):
             for rows in (4, 9, 33):
                 x = torch.randn(rows, 5)
                 same(compiled(x), fn(x))
+
+
+def padded_windows(x):
+    """Windows of 4 of an image that is padded to a multiple of 4, and back, as in Swin: sizes are equal by arithmetic of remainders alone."""
+    batch, height, width, channels = x.shape
+    padded = F.pad(x, (0, 0, 0, (4 - width % 4) % 4, 0, (4 - height % 4) % 4))
+    tall, wide = padded.shape[1:3]
+    windows = padded.view(batch, tall // 4, 4, wide // 4, 4, channels).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, channels)
+    windows = windows.softmax(1) + torch.arange(16.0)[:, None]
+    back = windows.view(batch, tall // 4, wide // 4, 4, 4, channels).permute(0, 1, 3, 2, 4, 5).reshape(batch, tall, wide, channels)
+    return (back[:, :height, :width] * x).reshape(batch, height * width, channels)
+
+
+def test_padded_windows_are_generated():
+    compiler = Compiler()
+    compiled = compiler(padded_windows, {"allow_library": []}, dynamic=True)
+    with torch.no_grad():
+        for height, width in ((5, 7), (9, 6), (17, 3), (10, 33)):
+            x = torch.randn(3, height, width, 11)
+            check(compiled(x), padded_windows(x), exact(padded_windows, x))
+    assert compiler.graphs <= 2
+
+
+def test_equalities_of_guards_reach_torch_ir(guards_added):
+    """Dynamo has compared two sizes that no symbol stands for: the product of them is one size below."""
+    compiler = Compiler()
+
+    def fn(x, y):
+        if x.shape[0] // 2 == y.shape[0] // 3:
+            return x[: x.shape[0] // 2 * 2].view(-1, 2).sum(1) + y[: y.shape[0] // 3 * 3].view(-1, 3).sum(1)
+        return x.sum()
+
+    compiled = compiler(fn, {"allow_library": []}, dynamic=True)
+    with torch.no_grad(), backend.collect_records() as records:
+        for n in (4, 7, 20):
+            x, y = torch.randn(2 * n + 1), torch.randn(3 * n + 2)
+            same(compiled(x, y), fn(x, y), scale=16)
+    assert compiler.graphs == 1 and "//" in records[0].torch_ir.split("\n")[0]
+    assert " == " in records[0].torch_ir.split("\n")[0], records[0].torch_ir
+    assert guards_added == [0]
+
+
+NUMBERS = {
+    "variance": (lambda x: x.var(1), lambda n: torch.randn(n, n + 3)),
+    "standard deviation": (lambda x: x.std((0, 1), correction=2), lambda n: torch.randn(n, n + 3)),
+    "layer norm by hand": (lambda x: (x - x.mean(-1, True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt(), lambda n: torch.randn(3, n)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_follow_from_sizes(name, guards_added):
+    """PyTorch traces 2 / (n - 1) as a symbolic float."""
+    fn, make = NUMBERS[name]
+    compiler = Compiler()
+    compiled = compiler(fn, {"allow_library": []}, dynamic=True)
+    for n in (5, 9, 17):
+        x = make(n).requires_grad_()
+        y = x.detach().clone().requires_grad_()
+        z = x.detach().double().requires_grad_()
+        results = [call(t) for call, t in ((compiled, x), (fn, y), (fn, z))]
+        for result in results:
+            (result * torch.linspace(0, 1, result.numel()).view_as(result)).sum().backward()
+        check(results[0].detach(), results[1].detach(), results[2].detach())
+        check(x.grad, y.grad, z.grad)
+    assert compiler.graphs == 1
+    assert guards_added == [0, 0]
+
+
+RESIZES = {
+    "twice as large": {"scale_factor": 2.0, "mode": "nearest"},
+    "half as large again": {"scale_factor": 1.5, "mode": "bilinear"},
+    "half": {"scale_factor": 0.5, "mode": "bilinear", "align_corners": True},
+}
+
+
+@pytest.mark.parametrize("name", [*RESIZES, "by a ratio of sizes"])
+def test_interpolation_of_any_size(name, guards_added):
+    def fn(x):
+        return F.interpolate(x, **RESIZES[name]) if name in RESIZES else F.interpolate(x, size=(x.shape[2] * 2, x.shape[3] + 1), mode="bilinear")
+
+    compiler = Compiler()
+    compiled = compiler(fn, {"allow_library": []}, dynamic=True)
+    with torch.no_grad():
+        for height, width in ((8, 10), (7, 13), (16, 5)):
+            x = torch.randn(2, 3, height, width)
+            check(compiled(x), fn(x), exact(fn, x))
+    assert compiler.graphs <= 2  # Dynamo may compare the sizes with those of its first call
+    assert set(guards_added) == {0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_ir_eager
-from engines import compiler, needs_core, same
+from engines import Compiler, compiler, needs_core, same
 from torch import nn
 
 import deplo
@@ -77,27 +78,128 @@ def test_mutation_of_a_view_of_an_input(compiler):
     same(x, y)
 
 
-def test_inputs_that_alias(compiler):
-    def fn(x, y):
-        x.add_(1)
-        return x + y
-
-    base, other = torch.arange(8.0), torch.arange(8.0)
-    # AOTAutograd makes as_strided of one base of them, which stays in ATen.
-    with torch.no_grad(), pytest.warns(FallbackWarning, match="calls of the inference graph"):
-        same(torch.compile(fn, backend=deplo.deplo)(base[:6], base[2:]), fn(other[:6], other[2:]))
-    same(base, other)
+def add_to_first(x, y):
+    x.add_(1)
+    return x + y
 
 
-def test_as_strided_of_inputs_at_other_places_of_their_storage(compiler):
-    def fn(x):
-        return x.as_strided((2, 2), (1, 2), 1) * 2
+def aliased(rows: int, first: int, second: int, size: int):
+    """Two windows of one tensor, and the tensor."""
+    base = torch.arange(float(size))
+    return base[first : first + rows], base[second : second + rows], base
 
+
+ALIASES = {
+    "windows": lambda: aliased(6, 0, 2, 8),
+    "windows that meet": lambda: aliased(6, 0, 6, 20),
+    "rows": lambda: (base := torch.randn(5, 6), base[:4], base[1:])[::-1],
+    "columns": lambda: (base := torch.randn(5, 6).t(), base[:4], base[1:5])[::-1],
+    "blocks": lambda: (base := torch.randn(5, 6), base[:, :3], base[:, 2:5])[::-1],
+    "permuted": lambda: (base := torch.randn(2, 3, 4).permute(2, 0, 1), base[:2], base[2:])[::-1],
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ALIASES)
+def test_inputs_that_alias(compiler, name, dynamic):
+    compiled = compiler(add_to_first, dynamic=dynamic)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        x, y, base = ALIASES[name]()
+        torch.manual_seed(seed)
+        u, v, other = ALIASES[name]()
+        with torch.no_grad():
+            same(compiled(x, y), add_to_first(u, v))
+        same(base, other)
+
+
+@needs_core
+def test_inputs_that_alias_at_other_places():
+    """AOTAutograd writes the places of the first call into its graph, and nothing guards them."""
+    compiled = torch.compile(add_to_first, backend=deplo.deplo, dynamic=False)
+    with torch.no_grad():
+        for places in ((0, 2, 9), (1, 3, 9), (0, 2, 9), (0, 2, 30)):
+            (x, y, base), (u, v, other) = aliased(6, *places), aliased(6, *places)
+            moved = places[0] > 0
+            with pytest.warns(FallbackWarning, match="lies elsewhere") if moved else contextlib.nullcontext():
+                same(compiled(x, y), add_to_first(u, v))
+            same(base, other)
+    moving = Compiler()(add_to_first, dynamic=True)
+    with torch.no_grad():
+        for rows, second, size in ((6, 2, 9), (7, 4, 30), (5, 6, 11)):  # the second place is a symbol
+            (x, y, base), (u, v, other) = aliased(rows, 0, second, size), aliased(rows, 0, second, size)
+            same(moving(x, y), add_to_first(u, v))
+            same(base, other)
+    strict = torch.compile(add_to_first, backend=deplo.deplo, dynamic=False, options={"strict": True})
+    with torch.no_grad():
+        strict(*aliased(6, 0, 2, 9)[:2])
+        with pytest.raises(UnsupportedError, match="lies elsewhere"):
+            strict(*aliased(6, 1, 3, 9)[:2])
+
+
+def add_by_strides(x):
+    x.as_strided((2, 2), (1, 2), 1).add_(1)
+    return x.as_strided((3, 2), (2, 1), 1) * 2
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_as_strided_of_inputs(compiler, start):
+    """The view counts from the start of the storage: an input that starts elsewhere runs in ATen."""
+    compiled = compiler(add_by_strides)
+    with torch.no_grad():
+        for _ in range(2):
+            x, y = torch.arange(20.0)[start : start + 8], torch.arange(20.0)[start : start + 8]
+            same(compiled(x), add_by_strides(y))
+            same(x, y)
+    compiled = torch.compile(lambda x: x.as_strided((2, 2), (1, 2), 1) * 2, backend=deplo.deplo, dynamic=False)
     base = torch.arange(20.0)
-    compiled = torch.compile(fn, backend=deplo.deplo)
-    with torch.no_grad(), pytest.warns(FallbackWarning):
-        for start in (0, 3, 5):
-            same(compiled(base[start : start + 8]), fn(base[start : start + 8]))
+    with torch.no_grad():
+        same(compiled(base[start:8]), base.as_strided((2, 2), (1, 2), 1) * 2)
+        with pytest.warns(FallbackWarning, match="starts at 3 of its storage"):
+            same(compiled(base[3 : 11 - start]), base.as_strided((2, 2), (1, 2), 1) * 2)
+
+
+VIEWS = {
+    "permuted": (lambda x: x.as_strided((3, 4), (4, 1)) * 2, lambda n: torch.randn(3, 4).t()),
+    "flat": (lambda x: x.as_strided((x.numel(),), (1,)) * 2, lambda n: torch.randn(3, n).t()),
+    "windows": (lambda x: x.as_strided((x.shape[0] - 2, 3), (1, 1)) * 2, lambda n: torch.randn(n)),
+    "of a view of a sum": (lambda x: (x + 1)[2:].as_strided((2, 2), (1, 3)) * 2, lambda n: torch.randn(n, 3)),
+    "copied": (lambda x: torch.as_strided_copy(x, (2, x.shape[0] - 1), (1, 1), 0), lambda n: torch.randn(n)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_by_strides(compiler, name, dynamic):
+    fn, make = VIEWS[name]
+    compiled = compiler(fn, dynamic=dynamic)
+    with torch.no_grad():
+        for n in (5, 9, 17):
+            x = make(n)
+            same(compiled(x), fn(x))
+
+
+def test_as_strided_of_memory_that_an_input_does_not_show():
+    x = torch.randn(4, 6)[:, :3]
+    with torch.no_grad(), pytest.warns(FallbackWarning, match="gaps between its elements"):
+        same(torch.compile(lambda x: x.as_strided((4, 6), (6, 1)) * 2 + 1, backend=deplo.deplo)(x), x.as_strided((4, 6), (6, 1)) * 2 + 1)
+    x = torch.randn(20)[:8]
+    with torch.no_grad(), pytest.warns(FallbackWarning, match="its source does not show"):
+        same(torch.compile(lambda x: x.as_strided((12,), (1,)) * 2 + 1, backend=deplo.deplo)(x), x.as_strided((12,), (1,)) * 2 + 1)
+
+
+def test_as_strided_of_memory_that_a_part_made():
+    """Beside a call that splits the graph: what a part returns has a storage of its own, which a view by strides must not see."""
+
+    def fn(x):
+        y = x + 1
+        z = torch.view_as_real(torch.fft.fft(x.flatten()))
+        return y[1:].as_strided((2, 2), (1, 3), 0) * z[0, 0]
+
+    x = torch.randn(4, 3)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        same(torch.compile(fn, backend=deplo.deplo)(x), fn(x))
 
 
 def test_outputs_alias_as_in_eager(compiler):

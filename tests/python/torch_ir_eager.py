@@ -107,7 +107,10 @@ class Program:
         keywords = dict(part.split("=", 1) for part in _split(line[call.end() : end]))
         namespace, packet, overload = call[1].split(".")
         op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-        value = op(**{name: _value(text, env) for name, text in keywords.items()})
+        arguments = {name: _value(text, env) for name, text in keywords.items()}
+        if packet.startswith("as_strided"):  # Torch IR counts from the first element, ATen from the start of the storage
+            arguments["storage_offset"] += arguments["self"].storage_offset()
+        value = op(**arguments)
         values = value if isinstance(value, (tuple, list)) else [value]
         for text, item in zip(_split(results), values, strict=False):
             name, kind = text.split(":", 1)

@@ -1,9 +1,11 @@
 #include "library/aten/call.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/jit_type.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
 
 #include <algorithm>
 
@@ -40,6 +42,13 @@ c10::IValue word_value(const std::string& word) {
   }
 }
 
+/// The state of the generator that random calls without one draw from.
+at::Tensor generator_state() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
 /// Converts attributes to the values of a schema's types.
 class Converter {
  public:
@@ -59,7 +68,7 @@ class Converter {
                      std::holds_alternative<double>(attribute.value);
     if (is_number && type->kind() == c10::TypeKind::TensorType) return wrapped(attribute);
     return std::visit(
-        Overloaded{[](const None&) -> c10::IValue { return {}; }, [&](const ValueName& v) -> c10::IValue { return tensor_of_(v.name); },
+        Overloaded{[](const None&) -> c10::IValue { return {}; }, [&](const ValueName& v) -> c10::IValue { return tensor_or_other(v.name, type); },
                    [&](bool v) -> c10::IValue { return v; },
                    [&](const Expr& v) -> c10::IValue {
                      int64_t size = size_of_(v);
@@ -77,6 +86,19 @@ class Converter {
                      throw UnsupportedError(fmt::format("{}: a list where the schema has {}", op_, type->str()));
                    }},
         attribute.value);
+  }
+
+  /// A number that follows from symbolic sizes is a 0-d value, also where the schema has a number; a generator is the state of one.
+  c10::IValue tensor_or_other(const std::string& name, const c10::TypePtr& type) const {
+    at::Tensor tensor = tensor_of_(name);
+    if (type->kind() == c10::TypeKind::GeneratorType) {
+      at::Generator generator = at::detail::createCPUGenerator();
+      generator.set_state(tensor);
+      return generator;
+    }
+    if (type->kind() == c10::TypeKind::NumberType) return tensor.item();
+    if (type->kind() == c10::TypeKind::FloatType) return tensor.item().toDouble();
+    return tensor;
   }
 
   /// A number where the schema has a tensor (mul.Tensor(x, 2)): a 0-d tensor that does not take part in promotion as tensors do.
@@ -181,3 +203,5 @@ std::vector<at::Tensor> AtenCall::run(const TensorOf& tensor_of, const SizeOf& s
 }
 
 }  // namespace deplo::aten
+
+TORCH_LIBRARY_FRAGMENT(deplo, m) { m.def("generator_state() -> Tensor", &deplo::aten::generator_state); }

@@ -70,7 +70,7 @@ Value Builder::index(DType dtype, const Shape& shape, Expr value) {
   return add(tensor_ir::make_index(fresh(), {dtype, shape}, axis_names(shape.size()), simplified(value, shape), provenance_));
 }
 
-bool Builder::same_size(Expr a, Expr b) const { return provably_equal(a, b, ranges_); }
+bool Builder::same_size(Expr a, Expr b) const { return provably_equal(a, b, known_); }
 
 bool Builder::same_shape(const Shape& a, const Shape& b) const {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [&](Expr x, Expr y) { return same_size(x, y); });
@@ -91,7 +91,7 @@ Shape Builder::common_shape(const Shape& a, const Shape& b) const {
 }
 
 Expr Builder::simplified(Expr e, const Shape& shape) const {
-  Ranges ranges = ranges_;
+  Ranges ranges = known_.ranges;
   for (size_t d = 0; d < shape.size(); ++d) ranges["i" + std::to_string(d)] = axis_range(shape[d]);
   return simplify(e, ranges);
 }
@@ -339,8 +339,8 @@ Value Builder::pad(const Value& a, const std::vector<Expr>& before, const std::v
   for (size_t d = 0; d < shape.size(); ++d) {
     Expr i = axis(static_cast<int64_t>(d)) - before.at(d);
     source.index.push_back(i);
-    if (!provably_nonnegative(Expr(0) - before[d], ranges_)) source.guard.push_back(less_equal(0, i));
-    if (!provably_nonnegative(Expr(0) - after.at(d), ranges_)) source.guard.push_back(less(i, shape[d]));
+    if (!provably_nonnegative(Expr(0) - before[d], known_.ranges)) source.guard.push_back(less_equal(0, i));
+    if (!provably_nonnegative(Expr(0) - after.at(d), known_.ranges)) source.guard.push_back(less(i, shape[d]));
     same = same && before[d].is(0) && after[d].is(0);
     shape[d] = shape[d] + before[d] + after[d];
   }

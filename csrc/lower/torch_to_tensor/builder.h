@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "lower/torch_to_tensor/sizes.h"
 #include "tensor_ir/ir.h"
 #include "torch_ir/ir.h"
 
@@ -55,7 +56,7 @@ class Builder {
   /// An ATen call inside a rule (random bits); `strides` per result, row-major where empty.
   std::vector<Value> library(std::string op, std::vector<std::pair<std::string, Attribute>> arguments, const std::vector<TensorType>& results,
                              std::string reason);
-  /// True if the sizes are equal, provably under the ranges.
+  /// True if the sizes are equal, provably under the ranges and facts.
   bool same_size(Expr a, Expr b) const;
   bool same_shape(const Shape& a, const Shape& b) const;
   /// PyTorch's broadcast of two shapes; UnsupportedError where it depends on a symbol's value.
@@ -66,8 +67,9 @@ class Builder {
   const std::vector<Ref<tensor_ir::Op>>& ops() const { return ops_; }
   void set_provenance(std::string provenance) { provenance_ = std::move(provenance); }
   /// Known ranges of the symbols, for rules that must decide something about a symbolic size.
-  const Ranges& ranges() const { return ranges_; }
-  void set_ranges(Ranges ranges) { ranges_ = std::move(ranges); }
+  const Ranges& ranges() const { return known_.ranges; }
+  const KnownSizes& known_sizes() const { return known_; }
+  void set_known_sizes(KnownSizes known) { known_ = std::move(known); }
   std::vector<Ref<tensor_ir::Op>> take();
   /// Names that fresh values must not have.
   void reserve(const std::string& name) { reserved_.insert(name); }
@@ -83,7 +85,7 @@ class Builder {
   Value add(Ref<tensor_ir::Op> op);
   std::vector<Ref<tensor_ir::Op>> ops_;
   std::string provenance_;
-  Ranges ranges_;
+  KnownSizes known_;
   std::set<std::string> reserved_;
   std::map<std::string, Scalar> constants_;  ///< values that are one literal everywhere
   int next_ = 0;
@@ -132,8 +134,6 @@ class Call {
   std::vector<Expr> result_strides(int k = 0) const;
   std::vector<Expr> strides(std::string_view name) const;
   const std::string& value_name(std::string_view name) const;  ///< of a tensor argument, in Torch IR
-  /// True if a tensor argument is no view: its memory starts with its first element and holds nothing else.
-  bool is_fresh(std::string_view name) const;
   std::vector<std::string> unused_arguments() const;
 
  private:

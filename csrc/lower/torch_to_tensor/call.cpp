@@ -57,8 +57,6 @@ const std::string& Call::value_name(std::string_view name) const {
 
 std::vector<Expr> Call::strides(std::string_view name) const { return torch_values_.at(value_name(name)).type.strides; }
 
-bool Call::is_fresh(std::string_view name) const { return torch_values_.at(value_name(name)).base == value_name(name); }
-
 Value Call::tensor(std::string_view name) const {
   const Attribute* attribute = find(name);
   const auto* value = attribute ? std::get_if<ValueName>(&attribute->value) : nullptr;

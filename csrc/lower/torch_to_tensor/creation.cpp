@@ -89,8 +89,10 @@ Values native_dropout(Builder& b, const Call& call) {
   DEPLO_SUPPORT(call.strides("input") == torch_ir::default_strides(x.type.shape), "an input that is not contiguous");
   for (Expr extent : x.type.shape) DEPLO_SUPPORT(provably_nonnegative(extent - 1, b.ranges()), "an input that may have no elements");
   Value shaped = b.constant(DType::boolean, x.type.shape, 0);
-  Value mask = b.library("aten.bernoulli.p", {{"self", {ValueName{shaped.name}}}, {"p", {keep}}}, {shaped.type},
-                         "random numbers come from ATen's generator")[0];
+  std::vector<std::pair<std::string, Attribute>> arguments{{"self", {ValueName{shaped.name}}}, {"p", {keep}}};
+  // A generator in this state, where a checkpointed region draws again what it drew before.
+  if (auto state = call.optional_tensor("generator")) arguments.emplace_back("generator", Attribute{ValueName{state->name}});
+  Value mask = b.library("aten.bernoulli.p", std::move(arguments), {shaped.type}, "random numbers come from ATen's generator")[0];
   DType dtype = compute_type(x.type.dtype);
   Formula kept = Formula{&b, b.cast(x, dtype)} * Formula{&b, b.cast(mask, dtype)};
   if (dtype != x.type.dtype) kept.value = b.cast(b.cast(kept.value, x.type.dtype), dtype);

@@ -213,7 +213,6 @@ struct Lowering {
     Graph graph;
     graph.name = source.name;
     graph.symbols = source.symbols;
-    builder.set_ranges(source.symbols);
     add_inputs(graph);
     for (const auto& node : source.nodes) lower(*node);
     for (const torch_ir::Write& write : source.writes) graph.writes.push_back({values.at(write.value).name, write.input});
@@ -229,8 +228,11 @@ struct Lowering {
 }  // namespace
 
 Graph lower_torch_to_tensor(const torch_ir::Graph& graph) {
-  torch_ir::Graph simple = rules::simplify_sizes(graph);
-  return Lowering{simple, {}, {}, {}, {}}.run();
+  rules::KnownSizes known = rules::known_sizes(graph);
+  torch_ir::Graph simple = rules::simplify_sizes(graph, known);
+  Lowering lowering{simple, {}, {}, {}, {}};
+  lowering.builder.set_known_sizes(std::move(known));
+  return lowering.run();
 }
 
 }  // namespace deplo

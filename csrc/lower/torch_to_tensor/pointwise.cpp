@@ -362,11 +362,11 @@ bool fits(const Scalar& number, DType dtype) {
 }
 
 Value checked_scalar(Builder& b, const Call& call, std::string_view name, DType dtype) {
-  if (!call.is_symbolic(name)) {
+  if (!call.is_symbolic(name) && !call.is_tensor(name)) {
     Scalar number = call.number(name);
     DEPLO_SUPPORT(fits(number, dtype), "{} does not hold {}", to_string(dtype), number.as_double());
   }
-  return scalar_operand(b, call, name, dtype);
+  return operand(b, call, name, dtype);
 }
 
 const std::vector<Row>& pointwise_rules() {

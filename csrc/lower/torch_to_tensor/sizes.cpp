@@ -1,15 +1,17 @@
 #include "lower/torch_to_tensor/sizes.h"
 
+#include <algorithm>
+
 #include "expr/facts.h"
 
 namespace deplo::rules {
 namespace {
 
 struct Simplifier {
-  const Ranges& ranges;
+  const KnownSizes& known;
 
   void apply(Expr& e) const {
-    if (!e.is_constant() && !e.is_symbol()) e = simplify_size(e, ranges);
+    if (!e.is_constant() && !e.is_symbol()) e = simplify_size(e, known);
   }
 
   void apply(torch_ir::TensorType& type) const {
@@ -26,20 +28,41 @@ struct Simplifier {
 
 }  // namespace
 
-Expr simplify_size(Expr e, const Ranges& ranges) { return simplify(e, ranges); }
-
-bool provably_equal(Expr a, Expr b, const Ranges& ranges) {
-  if (a == b) return true;
-  Expr difference = simplify(a - b, ranges);
-  if (difference.is(0) || decide(equal(a, b), ranges) == std::optional<bool>(true)) return true;
-  if (difference.is_constant()) return false;
-  // Sums of products cancel once no remainder hides what it is made of.
-  return simplify_size(expand_mods(difference), ranges).is(0);
+KnownSizes known_sizes(const torch_ir::Graph& graph) {
+  KnownSizes known{graph.symbols, {}, {}};
+  for (const Cond& fact : graph.facts) {
+    Expr e = simplify(expand_mods(fact.expr), graph.symbols);
+    if (e.is_constant()) continue;
+    if (fact.kind == Cond::Kind::eq0) known.zeros.push_back(e);
+    if (fact.kind == Cond::Kind::ge0) known.nonnegative.push_back(e);
+  }
+  return known;
 }
 
-torch_ir::Graph simplify_sizes(torch_ir::Graph graph) {
+Expr simplify_size(Expr e, const KnownSizes& known) {
+  Expr simple = simplify(e, known.ranges);
+  return known.zeros.empty() ? simple : simplify(rewrite_by_facts(simple, known.zeros), known.ranges);
+}
+
+bool provably_equal(Expr a, Expr b, const KnownSizes& known) {
+  if (a == b) return true;
+  Expr difference = simplify(a - b, known.ranges);
+  if (difference.is(0) || decide(equal(a, b), known.ranges) == std::optional<bool>(true)) return true;
+  if (difference.is_constant()) return false;
+  // Sums of products cancel once no remainder hides what it is made of.
+  return simplify_size(expand_mods(difference), known).is(0);
+}
+
+bool provably_nonnegative(Expr e, const KnownSizes& known) {
+  if (deplo::provably_nonnegative(e, known.ranges)) return true;
+  Expr simple = simplify_size(expand_mods(e), known);
+  return std::any_of(known.nonnegative.begin(), known.nonnegative.end(),
+                     [&](Expr fact) { return deplo::provably_nonnegative(simplify_size(simple - fact, known), known.ranges); });
+}
+
+torch_ir::Graph simplify_sizes(torch_ir::Graph graph, const KnownSizes& known) {
   if (graph.symbols.empty()) return graph;
-  Simplifier simplifier{graph.symbols};
+  Simplifier simplifier{known};
   for (auto& node : graph.nodes) {
     torch_ir::Node simple = *node;
     for (torch_ir::Result& result : simple.results)

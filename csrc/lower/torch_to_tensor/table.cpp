@@ -59,6 +59,7 @@ constexpr std::string_view kDataBranch = "a number that the program branches on"
 constexpr std::string_view kFourier = "Fourier transforms are left to ATen";
 
 constexpr Reason kReasons[] = {
+    {"deplo.generator_state", kRandom},
     {"aten.rand", kRandom},
     {"aten.rand_like", kRandom},
     {"aten.randn", kRandom},

@@ -379,40 +379,51 @@ Values copy(Builder& b, const Call& call) {
   return finish(b, call, call.tensor("src"));
 }
 
-/// The dimensions of `self` from the outermost in memory inward, if its elements fill one block of memory.
+/// The dimensions of a tensor from the innermost in memory outward; refused unless its elements fill one block of memory.
 std::vector<size_t> memory_order(const Builder& b, const Shape& shape, const std::vector<Expr>& strides) {
-  std::vector<size_t> order;
+  std::vector<size_t> left;
   for (size_t d = 0; d < shape.size(); ++d)
-    if (!shape[d].is(1)) order.push_back(d);
-  auto larger = [&](size_t x, size_t y) { return provably_nonnegative(strides[x] - strides[y], b.ranges()) && strides[x] != strides[y]; };
-  std::stable_sort(order.begin(), order.end(), larger);
+    if (!shape[d].is(1)) left.push_back(d);
+  std::vector<size_t> order;
   Expr expected = 1;
-  for (size_t k = order.size(); k-- > 0;) {
-    DEPLO_SUPPORT(b.same_size(strides[order[k]], expected), "the source's elements do not fill one block of memory");
-    expected = expected * shape[order[k]];
+  while (!left.empty()) {
+    auto next = std::find_if(left.begin(), left.end(), [&](size_t d) { return b.same_size(strides[d], expected); });
+    DEPLO_SUPPORT(next != left.end(), "the source's elements do not fill one block of memory");
+    order.push_back(*next);
+    if (!shape[*next].is(0)) expected = expected * shape[*next];
+    left.erase(next);
   }
   return order;
 }
 
-/// The address i*stride + ... of a strided view into the memory of `self`.
-Expr view_address(const Call& call, std::string_view view_shape, size_t rank) {
+/// The address i*stride + ..., from the first element of `self`, of each point of a view that is shaped `shape`.
+Expr view_address(const Builder& b, const Call& call, const Value& self, const Shape& shape) {
   std::vector<Expr> strides = call.sizes("stride");
-  DEPLO_SUPPORT(call.is_fresh("self") || !call.has("storage_offset"), "a storage offset into memory whose start is unknown");
-  DEPLO_SUPPORT(strides.size() == rank, "{} strides for {}", strides.size(), view_shape);
-  Expr address = call.size("storage_offset", Expr(0));
-  for (size_t d = 0; d < rank; ++d) address = address + axis(static_cast<int64_t>(d)) * strides[d];
+  DEPLO_SUPPORT(strides.size() == shape.size(), "{} strides for {} dimensions", strides.size(), shape.size());
+  Expr first = call.size("storage_offset", Expr(0));
+  Expr address = first;
+  Expr last = first;
+  bool empty = false;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    address = address + axis(static_cast<int64_t>(d)) * strides[d];
+    last = last + (shape[d] - 1) * strides[d];
+    empty = empty || shape[d].is(0);
+  }
+  bool inside = provably_nonnegative(first, b.known_sizes()) && provably_nonnegative(product(self.type.shape) - 1 - last, b.known_sizes());
+  DEPLO_SUPPORT(empty || inside, "elements {} to {} of memory of which the source shows {}", print(first), print(last),
+                print(product(self.type.shape)));
   return address;
 }
 
 /// Where the element at `address` (over the points of `shape`) sits in `self`.
-std::vector<Expr> index_of_address(const Builder& b, const Call& call, const Value& self, Expr address, const Shape& shape) {
+std::vector<Expr> index_of_address(const Builder& b, const Call& call, const Value& self, const Shape& shape) {
+  Expr address = view_address(b, call, self, shape);
   std::vector<Expr> strides = call.strides("self");
   std::vector<Expr> index(self.type.shape.size(), Expr(0));
-  bool outermost = true;
-  for (size_t d : memory_order(b, self.type.shape, strides)) {
+  std::vector<size_t> order = memory_order(b, self.type.shape, strides);
+  for (size_t d : order) {
     Expr e = b.simplified(floordiv(address, strides[d]), shape);
-    index[d] = outermost ? e : b.simplified(mod(e, self.type.shape[d]), shape);
-    outermost = false;
+    index[d] = d == order.back() ? e : b.simplified(mod(e, self.type.shape[d]), shape);
   }
   return index;
 }
@@ -421,21 +432,18 @@ Values as_strided(Builder& b, const Call& call) {
   Value x = call.tensor("self");
   call.ignore("size");
   const Shape shape = call.result().shape;
-  // A view of a view may see elements that the view itself leaves out.
-  DEPLO_SUPPORT(call.is_fresh("self"), "memory that the source may not show in full");
-  return {b.remap(x, shape, index_of_address(b, call, x, view_address(call, "size", shape.size()), shape))};
+  return {b.remap(x, shape, index_of_address(b, call, x, shape))};
 }
 
 Values as_strided_scatter(Builder& b, const Call& call) {
   Value x = call.tensor("self");
   Value src = b.cast(call.tensor("src"), x.type.dtype);
   call.ignore("size");
-  DEPLO_SUPPORT(call.is_fresh("self"), "memory that the source may not show in full");
   tensor_ir::Scatter scatter;
   scatter.combiner = Combiner::set;
   scatter.updates = src.name;
   for (int64_t d = 0; d < rank_of(src); ++d) scatter.axes.push_back(axis(d).name());
-  scatter.index = index_of_address(b, call, x, view_address(call, "src", src.type.shape.size()), src.type.shape);
+  scatter.index = index_of_address(b, call, x, src.type.shape);
   return {b.scatter(std::move(scatter), x)};
 }
 
@@ -449,6 +457,7 @@ const std::vector<Row>& view_rules() {
       {"aten.alias.default", identity},
       {"aten.alias_copy.default", identity},
       {"aten.as_strided.default", as_strided},
+      {"aten.as_strided_copy.default", as_strided},
       {"aten.as_strided_scatter.default", as_strided_scatter},
       {"aten.cat.default", cat},
       {"aten.clone.default", identity},
