@@ -425,3 +425,60 @@ def test_code_of_large_graphs_grows_with_their_calls(graph):
             (record,) = capture(graph(calls), inputs)
         sizes.append(len(_C.lower(record.torch_ir, "kernel", json.dumps({"verify": False}))))
     assert sizes[1] <= 2.3 * sizes[0], sizes
+
+
+# Registration, caches and autocast
+
+
+def in_fresh_process(lines: str, **environment: str) -> str:
+    """What a process prints that starts without deplo in it."""
+    given = os.environ | {"PYTHONPATH": ":".join(path for path in sys.path if path)} | environment
+    done = subprocess.run([sys.executable, "-c", lines], env=given, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_entry_point_is_found_in_a_fresh_process():
+    lines = (
+        "import sys, torch\n"
+        "assert 'deplo' not in sys.modules\n"
+        "f = torch.compile(lambda x: torch.softmax(x, -1), backend='deplo', options={'strict': True, 'allow_library': []})\n"
+        "assert 'deplo' in torch._dynamo.list_backends()\n"
+        "x = torch.randn(4, 8)\n"
+        "torch.testing.assert_close(f(x), torch.softmax(x, -1))\n"
+        "print('deplo._C' in sys.modules)"
+    )
+    assert in_fresh_process(lines) == "True"
+
+
+def test_inductor_and_deplo_share_a_cache_folder(tmp_path):
+    lines = (
+        "import glob, os, torch\n"
+        "folder, x = os.environ['DEPLO_CACHE_DIR'], torch.randn(4, 8)\n"
+        "fn = lambda x: torch.softmax(x * 2, -1) + 1\n"
+        "for backend in ('deplo', 'inductor', 'deplo', 'inductor'):\n"
+        "    torch._dynamo.reset()\n"
+        "    torch.testing.assert_close(torch.compile(fn, backend=backend)(x), fn(x))\n"
+        "theirs = lambda: sorted(p for p in glob.glob(folder + '/**', recursive=True) if not p.startswith(folder + '/') or not p.endswith('.o'))\n"
+        "from deplo import cache\n"
+        "before, mine = theirs(), len(cache.entries(folder))\n"
+        "assert cache.clear(folder) == mine == 1 and theirs() == before\n"
+        "print(len(before) > 3)"
+    )
+    assert in_fresh_process(lines, DEPLO_CACHE_DIR=str(tmp_path), TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) == "True"
+
+
+def test_autocast_switched_between_calls():
+    """Outside, in bfloat16, in float16, and back: each call computes in the types that eager mode would use."""
+    layer = nn.Linear(16, 8)
+    fn = compiled(lambda x: (layer(x).relu(), x.softmax(-1)))
+    x = torch.randn(4, 16)
+    with torch.no_grad():
+        for dtype in (None, torch.bfloat16, torch.float16, None, torch.float16, torch.bfloat16):
+            with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+                got, wanted = fn(x), (layer(x).relu(), x.softmax(-1))
+            exact = torch.relu(layer.weight.double() @ x.double().t() + layer.bias.double()[:, None]).t()
+            assert [y.dtype for y in got] == [y.dtype for y in wanted] == [dtype or torch.float32, torch.float32]
+            eps = torch.finfo(wanted[0].dtype).eps
+            assert (got[0] - exact).abs().max() <= (wanted[0] - exact).abs().max() + 2 * eps * exact.abs().max()
+            same(got[1], wanted[1])

@@ -120,6 +120,23 @@ def test_other_features_have_other_entries(tmp_path, monkeypatch):
 
 
 @needs_core
+def test_a_folder_that_moves_between_cpus(tmp_path, monkeypatch):
+    """As from a machine with AVX-512 to one with AVX2 and back: what is for other features is a miss, and stays for the way back."""
+    from deplo.core import core
+
+    names = ["avx512", "avx2", "sse"]
+    features = [json.loads(core().env(name))["cpu features"] for name in names]
+    kinds = {json.dumps(feature) for feature in features}
+    seen = set()
+    for name, feature in [*zip(names, features, strict=True)] * 2:
+        monkeypatch.setenv("DEPLO_FEATURES", name)
+        known = json.dumps(feature) in seen
+        assert outcome(start(SOFTMAX, tmp_path)) == ([0, 1] if known else [1, 0]), name
+        seen.add(json.dumps(feature))
+    assert len(list(tmp_path.glob("*.o"))) == len(kinds) >= 2
+
+
+@needs_core
 def test_processes_write_the_same_entry_at_once(tmp_path):
     assert all(sum(result) == 1 for result in map(outcome, [start(SOFTMAX, tmp_path) for _ in range(4)]))
     assert len(list(tmp_path.iterdir())) == 1
