@@ -176,7 +176,7 @@ class Workshop:
             while order and (not budget or spent < budget):
                 is_cpp = order[0].name in cpp_names
                 batch: list[Test] = []
-                while order and (order[0].name in cpp_names) == is_cpp and (not batch or sum(t.seconds for t in batch) < BATCH):
+                while order and (order[0].name in cpp_names) == is_cpp and (not batch or (not is_cpp and sum(t.seconds for t in batch) < BATCH)):
                     batch.append(order.pop(0))
                 if at_import and not is_cpp and fresh is None:
                     fresh = server = PythonTests(self.python, self.tree, self.environment, self.shared, self.path, self.files, number)
@@ -184,7 +184,7 @@ class Workshop:
                         return "import", missed
                 seconds = sum(t.seconds for t in batch)
                 runner = self.cpp if is_cpp else server
-                result, failed, _, _ = runner.run(number, [t.name for t in batch], int(20 + 6 * seconds), 300 + 40 * seconds)
+                result, failed, _, _ = runner.run(number, [t.name for t in batch], int(3 + 10 * seconds), 300 + 40 * seconds)
                 spent += seconds
                 if result != "passed":
                     name = failed or batch[0].name
