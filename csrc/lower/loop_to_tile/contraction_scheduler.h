@@ -262,7 +262,7 @@ class ContractionScheduler {
     int64_t mr = 0;
     Expr first = 0;
     LineBlocks points = {};
-    std::string suffix = "";  ///< registers need names of their own
+    std::string suffix = {};  ///< registers need names of their own
   };
   tile_ir::Block register_block(const Item& item, bool several, const RowBlocks& rows) const;
 
