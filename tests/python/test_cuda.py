@@ -93,7 +93,7 @@ def run_as_cuda_text(case: Case, symbolic: bool, monkeypatch: pytest.MonkeyPatch
     assert core.programs or case.kernels == 0
 
 
-@each([case for case in CASES if case.small is not None and not case.falls_back])
+@each([case for case in CASES if case.small is not None])
 def test_cases_run_as_cuda_text(case: Case, monkeypatch: pytest.MonkeyPatch):
     run_as_cuda_text(case, False, monkeypatch)
 
