@@ -80,7 +80,7 @@ test-nollvm: venv ## a build with -DDEPLO_LLVM=OFF
 	@ninja -C $(NO_LLVM) -j $(JOBS)
 	@scripts/test_nollvm.sh $(PY) $(NO_LLVM)
 
-test-dump: build ## one run with every dump switched on
+test-dump: build ## models and cases with every dump switched on: dumps are complete and read back
 	@echo "== every dump on"; scripts/test_dump.sh $(PY)
 
 opinfo: build ## all samples of every PyTorch operator in all dtypes, forward and backward (hours; goes on where it stopped)

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
-#include <map>
+#include <numeric>
 #include <sstream>
 #include <string_view>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -26,6 +26,7 @@
 #include "passes/tensor/eliminate_dead_code.h"
 #include "passes/tensor/fold_constants.h"
 #include "passes/tensor/simplify_algebra.h"
+#include "passes/torch/share_calls.h"
 
 namespace deplo {
 namespace {
@@ -44,7 +45,7 @@ auto guarded(std::string_view level, std::string_view pass, F&& run) {
   try {
     return run();
   } catch (const InternalError& error) {
-    throw InternalError(fmt::format("[{}/{}] {}", level, pass, error.what()));
+    throw InternalError(fmt::format("[{}/{}] {}", level, pass, error.what()), error.location());
   } catch (const std::logic_error& error) {  // of the standard library: an index or a length that is out of range
     throw InternalError(fmt::format("[{}/{}] {}", level, pass, error.what()));
   }
@@ -71,12 +72,36 @@ std::string first_difference(const std::string& before, const std::string& after
   }
 }
 
-/// Throws InternalError unless the text of a module reads back as the same module.
+template <class T>
+size_t first_difference(const Refs<T>& a, const Refs<T>& b) {
+  size_t at = 0;
+  while (at < a.size() && at < b.size() && *a[at] == *b[at]) ++at;
+  return at;
+}
+
+std::string unprinted_part(const torch_ir::Graph& was, const torch_ir::Graph& is) {
+  size_t at = first_difference(was.nodes, is.nodes);
+  return at < was.nodes.size() ? print(*was.nodes[at]) : "the head, the writes or the outputs";
+}
+std::string unprinted_part(const tensor_ir::Graph& was, const tensor_ir::Graph& is) {
+  size_t at = first_difference(was.ops, is.ops);
+  return at < was.ops.size() ? print(*was.ops[at]) : "the head, the writes or the outputs";
+}
+template <class Kernel>
+std::string unprinted_part(const ModuleOf<Kernel>& was, const ModuleOf<Kernel>& is) {
+  size_t at = first_difference(was.kernels, is.kernels);
+  return at < was.kernels.size() ? print(*was.kernels[at]) : "the program";
+}
+
+/// What the text of a module reads back as; InternalError unless that is the same module.
 template <class M>
-void check_text(const M& module, const std::string& text) {
+M check_text(const M& module, const std::string& text) {
   try {
-    std::string again = print(read_back(module, text));
-    if (again != text) throw InternalError("the text reads back as another module: " + first_difference(text, again));
+    M again = read_back(module, text);
+    if (again == module) return again;
+    std::string now = print(again);
+    if (now != text) throw InternalError("the text reads back as another module: " + first_difference(text, now));
+    throw InternalError("the text leaves out a part of " + unprinted_part(module, again));
   } catch (const UserError& error) {
     throw InternalError(fmt::format("the text does not read back: {}", error.what()));
   }
@@ -89,8 +114,9 @@ class Runner {
   /// Verifies and shows what a lowering (or a parser) made, then runs the level's passes.
   template <class M>
   M level(std::string_view level, M module, const std::vector<Pass<M>>& passes) {
-    check(level, "lower", module);
-    if (options_.observer) options_.observer(std::string(level), "lower", print(module), true);
+    const char* entry = level == "torch" ? "import" : "lower";
+    check(level, entry, module);
+    if (options_.observer) options_.observer(std::string(level), entry, print(module), true);
     if (options_.stop_after == "lower_to_" + std::string(level)) return stop(std::move(module));
     for (const Pass<M>& pass : passes) {
       if (stopped_) break;
@@ -117,7 +143,9 @@ class Runner {
       verify(module);
       if (!options_.verify_each) return;
       std::string text = print(module);
-      if (text != checked_) check_text(module, text);
+      M& again = std::get<M>(read_back_);
+      if (text == checked_ && again == module) return;
+      again = check_text(module, text);
       checked_ = std::move(text);
     });
   }
@@ -137,11 +165,15 @@ class Runner {
   const PassContext& context_;
   const PipelineOptions& options_;
   std::string checked_;  ///< the text that was read back last: most passes change nothing
+  std::tuple<torch_ir::Graph, tensor_ir::Graph, loop_ir::Module, tile_ir::Module, kernel_ir::Module> read_back_;
   bool stopped_ = false;
 };
 
-/// Continues from `reached`, whose module `made` holds as a parser or lowering left it.
-void run_from(Compiled& made, std::string reached, const PassContext& context, const PipelineOptions& options) {
+using LowerTorch = std::function<tensor_ir::Graph(const torch_ir::Graph&)>;
+
+/// Continues from `reached`, whose module `made` holds as a parser or an importer left it.
+void run_from(Compiled& made, std::string reached, const PassContext& context, const PipelineOptions& options,
+              const LowerTorch& lower_torch = lower_torch_to_tensor) {
   Runner runner(context, options);
   size_t start = depth(reached);
   auto enter = [&](std::string_view level, auto&& lower) {
@@ -150,7 +182,8 @@ void run_from(Compiled& made, std::string reached, const PassContext& context, c
     made.reached = level;
     return true;
   };
-  if (enter("tensor", [] {})) made.tensor = runner.level("tensor", std::move(made.tensor), tensor_passes());
+  if (enter("torch", [] {})) made.torch = runner.level("torch", std::move(made.torch), torch_passes());
+  if (enter("tensor", [&] { made.tensor = lower_torch(made.torch); })) made.tensor = runner.level("tensor", std::move(made.tensor), tensor_passes());
   if (enter("loop", [&] { made.loop = lower_tensor_to_loop(made.tensor, context); }))
     made.loop = runner.level("loop", std::move(made.loop), loop_passes());
   if (enter("tile", [&] { made.tile = lower_loop_to_tile(made.loop, context); }))
@@ -164,26 +197,58 @@ void append_names(std::vector<std::string>& names, const std::vector<Pass<M>>& p
   for (const Pass<M>& pass : passes) names.push_back(pass.name);
 }
 
-/// Refuses a stop_after or a disabled pass that does not exist: a misspelt one would silently change nothing.
-void check_names(const PassContext& context, const PipelineOptions& options) {
+/// Every pass, once.
+std::vector<std::string> pass_names() {
+  std::vector<std::string> all;
+  append_names(all, torch_passes());
+  append_names(all, tensor_passes());
+  append_names(all, loop_passes());
+  append_names(all, tile_passes());
+  append_names(all, kernel_passes());
   std::vector<std::string> names;
-  append_names(names, tensor_passes());
-  append_names(names, loop_passes());
-  append_names(names, tile_passes());
-  append_names(names, kernel_passes());
-  for (const std::string& name : context.disabled)
-    DEPLO_CHECK(std::find(names.begin(), names.end(), name) != names.end(), "cannot disable '{}': the passes are {}", name, joined(names));
-  for (std::string_view level : kLevels) {
-    names.emplace_back(level);
-    if (level != "torch") names.push_back("lower_to_" + std::string(level));
+  for (const std::string& name : all)
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  return names;
+}
+
+/// The known word with the fewest letters changed; empty if none is near.
+std::string closest(const std::string& word, const std::vector<std::string>& known) {
+  std::string best;
+  size_t least = std::max<size_t>(2, word.size() / 3) + 1;
+  for (const std::string& candidate : known) {
+    std::vector<size_t> row(candidate.size() + 1);  // edits that make the first j letters of the candidate of the letters so far
+    std::iota(row.begin(), row.end(), size_t{0});
+    for (size_t i = 0; i < word.size(); ++i) {
+      size_t diagonal = row[0]++;
+      for (size_t j = 0; j < candidate.size(); ++j) {
+        size_t replaced = diagonal + (word[i] == candidate[j] ? 0 : 1);
+        diagonal = row[j + 1];
+        row[j + 1] = std::min({row[j] + 1, row[j + 1] + 1, replaced});
+      }
+    }
+    if (row.back() >= least) continue;
+    least = row.back();
+    best = candidate;
   }
-  DEPLO_CHECK(options.dump.empty() || options.dump == "all" || std::find(names.begin(), names.end(), options.dump) != names.end(),
-              "cannot dump '{}': the passes and levels are {}, and all", options.dump, joined(names));
-  DEPLO_CHECK(options.stop_after.empty() || std::find(names.begin(), names.end(), options.stop_after) != names.end(),
-              "cannot stop after '{}': the passes and levels are {}", options.stop_after, joined(names));
+  return best;
+}
+
+void check_name(const std::string& action, const std::string& name, const std::vector<std::string>& known) {
+  if (std::find(known.begin(), known.end(), name) != known.end()) return;
+  std::string close = closest(name, known);
+  throw UserError(
+      fmt::format("cannot {} '{}'{}: expected one of {}", action, name, close.empty() ? "" : ", did you mean '" + close + "'?", joined(known)));
 }
 
 }  // namespace
+
+const std::vector<Pass<torch_ir::Graph>>& torch_passes() {
+  static const std::vector<Pass<torch_ir::Graph>> passes{
+      // Tensor IR no longer knows which calls of a library may run once.
+      {"share_calls", share_calls, "runs equal calls once"},
+  };
+  return passes;
+}
 
 const std::vector<Pass<tensor_ir::Graph>>& tensor_passes() {
   static const std::vector<Pass<tensor_ir::Graph>> passes{
@@ -231,11 +296,24 @@ const std::vector<Pass<kernel_ir::Module>>& kernel_passes() {
   return passes;
 }
 
+void check_names(const PassContext& context, const PipelineOptions& options) {
+  std::vector<std::string> names = pass_names();
+  for (const std::string& name : context.disabled) check_name("disable", name, names);
+  for (std::string_view level : kLevels) {
+    names.emplace_back(level);
+    if (level != "torch") names.push_back("lower_to_" + std::string(level));
+  }
+  if (!options.stop_after.empty()) check_name("stop after", options.stop_after, names);
+  names.emplace_back("all");
+  if (!options.dump.empty()) check_name("dump", options.dump, names);
+}
+
 std::string level_of(const std::string& text, const std::string& file) {
   Lexer lexer(text, file, /*layout=*/false);
   for (std::string_view level : kLevels)
     if (lexer.at(level)) return std::string(level);
-  if (!lexer.at("program")) lexer.fail("expected torch, tensor, loop, tile, kernel or program");
+  if (lexer.at("schedule")) return "tile";
+  if (!lexer.at("program")) lexer.fail("expected torch, tensor, loop, tile, kernel, program or schedule");
   // A program block says nothing about the level of its kernels; the first kernel after it does.
   while (!lexer.at_end()) {
     for (std::string_view level : {"loop", "tile", "kernel"})
@@ -247,76 +325,37 @@ std::string level_of(const std::string& text, const std::string& file) {
 
 namespace {
 
-template <class Lower>
-Compiled run_from_torch(const torch_ir::Graph& graph, const PassContext& context, const PipelineOptions& options, const Lower& lower) {
-  Compiled made;
-  made.reached = "torch";
-  guarded("torch", "import", [&] {
-    torch_ir::verify(graph);
-    if (options.verify_each) check_text(graph, torch_ir::print(graph));
-  });
-  if (options.observer) options.observer("torch", "import", torch_ir::print(graph), true);
-  if (options.stop_after == "torch") return made;
-  made.tensor = guarded("tensor", "lower", lower);
-  run_from(made, "tensor", context, options);
-  return made;
-}
-
-/// "file:line:column: " of the name in `message` that is rarest in the text: the verifiers name what is wrong, not where it stands.
-std::string place_of(const std::string& message, const std::string& text, const std::string& file) {
-  Lexer words(text, file, /*layout=*/false);
-  std::map<std::string, std::pair<Token, int>> seen;
-  while (!words.at_end()) {
-    Token token = words.next();
-    if (token.kind == Token::Kind::identifier || token.kind == Token::Kind::integer)
-      ++seen.emplace(token.text, std::pair(token, 0)).first->second.second;
-  }
-  // Words of the message itself are no names: one that could be no other than a name goes first.
-  const std::pair<Token, int>* best = nullptr;
-  bool best_is_name = false;
-  auto is_part = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '%'; };
-  for (size_t at = 0; at < message.size(); ++at) {
-    size_t start = at;
-    while (at < message.size() && is_part(message[at])) ++at;
-    std::string word = message.substr(start, at - start);
-    while (word.ends_with('.')) word.pop_back();
-    auto found = seen.find(word);
-    if (found == seen.end()) continue;
-    bool is_name = word.find_first_of("%_0123456789") != std::string::npos;
-    if (best && (is_name < best_is_name || (is_name == best_is_name && found->second.second >= best->second))) continue;
-    best = &found->second;
-    best_is_name = is_name;
-  }
-  return best ? fmt::format("{}:{}:{}: ", file, best->first.line, best->first.column) : file + ":1:1: ";
+/// What a verifier or a lowering objects to, as "file:line:column: ..." and without the place in deplo's own source.
+std::string complaint(const Error& error, const std::string& file) {
+  std::string message = error.what();
+  if (size_t source = message.find(" (csrc/"); source != std::string::npos) message.resize(source);
+  Location at = error.location();
+  return at.known() ? fmt::format("{}:{}:{}: {}", file, at.line, at.column, message) : fmt::format("{}: {}", file, message);
 }
 
 /// A module that a person wrote: what its parser and verifier object to is a UserError.
 template <class Parse>
 auto parse_by_hand(const std::string& text, const std::string& file, const Parse& parse) {
+  auto module = parse(text, file);
   try {
-    auto module = parse(text, file);
     verify(module);
-    return module;
   } catch (const InternalError& error) {
-    blame_text(error, text, file);
-  } catch (const UnsupportedError& error) {
-    blame_text(error, text, file);
+    throw UserError(complaint(error, file));
+  } catch (const UnsupportedError& error) {  // a size that does not fit in 64 bits
+    throw UserError(complaint(error, file));
   }
+  return module;
 }
 
 }  // namespace
 
-void blame_text(const Error& error, const std::string& text, const std::string& file) {
-  std::string message = error.what();
-  if (size_t source = message.find(" (csrc/"); source != std::string::npos) message.resize(source);
-  throw UserError(place_of(message, text, file) + message);
-}
-
-tensor_ir::Graph lower_torch_by_hand(const torch_ir::Graph& graph, const std::string& text, const std::string& file) {
+tensor_ir::Graph lower_torch_by_hand(const torch_ir::Graph& graph, const std::string& file) {
   try {
     return lower_torch_to_tensor(graph);
   } catch (const InternalError& error) {
-    blame_text(InternalError(fmt::format("this call does not fit its operands or its result, or its rule is wrong: {}", error.what())), text, file);
+    throw UserError(complaint(error, file));
+  } catch (const UnsupportedError& error) {
+    throw UnsupportedError(complaint(error, file));
   }
 }
 
@@ -331,25 +370,26 @@ void verify_by_hand(const std::string& text, const std::string& file) {
 
 Compiled run_pipeline(const torch_ir::Graph& graph, const PassContext& context, const PipelineOptions& options) {
   check_names(context, options);
-  return run_from_torch(graph, context, options, [&] { return lower_torch_to_tensor(graph); });
+  Compiled made;
+  made.torch = graph;
+  run_from(made, "torch", context, options);
+  return made;
 }
 
 Compiled run_pipeline_from_text(const std::string& text, const std::string& file, const PassContext& context, const PipelineOptions& options) {
   if (options.by_hand) verify_by_hand(text, file);
   std::string level = level_of(text, file);
   check_names(context, options);
-  if (level == "torch") {
-    torch_ir::Graph graph = torch_ir::parse(text, file);
-    return run_from_torch(graph, context, options,
-                          [&] { return options.by_hand ? lower_torch_by_hand(graph, text, file) : lower_torch_to_tensor(graph); });
-  }
   Compiled made;
-  made.reached = level;
+  if (level == "torch") made.torch = torch_ir::parse(text, file);
   if (level == "tensor") made.tensor = tensor_ir::parse(text, file);
   if (level == "loop") made.loop = loop_ir::parse(text, file);
   if (level == "tile") made.tile = tile_ir::parse(text, file);
   if (level == "kernel") made.kernel = kernel_ir::parse(text, file);
-  run_from(made, level, context, options);
+  if (options.by_hand)
+    run_from(made, level, context, options, [&](const torch_ir::Graph& graph) { return lower_torch_by_hand(graph, file); });
+  else
+    run_from(made, level, context, options);
   return made;
 }
 

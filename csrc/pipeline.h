@@ -22,12 +22,14 @@ struct Pass {
 };
 
 /// The only list of passes, in the order in which they run at each level.
+const std::vector<Pass<torch_ir::Graph>>& torch_passes();
 const std::vector<Pass<tensor_ir::Graph>>& tensor_passes();
 const std::vector<Pass<loop_ir::Module>>& loop_passes();
 const std::vector<Pass<tile_ir::Module>>& tile_passes();
 const std::vector<Pass<kernel_ir::Module>>& kernel_passes();
 
-/// Sees the text after each lowering and pass: level ("tensor"), pass name ("lower" for the lowering itself), text, whether it changed.
+/// Sees the text after each lowering and pass: level ("tensor"), pass name ("lower" for the lowering itself, "import" for Torch IR), text, whether it
+/// changed.
 using Observer = std::function<void(const std::string& level, const std::string& pass, const std::string& text, bool changed)>;
 
 struct PipelineOptions {
@@ -40,6 +42,7 @@ struct PipelineOptions {
 
 /// What the pipeline made, level by level; levels after stop_after are empty.
 struct Compiled {
+  torch_ir::Graph torch;
   tensor_ir::Graph tensor;
   loop_ir::Module loop;
   tile_ir::Module tile;
@@ -53,10 +56,11 @@ std::string level_of(const std::string& text, const std::string& file);
 /// Parses and verifies text that a person wrote: UserError `file:line:column: ...` for whatever is wrong with it.
 void verify_by_hand(const std::string& text, const std::string& file);
 
-/// Throws the UserError `file:line:column: ...` that says what `error` says, at the place in the text that it is about.
-[[noreturn]] void blame_text(const Error& error, const std::string& text, const std::string& file);
 /// lower_torch_to_tensor of text that a person wrote. The lowering is Torch IR's type checker: only it knows what each ATen call gives.
-tensor_ir::Graph lower_torch_by_hand(const torch_ir::Graph& graph, const std::string& text, const std::string& file);
+tensor_ir::Graph lower_torch_by_hand(const torch_ir::Graph& graph, const std::string& file);
+
+/// Refuses a stop_after, a dump or a disabled pass that does not exist: a misspelt one would silently change nothing.
+void check_names(const PassContext& context, const PipelineOptions& options);
 
 Compiled run_pipeline(const torch_ir::Graph& graph, const PassContext& context, const PipelineOptions& options);
 /// Resumes from IR text of any level (named by its first keyword). UserError `file:line:column: ...` if the text does not parse.

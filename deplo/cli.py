@@ -131,9 +131,7 @@ def _compile(arguments: argparse.Namespace) -> None:
     for number, (text, hints) in enumerate(sources):
         if options.dump_dir and len(sources) > 1:
             options = options.replace(dump_dir=os.path.join(arguments.dump_dir, str(number)))
-        if arguments.ir != "torch" or arguments.file or options.dump_dir:
-            text = core().lower(text, arguments.ir, options.to_json(hints), arguments.file or "<expression>")
-        texts.append(text)
+        texts.append(core().lower(text, arguments.ir, options.to_json(hints), arguments.file or "<expression>"))
     whole = "\n".join(texts)
     if arguments.output:
         with _writing(arguments.output) as file:

@@ -101,7 +101,7 @@ KEYS: dict[str, Key] = {
     "disable": Key(_names, (), "DEPLO_DISABLE", "names of passes to skip"),
     "dump": Key(_text, "", "DEPLO_DUMP", "print the IR after this level or pass, or 'all'"),
     "dump_dir": Key(_text, "", "DEPLO_DUMP_DIR", "write one numbered file a pass into this folder"),
-    "stop_after": Key(_text, "", "DEPLO_STOP_AFTER", "stop the dumps after this level or pass (command line)"),
+    "stop_after": Key(_text, "", "DEPLO_STOP_AFTER", "stop after this level or pass; a program compiles to its end, and its dumps stop there"),
     "verify": Key(_flag, False, "DEPLO_VERIFY", "check the IR after every pass, and that its text reads back (off: at level boundaries only)"),
     "time": Key(_flag, False, "DEPLO_TIME", "print the time that each pass takes"),
     "debug": Key(_flag, False, "DEPLO_DEBUG", "name kernels for perf (/tmp/perf-PID.map) and for gdb"),

@@ -119,12 +119,12 @@ std::optional<AnyModule> run_pass(const std::vector<Pass<M>>& passes, const std:
 }
 
 /// The pass or lowering `name` applied to a module of its level; nothing if this level has no such pass.
-std::optional<AnyModule> apply(const AnyModule& module, const std::string& name, const std::string& text, const Arguments& arguments) {
+std::optional<AnyModule> apply(const AnyModule& module, const std::string& name, const Arguments& arguments) {
   const PassContext& context = arguments.context;
   using Result = std::optional<AnyModule>;
   return std::visit(Overloaded{[&](const torch_ir::Graph& m) -> Result {
-                                 if (name == "lower_to_tensor") return lower_torch_by_hand(m, text, arguments.file);
-                                 return std::nullopt;
+                                 if (name == "lower_to_tensor") return lower_torch_by_hand(m, arguments.file);
+                                 return run_pass(torch_passes(), name, m, context);
                                },
                                [&](const tensor_ir::Graph& m) -> Result {
                                  if (name == "lower_to_loop") return lower_tensor_to_loop(m, context);
@@ -143,6 +143,7 @@ std::optional<AnyModule> apply(const AnyModule& module, const std::string& name,
 }
 
 std::string print_any(const Compiled& made) {
+  if (made.reached == "torch") return print(made.torch);
   if (made.reached == "tensor") return print(made.tensor);
   if (made.reached == "loop") return print(made.loop);
   if (made.reached == "tile") return print(made.tile);
@@ -151,8 +152,8 @@ std::string print_any(const Compiled& made) {
 
 std::string lower(const std::string& text, const Arguments& arguments) {
   PipelineOptions options = arguments.options;
+  options.by_hand = true;
   if (arguments.lower != "cuda") options.stop_after = arguments.lower;
-  if (arguments.lower == "torch") return torch_ir::print(torch_ir::parse(text, arguments.file));
   Compiled made = run_pipeline_from_text(text, arguments.file, arguments.context, options);
   return arguments.lower == "cuda" ? cuda_text(made.kernel) : print_any(made);
 }
@@ -163,7 +164,7 @@ std::string run(const Arguments& arguments) {
   if (!arguments.lower.empty()) return lower(text, arguments);
   AnyModule module = parse_any(text, arguments.file);
   for (const std::string& name : arguments.passes) {
-    std::optional<AnyModule> next = apply(module, name, text, arguments);
+    std::optional<AnyModule> next = apply(module, name, arguments);
     DEPLO_CHECK(next, "no pass '{}' at this module's level ({})", name, level_of(text, arguments.file));
     module = std::move(*next);
     std::visit([](const auto& m) { verify(m); }, module);
@@ -182,6 +183,7 @@ int main(int argc, char** argv) {
   try {
     Arguments arguments = parse_arguments({argv + 1, argv + argc});
     if (arguments.list) {
+      list("torch", torch_passes());
       list("tensor", tensor_passes());
       list("loop", loop_passes());
       list("tile", tile_passes());

@@ -21,6 +21,9 @@ std::optional<DType> parse_dtype(std::string_view text);
 /// The type in which arithmetic on `dtype` happens: float32 for f16 and bf16, itself otherwise.
 DType compute_type(DType dtype);
 
+/// As literals: 0 differs from -0, and there is one NaN, which equals itself.
+bool same_float(double a, double b);
+
 // Round-to-nearest-even conversions of the 16-bit float formats, bit patterns in the low half.
 float bf16_to_f32(uint16_t bits);
 uint16_t f32_to_bf16(float value);

@@ -5,12 +5,19 @@
 #include <stdexcept>
 #include <string>
 
+#include "base/location.h"
+
 namespace deplo {
 
 /// Base of every error that deplo raises; each subclass is one Python class of the same name.
 class Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit Error(const std::string& text, Location location = {}) : std::runtime_error(text), location_(location) {}
+  /// The part of IR text that the error is about, where one is known.
+  Location location() const { return location_; }
+
+ private:
+  Location location_;
 };
 
 /// The caller's mistake: a bad option, a malformed .ir file, an input of the wrong shape.
@@ -42,6 +49,18 @@ class ExecutionError : public Error {
  public:
   using Error::Error;
 };
+
+/// Runs f, which is about what stands at `location`: an InternalError or UnsupportedError that knows no place yet gets this one.
+template <class F>
+auto located(Location location, F&& f) {
+  try {
+    return f();
+  } catch (const InternalError& error) {
+    throw InternalError(error.what(), error.location().known() ? error.location() : location);
+  } catch (const UnsupportedError& error) {
+    throw UnsupportedError(error.what(), error.location().known() ? error.location() : location);
+  }
+}
 
 [[noreturn]] void throw_internal(const char* file, int line, const char* condition, const std::string& text);
 

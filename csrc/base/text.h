@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/location.h"
+
 namespace deplo {
 
 /// One token of IR text. `%name`, `@name` and plain names are identifiers with their sigil kept in `text`.
@@ -14,6 +16,7 @@ struct Token {
   std::string text;
   int line = 1;
   int column = 1;
+  Location location() const { return {line, column}; }
 };
 
 /// The tokens of one .ir text, shared by the parsers of all levels.

@@ -86,6 +86,7 @@ Cond not_equal(Expr a, Expr b);
 struct Range {
   std::optional<Expr> lo;
   std::optional<Expr> hi;
+  bool operator==(const Range&) const = default;
 };
 using Ranges = std::map<std::string, Range>;
 /// The range [0, extent - 1] of a loop axis.

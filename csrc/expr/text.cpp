@@ -102,14 +102,19 @@ std::string print(const std::vector<Cond>& guard) {
 }
 
 Expr parse_expr(Lexer& lexer) {
-  Expr e = parse_product(lexer);
-  while (true) {
-    if (lexer.accept("+"))
-      e = e + parse_product(lexer);
-    else if (lexer.accept("-"))
-      e = e - parse_product(lexer);
-    else
-      return e;
+  Token where = lexer.peek();
+  try {
+    Expr e = parse_product(lexer);
+    while (true) {
+      if (lexer.accept("+"))
+        e = e + parse_product(lexer);
+      else if (lexer.accept("-"))
+        e = e - parse_product(lexer);
+      else
+        return e;
+    }
+  } catch (const UnsupportedError& error) {  // a constant that does not fit in 64 bits
+    lexer.fail(where, error.what());
   }
 }
 

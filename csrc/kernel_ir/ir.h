@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/location.h"
 #include "base/ref.h"
 #include "expr/expr.h"
 #include "loop_ir/ir.h"
@@ -49,7 +50,7 @@ struct Type {
 };
 
 struct Stmt;
-using Block = std::vector<Ref<Stmt>>;
+using Block = Refs<Stmt>;
 
 /// name: type = fn(operands); also constant (a splat of the literal) and index (value + lane * lane_step).
 struct Let {
@@ -60,6 +61,7 @@ struct Let {
   Scalar literal;
   Expr index;
   Expr lane_step;
+  bool operator==(const Let&) const = default;
 };
 
 /// A scalar value in every lane.
@@ -67,6 +69,7 @@ struct Splat {
   std::string name;
   Type type;
   std::string operand;
+  bool operator==(const Splat&) const = default;
 };
 
 /// The mask of lanes below count.
@@ -74,6 +77,7 @@ struct FirstLanes {
   std::string name;
   int lanes = 1;
   Expr count;
+  bool operator==(const FirstLanes&) const = default;
 };
 
 /// All lanes of a vector combined pairwise (lane l with l + n/2, and so on) by a binary function: sum is add.
@@ -82,6 +86,7 @@ struct ReduceLanes {
   DType dtype = DType::f32;
   Fn fn = Fn::add;
   std::string operand;
+  bool operator==(const ReduceLanes&) const = default;
 };
 
 /// Lane `lane` of a vector as a scalar.
@@ -90,6 +95,7 @@ struct Extract {
   DType dtype = DType::f32;
   std::string operand;
   int lane = 0;
+  bool operator==(const Extract&) const = default;
 };
 
 /// Lanes chosen from the concatenation of a and b (b may be empty).
@@ -99,6 +105,7 @@ struct Shuffle {
   std::string a;
   std::string b;
   std::vector<int> lanes;
+  bool operator==(const Shuffle&) const = default;
 };
 
 struct Load {
@@ -110,6 +117,7 @@ struct Load {
   std::string gather;       ///< name of an integer vector of per-lane offsets; empty: none
   std::string mask;         ///< name of a bool value with as many lanes; empty: all
   std::string passthrough;  ///< value of the lanes that are off; empty: 0
+  bool operator==(const Load&) const = default;
 };
 
 struct Store {
@@ -121,17 +129,20 @@ struct Store {
   std::string mask;
   Combiner combiner = Combiner::set;  ///< read-modify-write, lane after lane
   bool atomic = false;                ///< other threads may combine into the same place
+  bool operator==(const Store&) const = default;
 };
 
 struct Var {
   std::string name;
   Type type;
   std::string init;
+  bool operator==(const Var&) const = default;
 };
 
 struct Assign {
   std::string name;
   std::string value;
+  bool operator==(const Assign&) const = default;
 };
 
 struct For {
@@ -141,6 +152,7 @@ struct For {
   Expr step = 1;
   int unroll = 1;  ///< a hint to codegen
   Block body;
+  bool operator==(const For&) const = default;
 };
 
 struct If {
@@ -148,6 +160,7 @@ struct If {
   std::string condition;  ///< a scalar bool value; used when guard is empty
   Block then;
   Block otherwise;
+  bool operator==(const If&) const = default;
 };
 
 enum class Space : uint8_t { stack, scratch, shared };
@@ -159,29 +172,37 @@ struct Alloc {
   Expr count;
   Space space = Space::stack;
   Expr offset;
+  bool operator==(const Alloc&) const = default;
 };
 
 struct Prefetch {
   std::string buffer;
   Expr offset;
   int level = 1;
+  bool operator==(const Prefetch&) const = default;
 };
 
-struct Barrier {};
+struct Barrier {
+  bool operator==(const Barrier&) const = default;
+};
 
 struct SetError {
   loop_ir::ErrorCode code = loop_ir::ErrorCode::index_out_of_range;
   std::string condition;
+  bool operator==(const SetError&) const = default;
 };
 
 struct Stmt {
   std::variant<Let, Splat, FirstLanes, ReduceLanes, Extract, Shuffle, Load, Store, Var, Assign, For, If, Alloc, Prefetch, Barrier, SetError> node;
+  Location location{};
+  bool operator==(const Stmt&) const = default;
 };
 
 struct Param {
   std::string name;
   DType dtype = DType::f32;
   loop_ir::ParamKind kind = loop_ir::ParamKind::in;
+  Location location{};
   bool operator==(const Param&) const = default;
 };
 
@@ -195,6 +216,8 @@ struct Kernel {
   std::vector<Expr> grid;   ///< GPU: blocks in x, y, z; empty on a CPU
   std::vector<Expr> block;  ///< GPU: threads in x, y
   std::vector<std::string> provenance;
+  Location location{};
+  bool operator==(const Kernel&) const = default;
 };
 
 using Module = ModuleOf<Kernel>;
@@ -204,6 +227,5 @@ std::string print(const Module& module);
 Module parse(const std::string& text, const std::string& file = "<kernel>");
 void verify(const Kernel& kernel);
 void verify(const Module& module);
-bool equal(const Kernel& a, const Kernel& b);
 
 }  // namespace deplo::kernel_ir

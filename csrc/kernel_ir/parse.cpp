@@ -58,7 +58,10 @@ struct Parser {
         lexer.expect("end of line");
         continue;
       }
-      body.push_back(std::make_shared<Stmt>(statement()));
+      Location location = lexer.peek().location();
+      auto stmt = std::make_shared<Stmt>(statement());
+      stmt->location = location;
+      body.push_back(std::move(stmt));
     }
     return body;
   }
@@ -250,6 +253,7 @@ struct Parser {
 
   Param param() {
     Param p;
+    p.location = lexer.peek().location();
     if (lexer.peek(1).text != ":" && lexer.accept("out"))
       p.kind = loop_ir::ParamKind::out;
     else if (lexer.peek(1).text != ":" && lexer.accept("inout"))
@@ -263,6 +267,7 @@ struct Parser {
 
   Kernel kernel() {
     Kernel k;
+    k.location = lexer.peek().location();
     lexer.expect("kernel");
     std::string label = lexer.identifier("a kernel name");
     if (label.size() < 2 || label[0] != '@') lexer.fail(fmt::format("expected a kernel name like @k0, found '{}'", label));

@@ -113,6 +113,4 @@ std::string print(const Kernel& kernel) {
 
 std::string print(const Module& module) { return print_module(module); }
 
-bool equal(const Kernel& a, const Kernel& b) { return print(a) == print(b); }
-
 }  // namespace deplo::kernel_ir

@@ -13,7 +13,7 @@ class Verifier {
  public:
   explicit Verifier(const Kernel& kernel) : kernel_(kernel) {
     for (const Param& p : kernel.params) {
-      require(buffers_.emplace(p.name, p.dtype).second, p.name, "parameter is declared twice");
+      located(p.location, [&] { require(buffers_.emplace(p.name, p.dtype).second, p.name, "parameter is declared twice"); });
       if (p.kind != loop_ir::ParamKind::in) writable_.insert(p.name);
     }
     for (const std::string& s : kernel.symbols) values_[s] = {DType::i64, 1};
@@ -179,7 +179,7 @@ class Verifier {
   void block(const Block& statements) {
     auto values = values_;
     auto buffers = buffers_;
-    for (const auto& stmt : statements) std::visit([&](const auto& s) { statement(s); }, stmt->node);
+    for (const auto& stmt : statements) located(stmt->location, [&] { std::visit([&](const auto& s) { statement(s); }, stmt->node); });
     values_ = std::move(values);
     buffers_ = std::move(buffers);
   }
@@ -193,7 +193,9 @@ class Verifier {
 
 }  // namespace
 
-void verify(const Kernel& kernel) { Verifier(kernel).run(); }
+void verify(const Kernel& kernel) {
+  located(kernel.location, [&] { Verifier(kernel).run(); });
+}
 void verify(const Module& module) { verify_module(module); }
 
 }  // namespace deplo::kernel_ir

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/location.h"
 #include "base/ref.h"
 #include "expr/expr.h"
 #include "program_ir/module.h"
@@ -41,7 +42,7 @@ namespace deplo::loop_ir {
 // Low-precision floats are loaded as stored: bodies compute in compute_type(dtype) through explicit casts.
 
 struct Stmt;
-using Block = std::vector<Ref<Stmt>>;
+using Block = Refs<Stmt>;
 
 /// name = fn(operands): dtype.  Text: `e = exp(d)`, `c: f32 = constant 1.5`, `n: i64 = index i*8 + j`, `h: bf16 = cast(e)`.
 struct Let {
@@ -51,6 +52,7 @@ struct Let {
   std::vector<std::string> operands;
   Scalar literal;  ///< of constant
   Expr index;      ///< of index
+  bool operator==(const Let&) const = default;
 };
 
 struct Load {
@@ -60,6 +62,7 @@ struct Load {
   std::vector<Expr> index;
   std::vector<Cond> guard;  ///< empty: always
   Scalar fill;              ///< where the guard does not hold
+  bool operator==(const Load&) const = default;
 };
 
 struct Store {
@@ -68,12 +71,14 @@ struct Store {
   std::string value;
   std::vector<Cond> guard;
   Combiner combiner = Combiner::set;  ///< set: plain store
+  bool operator==(const Store&) const = default;
 };
 
 struct For {
   std::string axis;
   Expr extent;
   Block body;
+  bool operator==(const For&) const = default;
 };
 
 struct Axis {
@@ -89,6 +94,7 @@ struct Reduce {
   std::vector<std::string> operands;  ///< defined in body
   std::vector<Axis> axes;
   Block body;
+  bool operator==(const Reduce&) const = default;
 };
 
 struct Scan {
@@ -99,12 +105,14 @@ struct Scan {
   Axis axis;
   Block body;
   Block then;  ///< sees the body's names and the running results
+  bool operator==(const Scan&) const = default;
 };
 
 struct Local {
   std::string name;
   DType dtype = DType::f32;
   std::vector<Expr> shape;  ///< row-major
+  bool operator==(const Local&) const = default;
 };
 
 /// Error codes of a kernel's error word; the Program turns them into eager's exceptions.
@@ -113,10 +121,13 @@ enum class ErrorCode : int32_t { none = 0, index_out_of_range = 1, division_by_z
 struct Check {
   Cond cond;
   ErrorCode code = ErrorCode::index_out_of_range;
+  bool operator==(const Check&) const = default;
 };
 
 struct Stmt {
   std::variant<Let, Load, Store, For, Reduce, Scan, Local, Check> node;
+  Location location{};
+  bool operator==(const Stmt&) const = default;
 };
 
 enum class ParamKind : uint8_t { in, out, inout };
@@ -128,6 +139,7 @@ struct Param {
   std::vector<Expr> shape;
   std::vector<Expr> strides;
   bool is_static = false;
+  Location location{};
   bool operator==(const Param&) const = default;
 };
 
@@ -138,6 +150,8 @@ struct Kernel {
   Block body;
   std::vector<std::string> provenance;  ///< names of the torch nodes it implements
   const Param* find_param(const std::string& param) const;
+  Location location{};
+  bool operator==(const Kernel&) const = default;
 };
 
 using Module = ModuleOf<Kernel>;
@@ -147,6 +161,5 @@ std::string print(const Module& module);
 Module parse(const std::string& text, const std::string& file = "<loop>");
 void verify(const Kernel& kernel);
 void verify(const Module& module);
-bool equal(const Kernel& a, const Kernel& b);
 
 }  // namespace deplo::loop_ir

@@ -23,7 +23,10 @@ struct Parser {
         lexer.expect("end of line");
         continue;
       }
-      body.push_back(std::make_shared<Stmt>(statement()));
+      Location location = lexer.peek().location();
+      auto stmt = std::make_shared<Stmt>(statement());
+      stmt->location = location;
+      body.push_back(std::move(stmt));
     }
     return body;
   }
@@ -78,6 +81,7 @@ struct Parser {
 
   Kernel kernel() {
     Kernel k;
+    k.location = lexer.peek().location();
     lexer.expect("loop");
     std::string name = lexer.identifier("a kernel name");
     if (name.size() < 2 || name[0] != '@') lexer.fail(fmt::format("expected a kernel name like @k0, found '{}'", name));

@@ -53,8 +53,6 @@ std::string print(const Kernel& kernel) {
 
 std::string print(const Module& module) { return print_module(module); }
 
-bool equal(const Kernel& a, const Kernel& b) { return print(a) == print(b); }
-
 const Param* Kernel::find_param(const std::string& param) const {
   for (const Param& p : params)
     if (p.name == param) return &p;

@@ -174,6 +174,7 @@ std::vector<Param> parse_params(Lexer& lexer, TypeScope& scope) {
   lexer.expect("(");
   while (!lexer.at(")")) {
     Param p;
+    p.location = lexer.peek().location();
     bool named = lexer.peek(1).text == ":";
     if (!named && lexer.accept("out"))
       p.kind = ParamKind::out;

@@ -66,7 +66,11 @@ struct Verifier {
   }
 
   void block(const Block& body, Scope scope) const {
-    for (const auto& stmt : body) std::visit([&](const auto& s) { statement(s, scope); }, stmt->node);
+    for (const auto& stmt : body) statement(*stmt, scope);
+  }
+
+  void statement(const Stmt& stmt, Scope& scope) const {
+    located(stmt.location, [&] { std::visit([&](const auto& s) { statement(s, scope); }, stmt.node); });
   }
 
   void statement(const Let& s, Scope& scope) const {
@@ -116,7 +120,7 @@ struct Verifier {
     require(!axes.empty(), name + ": no axis to reduce");
     Scope inner = scope;
     for (const Axis& axis : axes) define_axis(inner, axis);
-    for (const auto& stmt : body) std::visit([&](const auto& s) { statement(s, inner); }, stmt->node);
+    for (const auto& stmt : body) statement(*stmt, inner);
     for (size_t k = 0; k < operands.size(); ++k) {
       DType dtype = value(inner, operands[k]);
       if (operands.size() == results.size() && dtype != dtypes[k])
@@ -145,24 +149,30 @@ struct Verifier {
 
   void run() const {
     Scope scope;
-    for (const Param& p : kernel.params) {
-      require(p.shape.size() == p.strides.size(), fmt::format("{} has {} sizes and {} strides", p.name, p.shape.size(), p.strides.size()));
-      for (const Expr& e : p.shape) expression(scope, e, "shape of " + p.name);
-      for (const Expr& e : p.strides) expression(scope, e, "strides of " + p.name);
-      require(scope.buffers.emplace(p.name, BufferInfo{p.dtype, p.shape.size(), p.kind != ParamKind::in}).second,
-              "the parameter " + p.name + " is declared twice");
-    }
+    for (const Param& p : kernel.params) located(p.location, [&] { declare(p, scope); });
     block(kernel.body, std::move(scope));
-    for (const Param& p : kernel.params) {
-      bool empty = std::any_of(p.shape.begin(), p.shape.end(), [](const Expr& size) { return size.is(0); });
-      require(p.kind != ParamKind::out || empty || stored.count(p.name), "nothing stores the output " + p.name);
-    }
+    for (const Param& p : kernel.params) located(p.location, [&] { check_stored(p); });
+  }
+
+  void declare(const Param& p, Scope& scope) const {
+    require(p.shape.size() == p.strides.size(), fmt::format("{} has {} sizes and {} strides", p.name, p.shape.size(), p.strides.size()));
+    for (const Expr& e : p.shape) expression(scope, e, "shape of " + p.name);
+    for (const Expr& e : p.strides) expression(scope, e, "strides of " + p.name);
+    require(scope.buffers.emplace(p.name, BufferInfo{p.dtype, p.shape.size(), p.kind != ParamKind::in}).second,
+            "the parameter " + p.name + " is declared twice");
+  }
+
+  void check_stored(const Param& p) const {
+    bool empty = std::any_of(p.shape.begin(), p.shape.end(), [](const Expr& size) { return size.is(0); });
+    require(p.kind != ParamKind::out || empty || stored.count(p.name), "nothing stores the output " + p.name);
   }
 };
 
 }  // namespace
 
-void verify(const Kernel& kernel) { Verifier{kernel, {}}.run(); }
+void verify(const Kernel& kernel) {
+  located(kernel.location, [&] { Verifier{kernel, {}}.run(); });
+}
 
 void verify(const Module& module) { verify_module(module); }
 

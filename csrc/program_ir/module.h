@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/location.h"
 #include "base/ref.h"
 #include "expr/expr.h"
 #include "torch_ir/ir.h"
@@ -49,6 +50,7 @@ struct Buffer {
   BufferKind kind = BufferKind::temp;
   torch_ir::InputKind input_kind = torch_ir::InputKind::user;  ///< of inputs
   bool is_static = false;                                      ///< of inputs
+  Location location{};
   bool operator==(const Buffer&) const = default;
 };
 
@@ -58,6 +60,7 @@ struct CallStep {
   bool once = false;
   std::vector<Cond> when = {};  ///< on sizes
   bool is_alternative = false;  ///< `or`: for sizes at which none of the calls runs that it is an alternative of
+  Location location{};
   bool operator==(const CallStep&) const = default;
 };
 
@@ -66,6 +69,7 @@ struct LibraryStep {
   std::vector<std::pair<std::string, Attribute>> arguments;  ///< ValueName names a buffer
   std::vector<std::string> results;
   std::string reason;
+  Location location{};
   bool operator==(const LibraryStep&) const = default;
 };
 
@@ -91,17 +95,20 @@ struct ProgramBody {
       if (b.name == buffer) return &b;
     return nullptr;
   }
+  Location return_location{};
+  bool operator==(const ProgramBody&) const = default;
 };
 
 template <class Kernel>
 struct ModuleOf : ProgramBody {
-  std::vector<Ref<Kernel>> kernels;
+  Refs<Kernel> kernels;
 
   const Kernel* find_kernel(const std::string& kernel) const {
     for (const auto& k : kernels)
       if (k->name == kernel) return k.get();
     return nullptr;
   }
+  bool operator==(const ModuleOf&) const = default;
 };
 
 /// Which steps run for these sizes: all but those of the alternatives that are not taken.

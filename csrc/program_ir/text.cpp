@@ -69,6 +69,7 @@ void resolve_buffers(Attribute& attribute, const ProgramBody& program) {
 }
 
 void parse_input(Lexer& lexer, ProgramBody& program) {
+  Location location = lexer.peek().location();
   std::string name = lexer.identifier("an input");
   lexer.expect(":");
   program.input_order.push_back(name);
@@ -77,7 +78,7 @@ void parse_input(Lexer& lexer, ProgramBody& program) {
     return;
   }
   TypeText type = parse_type(lexer);
-  Buffer b{name, type.dtype, type.shape, type.strides, BufferKind::input, InputKind::user, false};
+  Buffer b{name, type.dtype, type.shape, type.strides, BufferKind::input, InputKind::user, false, location};
   for (const auto& [value, word] : kInputKinds)
     if (lexer.accept(word)) {
       b.input_kind = value;
@@ -88,10 +89,11 @@ void parse_input(Lexer& lexer, ProgramBody& program) {
 }
 
 Buffer parse_buffer(Lexer& lexer) {
+  Location location = lexer.peek().location();
   std::string name = lexer.identifier("a buffer");
   lexer.expect(":");
   TypeText type = parse_type(lexer);
-  Buffer b{name, type.dtype, type.shape, type.strides, BufferKind::temp, InputKind::user, false};
+  Buffer b{name, type.dtype, type.shape, type.strides, BufferKind::temp, InputKind::user, false, location};
   for (const auto& [value, word] : kBufferKinds)
     if (*word && lexer.accept(word)) b.kind = value;
   return b;
@@ -99,6 +101,7 @@ Buffer parse_buffer(Lexer& lexer) {
 
 CallStep parse_call(Lexer& lexer) {
   CallStep step;
+  step.location = lexer.peek().location();
   step.once = lexer.accept("once");
   step.is_alternative = !step.once && lexer.accept("or");
   lexer.expect("call");
@@ -112,6 +115,7 @@ CallStep parse_call(Lexer& lexer) {
 
 LibraryStep parse_library(Lexer& lexer, const ProgramBody& program) {
   LibraryStep step;
+  step.location = lexer.peek().location();
   step.op = lexer.identifier("an ATen overload");
   lexer.expect("(");
   while (!lexer.at(")")) {
@@ -294,6 +298,7 @@ ProgramBody parse_program(Lexer& lexer) {
     }
     lexer.expect("end of line");
   }
+  program.return_location = lexer.peek().location();
   lexer.expect("return");
   while (!lexer.at("end of line")) {
     Attribute output = parse_attribute(lexer);
@@ -333,6 +338,15 @@ struct ProgramVerifier {
     // Nothing writes a buffer of no elements, and nothing reads one.
     if (std::any_of(b.shape.begin(), b.shape.end(), [](const Expr& size) { return size.is(0); })) return;
     DEPLO_ASSERT(defined.count(name), "program @{}: {} reads {} before anything wrote it", program.name, where, name);
+  }
+
+  void check(const Buffer& b) const {
+    DEPLO_ASSERT(b.shape.size() == b.strides.size(), "program @{}: buffer {} has {} sizes and {} strides", program.name, b.name, b.shape.size(),
+                 b.strides.size());
+    for (const std::vector<Expr>* sizes : {&b.shape, &b.strides})
+      for (const Expr& size : *sizes)
+        for (const std::string& symbol : symbols_of(size))
+          DEPLO_ASSERT(program.symbols.count(symbol), "program @{}: buffer {} uses the symbol {}, which has no range", program.name, b.name, symbol);
   }
 
   void check(const CallStep& step) {
@@ -393,19 +407,17 @@ void verify(const ProgramBody& program, const FindParams& find_params) {
   ProgramVerifier verifier{program, find_params, {}, false, {}};
   std::set<std::string> names;
   for (const Buffer& b : program.buffers) {
-    DEPLO_ASSERT(names.insert(b.name).second, "program @{}: buffer {} is declared twice", program.name, b.name);
-    DEPLO_ASSERT(b.shape.size() == b.strides.size(), "program @{}: buffer {} has {} sizes and {} strides", program.name, b.name, b.shape.size(),
-                 b.strides.size());
-    for (const std::vector<Expr>* sizes : {&b.shape, &b.strides})
-      for (const Expr& size : *sizes)
-        for (const std::string& symbol : symbols_of(size))
-          DEPLO_ASSERT(program.symbols.count(symbol), "program @{}: buffer {} uses the symbol {}, which has no range", program.name, b.name, symbol);
+    located(b.location, [&] {
+      DEPLO_ASSERT(names.insert(b.name).second, "program @{}: buffer {} is declared twice", program.name, b.name);
+      verifier.check(b);
+    });
     if (b.kind == BufferKind::input) verifier.defined.insert(b.name);
   }
-  for (const Step& step : program.steps) std::visit([&](const auto& s) { verifier.check(s); }, step);
-  DEPLO_ASSERT(!verifier.open, "program @{}: its last call has a `when` and no alternative", program.name);
+  for (const Step& step : program.steps) std::visit([&](const auto& s) { located(s.location, [&] { verifier.check(s); }); }, step);
+  located(program.return_location,
+          [&] { DEPLO_ASSERT(!verifier.open, "program @{}: its last call has a `when` and no alternative", program.name); });
   for (const Attribute& output : program.outputs)
-    if (const auto* value = std::get_if<ValueName>(&output.value)) verifier.read(value->name, "return");
+    if (const auto* value = std::get_if<ValueName>(&output.value)) located(program.return_location, [&] { verifier.read(value->name, "return"); });
 }
 
 }  // namespace deplo

@@ -49,7 +49,7 @@ template <class Kernel>
 void verify_module(const ModuleOf<Kernel>& module) {
   std::set<std::string> names;
   for (const auto& kernel : module.kernels) {
-    if (!names.insert(kernel->name).second) throw InternalError(fmt::format("two kernels are called @{}", kernel->name));
+    if (!names.insert(kernel->name).second) throw InternalError(fmt::format("two kernels are called @{}", kernel->name), kernel->location);
     verify(*kernel);
   }
   verify(static_cast<const ProgramBody&>(module), [&](const std::string& name) -> std::optional<std::vector<ParamType>> {

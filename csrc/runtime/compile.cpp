@@ -32,6 +32,9 @@ class Dumper {
   bool wanted() const { return !options_.dump.empty() || !options_.dump_dir.empty() || options_.time; }
 
   void show(const std::string& level, const std::string& pass, const std::string& text, bool changed) {
+    // A program is compiled to its end: what comes after stop_after is just not shown.
+    if (reached_stop_ && level != options_.stop_after) return;
+    reached_stop_ = reached_stop_ || options_.stop_after == level || options_.stop_after == (pass == "lower" ? "lower_to_" + level : pass);
     double elapsed = seconds_since(last_);
     if (options_.time) fmt::print(stderr, "deplo: {:8.2f} ms  {}/{}{}\n", elapsed * 1e3, level, pass, changed ? "" : " (unchanged)");
     if (options_.dump == "all" || options_.dump == level || options_.dump == pass)
@@ -53,15 +56,18 @@ class Dumper {
   const CompileOptions& options_;
   Clock::time_point last_;
   int count_ = 0;
+  bool reached_stop_ = false;
 };
 
 Compiled run_levels(const std::string& text, const std::string& file, const CompileOptions& options, const std::string& stop_after, bool by_hand) {
   Dumper dumper(options);
   PipelineOptions pipeline;
-  pipeline.stop_after = stop_after;
+  pipeline.stop_after = options.stop_after;
   pipeline.dump = options.dump;
   pipeline.verify_each = options.verify;
   pipeline.by_hand = by_hand;
+  check_names(options.context, pipeline);
+  pipeline.stop_after = stop_after;
 #ifndef NDEBUG
   pipeline.verify_each = true;
 #endif
@@ -120,13 +126,10 @@ std::string lower_text(const std::string& text, const std::string& file, const s
   bool machine = level == "llvm" || level == "asm" || level == "cuda";
   DEPLO_CHECK(level != "cuda" || options.context.target.name == "cuda", "level cuda needs the option target = cuda");
   DEPLO_CHECK((level != "llvm" && level != "asm") || options.context.target.name == "cpu", "level {} needs the option target = cpu", level);
-  if (level == "torch") {
-    verify_by_hand(text, file);
-    DEPLO_CHECK(level_of(text, file) == "torch", "{}: {} IR cannot be raised to Torch IR", file, level_of(text, file));
-    return torch_ir::print(torch_ir::parse(text, file));
-  }
+  DEPLO_CHECK(level != "torch" || level_of(text, file) == "torch", "{}: {} IR cannot be raised to Torch IR", file, level_of(text, file));
   std::string stop = !options.stop_after.empty() ? options.stop_after : machine ? std::string("kernel") : level;
   Compiled made = run_levels(text, file, options, stop, /*by_hand=*/true);
+  if (made.reached == "torch") return print(made.torch);
   if (made.reached == "tensor") return print(made.tensor);
   if (made.reached == "loop") return print(made.loop);
   if (made.reached == "tile") return print(made.tile);

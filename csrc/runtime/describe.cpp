@@ -169,6 +169,7 @@ std::string describe_environment(const std::string& features) {
 
 std::string describe_passes() {
   json list = json::array();
+  append_passes(list, "torch", torch_passes());
   append_passes(list, "tensor", tensor_passes());
   append_passes(list, "loop", loop_passes());
   append_passes(list, "tile", tile_passes());

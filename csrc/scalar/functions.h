@@ -130,6 +130,7 @@ struct Scalar {
   int64_t i = 0;
   static Scalar of_float(DType dtype, double value);  ///< rounded to dtype
   static Scalar of_int(DType dtype, int64_t value);   ///< wrapped to dtype
+  bool operator==(const Scalar& other) const { return dtype == other.dtype && i == other.i && same_float(f, other.f); }
   double as_double() const { return is_float(dtype) ? f : static_cast<double>(i); }
 };
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/location.h"
 #include "base/ref.h"
 #include "expr/expr.h"
 #include "scalar/functions.h"
@@ -55,18 +56,21 @@ struct Elementwise {
   Scalar literal;                 ///< of constant
   std::vector<std::string> axes;  ///< coordinate names of index
   Expr index;                     ///< of index
+  bool operator==(const Elementwise&) const = default;
 };
 
 struct Reduction {
   Combiner combiner = Combiner::sum;
   std::vector<std::string> operands;
   std::vector<int> axes;  ///< sorted
+  bool operator==(const Reduction&) const = default;
 };
 
 struct Scan {
   Combiner combiner = Combiner::sum;
   std::vector<std::string> operands;
   int axis = 0;
+  bool operator==(const Scan&) const = default;
 };
 
 /// name = the value of integer tensor `tensor` at `index`, used as a coordinate in [0, extent).
@@ -76,12 +80,14 @@ struct Indirect {
   std::vector<Expr> index;  ///< over the map's axes
   Expr extent;
   bool checked = true;
+  bool operator==(const Indirect&) const = default;
 };
 
 struct Source {
   std::string operand;
   std::vector<Expr> index;  ///< over the map's axes, indirect names and symbols
   std::vector<Cond> guard;  ///< empty: always
+  bool operator==(const Source&) const = default;
 };
 
 struct IndexMap {
@@ -89,6 +95,7 @@ struct IndexMap {
   std::vector<Indirect> indirects;
   std::vector<Source> sources;
   Scalar fill;  ///< where no guard holds
+  bool operator==(const IndexMap&) const = default;
 };
 
 struct Scatter {
@@ -99,6 +106,7 @@ struct Scatter {
   std::vector<Indirect> indirects;
   std::vector<Expr> index;  ///< one per dimension of base
   std::vector<Cond> guard;
+  bool operator==(const Scatter&) const = default;
 };
 
 struct Library {
@@ -107,12 +115,15 @@ struct Library {
   std::string reason;
   /// Strides that ATen gives each result, as Torch IR recorded them.
   std::vector<std::vector<Expr>> strides;
+  bool operator==(const Library&) const = default;
 };
 
 struct Op {
   std::vector<Value> results;
   std::variant<Elementwise, Reduction, Scan, IndexMap, Scatter, Library> node;
   std::string provenance;
+  Location location{};
+  bool operator==(const Op&) const = default;
 };
 
 struct Input {
@@ -121,21 +132,26 @@ struct Input {
   std::vector<Expr> strides;
   torch_ir::InputKind kind = torch_ir::InputKind::user;
   bool is_static = false;
+  Location location{};
+  bool operator==(const Input&) const = default;
 };
 
 /// What the caller gets: a tensor laid out with the given strides, an integer, or None.
 struct Output {
   Attribute value;  ///< ValueName, Expr or None
   std::vector<Expr> strides;
+  bool operator==(const Output&) const = default;
 };
 
 struct Graph {
   std::string name;
   std::vector<Input> inputs;
   Ranges symbols;
-  std::vector<Ref<Op>> ops;
+  Refs<Op> ops;
   std::vector<torch_ir::Write> writes;
   std::vector<Output> outputs;
+  Location return_location{};
+  bool operator==(const Graph&) const = default;
 };
 
 // Builders: each checks operand shapes and dtypes (InternalError) and returns the op. `result` is the new value's name.
@@ -156,6 +172,5 @@ std::string print(const Graph& graph);
 std::string print(const Op& op);
 Graph parse(const std::string& text, const std::string& file = "<tensor>");
 void verify(const Graph& graph);
-bool equal(const Graph& a, const Graph& b);
 
 }  // namespace deplo::tensor_ir

@@ -193,7 +193,8 @@ std::vector<Value> parse_results(Lexer& lexer) {
 Ref<Op> parse_op(Lexer& lexer) {
   auto op = std::make_shared<Op>();
   Token where = lexer.peek();
-  if (lexer.peek().text[0] == '%') op->results = parse_results(lexer);
+  op->location = where.location();
+  if (where.text[0] == '%') op->results = parse_results(lexer);
   if (lexer.accept("library")) {
     op->node = parse_library(lexer);
   } else {
@@ -216,6 +217,7 @@ Ref<Op> parse_op(Lexer& lexer) {
 
 Input parse_input(Lexer& lexer) {
   Input input;
+  input.location = lexer.peek().location();
   input.name = lexer.identifier("an input");
   lexer.expect(":");
   if (lexer.accept("sym")) {
@@ -275,13 +277,15 @@ Graph parse(const std::string& text, const std::string& file) {
     if (lexer.peek().kind != Token::Kind::identifier) lexer.fail(fmt::format("expected an op, write or return, found '{}'", lexer.peek().text));
     graph.ops.push_back(parse_op(lexer));
   }
-  while (lexer.accept("write")) {
+  while (lexer.at("write")) {
     torch_ir::Write write;
+    write.location = lexer.next().location();
     write.value = parse_value(lexer, "the value to write");
     lexer.expect("to");
     write.input = parse_value(lexer, "the input to write to");
     graph.writes.push_back(std::move(write));
   }
+  graph.return_location = lexer.peek().location();
   lexer.expect("return");
   while (!lexer.at_end()) {
     graph.outputs.push_back(parse_output(lexer));

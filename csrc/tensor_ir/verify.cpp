@@ -148,38 +148,42 @@ struct Verifier {
   }
 
   void run() {
-    for (const Input& input : graph.inputs) {
-      if (input.kind == torch_ir::InputKind::symbol)
-        require(graph.symbols.count(input.name), input.name, "the symbol has no range");
-      else
-        define({input.name, input.type});
-    }
-    for (const auto& op : graph.ops) {
-      require(!op->results.empty() || std::holds_alternative<Library>(op->node), "op", "no result");
-      std::visit([&](const auto& node) { check(*op, node); }, op->node);
-      for (const Value& value : op->results) define(value);
-    }
-    finish();
+    for (const Input& input : graph.inputs) located(input.location, [&] { check_input(input); });
+    for (const auto& op : graph.ops) located(op->location, [&] { check_op(*op); });
+    for (const auto& write : graph.writes) located(write.location, [&] { check_write(write); });
+    for (const Output& output : graph.outputs) located(graph.return_location, [&] { check_output(output); });
   }
 
-  void finish() const {
-    for (const auto& write : graph.writes) {
-      bool known = false;
-      for (const Input& input : graph.inputs) known = known || (input.name == write.input && input.kind != torch_ir::InputKind::symbol);
-      require(known, write.input, "written, but no tensor input");
-      const TensorType& value = type("write", write.value);
-      const TensorType& input = type("write", write.input);
-      bool same = value.dtype == input.dtype && value.shape.size() == input.shape.size();
-      for (size_t d = 0; same && d < value.shape.size(); ++d)
-        same = decide(equal(value.shape[d], input.shape[d]), graph.symbols) != std::optional<bool>(false);
-      require(same, write.input, "written with another type by " + write.value);
-    }
-    for (const Output& output : graph.outputs) {
-      if (const auto* value = std::get_if<ValueName>(&output.value.value))
-        require(type("return", value->name).shape.size() == output.strides.size(), value->name, "one stride per dimension of an output");
-      for (const Expr& stride : output.strides) expression("return", stride, {});
-      if (const auto* e = std::get_if<Expr>(&output.value.value)) expression("return", *e, {});
-    }
+  void check_input(const Input& input) {
+    if (input.kind == torch_ir::InputKind::symbol)
+      require(graph.symbols.count(input.name), input.name, "the symbol has no range");
+    else
+      define({input.name, input.type});
+  }
+
+  void check_op(const Op& op) {
+    require(!op.results.empty() || std::holds_alternative<Library>(op.node), "op", "no result");
+    std::visit([&](const auto& node) { check(op, node); }, op.node);
+    for (const Value& value : op.results) define(value);
+  }
+
+  void check_write(const torch_ir::Write& write) const {
+    bool known = false;
+    for (const Input& input : graph.inputs) known = known || (input.name == write.input && input.kind != torch_ir::InputKind::symbol);
+    require(known, write.input, "written, but no tensor input");
+    const TensorType& value = type("write", write.value);
+    const TensorType& input = type("write", write.input);
+    bool same = value.dtype == input.dtype && value.shape.size() == input.shape.size();
+    for (size_t d = 0; same && d < value.shape.size(); ++d)
+      same = decide(equal(value.shape[d], input.shape[d]), graph.symbols) != std::optional<bool>(false);
+    require(same, write.input, "written with another type by " + write.value);
+  }
+
+  void check_output(const Output& output) const {
+    if (const auto* value = std::get_if<ValueName>(&output.value.value))
+      require(type("return", value->name).shape.size() == output.strides.size(), value->name, "one stride per dimension of an output");
+    for (const Expr& stride : output.strides) expression("return", stride, {});
+    if (const auto* e = std::get_if<Expr>(&output.value.value)) expression("return", *e, {});
   }
 };
 

@@ -4,6 +4,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/location.h"
 #include "base/ref.h"
 #include "expr/expr.h"
 #include "loop_ir/ir.h"
@@ -54,7 +55,7 @@ namespace deplo::tile_ir {
 // Values, loads, stores, checks and reductions mean what they mean in Loop IR. Reduce axes are loops with kinds (outer first).
 
 struct Stmt;
-using Block = std::vector<Ref<Stmt>>;
+using Block = Refs<Stmt>;
 
 using loop_ir::Check;
 using loop_ir::ErrorCode;
@@ -79,6 +80,7 @@ struct Axis {
 struct For {
   Axis axis;
   Block body;
+  bool operator==(const For&) const = default;
 };
 
 struct Reduce {
@@ -88,6 +90,7 @@ struct Reduce {
   std::vector<std::string> operands;
   std::vector<Axis> axes;
   Block body;
+  bool operator==(const Reduce&) const = default;
 };
 
 struct Scan {
@@ -98,6 +101,7 @@ struct Scan {
   Axis axis;  ///< serial
   Block body;
   Block then;
+  bool operator==(const Scan&) const = default;
 };
 
 enum class Space : uint8_t { reg, stack, scratch, shared };
@@ -107,23 +111,30 @@ struct Alloc {
   DType dtype = DType::f32;
   std::vector<Expr> shape;  ///< row-major
   Space space = Space::stack;
+  bool operator==(const Alloc&) const = default;
 };
 
 struct If {
   std::vector<Cond> guard;
   Block body;
+  bool operator==(const If&) const = default;
 };
 
-struct Barrier {};
+struct Barrier {
+  bool operator==(const Barrier&) const = default;
+};
 
 struct Prefetch {
   std::string buffer;
   std::vector<Expr> index;
   int level = 1;  ///< cache level to bring the line to: 1, 2 or 3
+  bool operator==(const Prefetch&) const = default;
 };
 
 struct Stmt {
   std::variant<Let, Load, Store, For, Reduce, Scan, Alloc, If, Check, Barrier, Prefetch> node;
+  Location location{};
+  bool operator==(const Stmt&) const = default;
 };
 
 struct Kernel {
@@ -134,6 +145,8 @@ struct Kernel {
   Expr chunks = 1;    ///< pieces into which the parallel loop is worth splitting, from shapes alone
   Schedule schedule;  ///< that was applied; of no kind if unknown
   std::vector<std::string> provenance;
+  Location location{};
+  bool operator==(const Kernel&) const = default;
 };
 
 using Module = ModuleOf<Kernel>;
@@ -143,6 +156,5 @@ std::string print(const Module& module);
 Module parse(const std::string& text, const std::string& file = "<tile>");
 void verify(const Kernel& kernel);
 void verify(const Module& module);
-bool equal(const Kernel& a, const Kernel& b);
 
 }  // namespace deplo::tile_ir

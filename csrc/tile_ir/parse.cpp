@@ -40,7 +40,10 @@ struct Parser {
         lexer.expect("end of line");
         continue;
       }
-      body.push_back(std::make_shared<Stmt>(statement()));
+      Location location = lexer.peek().location();
+      auto stmt = std::make_shared<Stmt>(statement());
+      stmt->location = location;
+      body.push_back(std::move(stmt));
     }
     return body;
   }
@@ -134,6 +137,7 @@ struct Parser {
       k.schedule = parse_schedule(lexer);
       lexer.expect("end of line");
     }
+    k.location = lexer.peek().location();
     lexer.expect("tile");
     k.name = kernel_name();
     if (!scheduled.empty() && scheduled != k.name) lexer.fail(fmt::format("the schedule of @{} stands before kernel @{}", scheduled, k.name));
@@ -155,7 +159,10 @@ struct Parser {
         lexer.expect("end of line");
         continue;
       }
-      body.push_back(std::make_shared<Stmt>(statement()));
+      Location location = lexer.peek().location();
+      auto stmt = std::make_shared<Stmt>(statement());
+      stmt->location = location;
+      body.push_back(std::move(stmt));
     }
     return body;
   }

@@ -41,6 +41,12 @@ Attribute parse_list(Lexer& lexer) {
 
 }  // namespace
 
+bool Attribute::operator==(const Attribute& other) const {
+  const auto* a = std::get_if<double>(&value);
+  const auto* b = std::get_if<double>(&other.value);
+  return a && b ? same_float(*a, *b) : value == other.value;
+}
+
 bool is_word(const std::string& text) { return std::find(std::begin(kWords), std::end(kWords), text) != std::end(kWords); }
 
 std::string print(const Attribute& attribute) {

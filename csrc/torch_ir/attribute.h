@@ -29,7 +29,7 @@ struct None {
 /// One argument of an ATen call: a tensor, a number (integers may be symbolic), a dtype, a string, a word, a list or None.
 struct Attribute {
   std::variant<None, ValueName, bool, Expr, double, DType, std::string, Word, std::vector<Attribute>> value;
-  bool operator==(const Attribute&) const = default;
+  bool operator==(const Attribute& other) const;  ///< floats by same_float
 };
 
 class Lexer;

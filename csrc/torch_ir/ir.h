@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/location.h"
 #include "base/ref.h"
 #include "expr/expr.h"
 #include "torch_ir/attribute.h"
@@ -46,6 +47,7 @@ struct Input {
   TensorType type;   ///< unused for symbols
   InputKind kind = InputKind::user;
   bool is_static = false;  ///< the storage stays the same between calls (a parameter or buffer that the graph does not mutate)
+  Location location{};
   bool operator==(const Input&) const = default;
 };
 
@@ -61,12 +63,14 @@ struct Node {
   std::vector<std::pair<std::string, Attribute>> arguments;
   std::string source;  ///< "net.py:12", or empty
   std::string module;  ///< "attn.softmax", or empty
+  Location location{};
   bool operator==(const Node&) const = default;
 };
 
 struct Write {
   std::string value;
   std::string input;
+  Location location{};
   bool operator==(const Write&) const = default;
 };
 
@@ -75,9 +79,12 @@ struct Graph {
   std::vector<Input> inputs;
   Ranges symbols;
   std::vector<Cond> facts;  ///< of sizes, which the caller guarantees
-  std::vector<Ref<Node>> nodes;
+  Refs<Node> nodes;
   std::vector<Write> writes;
   std::vector<Attribute> outputs;  ///< ValueName, Expr or None
+  Location where_location{};
+  Location return_location{};
+  bool operator==(const Graph&) const = default;
 };
 
 /// Row-major strides as PyTorch gives them: an extent of 0 counts as 1.
@@ -92,7 +99,5 @@ Graph parse(const std::string& text, const std::string& file = "<torch>");
 /// Throws InternalError: undefined or redefined names, ranks of shape and strides that differ, unknown write targets, symbols without a
 /// range or that follow from no input.
 void verify(const Graph& graph);
-/// Structural; a NaN attribute equals itself.
-bool equal(const Graph& a, const Graph& b);
 
 }  // namespace deplo::torch_ir

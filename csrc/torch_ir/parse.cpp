@@ -38,6 +38,7 @@ TensorType parse_type(Lexer& lexer) {
 Input parse_input(Lexer& lexer) {
   Input input;
   Token where = lexer.peek();
+  input.location = where.location();
   input.name = lexer.identifier("an input");
   lexer.expect(":");
   bool is_value = input.name[0] == '%';
@@ -59,6 +60,7 @@ Input parse_input(Lexer& lexer) {
 
 // `where s0 in 2.., s1 in 2..4096, s0 // 2 == s1`: what follows an open upper bound is the next symbol, a fact or the body.
 void parse_where(Lexer& lexer, Graph& graph) {
+  graph.where_location = lexer.peek().location();
   if (!lexer.accept("where")) return;
   do {
     Token where = lexer.peek();
@@ -94,6 +96,7 @@ std::vector<Result> parse_results(Lexer& lexer) {
 
 Ref<Node> parse_node(Lexer& lexer) {
   auto node = std::make_shared<Node>();
+  node->location = lexer.peek().location();
   if (lexer.peek().text[0] == '%') node->results = parse_results(lexer);
   node->op = lexer.identifier("an operator");
   lexer.expect("(");
@@ -130,13 +133,15 @@ Graph parse(const std::string& text, const std::string& file) {
     if (lexer.peek().kind != Token::Kind::identifier) lexer.fail(fmt::format("expected a node, write or return, found '{}'", lexer.peek().text));
     graph.nodes.push_back(parse_node(lexer));
   }
-  while (lexer.accept("write")) {
+  while (lexer.at("write")) {
     Write write;
+    write.location = lexer.next().location();
     write.value = parse_value(lexer, "the value to write");
     lexer.expect("to");
     write.input = parse_value(lexer, "the input to write to");
     graph.writes.push_back(std::move(write));
   }
+  graph.return_location = lexer.peek().location();
   lexer.expect("return");
   while (!lexer.at_end()) {
     graph.outputs.push_back(parse_attribute(lexer));

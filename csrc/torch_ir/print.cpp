@@ -72,7 +72,4 @@ std::string print(const Graph& graph) {
   return text + "  return" + (outputs.empty() ? "" : " ") + joined(outputs) + "\n";
 }
 
-// Printing is injective, and unlike == on doubles it lets a NaN equal itself.
-bool equal(const Graph& a, const Graph& b) { return print(a) == print(b); }
-
 }  // namespace deplo::torch_ir

@@ -12,19 +12,11 @@ class Verifier {
 
   void run() {
     bind_symbols();
-    for (const Input& input : graph_.inputs) check_input(input);
-    for (const Cond& fact : graph_.facts) check_expr(fact.expr, "fact " + print(fact));
-    for (const auto& node : graph_.nodes) check_node(*node);
-    for (const Write& write : graph_.writes) {
-      DEPLO_ASSERT(values_.count(write.value), "[torch] write of {}, which no node or input defines", write.value);
-      DEPLO_ASSERT(inputs_.count(write.input), "[torch] write to {}, which is no tensor input", write.input);
-    }
-    for (const Attribute& output : graph_.outputs) {
-      check_attribute(output, "return");
-      bool allowed =
-          std::holds_alternative<ValueName>(output.value) || std::holds_alternative<Expr>(output.value) || std::holds_alternative<None>(output.value);
-      DEPLO_ASSERT(allowed, "[torch] returns {}, which is no tensor, integer or none", print(output));
-    }
+    for (const Input& input : graph_.inputs) located(input.location, [&] { check_input(input); });
+    for (const Cond& fact : graph_.facts) located(graph_.where_location, [&] { check_expr(fact.expr, "fact " + print(fact)); });
+    for (const auto& node : graph_.nodes) located(node->location, [&] { check_node(*node); });
+    for (const Write& write : graph_.writes) located(write.location, [&] { check_write(write); });
+    for (const Attribute& output : graph_.outputs) located(graph_.return_location, [&] { check_output(output); });
   }
 
  private:
@@ -106,6 +98,18 @@ class Verifier {
       else
         absent_.insert(result.name);
     }
+  }
+
+  void check_write(const Write& write) {
+    DEPLO_ASSERT(values_.count(write.value), "[torch] write of {}, which no node or input defines", write.value);
+    DEPLO_ASSERT(inputs_.count(write.input), "[torch] write to {}, which is no tensor input", write.input);
+  }
+
+  void check_output(const Attribute& output) {
+    check_attribute(output, "return");
+    bool allowed =
+        std::holds_alternative<ValueName>(output.value) || std::holds_alternative<Expr>(output.value) || std::holds_alternative<None>(output.value);
+    DEPLO_ASSERT(allowed, "[torch] returns {}, which is no tensor, integer or none", print(output));
   }
 
   const Graph& graph_;

@@ -214,7 +214,7 @@ struct Lowering {
     graph.name = source.name;
     graph.symbols = source.symbols;
     add_inputs(graph);
-    for (const auto& node : source.nodes) lower(*node);
+    for (const auto& node : source.nodes) located(node->location, [&] { lower(*node); });
     for (const torch_ir::Write& write : source.writes) graph.writes.push_back({values.at(write.value).name, write.input});
     for (const Attribute& output : source.outputs) {
       const auto* value = std::get_if<ValueName>(&output.value);

@@ -170,6 +170,15 @@ std::vector<std::pair<std::string, std::string>> overload_files() {
   return rows;
 }
 
+bool is_view(std::string_view overload) { return rules::is_view(overload); }
+
+bool is_deterministic(std::string_view overload) {
+  // The rule of dropout draws its mask by a library call.
+  if (rules::packet_of(overload) == "aten.native_dropout") return false;
+  std::string_view reason = rules::library_reason(overload);
+  return rules::find_rule(overload) || (!reason.empty() && reason != rules::kRandom);
+}
+
 std::vector<std::pair<std::string, std::string>> library_packets() {
   std::vector<std::pair<std::string, std::string>> rows;
   for (const rules::Reason& reason : rules::kReasons) rows.emplace_back(reason.packet, reason.text);

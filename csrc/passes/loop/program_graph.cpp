@@ -285,6 +285,7 @@ void ProgramGraph::inherit_order(size_t from, size_t into) {
 }
 
 Module ProgramGraph::finish() {
+  if (module_.name.empty() && nodes_.empty()) return std::move(module_);  // kernels without a program that calls them
   // Kahn's algorithm, lowest node number first, so that the order changes only where it must.
   std::vector<std::vector<size_t>> successors(nodes_.size());
   std::vector<size_t> waiting(nodes_.size(), 0);
