@@ -9,6 +9,7 @@
 #include "bindings/init.h"
 #include "kernel_ir/interpret.h"
 #include "library/aten/arrays.h"
+#include "library/aten/check.h"
 #include "loop_ir/interpret.h"
 #include "lower/torch_to_tensor.h"
 #include "pipeline.h"
@@ -82,7 +83,12 @@ void init_tools(py::module_& module) {
   module.def(
       "lower",
       [](const std::string& text, const std::string& level, const std::string& options, const std::string& file) {
-        return lower_text(text, file, level, parse_options(options));
+        CompileOptions parsed = parse_options(options);
+        if (level_of(text, file) == "torch") {
+          verify_by_hand(text, file);
+          aten::check_types(torch_ir::parse(text, file), file, parsed.context.hints);
+        }
+        return lower_text(text, file, level, parsed);
       },
       py::arg("text"), py::arg("level"), py::arg("options") = "{}", py::arg("file") = "<text>", py::call_guard<py::gil_scoped_release>(),
       "IR text of any level lowered to torch, tensor, loop, tile, kernel, llvm, asm or cuda.");

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import pty
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 from engines import needs_core
 
 import deplo
+from deplo import backend
 from deplo.cli import main
+from deplo.progress import progress
 
 SOFTMAX = "torch @f(%x: f32[4, 8])\n  %y: f32[4, 8] = aten._softmax.default(self=%x, dim=-1, half_to_float=false)\n  return %y\n"
 
@@ -25,7 +31,7 @@ def run(capsys, *arguments):
 def test_torch_ir_of_an_expression(capsys):
     status, out, _ = run(capsys, "compile", "-c", "softmax(r(4, 8), -1)", "--ir", "torch")
     assert status == 0
-    assert out.startswith("torch @inference(%x0: f32[4, 8] strides [8, 1] user)")
+    assert out.startswith("torch @inference(%x0: f32[4, 8] user)")
 
 
 def test_dynamic_and_backward(capsys):
@@ -91,6 +97,156 @@ def test_dump_folder_has_numbered_files(capsys, tmp_path):
     assert status == 0, err
     names = sorted(item.name for item in (tmp_path / "dump").iterdir())
     assert names and all(name[:2].isdigit() and name.endswith(".ir") for name in names)
+
+
+@needs_core
+def test_dump_folder_marks_passes_that_changed_nothing(capsys, tmp_path):
+    path = tmp_path / "softmax.ir"
+    path.write_text(SOFTMAX)
+    assert run(capsys, "compile", str(path), "--dump-dir", str(tmp_path / "dump"))[0] == 0
+    files = sorted((tmp_path / "dump").iterdir())
+    assert [int(file.name[:2]) for file in files] == list(range(len(files)))
+    levels = [file.name.split("_")[1] for file in files]
+    before = dict.fromkeys(levels, "")
+    for file, level in zip(files, levels, strict=True):
+        text = file.read_text()
+        assert (text == before[level]) == file.stem.endswith("_unchanged"), file.name
+        before[level] = text
+    names = [file.stem for file in files]
+    assert any(name.endswith("_fuse_nests") for name in names) and any(name.endswith("_split_axes_unchanged") for name in names)
+
+
+@needs_core
+def test_stop_after_and_disable(capsys):
+    softmax = ("compile", "-c", "softmax(r(4, 8), -1)")
+    status, fused, err = run(capsys, *softmax, "--stop-after", "fuse_nests")
+    assert status == 0 and fused.count("\nloop @") == 1, err
+    status, apart, err = run(capsys, *softmax, "--stop-after", "fuse_nests", "--disable", "fuse_nests")
+    assert status == 0 and apart.count("\nloop @") > 1, err
+    status, lowered, err = run(capsys, *softmax, "--stop-after", "lower_to_tensor")
+    assert status == 0 and lowered.startswith("tensor @"), err
+    for level in ("torch", "tensor", "loop", "tile", "kernel"):
+        status, out, err = run(capsys, *softmax, "--stop-after", level, "--ir", "kernel")
+        assert status == 0 and f"{level} @" in out, err
+        assert out == run(capsys, *softmax, "--ir", level)[1]
+
+
+@needs_core
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--stop-after", "fuse_nest"), "cannot stop after 'fuse_nest', did you mean 'fuse_nests'?"),
+        (("--disable", "expand_maths"), "cannot disable 'expand_maths', did you mean 'expand_math'?"),
+        (("--disable", "loop"), "cannot disable 'loop': expected one of share_calls, fold_constants"),
+        (("--option", "dump=tenser"), "cannot dump 'tenser', did you mean 'tensor'?"),
+    ],
+)
+def test_names_of_passes_are_checked(capsys, arguments, message):
+    status, out, err = run(capsys, "compile", "-c", "r(4) + 1", *arguments)
+    assert status == 1 and out == "" and message in err and err.count("\n") == 1
+
+
+@needs_core
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("%z: f32[4, 9] = aten.exp.default(self=%y)", "3:3: aten.exp.default gives %z the type f32[4, 8], not f32[4, 9]"),
+        ("%z: f32[4, 8] = aten.gt.Scalar(self=%y, other=0)", "3:3: aten.gt.Scalar gives %z the type bool[4, 8], not f32[4, 8]"),
+        ("%z: f32[4] = aten.sum.dim_IntList(self=%y, dim=[1], keepdim=true)", "3:3: aten.sum.dim_IntList gives %z the type f32[4, 1], not f32[4]"),
+        ("%z: f32[8, 4], %i: i64[4, 8] = aten.sort.default(self=%y)", "3:3: aten.sort.default gives %z the type f32[4, 8], not f32[8, 4]"),
+        ("%z: f32[4, 4] = aten.mm.default(self=%y, mat2=%y)", "3:3: aten.mm.default: a and b must have same reduction dim"),
+        ("%z: f32[9] = aten.view.default(self=%y, size=[9])", "3:3: aten.view.default: shape '[9]' is invalid for input of size 32"),
+        ("%z: f32[4, 8] = aten.sin.default(self=%y, axis=3)", "3:3: aten.sin.default has no argument 'axis'"),
+        ("%z: f32[4, 8] = aten.expp.default(self=%y)", "3:3: this PyTorch has no operator aten.expp.default"),
+    ],
+)
+def test_results_that_no_call_gives_are_refused(capsys, tmp_path, line, message):
+    path = tmp_path / "wrong.ir"
+    path.write_text(f"torch @f(%x: f32[4, 8])\n  %y: f32[4, 8] = aten.neg.default(self=%x)\n  {line}\n  return %z\n")
+    for level in ("torch", "kernel"):
+        status, _, err = run(capsys, "compile", str(path), "--ir", level)
+        assert status == 1 and f"{path}:{message}" in err, err
+
+
+@needs_core
+def test_types_are_judged_for_symbolic_sizes_too(capsys, tmp_path):
+    path = tmp_path / "net.ir"
+    text = "torch @f(%x: f32[s0, 8]) where s0 in 2..\n  %y: f32[s0*8] = aten.view.default(self=%x, size=[s0*8])\n  return %y\n"
+    path.write_text(text)
+    assert run(capsys, "compile", str(path), "--ir", "loop")[0] == 0
+    path.write_text(text.replace("f32[s0*8]", "f32[s0*4]"))
+    status, _, err = run(capsys, "compile", str(path), "--ir", "loop")
+    assert status == 1 and f"{path}:2:3: aten.view.default gives %y the type f32[1024] for s0 = 128, not f32[s0*4]" in err
+
+
+def on_terminal(*arguments) -> str:
+    """What a terminal gets to see of a command."""
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm-256color", "COLUMNS": "200"}
+    child = subprocess.Popen([sys.executable, "-m", "deplo", *arguments], stdout=theirs, stderr=theirs, stdin=theirs, env=environment)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    assert child.wait(timeout=120) == 0, shown
+    return shown.decode()
+
+
+def test_colour_on_a_terminal_and_plain_text_in_a_pipe(tmp_path):
+    path = tmp_path / "softmax.ir"
+    path.write_text(SOFTMAX)
+    command = ("compile", str(path), "--ir", "tensor")
+    coloured = on_terminal(*command)
+    piped = subprocess.run([sys.executable, "-m", "deplo", *command], capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "\x1b[" in coloured and "\x1b[" not in piped
+    uncoloured = "".join(part.partition("m")[2] if number else part for number, part in enumerate(coloured.split("\x1b[")))
+    assert uncoloured.replace("\r\n", "\n").split() == piped.split()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_line_of_long_compilations(monkeypatch):
+    terminal, pipe = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress("compiling the graph", after=0.01):
+        while "\rdeplo: compiling the graph ... " not in terminal.getvalue():
+            time.sleep(0.01)
+    assert terminal.getvalue().endswith("\r\x1b[K"), "the line is wiped at the end"
+    terminal.truncate(0)
+    with progress("compiling the graph", after=60):
+        pass
+    assert not terminal.getvalue().strip("\0")
+    monkeypatch.setattr(sys, "stderr", pipe)
+    with progress("compiling the graph", after=0.0):
+        time.sleep(0.05)
+    assert not pipe.getvalue()
+
+
+@needs_core
+def test_compilations_show_their_progress(monkeypatch, fresh_inference):
+    seen = []
+    monkeypatch.setattr(backend, "progress", lambda what: seen.append(what) or progress(what))
+    torch.compile(lambda x: x.exp() + 1, backend="deplo")(torch.ones(3))
+    assert seen == ["compiling the inference graph of 2 calls"]
+
+
+@needs_core
+def test_bench_shows_both_times(capsys):
+    status, out, err = run(capsys, "run", "-c", "softmax(r(4, 8), -1)", "--bench")
+    lines = out.splitlines()
+    assert status == 0, err
+    assert [line.split()[0] for line in lines[-3:-1]] == ["eager", "deplo"] and all(line.endswith(" a call") for line in lines[-3:-1])
+    assert lines[-1].startswith("deplo is ") and lines[-1].endswith(" times as fast as eager") and float(lines[-1].split()[2]) > 0
 
 
 @needs_core

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -98,6 +99,26 @@ def test_cache_folder_is_shown_and_cleared_without_touching_other_files(tmp_path
         cache.cache_folder(read_options())
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stop_after": "xyz"}, "cannot stop after 'xyz': expected one of share_calls, "),
+        ({"stop_after": "fuse_nest"}, "cannot stop after 'fuse_nest', did you mean 'fuse_nests'?"),
+        ({"disable": ["compose_map"]}, "cannot disable 'compose_map', did you mean 'compose_maps'?"),
+        ({"dump": "kernels"}, "cannot dump 'kernels', did you mean 'kernel'?"),
+    ],
+)
+def test_names_of_passes_are_suggested(options, message):
+    with pytest.raises(Exception, match=re.escape(message)):
+        torch.compile(lambda x: x + 1, backend="deplo", options=options)(torch.ones(3))
+
+
+def test_dumps_stop_where_they_are_told_to(capfd, fresh_inference):
+    torch.compile(lambda x: (x + 1).exp(), backend="deplo", options={"dump": "all", "stop_after": "fuse_producers"})(torch.ones(3))
+    shown = [line for line in capfd.readouterr().err.splitlines() if line.startswith("# ")]
+    assert shown[0].startswith("# torch/import") and shown[-1].startswith("# loop/fuse_producers")
+
+
 def test_names_of_levels_and_passes_are_checked():
-    with pytest.raises(Exception, match="cannot dump 'nolevel': the passes and levels are"):
+    with pytest.raises(Exception, match="cannot dump 'nolevel': expected one of"):
         torch.compile(lambda x: x + 1, backend="deplo", options={"dump": "nolevel"})(torch.ones(3))
