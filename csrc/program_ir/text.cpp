@@ -414,8 +414,7 @@ void verify(const ProgramBody& program, const FindParams& find_params) {
     if (b.kind == BufferKind::input) verifier.defined.insert(b.name);
   }
   for (const Step& step : program.steps) std::visit([&](const auto& s) { located(s.location, [&] { verifier.check(s); }); }, step);
-  located(program.return_location,
-          [&] { DEPLO_ASSERT(!verifier.open, "program @{}: its last call has a `when` and no alternative", program.name); });
+  located(program.return_location, [&] { DEPLO_ASSERT(!verifier.open, "program @{}: its last call has a `when` and no alternative", program.name); });
   for (const Attribute& output : program.outputs)
     if (const auto* value = std::get_if<ValueName>(&output.value)) located(program.return_location, [&] { verifier.read(value->name, "return"); });
 }

@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -142,6 +143,31 @@ inline std::vector<Array> random_inputs(const tensor_ir::Graph& graph, const Siz
     inputs.push_back(std::move(a));
   }
   return inputs;
+}
+
+/// Half the distance from 1 to the next number: what one rounding to dtype may change, relative to the result.
+inline double unit_roundoff(DType dtype) {
+  return std::ldexp(1.0, dtype == DType::f64 ? -53 : dtype == DType::f32 ? -24 : dtype == DType::f16 ? -11 : -8);
+}
+
+/// The most roundings that make one element of a graph: those of its longest chain of sums, in any order, and a few for each op around them
+/// (functions are good to 1 ulp, which is two of these units).
+inline double roundings(const tensor_ir::Graph& graph, const Sizes& sizes) {
+  double terms = 0;
+  double ops = 0;
+  std::map<std::string, std::vector<Expr>> shapes;
+  for (const auto& input : graph.inputs) shapes[input.name] = input.type.shape;
+  for (const auto& op : graph.ops) {
+    for (const auto& value : op->results) shapes[value.name] = value.type.shape;
+    std::vector<int> axes;
+    if (const auto* n = std::get_if<tensor_ir::Reduction>(&op->node)) axes = n->axes;
+    if (const auto* n = std::get_if<tensor_ir::Scan>(&op->node)) axes = {n->axis};
+    double count = axes.empty() ? 0 : 1;
+    for (int axis : axes) count *= static_cast<double>(evaluate(shapes.at(tensor_ir::operands_of(*op)[0])[static_cast<size_t>(axis)], sizes));
+    terms += count;
+    ops += 1;
+  }
+  return terms + 2 * ops;
 }
 
 inline void require_close(const std::vector<Array>& got, const std::vector<Array>& wanted, double tolerance) {

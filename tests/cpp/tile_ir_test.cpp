@@ -105,7 +105,7 @@ TEST_CASE("tile IR text round-trips") {
     tile_ir::Module module = tile_ir::parse(text);
     tile_ir::verify(module);
     CHECK(tile_ir::print(module) == text);
-    CHECK(tile_ir::equal(*module.kernels[0], *tile_ir::parse(text).kernels[0]));
+    CHECK(*module.kernels[0] == *tile_ir::parse(text).kernels[0]);
   }
 }
 

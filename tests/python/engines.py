@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import harness
 import pytest
 import torch
 import torch_ir_eager
@@ -49,17 +50,27 @@ def compiler(request, monkeypatch):
     torch._dynamo.reset()
 
 
-def same(actual, expected, scale: float = 8.0, strides: bool = True) -> None:
-    """Equal up to `scale` units in the last place of the largest value; exact for integers and bools."""
+def same(actual, expected, scale: float = 8.0, strides: bool = True, exact=None) -> None:
+    """Equal; floats up to rounding.
+
+    With `exact`, the same computed in float64: no further from it than eager mode's `expected`, but for what the order of sums
+    makes of both (harness.allowed_error). Without: up to `scale` units in the last place of the largest value, as many as one
+    element has terms and functions.
+    """
     leaves = functools.partial(torch.utils._pytree.tree_leaves)
-    for got, want in zip(leaves(actual), leaves(expected), strict=True):
+    judges = leaves(exact) if exact is not None else [None] * len(leaves(expected))
+    for got, want, judge in zip(leaves(actual), leaves(expected), judges, strict=True):
         if not isinstance(want, torch.Tensor):
             assert got == want
             continue
         got, want = got.detach(), want.detach()
         assert got.dtype == want.dtype and got.shape == want.shape
         assert not strides or got.stride() == want.stride()
-        if want.is_floating_point():
+        if want.is_floating_point() and judge is not None:
+            assert judge.dtype == torch.float64, "the judge must be computed in float64"
+            allowed = harness.allowed_error(harness.max_error(want, judge.detach()), torch.finfo(want.dtype).eps)
+            assert harness.max_error(got, judge.detach()) <= allowed
+        elif want.is_floating_point():
             largest = float(want[want.isfinite()].abs().max()) if want.isfinite().any() else 0.0
             torch.testing.assert_close(got, want, rtol=0, atol=scale * torch.finfo(want.dtype).eps * max(largest, 1e-30), equal_nan=True)
         else:

@@ -130,6 +130,8 @@ struct Checker {
       for (const auto& [name, value] : node->arguments) use(value);
     for (const torch_ir::Write& write : graph.writes) used.insert(write.value);
     for (const Attribute& output : graph.outputs) use(output);
+    for (const Cond& fact : graph.facts)
+      if (!evaluate(fact, sizes)) throw NoSample{};
     for (const torch_ir::Input& input : graph.inputs)
       if (input.kind != torch_ir::InputKind::symbol) define(input.name, input.type);
     for (const auto& node : graph.nodes) located(node->location, [&] { check(*node); });
