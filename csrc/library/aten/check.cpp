@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <map>
@@ -77,6 +78,9 @@ struct Checker {
         c10::Dispatcher::singleton().findSchema({"aten::" + node.op.substr(first + 1, last - first - 1), overload == "default" ? "" : overload});
     DEPLO_SUPPORT(found.has_value(), "this PyTorch has no operator {}", node.op);
     AtenCall call(node.op, on_meta(node, found->schema()));
+    // Modes of a compilation that is under way would take these tensors for theirs.
+    c10::impl::ExcludeDispatchKeyGuard without_modes(
+        c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::PythonDispatcher}));
     try {
       return call.run([&](const std::string& name) { return values.at(name); }, [&](Expr size) { return evaluate(size, sizes); });
     } catch (const c10::NotImplementedError&) {
