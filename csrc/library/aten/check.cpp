@@ -34,6 +34,9 @@ std::map<std::string, int64_t> sample_sizes(const Ranges& symbols, const SizeHin
   return sizes;
 }
 
+/// Thrown where no tensor is of the sample's sizes: they do not fit together, as a kernel that is longer than what it runs over.
+struct NoSample {};
+
 struct Checker {
   const torch_ir::Graph& graph;
   std::map<std::string, int64_t> sizes;
@@ -47,6 +50,8 @@ struct Checker {
   }
 
   void define(const std::string& name, const torch_ir::TensorType& type) {
+    for (int64_t size : evaluated(type.shape))
+      if (size < 0) throw NoSample{};
     values[name] = at::detail::empty_strided_meta(evaluated(type.shape), evaluated(type.strides), to_scalar_type(type.dtype));
   }
 
@@ -147,6 +152,7 @@ struct Checker {
 void check_types(const torch_ir::Graph& graph, const std::string& file, const SizeHints& hints) {
   try {
     Checker{graph, sample_sizes(graph.symbols, hints)}.run();
+  } catch (const NoSample&) {
   } catch (const InternalError& error) {
     throw UserError(fmt::format("{}:{}:{}: {}", file, error.location().line, error.location().column, error.what()));
   } catch (const UnsupportedError& error) {
