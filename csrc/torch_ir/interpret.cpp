@@ -85,7 +85,7 @@ class Interpreter {
   void run(const Node& node) {
     Arguments arguments = evaluate_arguments(node.arguments, symbols_);
     std::vector<Array> results;
-    if (node.op == "aten.as_strided.default") {
+    if (node.op == "aten.as_strided.default" || node.op == "aten.as_strided_copy.default") {
       results.push_back(as_strided(arguments));
     } else if (node.op == "aten.as_strided_scatter.default") {
       results.push_back(as_strided_scatter(arguments));

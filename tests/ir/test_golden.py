@@ -16,6 +16,7 @@ A folder tests/ir/<level>/<pass>/ holds at least one rewrite, one no-op (nothing
 keep*.ir: what the pass must leave, or must not do in full). Numbers before and after a pass are compared by the interpreters.
 """
 
+import itertools
 import os
 import re
 import shlex
@@ -32,8 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(Path(__file__).parent.rglob("*.ir"))
 EXPECT = "// expect:\n"
 ERROR = re.compile(r"[ \t]*// error(?: at (\d+))?: (.*)$", re.MULTILINE)
-INPUT = re.compile(r"%?[\w.]+: (\w+)\[([^\]]*)\]")
-RANGE = re.compile(r"(\w+) in (\d*)\.\.")
+INPUT = re.compile(r"%?([\w.]+): (?:(sym)|(\w+)\[([^\]]*)\])")
+RANGE = re.compile(r"(\w+) in (\d*)\.\.\d*$")
 
 
 def deplo_opt() -> Path:
@@ -124,15 +125,26 @@ def test_every_lowering_has_golden_files() -> None:
         assert len(list((Path(__file__).parent / level / f"lower_to_{level}").glob("*.ir"))) >= 1
 
 
-def random_inputs(text: str) -> list[torch.Tensor]:
-    """Tensors for the first module of a text; small integers are in the range of whatever they index."""
+def sizes_of(head: str) -> dict[str, int]:
+    """Sizes of the symbols that are in their ranges and fulfil the facts behind `where`."""
+    parts = [part.strip() for part in head.partition(" where ")[2].split(",") if part.strip()]
+    lowest = {match[1]: int(match[2] or 2) for match in map(RANGE.match, parts) if match}
+    facts = [part for part in parts if not RANGE.match(part)]
+    choices = itertools.product(*[range(max(low, 5), low + 12) for low in lowest.values()])
+    return next(sizes for sizes in (dict(zip(lowest, choice, strict=True)) for choice in choices) if all(eval(fact, {}, sizes) for fact in facts))
+
+
+def random_inputs(text: str) -> list[torch.Tensor | int]:
+    """Arguments of a text's program; small integers are in the range of whatever they index."""
     head = text.split("return")[0].partition("\n  ")[0]
-    sizes = {name: max(int(low or 2), 5) for name, low in RANGE.findall(head)}
+    sizes = sizes_of(head)
     generator = torch.Generator().manual_seed(1)
-    inputs = []
-    for dtype, shape in INPUT.findall(head.partition(" where ")[0]):
+    inputs: list[torch.Tensor | int] = []
+    for name, symbol, dtype, shape in INPUT.findall(head.partition(" where ")[0]):
         extents = [int(eval(size, {}, sizes)) for size in shape.split(",") if size.strip()]
-        if dtype.startswith("f") or dtype == "bf16":
+        if symbol:
+            inputs.append(sizes[name])
+        elif dtype.startswith("f") or dtype == "bf16":
             kind = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}[dtype]
             inputs.append(torch.rand(extents, generator=generator).to(kind))
         else:
@@ -140,12 +152,12 @@ def random_inputs(text: str) -> list[torch.Tensor]:
     return inputs
 
 
-def interpreted(text: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+def interpreted(text: str, inputs: list[torch.Tensor | int]) -> list[torch.Tensor]:
     """The outputs, or none where the program divides by zero."""
     from deplo.core import core
 
     try:
-        return core().interpret(text, [x.clone() for x in inputs], "exact")
+        return core().interpret(text, [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs], "exact")
     except UserError as error:
         assert str(error).endswith(("ZeroDivisionError", "division_by_zero"))
         return []
@@ -168,5 +180,5 @@ def test_numbers_before_and_after_are_equal(path: Path) -> None:
     assert len(before) == len(after)
     for was, is_ in zip(before, after, strict=True):
         # Sums are formed in another order: at most as many roundings as there are elements in the inputs.
-        bound = (4 + sum(x.numel() for x in inputs)) * torch.finfo(torch.float64).eps
+        bound = (4 + sum(x.numel() for x in inputs if isinstance(x, torch.Tensor))) * torch.finfo(torch.float64).eps
         torch.testing.assert_close(is_, was, rtol=bound, atol=bound, equal_nan=True)
