@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from engines import Compiler
 from program_cases import CASES, Case
 from torch.utils._pytree import tree_leaves
 
+import deplo
 from deplo import backend
 from deplo.backend import Record, collect_records
 from deplo.capture import capture
@@ -267,3 +269,25 @@ def test_chained_stencils_recompute_what_each_point_reads():
     text = loop_ir_of("43 two stencils")
     assert text.count("loop @") == 1 and "local" not in text and text.count("  buffer") == 1
     assert text.count("= load") <= 25 and text.count("= add(") <= 24, text
+
+
+BATCHED = {
+    "linear and relu": lambda x, w, b: F.relu(F.linear(x, w, b)),
+    "linear": lambda x, w, b: F.linear(x, w),
+    "linear, gelu and residual": lambda x, w, b: F.gelu(F.linear(x, w, b)) + x.mean(-1, keepdim=True),
+    "product and view": lambda x, w, b: (x.flatten(0, 1) @ w.t()).view(*x.shape[:2], 4, 10),
+    "einsum": lambda x, w, b: torch.einsum("bsi,oi->bso", x, w),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize("name", BATCHED)
+def test_a_batch_of_sequences_is_one_contraction(name, dynamic):
+    torch.manual_seed(0)
+    fn, inputs = BATCHED[name], [torch.randn(2, 24, 64), torch.randn(40, 64), torch.randn(40)]
+    graph = deplo.explain(fn, *inputs, dynamic=dynamic, options={"strict": True}).graphs[0]
+    assert sum(k.calls for k in graph.kernels if any(MATMUL.match(op) for op in k.implements)) == 1
+    assert sum(k.calls for k in graph.kernels) == (2 if "residual" in name else 1), [k.name for k in graph.kernels]
+    wanted, eager = fn(*[x.double() for x in inputs]), fn(*inputs)
+    error, theirs = ((y.double() - wanted).abs().max() for y in (Compiler()(fn, dynamic=dynamic)(*inputs), eager))
+    assert error <= theirs + 4 * torch.finfo(torch.float32).eps * wanted.abs().max()

@@ -157,7 +157,7 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
   const auto narrow = item.lanes.is_static ? item.lanes.narrow() : std::nullopt;
   tile_ir::Block step;
   if (narrow) {
-    step.push_back(make(loop_ir::Load{"nv" + t, narrow->dtype, lanes_buffer, lanes_at(lane), {}, {}}));
+    step.push_back(make(loop_ir::Load{"nv" + t, narrow->dtype, lanes_buffer, lanes_at(lane), {}, Scalar::of_float(narrow->dtype, 0)}));
     step.push_back(make(loop_ir::Let{"bv" + t, f32, Fn::cast, {"nv" + t}, {}, 0}));
   } else {
     step.push_back(make(loop_ir::Load{"bv" + t, f32, lanes_buffer, lanes_at(lane), {}, {}}));

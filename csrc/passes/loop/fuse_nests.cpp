@@ -277,8 +277,13 @@ struct Fuser {
       NestGroup whole = b.nest;
       loop_ir::Names whole_names = names[second];
       auto found = shared_by_dependence(a.nest, b.nest, flow);
+      NestGroup producer = a.nest;
+      loop_ir::Names producer_names = names[first];
       if (!found || !covers(*found, b.nest)) split_as(first, second, flow, found);
+      if (!found || !covers(*found, b.nest)) split_for(first, second, flow, found);
       if (!found || !profitable(first, second, *found, flow)) {
+        a.nest = std::move(producer);
+        names[first] = std::move(producer_names);
         b.nest = std::move(whole);
         names[second] = std::move(whole_names);
         return false;
@@ -317,6 +322,100 @@ struct Fuser {
     b.nest = std::move(split);
     names[second] = std::move(taken);
     pairs = std::move(found);
+  }
+
+  // What follows a contraction may see one of its axes as several (the rows of a batch of sequences): split as the reader has them, all are
+  // shared. Where the parts do not lie next to each other in what the reader stores, the contraction would lose its long rows or lanes.
+  void split_for(size_t first, size_t second, const std::set<std::string>& flow, std::optional<AxisPairs>& pairs) {
+    Group& a = groups[first];
+    const Group& b = groups[second];
+    if (a.contractions.empty() || !b.contractions.empty()) return;
+    const Ranges& symbols = graph.program().symbols;
+    std::map<std::string, std::vector<Axis>> splits;
+    loop_ir::visit(a.nest.body, [&](const Stmt& stmt, const auto&) {
+      const auto* store = std::get_if<Store>(&stmt.node);
+      if (!store || !flow.count(store->buffer)) return;
+      loop_ir::visit(b.nest.body, [&](const Stmt& reader, const auto&) {
+        const auto* load = std::get_if<Load>(&reader.node);
+        if (!load || load->buffer != store->buffer) return;
+        for (size_t d = 0; d < store->index.size(); ++d) {
+          auto axis = std::find_if(a.nest.axes.begin(), a.nest.axes.end(), [&](const Axis& x) { return Expr::symbol(x.name) == store->index[d]; });
+          if (axis == a.nest.axes.end()) continue;
+          auto parts = joined_axes(load->index[d], b.nest.axes);
+          if (parts.size() > 1 && lie_together(b.nest.body, parts) && simplify(extents(parts) - axis->extent, symbols).is(0))
+            splits[axis->name] = parts;
+        }
+      });
+    });
+    if (splits.empty()) return;
+    loop_ir::Names taken = names[first];
+    loop_ir::Renaming renaming;
+    std::vector<Axis> axes;
+    for (const Axis& axis : a.nest.axes) {
+      auto split = splits.find(axis.name);
+      if (split == splits.end()) {
+        axes.push_back(axis);
+        continue;
+      }
+      Expr whole = 0;
+      for (const Axis& part : split->second) {
+        axes.push_back({taken.fresh(axis.name), part.extent});
+        whole = whole * part.extent + Expr::symbol(axes.back().name);
+      }
+      renaming.exprs[axis.name] = whole;
+    }
+    Block body = loop_ir::make_nest(axes, loop_ir::copy_block(a.nest.body, renaming, nullptr));
+    loop_ir::Nest nest = loop_ir::peel(loop_ir::clean(body, symbols));
+    NestGroup split{nest.axes, nest.body};
+    auto found = shared_by_dependence(split, b.nest, flow);
+    if (!found || !covers(*found, split) || !covers(*found, b.nest)) return;
+    a.nest = std::move(split);
+    names[first] = std::move(taken);
+    pairs = std::move(found);
+  }
+
+  static Expr extents(const std::vector<Axis>& axes) {
+    Expr all = 1;
+    for (const Axis& axis : axes) all = all * axis.extent;
+    return all;
+  }
+
+  // The axes, outer first, of which `place` is the row-major position; none if it is not one.
+  static std::vector<Axis> joined_axes(Expr place, const std::vector<Axis>& axes) {
+    std::vector<Axis> parts;
+    Expr rest = place;
+    Expr step = 1;
+    for (bool found = true; found && !rest.is(0);) {
+      found = false;
+      for (const Axis& axis : axes) {
+        auto coefficient = linear_coefficient(rest, axis.name);
+        if (!coefficient || !(*coefficient == step) || axis.extent.is(1)) continue;
+        parts.insert(parts.begin(), axis);
+        rest = rest - Expr::symbol(axis.name) * step;
+        step = step * axis.extent;
+        found = true;
+        break;
+      }
+    }
+    return rest.is(0) ? parts : std::vector<Axis>();
+  }
+
+  // Whether every store has the parts as it would have the whole: row-major beside each other.
+  bool lie_together(const Block& body, const std::vector<Axis>& parts) const {
+    bool together = true;
+    loop_ir::visit(body, [&](const Stmt& stmt, const auto&) {
+      const auto* store = std::get_if<Store>(&stmt.node);
+      if (!store) return;
+      Expr offset = 0;
+      const Buffer& b = graph.buffer(store->buffer);
+      for (size_t d = 0; d < store->index.size(); ++d) offset = offset + store->index[d] * b.strides[d];
+      for (size_t k = 0; k + 1 < parts.size(); ++k) {
+        auto outer = linear_coefficient(offset, parts[k].name);
+        auto inner = linear_coefficient(offset, parts[k + 1].name);
+        together = together && outer && inner && simplify(*outer - *inner * parts[k + 1].extent, graph.program().symbols).is(0);
+      }
+    });
+    return together;
   }
 
   // Nests that read the same large input at the same places, and share all their axes.

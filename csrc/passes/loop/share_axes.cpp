@@ -22,28 +22,36 @@ Expr extent_of(const std::vector<Axis>& axes, const std::string& name) {
   return 0;
 }
 
-// The symbols of a sum whose terms are each a constant times one symbol (and a constant), by coefficient.
-std::optional<std::map<int64_t, std::string>> linear_terms(Expr e, int64_t& constant) {
-  std::map<int64_t, std::string> result;
+struct Structural {
+  bool operator()(Expr a, Expr b) const { return compare(a, b) < 0; }
+};
+
+// The symbols of a sum whose terms are each a constant times one symbol, or a size times one of the axes (and a constant), by coefficient.
+std::optional<std::map<Expr, std::string, Structural>> linear_terms(Expr e, const std::vector<Axis>& axes, int64_t& constant) {
+  std::map<Expr, std::string, Structural> result;
   constant = 0;
   for (const Term& term : terms_of(e)) {
     if (term.atoms.empty()) {
       constant = term.coefficient;
-    } else if (term.atoms.size() == 1 && term.atoms[0].is_symbol()) {
-      if (!result.emplace(term.coefficient, term.atoms[0].name()).second) return std::nullopt;
-    } else {
-      return std::nullopt;
+      continue;
     }
+    auto is_loop = [&](Expr atom) { return atom.is_symbol() && (term.atoms.size() == 1 || is_axis(axes, atom.name())); };
+    auto at = std::find_if(term.atoms.begin(), term.atoms.end(), is_loop);
+    if (at == term.atoms.end() || std::count_if(term.atoms.begin(), term.atoms.end(), is_loop) > 1) return std::nullopt;
+    Expr coefficient = term.coefficient;
+    for (const Expr& atom : term.atoms)
+      if (!(atom == *at)) coefficient = coefficient * atom;
+    if (!result.emplace(coefficient, at->name()).second) return std::nullopt;
   }
   return result;
 }
 
 // Pairs the axes of two places that are equal term by term; false where they are not.
-bool match(Expr stored, Expr loaded, std::map<std::string, std::string>& pairs) {
+bool match(Expr stored, const std::vector<Axis>& storing, Expr loaded, const std::vector<Axis>& loading, std::map<std::string, std::string>& pairs) {
   int64_t a = 0;
   int64_t b = 0;
-  auto x = linear_terms(stored, a);
-  auto y = linear_terms(loaded, b);
+  auto x = linear_terms(stored, storing, a);
+  auto y = linear_terms(loaded, loading, b);
   if (!x || !y || a != b || x->size() != y->size()) return false;
   for (const auto& [coefficient, name] : *x) {
     auto it = y->find(coefficient);
@@ -59,7 +67,7 @@ void constrain(const NestGroup& first, const NestGroup& second, const std::vecto
   std::map<std::string, std::string> pairs;
   for (size_t d = 0; d < stored.size(); ++d) {
     std::map<std::string, std::string> here;
-    if (match(stored[d], loaded[d], here)) pairs.insert(here.begin(), here.end());
+    if (match(stored[d], first.axes, loaded[d], second.axes, here)) pairs.insert(here.begin(), here.end());
   }
   for (const Axis& axis : first.axes) {
     auto it = pairs.find(axis.name);
