@@ -61,8 +61,11 @@ struct Load {
   std::string buffer;
   std::vector<Expr> index;
   std::vector<Cond> guard;  ///< empty: always
-  Scalar fill;              ///< where the guard does not hold
-  bool operator==(const Load&) const = default;
+  Scalar fill;              ///< where the guard does not hold; nothing without one
+  bool operator==(const Load& other) const {
+    return name == other.name && dtype == other.dtype && buffer == other.buffer && index == other.index && guard == other.guard &&
+           (guard.empty() || fill == other.fill);
+  }
 };
 
 struct Store {
