@@ -5,34 +5,31 @@
 
 from __future__ import annotations
 
-import zlib
-
 import pytest
 from engines import needs_core
-from opinfo.units import DIRECTIONS, OPS, Unit, all_units, run_unit
+from opinfo.sample import UNITS, chosen, expected, seen, title
+from opinfo.units import OPS, run_unit
 
-UNITS: dict[str, list[Unit]] = {name: [] for name in OPS}
-for unit in all_units():
-    UNITS[unit.op].append(unit)
-
-
-def _chosen(name: str) -> list[tuple[Unit, str]]:
-    """Forward in one dtype, another for each operator, and the gradient of every other one; with the engine that runs it."""
-    number = zlib.crc32(name.encode())
-    forward, backward = ([unit for unit in UNITS[name] if unit.direction == direction] for direction in DIRECTIONS)
-    chosen = [(forward[number % len(forward)], "deplo")] if forward else []
-    if backward and number % 2:
-        chosen.append((backward[0], "deplo"))
-    if forward and number % 6 == 0:
-        chosen.append((forward[0], "dynamo"))
-    return chosen
+EXPECTED = expected()
 
 
 @needs_core
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in OPS if UNITS[name]])
 def test_samples(name):
-    for unit, engine in _chosen(name):
+    for unit, engine in chosen(name):
         result = run_unit(unit, 1, engine)
         assert result.status in ("none", "generated", "partly", "eager"), "\n".join(result.problems)
         assert result.samples or result.excused
+        was, now = EXPECTED.get(title(unit, engine)), seen(result)
+        assert coverage(now) == coverage(was), f"{title(unit, engine)}: {now} where sample.json has {was}: write it anew if that is right"
+
+
+def coverage(held):
+    """What deplo leaves to ATen; reasons are text for readers."""
+    return None if held is None else (held["status"], sorted(held["library"]))
+
+
+@needs_core
+def test_what_is_expected_exists():
+    assert set(EXPECTED) <= {title(unit, engine) for name in OPS for unit, engine in chosen(name)}

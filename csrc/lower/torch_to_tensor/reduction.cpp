@@ -42,6 +42,8 @@ std::vector<Value> prod(Builder& b, const Call& call) {
   Value x = reduction_input(b, call);
   std::vector<int64_t> dims;
   if (call.has("dim")) dims = {call.integer("dim")};
+  // Each factor would cost up to half an ulp, and near 1 they all err to the same side.
+  if (is_float(x.type.dtype)) x = b.cast(x, DType::f64);
   return {conform(b, reduce_dims(b, Combiner::prod, x, dims, keepdim_argument(call)), call.result())};
 }
 
