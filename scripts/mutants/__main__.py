@@ -112,7 +112,9 @@ class Workshop:
     def _compile(self, lines: dict[str, dict[int, list[int]]], chosen: dict[int, Mutant]) -> set[int]:
         """The mutants that do not compile; none: everything is built."""
         if not (self.tree / "build/build.ninja").exists():
-            configure = ["cmake", "-G", "Ninja", f"-DPython3_EXECUTABLE={self.python}", "-DCMAKE_BUILD_TYPE=Release", "-S", ".", "-B", "build"]
+            # The flags of `make build`: ccache then has all files without mutants.
+            configure = ["cmake", "-G", "Ninja", f"-DPython3_EXECUTABLE={self.python}", "-DDEPLO_WERROR=ON", "-DCMAKE_BUILD_TYPE=Release"]
+            configure += ["-S", ".", "-B", "build"]
             subprocess.run(configure, cwd=self.tree, check=True, stdout=subprocess.DEVNULL)
         done = subprocess.run(["ninja", "-C", "build", "-k", "0", "-j", str(self.jobs)], cwd=self.tree, capture_output=True, text=True, check=False)
         if done.returncode == 0:

@@ -29,34 +29,22 @@ class Mutator:
 
 
 MUTATORS = [
-    Mutator("comparison", "operator", " < ", "<="),
-    Mutator("comparison", "operator", " > ", ">="),
-    Mutator("comparison", "operator", " <= ", "<"),
-    Mutator("comparison", "operator", " >= ", ">"),
-    Mutator("comparison", "operator", " == ", "!="),
-    Mutator("comparison", "operator", " != ", "=="),
-    Mutator("index", "operator", r" \+ ", "-"),
-    Mutator("index", "operator", " - ", "+"),
-    Mutator("index", "operator", r" \* ", "+"),
-    Mutator("index", "call", r"\bfloordiv\(", "ceildiv"),
-    Mutator("index", "call", r"\bceildiv\(", "floordiv"),
-    Mutator("index", "word", r"(?<= - )1\b", "2"),
-    Mutator("index", "word", r"(?<= \+ )1\b", "2"),
-    Mutator("combiner", "call", r"(?<!\.)\bmin\(", "max"),
-    Mutator("combiner", "call", r"(?<!\.)\bmax\(", "min"),
-    Mutator("combiner", "word", r"\bCombiner::sum\b", "Combiner::max"),
-    Mutator("combiner", "word", r"\bCombiner::max\b", "Combiner::min"),
-    Mutator("combiner", "word", r"\bCombiner::min\b", "Combiner::max"),
-    Mutator("combiner", "word", r"\bFn::(add|mul|sub)\b", "Fn::div"),
-    Mutator("combiner", "call", r"\bany_of\(", "all_of"),
-    Mutator("combiner", "call", r"\ball_of\(", "any_of"),
-    Mutator("guard", "operator", " && ", "||"),
-    Mutator("guard", "operator", r" \|\| ", "&&"),
-    Mutator("guard", "negation", r"\bif \(!(?=\w)", ""),
-    Mutator("guard", "condition", r"\bif \((?!!|auto|const)", "!"),
-    Mutator("guard", "statement", r"\breturn true;", "return false;"),
-    Mutator("guard", "statement", r"\breturn false;", "return true;"),
-    Mutator("guard", "statement", r"\bcontinue;", ";"),
+    Mutator(kind, shape, pattern, replacement)
+    for kind, shape, rows in (
+        ("comparison", "operator", {" < ": "<=", " > ": ">=", " <= ": "<", " >= ": ">", " == ": "!=", " != ": "=="}),
+        ("index", "operator", {r" \+ ": "-", " - ": "+", r" \* ": "+"}),
+        ("index", "call", {r"\bfloordiv\(": "ceildiv", r"\bceildiv\(": "floordiv"}),
+        ("index", "word", {r"(?<= - )1\b": "2", r"(?<= \+ )1\b": "2"}),
+        ("combiner", "call", {r"(?<!\.)\bmin\(": "max", r"(?<!\.)\bmax\(": "min"}),
+        ("combiner", "word", {rf"\bCombiner::{old}\b": f"Combiner::{new}" for old, new in (("sum", "max"), ("max", "min"), ("min", "max"))}),
+        ("combiner", "word", {r"\bFn::(add|mul|sub)\b": "Fn::div"}),
+        ("combiner", "call", {r"\bany_of\(": "all_of", r"\ball_of\(": "any_of"}),
+        ("guard", "operator", {" && ": "||", r" \|\| ": "&&"}),
+        ("guard", "negation", {r"\bif \(!(?=\w)": ""}),
+        ("guard", "condition", {r"\bif \((?!!|auto|const)": "!"}),
+        ("guard", "statement", {r"\breturn true;": "return false;", r"\breturn false;": "return true;", r"\bcontinue;": ";"}),
+    )
+    for pattern, replacement in rows.items()
 ]
 
 
@@ -92,23 +80,15 @@ def masked(text: str) -> str:
     return re.sub(r'//[^\n]*|/\*.*?\*/|R"\((?:.|\n)*?\)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', blank, text, flags=re.S)
 
 
-def _closing(code: str, at: int) -> int:
-    """The position of the bracket that closes the one at `at`."""
+def _partner(code: str, at: int) -> int:
+    """The position of the bracket that belongs to the one at `at`."""
+    step = 1 if code[at] in OPENERS else -1
     depth = 0
-    for k in range(at, len(code)):
+    for k in range(at, len(code) if step > 0 else -1, step):
         depth += (code[k] in OPENERS) - (code[k] in CLOSERS)
         if depth == 0:
             return k
-    raise ValueError("a bracket stays open")
-
-
-def _opening(code: str, at: int) -> int:
-    depth = 0
-    for k in range(at, -1, -1):
-        depth += (code[k] in CLOSERS) - (code[k] in OPENERS)
-        if depth == 0:
-            return k
-    raise ValueError("a bracket was never opened")
+    raise ValueError("a bracket without its partner")
 
 
 def _left_operand(code: str, at: int, strength: int) -> int:
@@ -117,7 +97,7 @@ def _left_operand(code: str, at: int, strength: int) -> int:
     while k >= 0:
         c = code[k]
         if c in CLOSERS:
-            k = _opening(code, k) - 1
+            k = _partner(code, k) - 1
         elif c in OPENERS or c in ";,":
             break
         elif c.isspace():
@@ -139,7 +119,7 @@ def _right_operand(code: str, at: int, strength: int) -> int:
     while k < len(code):
         c = code[k]
         if c in OPENERS:
-            k = _closing(code, k) + 1
+            k = _partner(code, k) + 1
         elif c in CLOSERS or c in ";,":
             break
         elif c.isspace():
@@ -169,7 +149,7 @@ def _schema(text: str, code: str, mutator: Mutator, match: re.Match[str]) -> tup
             return None
         return left, right, f"({TEST} ? ({a}) {mutator.replacement} ({b}) : ({a}) {operator} ({b}))"
     if mutator.shape == "call":
-        close = _closing(code, end - 1)
+        close = _partner(code, end - 1)
         begin = start - len(re.search(r"[\w:]*$", code[:start])[0])  # type: ignore[index]
         prefix, arguments = text[begin:start], text[end - 1 : close + 1]
         return begin, close + 1, f"({TEST} ? {prefix}{mutator.replacement}{arguments} : {text[begin : close + 1]})"
@@ -179,7 +159,7 @@ def _schema(text: str, code: str, mutator: Mutator, match: re.Match[str]) -> tup
     if mutator.shape == "negation":
         return end - 1, end, f"{TEST} != !"
     if mutator.shape == "condition":
-        close = _closing(code, end - 1)
+        close = _partner(code, end - 1)
         condition = code[end:close]
         if ";" in condition or re.search(r" = ", condition):
             return None
