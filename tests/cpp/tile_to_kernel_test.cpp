@@ -279,6 +279,28 @@ TEST_CASE("reductions along and across the lanes") {
       a = load x[b, i, j]
     store p[b] = u
 )");
+  const char* products = R"(tile @k(x: f64[m, n], out y: f64[m], out z: f64[n]) where m in 1.., n in 1..
+  for i in 0..m:
+    reduce p: f64 = prod(a) over lanes j in 0..n by 2:
+      a = load x[i, j]
+    store y[i] = p
+  for lanes j in 0..n by 2:
+    reduce q: f64 = prod(a) over i in 0..m:
+      a = load x[i, j]
+    store z[j] = q
+)";
+  // Powers of two: products that are exact in any order. How others round is measured against wider arithmetic.
+  auto powers = [](std::vector<Array>& a) {
+    for (int64_t k = 0; k < a[0].count(); ++k)
+      a[0].set(k, Scalar::of_float(DType::f64, std::copysign(std::exp2(std::round(a[0].get(k).f)), a[0].get(k).f)));
+  };
+  for (int64_t n : {1, 7, 40, 77}) agree(products, {{"m", 6}, {"n", n}}, powers);
+  agree(products, {{"m", 6}, {"n", 19}}, [&](std::vector<Array>& a) {
+    powers(a);
+    double inf = std::numeric_limits<double>::infinity();
+    for (auto [at, value] : {std::pair{3, -0.0}, {21, inf}, {40, NAN}, {58, inf}, {59, 0.0}, {77, 1e300}, {78, 1e300}, {96, 5e-324}})
+      a[0].set(at, Scalar::of_float(DType::f64, value));
+  });
 }
 
 TEST_CASE("tuple reductions") {
@@ -455,6 +477,24 @@ TEST_CASE("register arrays keep values that are overwritten") {
     d = mul(c, a)
     store one[1] = d
     store z[i] = d
+)");
+}
+
+TEST_CASE("register arrays whose lanes begin inside of them") {
+  agree(R"(tile @k(x: f32[40], out y: f32[40])
+  alloc acc: f32[40] register
+  for lanes c in 2..34:
+    a = load x[c]
+    store acc[c + 2] = a
+  for i in 0..3:
+    for lanes c in 2..34:
+      a = load acc[c + 2]
+      b = load x[c + i]
+      s = add(a, b)
+      store acc[c + 2] = s
+  for lanes c in 2..34:
+    a = load acc[c + 2]
+    store y[c] = a
 )");
 }
 

@@ -49,6 +49,41 @@ def test_reductions_are_as_exact_as_eager(reduction, monkeypatch):
         assert found["deplo"][0] <= max(1.0, 2 * found["eager"][0]), (dtype, found)
 
 
+@needs_core
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_products_round_once(dtype):
+    """Of factors that nearly cancel, over all and over rows and columns; eager's error grows with their number."""
+    options = read_options(options={"strict": True})
+    x = (1 + (torch.rand((3, 20_011), generator=torch.Generator().manual_seed(3), dtype=torch.float64) - 0.5) * 0.02).to(dtype)
+    for fn in (lambda x: x.prod(), lambda x: x.prod(1), lambda x: x.T.contiguous().prod(0)):
+        torch._dynamo.reset()
+        got = torch.compile(lambda x, fn=fn: fn(x), backend=lambda gm, inputs: compile_with(options, gm, inputs))(x)
+        wide = x.double().numpy().astype(np.longdouble)
+        exact = wide.prod() if got.ndim == 0 else wide.prod(1)
+        if dtype == torch.float64:
+            error = float(np.max(np.abs(got.numpy() - exact) / np.spacing(np.abs(exact).astype(np.float64))))
+        else:
+            error = float(errors(got, torch.from_numpy(np.asarray(exact, dtype=np.float64))).max())
+        assert error <= 0.51
+
+
+@needs_core
+def test_products_of_special_values():
+    """Of zeros with their signs, infinities, NaN and what leaves the range of the dtype: pairs among ones, in whose product the order has no say."""
+    pairs = torch.tensor(list(itertools.product((-0.0, 3.0, -INF, NAN, 1e-200, -1e200, 5e-324), repeat=2)), dtype=torch.float64)
+    options = read_options(options={"strict": True})
+    for first, second in ((0, 1), (2, 36)):
+        x = torch.ones((len(pairs), 37), dtype=torch.float64)
+        x[:, first], x[:, second] = pairs.unbind(1)
+        for rows in (x, x.float()):
+            torch._dynamo.reset()
+            got = torch.compile(lambda x: x.prod(1), backend=lambda gm, inputs: compile_with(options, gm, inputs))(rows)
+            want = rows.prod(1)
+            torch.testing.assert_close(got, want, equal_nan=True, rtol=0, atol=0)
+            number = ~want.isnan()
+            assert torch.equal(got[number].signbit(), want[number].signbit())
+
+
 def test_the_measure_of_errors():
     one = torch.ones(1, dtype=torch.float64)
     assert spacing(one, torch.float32).item() == 2.0**-23 and spacing(one * 0, torch.float16).item() == 2.0**-24

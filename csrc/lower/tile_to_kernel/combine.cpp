@@ -13,13 +13,17 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-Combination::Combination(Emitter& emit, std::string name, Combiner combiner, std::vector<DType> results, size_t operand_count, bool wide)
+Combination::Combination(Emitter& emit, std::string name, Combiner combiner, std::vector<DType> results, size_t operand_count, bool scans)
     : emit_(emit), name_(std::move(name)), combiner_(combiner), results_(std::move(results)), operands_(operand_count) {
   DType own = compute_type(results_.at(0));
-  if (wide && own == DType::f32 && (combiner == Combiner::sum || combiner == Combiner::prod)) own = DType::f64;
+  if (scans && own == DType::f32 && (combiner == Combiner::sum || combiner == Combiner::prod)) own = DType::f64;
   switch (combiner) {
-    case Combiner::sum:
     case Combiner::prod:
+      dtypes_ = {own};
+      // Each factor rounds, in whatever order: what was lost is kept beside. Scans give every partial product, and round as eager's do.
+      if (own == DType::f64 && !scans) dtypes_.push_back(own);
+      break;
+    case Combiner::sum:
     case Combiner::min:
     case Combiner::max: dtypes_ = {own}; break;
     case Combiner::argmin:
@@ -65,7 +69,11 @@ State Combination::identity(int lanes) {
       return {zero, zero, zero};
     }
     case Combiner::online_softmax: return {number(dtypes_[0], lanes, -kInfinity), number(dtypes_[0], lanes, 0)};
-    default: return {emit_.constant({dtypes_[0], lanes}, deplo::identity(combiner_, dtypes_[0]))};
+    default: {
+      State state{emit_.constant({dtypes_[0], lanes}, deplo::identity(combiner_, dtypes_[0]))};
+      if (parts() == 2) state.push_back(number(dtypes_[1], lanes, 0));
+      return state;
+    }
   }
 }
 
@@ -90,7 +98,7 @@ State Combination::step(const State& state, const std::vector<std::string>& oper
     case Combiner::online_softmax:
       if (operands_ == 2) return merge_softmax(state, x);
       return merge_softmax(state, {x[0], number(dtypes_[0], lanes(state), 1)});
-    default: return {op(function(), state[0], x[0])};
+    default: return parts() == 2 ? merge_product(state, x) : State{op(function(), state[0], x[0])};
   }
 }
 
@@ -104,7 +112,7 @@ State Combination::merge(const State& a, const State& b) {
     case Combiner::argmax: return merge_extreme(a, b);
     case Combiner::welford: return merge_welford(a, b);
     case Combiner::online_softmax: return merge_softmax(a, b);
-    default: return {op(function(), a[0], b[0])};
+    default: return parts() == 2 ? merge_product(a, b) : State{op(function(), a[0], b[0])};
   }
 }
 
@@ -134,6 +142,16 @@ State Combination::merge_welford(const State& a, const State& b) {
   std::string mean = emit_.let(name_, emit_.type(a[0]), Fn::fma, {delta, share, a[1]});
   std::string spread = op(Fn::mul, op(Fn::mul, delta, delta), op(Fn::mul, a[0], share));
   return {n, mean, op(Fn::add, op(Fn::add, a[2], b[2]), spread)};
+}
+
+// (a + a') (b + b') = ab + (ab - ab rounded) + (a' b + a b'); Ogita, Rump, Oishi 2005. A factor alone has no error.
+State Combination::merge_product(const State& a, const State& b) {
+  Type type = emit_.type(a[0]);
+  std::string product = op(Fn::mul, a[0], b[0]);
+  std::string lost = emit_.let(name_, type, Fn::fma, {a[0], b[0], emit_.let(name_, type, Fn::neg, {product})});
+  lost = emit_.let(name_, type, Fn::fma, {a[1], b[0], lost});
+  if (b.size() == 2) lost = emit_.let(name_, type, Fn::fma, {a[0], b[1], lost});
+  return {product, lost};
 }
 
 // Milakov, Gimelshein 2018: each sum is rescaled to the larger maximum. Equal maxima need no factor, and infinite ones have none.
@@ -198,7 +216,13 @@ State Combination::results(const State& state, const std::string& nonempty) {
       std::string s = emit_.let(name_, type, Fn::where, {infinite, nan, state[1]});
       return {cast(state[0], results_[0]), cast(s, results_[1])};
     }
-    default: return {cast(state[0], results_[0])};
+    default: {
+      if (parts() == 1) return {cast(state[0], results_[0])};
+      // Zeros keep their sign; where the product left the range of its dtype, the error means nothing.
+      Type type = emit_.type(state[0]);
+      std::string small = op(Fn::lt, emit_.let(name_, type, Fn::abs, {state[1]}), emit_.let(name_, type, Fn::abs, {state[0]}));
+      return {cast(emit_.let(name_, type, Fn::where, {small, op(Fn::add, state[0], state[1]), state[0]}), results_[0])};
+    }
   }
 }
 

@@ -8,13 +8,13 @@
 namespace deplo::tile_to_kernel {
 
 /// The running state of a reduction or scan in registers: one value per part, all of one lane count.
-/// sum, prod, min, max: (value). argmin, argmax: (value, index). welford: (count, mean, m2). online_softmax: (m, s).
+/// sum, prod, min, max: (value); prod of float64: (value, error). argmin, argmax: (value, index). welford: (count, mean, m2). online_softmax: (m, s).
 using State = std::vector<std::string>;
 
 class Combination {
  public:
-  /// `wide`: sums and products of float32 run in float64.
-  Combination(Emitter& emit, std::string name, Combiner combiner, std::vector<DType> results, size_t operand_count, bool wide);
+  /// `scans`: every partial result counts; sums and products of float32 run in float64.
+  Combination(Emitter& emit, std::string name, Combiner combiner, std::vector<DType> results, size_t operand_count, bool scans);
 
   size_t parts() const { return dtypes_.size(); }
   DType dtype(size_t part) const { return dtypes_[part]; }
@@ -37,6 +37,7 @@ class Combination {
   std::string number(DType dtype, int lanes, double value);
   State merge_extreme(const State& a, const State& b);
   State merge_welford(const State& a, const State& b);
+  State merge_product(const State& a, const State& b);
   State merge_softmax(const State& a, const State& b);
   Fn function() const;
 
