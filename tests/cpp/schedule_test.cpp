@@ -364,6 +364,79 @@ loop @k0(q: f32[2, {0}, 16], k: f32[2, {0}, 16], v: f32[2, {0}, 16], out o: f32[
   for (int64_t s : {2, 31, 77}) check_schedules(attention("s0", " where s0 in 2.."), {{"s0", s}}, {{"s0", 64}});
 }
 
+// Any change of a heuristic shows here; whether it is for the better, benchmarks say.
+TEST_CASE("what is proposed follows extents and strides") {
+  auto proposed = [](const std::string& text) {
+    PassContext context;
+    return print(lower_loop_to_tile(loop_ir::parse(text), context).kernels.back()->schedule);
+  };
+  auto reduced = [&](const std::string& shape, const std::string& out, const std::string& loops, int terms, const std::string& index) {
+    return proposed(fmt::format(R"(loop @k(x: f32[{}], out y: f32[{}])
+{}      reduce s: f32 = sum(a) over j in {}:
+        a = load x[{}]
+      store y[{}] = s
+)",
+                                shape, out, loops, terms, index, out.find(',') == std::string::npos ? "i" : "i, k"));
+  };
+  auto rows = [&](int n) { return reduced(fmt::format("1000, {}", n), "1000", "  for i in 1000:\n", n, "i, j"); };
+  CHECK(rows(256) == "nest parallel(i, work=32768) vectorize(j, by=4)");
+  CHECK(rows(24) == "nest parallel(i, work=32768) vectorize(j, by=4)");
+  CHECK(rows(5) == "nest parallel(i, work=32768) vectorize(j, by=4)");
+  CHECK(rows(2) == "nest parallel(i, work=32768) vectorize(j, by=4)");
+  CHECK(reduced("256, 1000", "1000", "  for i in 1000:\n", 256, "j, i") == "nest parallel(i, work=32768) tile(i=64) vectorize(i, by=8)");
+  CHECK(reduced("64, 48, 40", "64, 40", "  for i in 64:\n    for k in 40:\n", 48, "i, j, k") == "nest parallel(i, work=32768) vectorize(k, by=8)");
+  CHECK(reduced("64, 40, 48", "64, 40", "  for i in 64:\n    for k in 40:\n", 48, "i, k, j") == "nest parallel(i_k, work=32768) vectorize(j, by=4)");
+  CHECK(reduced("64, 40, 3", "64, 40", "  for i in 64:\n    for k in 40:\n", 3, "i, k, j") == "nest parallel(i_k, work=32768) vectorize(j, by=4)");
+  auto product = [&](const char* m, int n, int k, const char* kind) { return proposed(matmul(m, n, k, kind, false, "")); };
+  CHECK(product("1", 512, 512, "parameter static") ==
+        "contraction parallel(n, i, work=65536) tile(i=1) tile(n=256) vectorize(n) register_block(i=1, n=16) tile(c.k=256) unroll(c.k=4) "
+        "pack(c.lanes, at=program) pack(c.rows, at=block, pad=16)");
+  CHECK(product("7", 33, 96, "parameter static") ==
+        "contraction parallel(n, i, work=65536) tile(i=8) tile(n=48) vectorize(n) register_block(i=4, n=16) tile(c.k=96) unroll(c.k=4) pack(c.lanes, "
+        "at=program) pack(c.rows, at=block, pad=16)");
+  CHECK(product("300", 300, 300, "parameter static") ==
+        "contraction parallel(n, i, work=65536) tile(i=78) tile(n=160) vectorize(n) register_block(i=6, n=16) tile(c.k=300) unroll(c.k=4) "
+        "pack(c.lanes, at=program) pack(c.rows, at=block, pad=16)");
+  CHECK(product("300", 300, 300, "user") ==
+        "contraction parallel(n, i, work=65536) tile(i=150) tile(n=160) vectorize(n) register_block(i=6, n=16) tile(c.k=300) unroll(c.k=4) "
+        "pack(c.lanes, at=block) pack(c.rows, at=block, pad=16)");
+  CHECK(product("2000", 2000, 16, "user") ==
+        "contraction parallel(n, i, work=65536) tile(i=252) tile(n=256) vectorize(n) register_block(i=6, n=16) tile(c.k=16) unroll(c.k=4) "
+        "pack(c.lanes, at=block) pack(c.rows, at=block, pad=16)");
+  auto convolution = [&](int channels, int size, int stride) {
+    int out = (size - 3) / stride + 1;
+    return proposed(fmt::format(R"(program @conv(x: f32[2, {0}, {1}, {1}] user, w: f32[32, {0}, 3, 3] parameter static)
+  buffer y: f32[2, 32, {2}, {2}] output
+  call @k0(x, w, y)
+  return y
+
+loop @k0(x: f32[2, {0}, {1}, {1}], w: f32[32, {0}, 3, 3] static, out y: f32[2, 32, {2}, {2}])
+  for n in 2:
+    for o in 32:
+      for h in {2}:
+        for v in {2}:
+          reduce c: f32 = sum(p) over i in {0}, kh in 3, kw in 3:
+            p0 = load x[n, i, h*{3} + kh, v*{3} + kw]
+            p1 = load w[o, i, kh, kw]
+            p = mul(p0, p1)
+          store y[n, o, h, v] = c
+)",
+                                channels, size, out, stride));
+  };
+  CHECK(convolution(16, 34, 1) ==
+        "contraction parallel(n, o, h, work=65536) tile(h=8) tile(o=32) vectorize(o) register_block(h=1, v=6, o=16) tile(c.i*kh*kw=144) "
+        "unroll(c.i*kh*kw=3) pack(c.lanes, at=program) pack(c.rows, at=block, windows)");
+  CHECK(convolution(64, 58, 1) ==
+        "contraction parallel(n, o, h, work=65536) tile(h=4) tile(o=32) vectorize(o) register_block(h=1, v=6, o=16) tile(c.i*kh*kw=198) "
+        "unroll(c.i*kh*kw=3) pack(c.lanes, at=program) pack(c.rows, at=block, windows)");
+  CHECK(convolution(16, 67, 2) ==
+        "contraction parallel(n, o, h, work=65536) tile(h=7) tile(o=32) vectorize(o) register_block(h=1, v=6, o=16) tile(c.i*kh*kw=144) "
+        "unroll(c.i*kh*kw=3) pack(c.lanes, at=program) pack(c.rows, at=block, windows)");
+  CHECK(convolution(3, 9, 1) ==
+        "contraction parallel(n, o, h, work=65536) tile(h=7) tile(o=16) vectorize(o) register_block(h=1, v=4, o=16) tile(c.i*kh*kw=27) "
+        "unroll(c.i*kh*kw=3) pack(c.lanes, at=program) pack(c.rows, at=block, windows)");
+}
+
 TEST_CASE("schedules that were changed at random fit or are refused") {
   mutations = {};
   check_schedules(matmul("7", 21, 11, "parameter static", false, ""), {}, {}, 6);
