@@ -47,6 +47,16 @@ std::optional<Schedule> ContractionScheduler::propose_across(double best) {
   return describe();
 }
 
+std::optional<Schedule> ContractionScheduler::propose_apart(double best) {
+  apart_ = true;
+  if (!recognize() || lane_class_.size() < 2) return std::nullopt;
+  group_lanes();
+  if (!streamed()) return std::nullopt;
+  choose_sizes();
+  if (padded_work() > kAcrossGain * best) return std::nullopt;
+  return describe();
+}
+
 std::optional<Schedule> ContractionScheduler::propose_window(bool across, double best) {
   across_ = across;
   windowed_ = true;
@@ -59,12 +69,13 @@ std::optional<Schedule> ContractionScheduler::propose_window(bool across, double
 }
 
 double ContractionScheduler::padded_work() const {
+  const auto points = static_cast<double>(hint(count(outer_)));
   int64_t lanes = round_up(hint(lanes_extent_), nr_);
   if (window_) {
     double rows = window_cost(block_lines_, block_points_);
-    Expr points = window_->line.span(lines_) * window_->point.span(window_->point.axis.extent);
+    Expr image = window_->line.span(lines_) * window_->point.span(window_->point.axis.extent);
     Expr packs = ceildiv(window_->line.axis.extent, lines_) * lane_groups();
-    return rows * static_cast<double>(lanes) + kCopy * static_cast<double>(hint(points * packs)) / static_cast<double>(window_->taps());
+    return points * (rows * static_cast<double>(lanes) + kCopy * static_cast<double>(hint(image * packs)) / static_cast<double>(window_->taps()));
   }
   if (two_lane_axes() && lanes_[0].extent.is_constant()) {
     int64_t inner = lanes_[1].extent.value();
@@ -75,7 +86,7 @@ double ContractionScheduler::padded_work() const {
   const int64_t row_blocks = hint(ceildiv(rows_extent_, row_tiles_ * mr_));
   if (!items_[0].lanes.is_static) packed += lanes * row_blocks;
   if (!items_[0].rows.is_static) packed += hint(rows_extent_ * lane_groups());
-  return block_cost(hint(rows_extent_), mr_) * static_cast<double>(lanes) + kCopy * static_cast<double>(packed);
+  return points * (block_cost(hint(rows_extent_), mr_) * static_cast<double>(lanes) + kCopy * static_cast<double>(packed));
 }
 
 ScheduledContraction ContractionScheduler::apply(const Schedule& schedule) {
@@ -302,7 +313,10 @@ bool ContractionScheduler::is_across(const Schedule& schedule) const {
   for (const Directive& d : schedule.directives) {
     if (d.word != "vectorize" || d.arguments.size() != 1) continue;
     std::vector<std::string> names = group_axes(d.arguments[0].name);
-    return std::none_of(names.begin(), names.end(), [&](const std::string& n) { return steps_by(n, 1); });
+    auto unit = std::find_if(nest_.axes.begin(), nest_.axes.end(), [&](const Axis& a) { return steps_by(a.name, 1); });
+    if (unit == nest_.axes.end() || contractions_.empty()) return false;
+    const auto& axes = contractions_[0].a.axes;
+    return std::all_of(names.begin(), names.end(), [&](const std::string& n) { return axes.count(n) != axes.count(unit->name); });
   }
   return false;
 }
@@ -314,8 +328,11 @@ void ContractionScheduler::group_lanes() {
     return;
   }
   lanes_ = {unit_};
+  if (apart_)
+    for (const auto& a : lane_class_)
+      if (hint(a.extent) > hint(lanes_[0].extent)) lanes_ = {a};
   Expr span = unit_.extent;
-  bool grew = true;
+  bool grew = lanes_[0].name == unit_.name;
   while (grew) {
     grew = false;
     // Lanes that are packed per block are packed one whole inner axis at a time, which must be short and known.

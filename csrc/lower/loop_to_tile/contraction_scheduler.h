@@ -101,10 +101,14 @@ class ContractionScheduler {
   /// With the lanes along the other operand's axes, where that pads less; `best` is the cost to beat.
   std::optional<Schedule> propose_across(double best);
 
+  /// With the lanes along another axis of their operand than the stores' contiguous one, where that pads less.
+  std::optional<Schedule> propose_apart(double best);
+
   /// With the points of an image as rows, packed as they lie.
   std::optional<Schedule> propose_window(bool across, double best);
 
-  /// Of the sizes chosen: multiply-adds with the padding, weighed by how well their register blocks run, and the elements packed, for one k.
+  /// Of the sizes chosen: multiply-adds with the padding, weighed by how well their register blocks run, and the elements packed, for one k of all
+  /// outer points.
   double padded_work() const;
   ScheduledContraction apply(const Schedule& schedule);
 
@@ -292,6 +296,7 @@ class ContractionScheduler {
   int64_t lines_ = 0, block_lines_ = 0, block_points_ = 0;
   Expr first_row_line_, valid_row_lines_;
   bool across_ = false;                       ///< lanes are off that axis: the sums are transposed at the end
+  bool apart_ = false;                        ///< lanes are of that axis' class but off it: the sums are scattered at the end
   const ContractionRows* in_rows_ = nullptr;  ///< when this is a phase of a block of rows
   int64_t chunk_work_ = kChunkWork;
   int64_t tail_ = 0;  ///< rows of the register blocks at the end of a tile; 0: they are all alike

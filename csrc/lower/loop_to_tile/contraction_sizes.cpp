@@ -31,6 +31,21 @@ int64_t balanced(int64_t a, int64_t most) {
   return (a + parts - 1) / parts;
 }
 
+/// A block of k that holds whole runs of its inner axes, so that its elements lie in lines: m times the extents of some innermost axes, where m divides
+/// the next one's. Nothing if none is near the size that is wanted.
+std::optional<int64_t> whole_lines(const std::vector<Axis>& axes, int64_t wanted) {
+  std::optional<int64_t> best;
+  int64_t inner = 1;
+  for (size_t i = axes.size(); i-- > 0;) {
+    if (!axes[i].extent.is_constant()) break;
+    const int64_t extent = axes[i].extent.value();
+    for (int64_t m = 1; m <= extent && m * inner <= wanted; ++m)
+      if (extent % m == 0 && (!best || m * inner > *best)) best = m * inner;
+    inner *= extent;
+  }
+  return best && *best >= wanted / 2 ? best : std::nullopt;
+}
+
 /// Rows of a register block at most: two vectors each, beside those that hold operands.
 int64_t most_register_rows(const PassContext& ctx) { return ctx.target.vector_registers >= 32 ? 14 : 6; }
 
@@ -65,7 +80,10 @@ void ContractionScheduler::choose_sizes() {
   for (Item& item : items_) {
     int64_t depth = hint(item.depth);
     item.depth_block = item.depth.is_constant() && depth <= kWholeDepth ? std::max<int64_t>(depth, 1) : kDepthBlock;
-    if (item.depth.is_constant() && depth > kWholeDepth) item.depth_block = round_up(balanced(depth, kDepthBlock), kDepthUnroll);
+    if (!item.depth.is_constant() || depth <= kWholeDepth) continue;
+    item.depth_block = round_up(balanced(depth, kDepthBlock), kDepthUnroll);
+    const auto& axes = item.contraction->reduce->axes;
+    if (axes.size() > 1 && !(item.lanes.is_static && item.rows.is_static)) item.depth_block = whole_lines(axes, kDepthBlock).value_or(item.depth_block);
   }
   choose_lane_block();
   if (window_) {
@@ -267,10 +285,13 @@ void ContractionScheduler::read_lanes(ScheduleReader& reader) {
       reader.fail(d, fmt::format("lanes off the stores' contiguous axis are packed at=program; allowed otherwise: {}", unit_.name));
     return;
   }
-  if (names.back() != unit_.name)
-    reader.fail(d, fmt::format("{} cannot get the lanes; allowed: {}, along which all stores are contiguous", names.back(), unit_.name));
-  lanes_ = {unit_};
-  Expr span = unit_.extent;
+  auto last = std::find_if(lane_class_.begin(), lane_class_.end(), [&](const Axis& a) { return a.name == names.back(); });
+  apart_ = names.back() != unit_.name;
+  if (last == lane_class_.end() || (apart_ && names.size() > 1))
+    reader.fail(d, fmt::format("{} cannot get the lanes; allowed: {}, along which all stores are contiguous, or one of {}", given[0], unit_.name,
+                               name_of(lane_class_)));
+  lanes_ = {*last};
+  Expr span = last->extent;
   for (size_t i = names.size() - 1; i-- > 0;) {
     auto axis = std::find_if(lane_class_.begin(), lane_class_.end(), [&](const Axis& a) { return a.name == names[i]; });
     bool taken = std::any_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l.name == names[i]; });

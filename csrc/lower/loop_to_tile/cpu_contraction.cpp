@@ -21,6 +21,7 @@ std::optional<ProposedContraction> propose_cpu_contraction(const loop_ir::Kernel
     }
   };
   consider(ContractionScheduler(merged, statics, ctx), [&](ContractionScheduler& s) { return s.propose_across(best); });
+  consider(ContractionScheduler(merged, statics, ctx), [&](ContractionScheduler& s) { return s.propose_apart(best); });
   for (bool across : {true, false})
     consider(ContractionScheduler(merged, statics, ctx), [&](ContractionScheduler& s) { return s.propose_window(across, best); });
   return ProposedContraction{*schedule, *along.streamed()};
