@@ -3,7 +3,7 @@
 //   deplo_opt FILE.ir|-                           parse, verify, print
 //   deplo_opt FILE.ir --pass NAME [--pass NAME]   only these, in this order; lower_to_<level> is the lowering alone
 //   deplo_opt FILE.ir --lower LEVEL               the whole pipeline down to LEVEL
-//   options: --target cpu|cuda  --vector-bytes N  --hint s0=32  --disable PASS  --schedule KERNEL=TEXT  --list  --dump
+//   options: --target cpu|cuda  --vector-bytes N  --feature avx512bf16  --hint s0=32  --disable PASS  --schedule KERNEL=TEXT  --list  --dump
 // Exit status: 0, 1 for an error in the input (UserError), 2 for one in deplo, 3 for what deplo does not support.
 
 #include <algorithm>
@@ -76,6 +76,8 @@ Arguments parse_arguments(const std::vector<std::string>& words) {
       set_target(arguments.context, value());
     } else if (word == "--vector-bytes") {
       arguments.context.target.vector_bytes = static_cast<int>(to_integer(word, value()));
+    } else if (word == "--feature") {
+      arguments.context.target.features.insert(value());
     } else if (word == "--hint") {
       auto [name, size] = split_pair(word, value());
       arguments.context.hints[name] = to_integer(word, size);

@@ -101,7 +101,7 @@ struct Machine {
       return define(t, s.name, std::move(result));
     }
     for (size_t lane = 0; lane < count; ++lane) {
-      Scalar operands[3];
+      Scalar operands[kMostOperands];
       for (size_t k = 0; k < s.operands.size(); ++k) operands[k] = t.values.at(s.operands[k])[lane];
       result.push_back(apply(s.fn, s.type.dtype, operands, mode, &division_error));
     }

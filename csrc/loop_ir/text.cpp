@@ -29,6 +29,7 @@ std::optional<DType> deduced(const Let& s, const TypeScope& scope) {
   switch (info(s.fn).signature) {
     case Signature::same: return scope.values.at(s.operands.at(0));
     case Signature::predicate: return DType::boolean;
+    case Signature::dot: return DType::f32;
     case Signature::select: return scope.values.at(s.operands.at(1));
     case Signature::nullary:
     case Signature::convert: break;

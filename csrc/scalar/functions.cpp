@@ -251,7 +251,8 @@ std::string type_error(Fn fn, DType result, const DType* operands, int count) {
   int first = row.signature == Signature::select ? 1 : 0;
   if (row.signature == Signature::select && operands[0] != DType::boolean)
     return fmt::format("the condition of {} must be bool, not {}", row.name, to_string(operands[0]));
-  for (int i = first; i < count; ++i) {
+  const int alike = row.signature == Signature::dot ? count - 1 : count;
+  for (int i = first; i < alike; ++i) {
     if (!in_domain(row.domain, operands[i])) return fmt::format("{} does not take {}", row.name, to_string(operands[i]));
     if (operands[i] != operands[first])
       return fmt::format("operands of {} differ: {} and {}", row.name, to_string(operands[first]), to_string(operands[i]));
@@ -270,6 +271,12 @@ std::string type_error(Fn fn, DType result, const DType* operands, int count) {
       if (fn == Fn::bitcast && size_of(result) != size_of(operands[0]))
         return fmt::format("bitcast from {} to {}: the sizes differ", to_string(operands[0]), to_string(result));
       return "";
+    case Signature::dot:
+      if (operands[0] != DType::bf16 && operands[0] != DType::f16)
+        return fmt::format("{} takes bf16 or f16, not {}", row.name, to_string(operands[0]));
+      if (operands[count - 1] != DType::f32 || result != DType::f32)
+        return fmt::format("{} adds to f32 and gives f32, not {} and {}", row.name, to_string(operands[count - 1]), to_string(result));
+      return "";
   }
   return "";
 }
@@ -286,6 +293,12 @@ Scalar apply(Fn fn, DType result, const Scalar* x, Mode mode, bool* error) {
     case Signature::predicate:
       if (fn == Fn::signbit) return Scalar::of_int(result, is_float(x[0].dtype) ? std::signbit(x[0].f) : x[0].i < 0);
       return Scalar::of_int(result, is_float(x[0].dtype) ? compare(fn, x[0].f, x[1].f) : compare(fn, x[0].i, x[1].i));
+    case Signature::dot: {
+      const Scalar inner[] = {x[1], x[3], x[4]};
+      const Scalar sum = apply(Fn::fma, result, inner, mode, error);
+      const Scalar outer[] = {x[0], x[2], sum};
+      return apply(Fn::fma, result, outer, mode, error);
+    }
     case Signature::same: break;
   }
   if (!is_float(result)) return {result, 0, apply_integer(fn, result, x[0].i, info(fn).arity > 1 ? x[1].i : 0, error)};

@@ -21,6 +21,7 @@ enum class Signature : uint8_t {
   predicate,  ///< T, ... -> bool
   select,     ///< bool, T, T -> T
   convert,    ///< any -> the result's dtype
+  dot,        ///< T, T, T, T, float32 -> float32, where T is bf16 or f16
 };
 
 /// Which dtypes a function takes (of its operands; of the result for nullary ones).
@@ -98,6 +99,7 @@ enum class Domain : uint8_t { any, floating, integral /* integers and bool */, n
   F(ge, 2, predicate, any, 0, "x >= y")                                                                        \
   F(where, 3, select, any, 0, "y if x else z")                                                                 \
   F(fma, 3, same, floating, 0, "x * y + z with one rounding")                                                  \
+  F(dot2, 5, dot, floating, 0, "fma(x0, y0, fma(x1, y1, z)) of x0, x1, y0, y1, z; subnormals may count as 0")  \
   F(cast, 1, convert, any, 0, "PyTorch's conversion; float to bool is x != 0; float to int truncates, as x86") \
   F(bitcast, 1, convert, any, 0, "the same bits as another dtype of the same size")
 
@@ -106,6 +108,8 @@ enum class Fn : uint8_t {
   DEPLO_SCALAR_FUNCTIONS(DEPLO_ROW)
 #undef DEPLO_ROW
 };
+
+constexpr int kMostOperands = 5;  ///< of any function
 
 struct FunctionInfo {
   Fn fn;

@@ -35,6 +35,7 @@ class Lexer;
 //   register_block(a=R, b=C)        R x C sums are kept in registers
 //   partition(a, tail=T)            where a tile of any size ends, register blocks have T rows
 //   unroll(a=U)                     the body is repeated U times
+//   dot(a=2)                        bf16 operands are packed with two steps of a side by side, and multiplied by dot2
 //   transpose(a=T)                  with lanes on another axis: tiles of T points of a, along which memory runs, are transposed in registers
 //   pack(c.rows, at=L, pad=P)       the operand of reduction c that lies along its rows (or `lanes`) is copied into panels: at the program's
 //                                   start (`program`) or for each tile (`block`), whose rows are then P elements longer than needed
@@ -43,7 +44,7 @@ class Lexer;
 //   blocks(B)                       blocks of a GPU's grid, at most; each then goes on with further points or rows
 //
 // Kinds, each with the words it takes:
-//   contraction   parallel tile vectorize register_block partition unroll pack
+//   contraction   parallel tile vectorize register_block partition unroll dot pack
 //   rows          parallel tile vectorize, and phases, which take what contractions take but parallel and the tile of the rows
 //   nest          parallel reorder tile transpose vectorize; every kernel has schedules of this kind
 //   pack          parallel tile; follows from the kernel that it packs for

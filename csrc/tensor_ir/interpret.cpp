@@ -73,7 +73,7 @@ struct Evaluator {
       return {out};
     }
     bool error = false;
-    Scalar x[3];
+    Scalar x[kMostOperands];
     for (int64_t i = 0; i < out.count(); ++i) {
       for (size_t k = 0; k < n.operands.size(); ++k) x[k] = array(n.operands[k]).get(i);
       out.set(i, apply(n.fn, out.dtype, x, mode, &error));

@@ -67,7 +67,7 @@ struct Machine {
       int64_t value = evaluate(s.index, t.integers);
       return define(t, s.name, is_float(s.dtype) ? Scalar::of_float(s.dtype, static_cast<double>(value)) : Scalar::of_int(s.dtype, value));
     }
-    Scalar operands[3];
+    Scalar operands[kMostOperands];
     for (size_t k = 0; k < s.operands.size(); ++k) operands[k] = t.values.at(s.operands[k]);
     define(t, s.name, apply(s.fn, s.dtype, operands, mode, &division_error));
   }

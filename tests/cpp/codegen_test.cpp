@@ -98,6 +98,56 @@ TEST_CASE("masked tails, partition and math agree with libm on every instruction
   }
 }
 
+TEST_CASE("dot products of pairs agree with the interpreter bit by bit on every instruction set") {
+  std::mt19937 random(7);
+  for (const char* dtype : {"bf16", "f16"})
+    for (int lanes : {1, 4, 8, 16}) {
+      const std::string wide = lanes == 1 ? "" : fmt::format("x{}", lanes);
+      const std::string text =
+          fmt::format(R"(kernel @dot(a: ptr {0}, b: ptr {0}, c: ptr f32, out y: ptr f32) symbols () chunks 1 scratch 0
+  for i in 0..64 step {1}:
+    p: {0} = load a[i]
+    q: {0} = load a[i + 1]
+    {2}
+    b0: {0}{3} = load b[i*2] stride 2
+    b1: {0}{3} = load b[i*2 + 1] stride 2
+    z: f32{3} = load c[i]
+    s: f32{3} = dot2({4}, b0, b1, z)
+    store y[i] = s
+)",
+                      dtype, lanes, lanes == 1 ? "r: f32 = load c[i]" : fmt::format("pv: {0}x{1} = splat p\n    qv: {0}x{1} = splat q", dtype, lanes),
+                      wide, lanes == 1 ? "p, q" : "pv, qv");
+      const DType type = *parse_dtype(dtype);
+      std::vector<uint16_t> a(65);
+      std::vector<uint16_t> b(128);
+      std::vector<float> c(64);
+      std::vector<float> y(64);
+      auto any = [&] { return std::ldexp(static_cast<float>(random() % 512) - 256.0F, static_cast<int>(random() % 9) - 8); };
+      auto fill = [&](std::vector<uint16_t>& values) {
+        for (uint16_t& v : values) v = type == DType::bf16 ? f32_to_bf16(any()) : f32_to_f16(any());
+      };
+      fill(a);
+      fill(b);
+      for (float& v : c) v = any() * 1.0009765F;
+      auto value = [&](uint16_t bits) { return type == DType::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits); };
+      for (const std::string& features : feature_sets()) {
+        INFO(features << " " << text);
+        Machine(features).run(text, {a.data(), b.data(), c.data(), y.data()});
+        for (size_t i = 0; i < 64; ++i) {
+          const size_t first = i / static_cast<size_t>(lanes) * static_cast<size_t>(lanes);
+          CHECK(y[i] == std::fmaf(value(a[first]), value(b[2 * i]), std::fmaf(value(a[first + 1]), value(b[2 * i + 1]), c[i])));
+        }
+      }
+      kernel_ir::Module module = kernel_ir::parse(text);
+      std::vector<Array> arrays{Array::zeros(type, {65}), Array::zeros(type, {128}), Array::zeros(DType::f32, {64}), Array::zeros(DType::f32, {64})};
+      for (size_t i = 0; i < 65; ++i) arrays[0].floats[i] = value(a[i]);
+      for (size_t i = 0; i < 128; ++i) arrays[1].floats[i] = value(b[i]);
+      for (size_t i = 0; i < 64; ++i) arrays[2].floats[i] = c[i];
+      interpret(*module.kernels[0], {&arrays[0], &arrays[1], &arrays[2], &arrays[3]}, {}, Mode::typed);
+      for (size_t i = 0; i < 64; ++i) CHECK(arrays[3].floats[i] == y[i]);
+    }
+}
+
 TEST_CASE("bf16 and f16 round to nearest even on every instruction set") {
   const std::string text = R"(kernel @narrow(x: ptr f32, out b: ptr bf16, out h: ptr f16, out back: ptr f32) symbols () chunks 1 scratch 0
   for i in 0..64 step 4:

@@ -77,6 +77,15 @@ inline std::vector<Case> cases() {
   %y: bf16[5, 33] = cast(%e)
   return %y strides [33, 1]
 )";
+  const std::string pairs = R"(tensor @pairs(%x: bf16[s0, 62] strides [62, 1] user, %w: bf16[40, 62] strides [62, 1] parameter static) where s0 in 1..
+  %xf: f32[s0, 62] = cast(%x)
+  %wf: f32[40, 62] = cast(%w)
+  %xm: f32[s0, 40, 62] = map (i, n, k) -> %xf[i, k]
+  %wm: f32[s0, 40, 62] = map (i, n, k) -> %wf[n, k]
+  %p: f32[s0, 40, 62] = mul(%xm, %wm)
+  %y: f32[s0, 40] = reduce sum(%p) axes=[2]
+  return %y strides [40, 1]
+)";
   const std::string total = R"(tensor @total(%x: f32[s0, 17] strides [17, 1] user) where s0 in 1..
   %s: f32[] = reduce sum(%x) axes=[0, 1]
   %c: f32[17] = reduce max(%x) axes=[0]
@@ -128,6 +137,7 @@ inline std::vector<Case> cases() {
           {"softmax of short rows", softmax, {{"s0", 3}, {"s1", 2}}},
           {"norm", norm, {}},
           {"linear", linear, {{"s0", 19}}},
+          {"pairs of bf16", pairs, {{"s0", 19}}},
           {"linear of one row", linear, {{"s0", 1}}},
           {"transpose", transpose, {}},
           {"bfloat16", low, {}},

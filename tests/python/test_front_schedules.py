@@ -1,5 +1,6 @@
 """Schedules as data: what is printed can be edited and given back."""
 
+import json
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 import deplo
 from deplo.cli import main
+from deplo.core import core
 from deplo.errors import UserError
 
 EXPRESSION = "r(64, 96) @ r(96, 80)"
@@ -89,3 +91,29 @@ def test_packed_weights_take_no_more_memory_than_the_weights(dtype):
         error, eager = ((y.double() - wanted).abs().max() for y in (torch.compile(layer, backend="deplo")(x), layer(x)))
     assert error <= eager + 2 * torch.finfo(dtype).eps * wanted.abs().max()
     assert graph.description["memory"]["packed_bytes"] == layer.weight.nbytes
+
+
+def test_layers_of_bf16_use_the_dot_products_of_the_cpu(capsys):
+    has = "avx512bf16" in json.loads(core().env(""))["cpu features"]
+    for features in ("native", "avx2"):
+        texts = {}
+        for level in ("tile", "asm"):
+            expression = "nn.Linear(256, 96).bfloat16()(r(40, 256).bfloat16())"
+            assert not main(["compile", "-c", expression, "--ir", level, "--option", f"features={features}"])
+            texts[level] = capsys.readouterr().out
+        used = has and features == "native"
+        assert ("dot(" in texts["tile"]) == used
+        assert ("vdpbf16ps" in texts["asm"]) == used
+
+
+@pytest.mark.parametrize("features", ["native", "avx2", "sse"])
+def test_pairs_of_bf16_are_as_exact_as_eager(features):
+    layer = torch.nn.Linear(256, 96).bfloat16().requires_grad_(False)
+    x = torch.randn(40, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    wanted = torch.nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+    with torch.no_grad():
+        torch._dynamo.reset()
+        got = torch.compile(layer, backend="deplo", options={"strict": True, "features": features})(x)
+        eager = layer(x)
+    error, allowed = ((y.double() - wanted).abs().max() for y in (got, eager))
+    assert error <= allowed + torch.finfo(torch.bfloat16).eps * wanted.abs().max() / 2

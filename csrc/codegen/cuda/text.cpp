@@ -258,6 +258,10 @@ class CudaWriter {
       case Fn::where: return fmt::format("{} ? {} : {}", arg(0), arg(1), arg(2));
       case Fn::signbit: return is_float(operand) ? fmt::format("deplo_signbit({})", arg(0)) : arg(0) + " < 0";
       case Fn::round: return call("rint");
+      case Fn::dot2: {
+        auto wide = [&](size_t i) { return cast(arg(i), from(i), DType::f32); };
+        return fmt::format("fmaf({}, {}, fmaf({}, {}, {}))", wide(0), wide(2), wide(1), wide(3), arg(4));
+      }
       case Fn::lgamma: return call("lgamma");
       case Fn::erfinv: return call("erfinv");
       case Fn::ndtri: return call("normcdfinv");

@@ -1,7 +1,9 @@
 #include "codegen/llvm/functions.h"
 
+#include <llvm/Analysis/VectorUtils.h>
 #include <llvm/IR/Constants.h>
 #include <llvm/IR/Intrinsics.h>
+#include <llvm/IR/IntrinsicsX86.h>
 
 #include "base/error.h"
 
@@ -89,6 +91,7 @@ Value* FunctionEmitter::apply(Fn fn, kernel_ir::Type to, DType from, const std::
       Value* bits = b_.CreateBitCast(a, type({dtype == DType::f64 ? DType::i64 : DType::i32, to.lanes}));
       return b_.CreateICmpSLT(bits, integer_like(bits, 0));
     }
+    case Signature::dot: return dot2(from, x, to.lanes);
     case Signature::same: break;
   }
   if (!is_float(from)) return apply_integer(fn, from, x, to.lanes);
@@ -250,6 +253,36 @@ Value* FunctionEmitter::float_to_int(Value* value, int bits, int lanes) {
   Value* converted = b_.CreateFPToSI(safe, type({dtype, lanes}));
   int64_t indefinite = bits == 64 ? INT64_MIN : INT32_MIN;
   return b_.CreateSelect(fits, converted, integer_like(converted, indefinite));
+}
+
+Value* FunctionEmitter::dot2(DType from, const std::vector<Value*>& x, int lanes) {
+  ID id = llvm::Intrinsic::not_intrinsic;
+  if (lanes == 16) id = llvm::Intrinsic::x86_avx512bf16_dpbf16ps_512;
+  if (lanes == 8) id = llvm::Intrinsic::x86_avx512bf16_dpbf16ps_256;
+  if (lanes == 4) id = llvm::Intrinsic::x86_avx512bf16_dpbf16ps_128;
+  if (from != DType::bf16 || id == llvm::Intrinsic::not_intrinsic || !target_.features.contains("avx512bf16")) {
+    auto product = [&](Value* a, Value* b, Value* sum) {
+      return apply_float(Fn::fma, DType::f32, {widen(a, from, lanes), widen(b, from, lanes), sum}, lanes);
+    };
+    return product(x[0], x[2], product(x[1], x[3], x[4]));
+  }
+  const auto count = static_cast<unsigned>(lanes);
+  llvm::Type* pairs = llvm::FixedVectorType::get(llvm::Type::getBFloatTy(module_.getContext()), 2 * count);
+  auto interleaved = [&](Value* even, Value* odd) {
+    // One word for all lanes: a broadcast from memory where both elements lie side by side.
+    Value* first = llvm::getSplatValue(even);
+    Value* second = llvm::getSplatValue(odd);
+    if (first && second) {
+      llvm::Type* i32 = b_.getInt32Ty();
+      Value* word = b_.CreateOr(b_.CreateZExt(first, i32), b_.CreateShl(b_.CreateZExt(second, i32), 16));
+      return b_.CreateBitCast(b_.CreateVectorSplat(count, word), pairs);
+    }
+    std::vector<int> order;
+    for (int lane = 0; lane < lanes; ++lane) order.insert(order.end(), {lane, lanes + lane});
+    return b_.CreateBitCast(b_.CreateShuffleVector(even, odd, order), pairs);
+  };
+  // Multiplies and adds the odd elements first, each with one rounding; subnormals count as zero.
+  return b_.CreateIntrinsic(id, {}, {x[4], interleaved(x[0], x[1]), interleaved(x[2], x[3])});
 }
 
 Value* FunctionEmitter::widen(Value* bits, DType from, int lanes) {

@@ -17,6 +17,7 @@
 #include <llvm/Transforms/Scalar/LoopUnrollPass.h>
 #include <llvm/Transforms/Scalar/SROA.h>
 #include <llvm/Transforms/Scalar/SimplifyCFG.h>
+#include <llvm/Transforms/Vectorize/VectorCombine.h>
 
 #include <algorithm>
 #include <cctype>
@@ -56,6 +57,10 @@ std::string tuning_cpu(const TargetInfo& target) {
   return "x86-64-v2";
 }
 
+bool has_dot_products(const llvm::Module& module) {
+  return std::any_of(module.begin(), module.end(), [](const llvm::Function& f) { return f.getName().starts_with("llvm.x86.avx512bf16.dpbf16ps"); });
+}
+
 /// Promotion of vars to registers, common subexpressions, invariants out of loops: what the generated code needs and no more (O3 costs
 /// twice the time and gains nothing on explicit vectors).
 void optimize(llvm::Module& module, llvm::TargetMachine& machine) {
@@ -78,6 +83,8 @@ void optimize(llvm::Module& module, llvm::TargetMachine& machine) {
   passes.addPass(llvm::LoopUnrollPass(llvm::LoopUnrollOptions(2, /*OnlyWhenForced=*/true)));
   passes.addPass(llvm::EarlyCSEPass(true));
   passes.addPass(llvm::SimplifyCFGPass());
+  // Dot products of pairs take apart and join again what lies in memory as they want it.
+  if (has_dot_products(module)) passes.addPass(llvm::VectorCombinePass());
   passes.addPass(llvm::ADCEPass());
   llvm::ModulePassManager pipeline;
   pipeline.addPass(llvm::createModuleToFunctionPassAdaptor(std::move(passes)));

@@ -256,8 +256,9 @@ class Translator {
     }
     std::vector<Value*> operands;
     for (const std::string& name : s.operands) operands.push_back(value(name));
-    DType from = type_of(s.operands.back()).dtype;
-    define(s.name, s.type, emitter_->apply(s.fn, s.type, from, operands));
+    // Of a choice the last operand, of a dot product the first says what it is over.
+    const std::string& typical = info(s.fn).signature == Signature::dot ? s.operands.front() : s.operands.back();
+    define(s.name, s.type, emitter_->apply(s.fn, s.type, type_of(typical).dtype, operands));
   }
 
   void statement(const Splat& s) { define(s.name, s.type, emitter_->splat(value(s.operand), s.type.lanes)); }

@@ -49,8 +49,8 @@ void ContractionScheduler::choose_lanes(Expr group) {
 tile_ir::Block ContractionScheduler::allocations() const {
   tile_ir::Block out;
   for (const Item& item : items_) {
-    auto scratch = [&](const char* name, std::vector<Expr> shape) {
-      out.push_back(make(tile_ir::Alloc{name + item.tag, DType::f32, std::move(shape), Space::scratch}));
+    auto scratch = [&](const char* name, std::vector<Expr> shape, DType dtype = DType::f32) {
+      out.push_back(make(tile_ir::Alloc{name + item.tag, dtype, std::move(shape), Space::scratch}));
     };
     scratch("c", {tile_rows(), lane_block_});
     if (window_) {
@@ -58,7 +58,8 @@ tile_ir::Block ContractionScheduler::allocations() const {
       continue;
     }
     if (!item.rows.is_static && across_) scratch("pa", {item.depth_block, row_tiles_ * mr_ + item.rows.padding});
-    if (!item.rows.is_static && !across_) scratch("pa", {row_tiles_ * mr_, item.depth_block + item.rows.padding});
+    if (!item.rows.is_static && !across_)
+      scratch("pa", {row_tiles_ * mr_, item.depth_block + item.rows.padding}, item.pairs ? DType::bf16 : DType::f32);
     if (!item.lanes.is_static) scratch("pb", {item.depth_block, lane_block_});
   }
   return out;
@@ -132,20 +133,21 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
     body.push_back(loop("x" + t + suffix, 0, nr_, LoopKind::lanes, std::move(inner)));
     return loop("r" + t + suffix, 0, mr, LoopKind::unroll, std::move(body));
   };
-  auto rows_at = [&](Expr row) {
+  auto rows_at = [&](Expr row, int64_t half) {
     std::vector<Expr> index = outer_index(item.rows);
     if (window_)
       return std::vector<Expr>{channel, line_of(row) * window_->line.step + line_tap * window_->line.tap_step,
                                point_of(row) * window_->point.step + point_tap * window_->point.tap_step};
     if (!item.rows.is_static && across_) return std::vector<Expr>{k, row_of(row)};
-    if (!item.rows.is_static) return std::vector<Expr>{row_of(row), k};
+    if (!item.rows.is_static) return std::vector<Expr>{row_of(row), item.pairs ? k * 2 + half : k};
     index.insert(index.end(), {floordiv(first_row_, mr_) + tile, sym("kb" + t) * item.depth_block + k, row});
     return index;
   };
-  auto lanes_at = [&](Expr at) {
+  auto lanes_at = [&](Expr at, int64_t half) {
     if (!item.lanes.is_static) return std::vector<Expr>{k, panel * nr_ + at};
     std::vector<Expr> index = outer_index(item.lanes);
     index.insert(index.end(), {sym("kb" + t), floordiv(first_lane_, nr_) + panel, k, at});
+    if (item.pairs) index.emplace_back(half);
     return index;
   };
   std::string rows_buffer = item.rows.is_static ? item.rows.param : "pa" + t;
@@ -155,28 +157,38 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
   Expr x0 = sym("x" + t + "i");
   tile_ir::Block block{make(tile_ir::Alloc{acc, f32, {mr, nr_}, Space::reg}), each("i", {}, store_zero(acc, {r0, x0}, "start" + t))};
   const auto narrow = item.lanes.is_static ? item.lanes.narrow() : std::nullopt;
+  tile_ir::Block row;
   tile_ir::Block step;
-  if (narrow) {
-    step.push_back(make(loop_ir::Load{"nv" + t, narrow->dtype, lanes_buffer, lanes_at(lane), {}, Scalar::of_float(narrow->dtype, 0)}));
-    step.push_back(make(loop_ir::Let{"bv" + t, f32, Fn::cast, {"nv" + t}, {}, 0}));
+  loop_ir::Let add{"fv" + t, f32, Fn::fma, {"av" + t, "bv" + t, "cv" + t}, {}, 0};
+  auto load = [](tile_ir::Block& into, const std::string& name, DType dtype, const std::string& buffer, std::vector<Expr> index) {
+    into.push_back(make(loop_ir::Load{name, dtype, buffer, std::move(index), {}, Scalar::of_float(dtype, 0)}));
+  };
+  if (item.pairs) {
+    add.fn = Fn::dot2;
+    add.operands = {"av" + t, "aw" + t, "bv" + t, "bw" + t, "cv" + t};
+    for (int64_t half : {0, 1}) {
+      load(row, add.operands[static_cast<size_t>(half)], DType::bf16, rows_buffer, rows_at(r, half));
+      load(step, add.operands[static_cast<size_t>(half) + 2], DType::bf16, lanes_buffer, lanes_at(lane, half));
+    }
   } else {
-    step.push_back(make(loop_ir::Load{"bv" + t, f32, lanes_buffer, lanes_at(lane), {}, {}}));
+    load(row, "av" + t, f32, rows_buffer, rows_at(r, 0));
+    load(step, narrow ? "nv" + t : "bv" + t, narrow ? narrow->dtype : f32, lanes_buffer, lanes_at(lane, 0));
+    if (narrow) step.push_back(make(loop_ir::Let{"bv" + t, f32, Fn::cast, {"nv" + t}, {}, 0}));
   }
-  for (auto& stmt :
-       {make(loop_ir::Load{"cv" + t, f32, acc, {r, lane}, {}, {}}), make(loop_ir::Let{"fv" + t, f32, Fn::fma, {"av" + t, "bv" + t, "cv" + t}, {}, 0}),
-        make(loop_ir::Store{acc, {r, lane}, "fv" + t, {}, Combiner::set})})
-    step.push_back(stmt);
+  load(step, "cv" + t, f32, acc, {r, lane});
+  step.push_back(make(std::move(add)));
+  step.push_back(make(loop_ir::Store{acc, {r, lane}, "fv" + t, {}, Combiner::set}));
   tile_ir::Block body;
   if (item.lanes.is_static && in_rows_ == nullptr) {
-    std::vector<Expr> next = lanes_at(0);
-    next[next.size() - 3] = min(next[next.size() - 3] + 1, ceildiv(lanes_extent_, nr_) - 1);
-    for (int64_t line = 0; line < nr_; line += kCacheLine * 4 / (narrow ? size_of(narrow->dtype) : 4)) {
-      std::vector<Expr> at = next;
-      at.back() = at.back() + line;
+    const int64_t lanes_of_line = kCacheLine * 4 / (narrow ? size_of(narrow->dtype) : 4) / (item.pairs ? 2 : 1);
+    for (int64_t line = 0; line < nr_; line += lanes_of_line) {
+      std::vector<Expr> at = lanes_at(line, 0);
+      Expr& next = at[at.size() - (item.pairs ? 4 : 3)];
+      next = min(next + 1, ceildiv(lanes_extent_, nr_) - 1);
       body.push_back(make(tile_ir::Prefetch{lanes_buffer, std::move(at), 2}));
     }
   }
-  body.push_back(each("", {make(loop_ir::Load{"av" + t, f32, rows_buffer, rows_at(r), {}, {}})}, std::move(step)));
+  body.push_back(each("", std::move(row), std::move(step)));
   if (window_) {
     bool unrolled = false;
     auto wrap = [&](const std::string& name, Expr extent) {
@@ -188,7 +200,8 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
     wrap("kc", floordiv(depth_of_block(item), window_->taps()));
     block.insert(block.end(), body.begin(), body.end());
   } else {
-    block.push_back(loop("k" + t, 0, depth_of_block(item), LoopKind::serial, std::move(body), item.unroll));
+    const Expr steps = item.pairs ? floordiv(depth_of_block(item), 2) : depth_of_block(item);
+    block.push_back(loop("k" + t, 0, steps, LoopKind::serial, std::move(body), item.unroll));
   }
   // Each block of k is summed by itself and then added: shorter chains than one over all of k.
   Expr ro = sym("r" + t + "o");

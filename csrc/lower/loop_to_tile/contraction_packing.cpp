@@ -99,8 +99,11 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
   packed.shape = batch_shape;
   if (lanes) packed.shape.push_back(item.depth_blocks);
   packed.shape.push_back(panels);
-  packed.shape.push_back(lanes ? Expr(item.depth_block) : item.depth);
+  // Pairs of k lie side by side: [k / 2][NR][2].
+  const bool pairs = lanes && item.pairs;
+  packed.shape.push_back(lanes ? Expr(pairs ? item.depth_block / 2 : item.depth_block) : item.depth);
   packed.shape.emplace_back(width);
+  if (pairs) packed.shape.emplace_back(2);
 
   std::vector<Axis> batch;
   for (const auto& a : outer_)
@@ -113,23 +116,30 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
   Expr position = sym("pos");
   Expr k = sym("k");
   join(map, unflatten(axes, panel * width + position));
+  const Expr half = sym("half");
+  const Expr step = pairs ? k * 2 + half : k;
   Expr depth = lanes ? depth_of_block(item) : item.depth;
-  join(map, depth_map(item, lanes ? sym("kb" + item.tag) * item.depth_block + k : k));
+  if (pairs) depth = floordiv(depth, 2);
+  join(map, depth_map(item, lanes ? sym("kb" + item.tag) * item.depth_block + step : step));
   auto place = [&](Expr where) {
     std::vector<Expr> index = prefix;
     if (lanes) index.push_back(sym("kb" + item.tag));
     index.insert(index.end(), {panel, k, where});
+    if (pairs) index.push_back(half);
     return index;
+  };
+  auto halves = [&](Ref<tile_ir::Stmt> body) {
+    return pairs ? tile_ir::Block{loop("half", 0, 2, LoopKind::unroll, {std::move(body)})} : tile_ir::Block{std::move(body)};
   };
   tile_ir::Block inside;
   bool across = axes.size() == 1 && unit_along(operand, axes[0].name);
   tile_ir::Block copy = store_operand(operand, map, packed.param, place(position), "", lanes);
   if (across)
-    inside = {loop("k", 0, depth, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, copy)})};
+    inside = {loop("k", 0, depth, LoopKind::serial, halves(loop("pos", 0, valid, LoopKind::lanes, copy)))};
   else
-    inside = {loop("pos", 0, valid, LoopKind::serial, {loop("k", 0, depth, LoopKind::lanes, copy)})};
-  inside.push_back(loop("pad", valid, width, LoopKind::serial,
-                        {loop("k", 0, depth, LoopKind::lanes, store_zero(packed.param, place(sym("pad")), "none", packed.dtype))}));
+    inside = {loop("pos", 0, valid, LoopKind::serial, halves(loop("k", 0, depth, LoopKind::lanes, copy)))};
+  tile_ir::Block zeros = store_zero(packed.param, place(sym("pad")), "none", packed.dtype);
+  inside.push_back(loop("pad", valid, width, LoopKind::serial, halves(loop("k", 0, depth, LoopKind::lanes, std::move(zeros)))));
   if (lanes) inside = {loop("kb" + item.tag, 0, item.depth_blocks, LoopKind::serial, std::move(inside))};
 
   tile_ir::Kernel& kernel = packed.kernel;
@@ -256,7 +266,7 @@ tile_ir::Block ContractionScheduler::pack_rows(const Item& item) const {
     Substitution map = outer_map_;
     join(map, unflatten(rows_, first_row_ + point));
     join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
-    return store_operand(item.rows, map, buffer, {point, k}, ".r" + t);
+    return store_operand(item.rows, map, buffer, {point, k}, ".r" + t, item.pairs);
   };
   auto along_depth = [&](tile_ir::Block body) { return tile_ir::Block{loop(k_name, 0, depth, LoopKind::lanes, std::move(body))}; };
   tile_ir::Block out;
@@ -270,7 +280,7 @@ tile_ir::Block ContractionScheduler::pack_rows(const Item& item) const {
   }
   out.push_back(loop(r_name, first, valid_rows_, LoopKind::serial, along_depth(copy(row))));
   std::string e_name = "er" + t;
-  tile_ir::Block edge = store_zero(buffer, {sym(e_name), sym(k_name + "e")}, "edger" + t);
+  tile_ir::Block edge = store_zero(buffer, {sym(e_name), sym(k_name + "e")}, "edger" + t, item.pairs ? DType::bf16 : DType::f32);
   out.push_back(loop(e_name, valid_rows_, padded_rows(), LoopKind::serial, {loop(k_name + "e", 0, depth, LoopKind::lanes, std::move(edge))}));
   return out;
 }

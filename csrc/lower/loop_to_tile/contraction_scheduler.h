@@ -87,6 +87,7 @@ struct Item {
   Expr depth;
   int64_t depth_block = 0;  ///< KC
   int64_t unroll = kDepthUnroll;
+  bool pairs = false;  ///< two steps of k at a time, as bf16
   Expr depth_blocks;
   std::string tag;
 };
@@ -163,6 +164,9 @@ class ContractionScheduler {
 
   void choose_sizes();
 
+  /// Whether the operands are bf16 that lie or are packed so that two steps of k are neighbours.
+  bool can_pair(const Item& item) const;
+
   /// Lines of a block and the rows of its register blocks: points of one line, or several whole lines.
   void choose_window_sizes();
 
@@ -196,6 +200,7 @@ class ContractionScheduler {
   static const Directive& needed(ScheduleReader& reader, const std::string& word, const std::string& name);
   static int64_t read_number(ScheduleReader& reader, const std::string& word, const std::string& name, int64_t most);
   void read_depth(ScheduleReader& reader, Item& item) const;
+  void read_dot(ScheduleReader& reader, Item& item) const;
   void read_pack(ScheduleReader& reader, const Item& item, Operand& operand, const std::string& side) const;
   void read_lanes(ScheduleReader& reader);
 

@@ -31,8 +31,8 @@ int64_t balanced(int64_t a, int64_t most) {
   return (a + parts - 1) / parts;
 }
 
-/// A block of k that holds whole runs of its inner axes, so that its elements lie in lines: m times the extents of some innermost axes, where m divides
-/// the next one's. Nothing if none is near the size that is wanted.
+/// A block of k that holds whole runs of its inner axes, so that its elements lie in lines: m times the extents of some innermost axes, where m
+/// divides the next one's. Nothing if none is near the size that is wanted.
 std::optional<int64_t> whole_lines(const std::vector<Axis>& axes, int64_t wanted) {
   std::optional<int64_t> best;
   int64_t inner = 1;
@@ -83,8 +83,10 @@ void ContractionScheduler::choose_sizes() {
     if (!item.depth.is_constant() || depth <= kWholeDepth) continue;
     item.depth_block = round_up(balanced(depth, kDepthBlock), kDepthUnroll);
     const auto& axes = item.contraction->reduce->axes;
-    if (axes.size() > 1 && !(item.lanes.is_static && item.rows.is_static)) item.depth_block = whole_lines(axes, kDepthBlock).value_or(item.depth_block);
+    if (axes.size() > 1 && !(item.lanes.is_static && item.rows.is_static))
+      item.depth_block = whole_lines(axes, kDepthBlock).value_or(item.depth_block);
   }
+  for (Item& item : items_) item.pairs = ctx_.target.features.count("avx512bf16") > 0 && can_pair(item);
   choose_lane_block();
   if (window_) {
     choose_window_sizes();
@@ -113,6 +115,15 @@ void ContractionScheduler::choose_sizes() {
   row_tiles_ = tiles;
   const bool any_size = !rows_extent_.is_constant() && std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
   if (any_size && mr_ >= 2 * kTailRows) tail_ = kTailRows;
+}
+
+bool ContractionScheduler::can_pair(const Item& item) const {
+  if (across_ || window_ || !item.lanes.is_static || item.rows.is_static) return false;
+  auto is_bf16 = [](const Operand& operand) {
+    auto narrow = operand.narrow();
+    return narrow && narrow->dtype == DType::bf16;
+  };
+  return is_bf16(item.rows) && is_bf16(item.lanes) && item.depth.is_constant() && item.depth.value() % 2 == 0 && item.depth_block % 2 == 0;
 }
 
 void ContractionScheduler::choose_window_sizes() {
@@ -212,6 +223,7 @@ Schedule ContractionScheduler::describe() const {
     const std::string& result = item.contraction->result;
     add("tile", {{depth_name(item), item.depth_block}});
     add("unroll", {{depth_name(item), item.unroll}});
+    if (item.pairs) add("dot", {{depth_name(item), 2}});
     add("pack", {{result + ".lanes", {}}, {"at", item.lanes.is_static ? "program" : "block"}});
     std::vector<Argument> rows{{result + ".rows", {}}, {"at", item.rows.is_static ? "program" : "block"}};
     if (window_)
@@ -228,12 +240,13 @@ void ContractionScheduler::read(ScheduleReader& reader) {
     read_depth(reader, item);
     read_pack(reader, item, item.lanes, "lanes");
     read_pack(reader, item, item.rows, "rows");
+    read_dot(reader, item);
   }
   read_lanes(reader);
   read_parallel(reader);
   read_register_block(reader);
   read_tiles(reader);
-  reader.finish("parallel, tile, vectorize, register_block, partition, unroll and pack, each axis and operand once");
+  reader.finish("parallel, tile, vectorize, register_block, partition, unroll, dot and pack, each axis and operand once");
 }
 
 const Directive& ContractionScheduler::needed(ScheduleReader& reader, const std::string& word, const std::string& name) {
@@ -254,6 +267,16 @@ void ContractionScheduler::read_depth(ScheduleReader& reader, Item& item) const 
     reader.fail(needed(reader, "tile", depth_name(item)), fmt::format("allowed: multiples of the window's {} taps", window_->taps()));
   item.unroll = read_number(reader, "unroll", depth_name(item), kMostUnroll);
   item.depth_blocks = ceildiv(item.depth, item.depth_block);
+}
+
+void ContractionScheduler::read_dot(ScheduleReader& reader, Item& item) const {
+  const Directive* d = reader.find("dot", depth_name(item));
+  item.pairs = d != nullptr;
+  if (!d) return;
+  reader.only(*d, {depth_name(item)});
+  reader.number(*d, depth_name(item), 2, 2);
+  if (!can_pair(item))
+    reader.fail(*d, "it takes bf16 operands, the lanes packed at=program, the rows at=block, and an even number of steps in even tiles");
 }
 
 void ContractionScheduler::read_pack(ScheduleReader& reader, const Item& item, Operand& operand, const std::string& side) const {

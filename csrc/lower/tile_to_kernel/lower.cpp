@@ -52,7 +52,7 @@ Lowering::Lowering(const Kernel& kernel, const PassContext& context) : kernel_(k
   for (const Param& p : kernel.params) {
     emit_.reserve(p.name);
     out_.params.push_back({p.name, p.dtype, p.kind});
-    memory_[p.name] = {p.name, p.dtype, p.strides};
+    memory_[p.name] = {p.name, p.dtype, p.strides, p.shape};
   }
 }
 
@@ -375,7 +375,7 @@ void Lowering::statement(const Alloc& s) {
     scratch_ = scratch_ + ceildiv(node.count * size_of(s.dtype), kScratchAlignment) * kScratchAlignment;
     scratch_most_ = simplify(max(scratch_most_, scratch_), ranges_);
   }
-  memory_[s.name] = {node.name, s.dtype, contiguous_strides(s.shape)};
+  memory_[s.name] = {node.name, s.dtype, contiguous_strides(s.shape), s.shape};
   emit_.declare_symbol(node.name);
   emit_.append(std::move(node));
 }

@@ -55,6 +55,13 @@ struct Memory {
   std::string name;
   DType dtype = DType::f32;
   std::vector<Expr> strides;
+  std::vector<Expr> shape;
+
+  /// Elements of the last dimension, if they lie side by side.
+  std::optional<int64_t> group() const {
+    if (shape.empty() || !strides.back().is(1) || !shape.back().is_constant()) return std::nullopt;
+    return shape.back().value();
+  }
 };
 
 /// A register array: variables by flat position, of vectors along the last dimension.

@@ -109,14 +109,18 @@ std::optional<std::string> Lowering::spread_load(const Load& s, const Memory& me
   const int64_t stride = k->value();
   const int lanes = width();
   Type type{s.dtype, lanes};
+  // Where the lanes step over whole groups, all of a group may be read, and loads of its other elements read the same.
+  const Expr inner = s.index.empty() ? Expr(0) : s.index.back();
+  const bool groups = memory.group() == stride && inner.is_constant() && memory.strides[memory.strides.size() - 2].is(stride);
+  const int64_t place = groups ? inner.value() : 0;
   Expr first = live->lo * stride;
-  Expr end = (live->hi - 1) * stride + 1;
+  Expr end = groups ? live->hi * stride : (live->hi - 1) * stride + 1;
   std::string picked;
   for (int64_t part = 0; part < stride; ++part) {
     kernel_ir::Load load;
     load.type = type;
     load.buffer = memory.name;
-    load.offset = tidy(at_copy(offset, at) + part * lanes);
+    load.offset = tidy(at_copy(offset, at) + (part * lanes - place));
     Expr from = simplify(first - part * lanes, ranges_);
     Expr to = simplify(end - part * lanes, ranges_);
     if (!picked.empty() && provably_nonnegative(Expr(0) - to, ranges_)) break;
@@ -127,7 +131,7 @@ std::optional<std::string> Lowering::spread_load(const Load& s, const Memory& me
     // Lane l comes from element l * stride, in part l * stride / lanes.
     std::vector<int> order;
     for (int l = 0; l < lanes; ++l) {
-      int64_t element = l * stride - part * lanes;
+      int64_t element = l * stride + place - part * lanes;
       order.push_back(picked.empty() ? static_cast<int>(std::clamp<int64_t>(element, 0, lanes - 1))
                       : element < 0  ? l
                                      : lanes + static_cast<int>(std::min<int64_t>(element, lanes - 1)));
