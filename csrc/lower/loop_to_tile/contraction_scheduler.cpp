@@ -179,18 +179,34 @@ Expr ContractionScheduler::offset(const std::string& buffer, const std::vector<E
   return simplify(sum, ranges_);
 }
 
-bool ContractionScheduler::steps_by(const std::string& axis, Expr step) const {
+std::optional<Axis> ContractionScheduler::contiguous_axis() const {
+  std::optional<Axis> best;
+  int64_t most = 1;
+  for (const auto& a : nest_.axes) {
+    int64_t count = 0;
+    for (const loop_ir::Store* s : stores()) {
+      auto step = linear_coefficient(offset(s->buffer, s->index), a.name);
+      if (step && step->is(1)) ++count;
+    }
+    if (count < most) continue;
+    most = count;
+    best = a;
+  }
+  return best;
+}
+
+bool ContractionScheduler::continues(const std::string& axis, Expr span) const {
   auto all = stores();
-  return !all.empty() && std::all_of(all.begin(), all.end(), [&](const loop_ir::Store* s) {
-    auto c = linear_coefficient(offset(s->buffer, s->index), axis);
-    return c && *c == step;
+  return std::all_of(all.begin(), all.end(), [&](const loop_ir::Store* s) {
+    const Expr at = offset(s->buffer, s->index);
+    auto outer = linear_coefficient(at, axis);
+    auto inner = linear_coefficient(at, unit_.name);
+    return outer && inner && *outer == simplify(*inner * span, ranges_);
   });
 }
 
 bool ContractionScheduler::classify() {
-  const Axis* unit = nullptr;
-  for (const auto& a : nest_.axes)
-    if (steps_by(a.name, 1)) unit = &a;
+  auto unit = contiguous_axis();
   if (!unit) return false;
   unit_ = *unit;
   for (const Contraction& c : contractions_) {
@@ -313,8 +329,8 @@ bool ContractionScheduler::is_across(const Schedule& schedule) const {
   for (const Directive& d : schedule.directives) {
     if (d.word != "vectorize" || d.arguments.size() != 1) continue;
     std::vector<std::string> names = group_axes(d.arguments[0].name);
-    auto unit = std::find_if(nest_.axes.begin(), nest_.axes.end(), [&](const Axis& a) { return steps_by(a.name, 1); });
-    if (unit == nest_.axes.end() || contractions_.empty()) return false;
+    auto unit = contiguous_axis();
+    if (!unit || contractions_.empty()) return false;
     const auto& axes = contractions_[0].a.axes;
     return std::all_of(names.begin(), names.end(), [&](const std::string& n) { return axes.count(n) != axes.count(unit->name); });
   }
@@ -339,7 +355,7 @@ void ContractionScheduler::group_lanes() {
     if (!lanes_static() && (lanes_.size() == 2 || !unit_.extent.is_constant() || unit_.extent.value() > kWidestInnerAxis)) break;
     for (const auto& a : lane_class_) {
       bool taken = std::any_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l == a; });
-      if (taken || !steps_by(a.name, span)) continue;
+      if (taken || !continues(a.name, span)) continue;
       lanes_.insert(lanes_.begin(), a);
       span = span * a.extent;
       grew = true;

@@ -132,7 +132,12 @@ class ContractionScheduler {
   bool fits();
   std::vector<const loop_ir::Store*> stores() const;
   Expr offset(const std::string& buffer, const std::vector<Expr>& index) const;
-  bool steps_by(const std::string& axis, Expr step) const;
+
+  /// The axis along which most stores are contiguous.
+  std::optional<Axis> contiguous_axis() const;
+
+  /// Whether the axis steps on in every store where `span` points of the contiguous one end.
+  bool continues(const std::string& axis, Expr span) const;
 
   /// Sorts the outer axes into rows, lanes and the rest, and each contraction's operands likewise.
   bool classify();
@@ -295,7 +300,7 @@ class ContractionScheduler {
   std::vector<Item> items_;
   std::vector<Axis> rows_, lanes_, outer_;
   std::vector<Axis> lane_class_;  ///< the axes that only the lane operands vary along
-  Axis unit_;                     ///< the one along which stores are contiguous
+  Axis unit_;                     ///< the one along which most stores are contiguous
   std::optional<Window> window_;  ///< when the rows' operand is packed as it lies under windows
   bool windowed_ = false;         ///< asked for
   int64_t lines_ = 0, block_lines_ = 0, block_points_ = 0;

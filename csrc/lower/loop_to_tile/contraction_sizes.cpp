@@ -311,14 +311,14 @@ void ContractionScheduler::read_lanes(ScheduleReader& reader) {
   auto last = std::find_if(lane_class_.begin(), lane_class_.end(), [&](const Axis& a) { return a.name == names.back(); });
   apart_ = names.back() != unit_.name;
   if (last == lane_class_.end() || (apart_ && names.size() > 1))
-    reader.fail(d, fmt::format("{} cannot get the lanes; allowed: {}, along which all stores are contiguous, or one of {}", given[0], unit_.name,
+    reader.fail(d, fmt::format("{} cannot get the lanes; allowed: {}, along which most stores are contiguous, or one of {}", given[0], unit_.name,
                                name_of(lane_class_)));
   lanes_ = {*last};
   Expr span = last->extent;
   for (size_t i = names.size() - 1; i-- > 0;) {
     auto axis = std::find_if(lane_class_.begin(), lane_class_.end(), [&](const Axis& a) { return a.name == names[i]; });
     bool taken = std::any_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l.name == names[i]; });
-    if (axis == lane_class_.end() || taken || !steps_by(names[i], span))
+    if (axis == lane_class_.end() || taken || !continues(names[i], span))
       reader.fail(d, fmt::format("{} does not continue {} in every store", names[i], name_of(lanes_)));
     lanes_.insert(lanes_.begin(), *axis);
     span = span * axis->extent;
