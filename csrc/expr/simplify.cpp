@@ -126,8 +126,9 @@ Interval interval(Expr e, const Ranges& ranges, int depth) {
   if (depth > kMaxDepth) return {};
   Interval sum{0, 0};
   for (const Term& term : terms_of(e)) {
-    Interval t{term.coefficient, term.coefficient};
+    Interval t{1, 1};
     for (const Expr& atom : term.atoms) t = multiply(t, atom_interval(atom, ranges, depth));
+    t = multiply({term.coefficient, term.coefficient}, t);  // last: a negative half-open range times another is unbounded
     sum = {add(sum.lo, t.lo), add(sum.hi, t.hi)};
   }
   if (depth <= 4 && terms_of(e).size() > 1) {

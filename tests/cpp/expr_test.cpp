@@ -120,4 +120,19 @@ TEST_CASE("bounds of one operation are as narrow as they can be") {
       }
 }
 
+TEST_CASE("what is not negative has no negative product, bounded or not") {
+  Expr x = Expr::symbol("x");
+  Expr y = Expr::symbol("y");
+  for (int64_t lo : {0, 1, 3})
+    for (bool bounded : {false, true}) {
+      std::optional<Expr> hi = bounded ? std::optional<Expr>(5) : std::nullopt;
+      Ranges ranges{{"x", {Expr(lo), hi}}, {"y", {Expr(2), std::nullopt}}};
+      Interval range = bounds(x * y, ranges);
+      CHECK(range.lo == std::optional<int64_t>(2 * lo));
+      CHECK(!range.hi);
+      CHECK(bounds(x * y * -3, ranges).hi == std::optional<int64_t>(-6 * lo));
+      CHECK(bounds(x * 4, ranges).hi == (bounded ? std::optional<int64_t>(20) : std::nullopt));
+    }
+}
+
 TEST_CASE("a malformed expression names line and column") { CHECK_THROWS_WITH(parse_expr("i + // 2"), Catch::Contains("<expr>:1:5")); }
