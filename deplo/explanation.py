@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,14 @@ from .measure import Machine, measure_machine
 from .options import Options, read_options
 from .terminal import quantity, seconds, show_table, table_text
 
+_CALL = re.compile(
+    r"  %(?P<value>\w+): .*= \w+\.(?P<op>\w+)[\w.]*\(.*\)"
+    r'(?: at "(?P<source>[^"]*)")?(?: in "(?P<module>[^":]*)(?::(?P<function>[^"]*))?")?$'
+)
+_NO_GRAPH = (
+    "no graph: Dynamo found no tensor operation that it hands to a backend; either there is none, or PyTorch runs the function in eager mode"
+    " (sparse and quantised inputs, code that it cannot trace: torch.compile with fullgraph=True says why)"
+)
 _KERNEL_COLUMNS = ("kernel", "runs", "implements", "flops", "bytes", "time", "of limit")
 
 
@@ -23,13 +32,18 @@ class KernelReport:
     """One kernel of a program: what it implements, what it costs, and what a call of the program spends in it."""
 
     name: str
-    implements: list[str]
+    implements: list[str]  # ATen calls and the user's: "addmm:addmm_1 of linear"
     schedule: str
     flops: float  # of all its runs in one call of the program, as are bytes and seconds
     bytes: float
     calls: int  # how often one call of the program runs it
     seconds: float  # 0 if it was not measured
     once: bool  # it packs weights: it runs again only when they change
+
+    def user_calls(self, origin: Mapping[str, str]) -> list[str]:
+        """What the user called, each once, by `origins`."""
+        values = [part.partition(" of ")[0].partition(":") for part in self.implements]
+        return list(dict.fromkeys(origin.get(value, op) for op, _, value in values))
 
     def limit_seconds(self, machine: Machine) -> float:
         """The time that the machine needs at least, by its peak or its memory."""
@@ -63,13 +77,14 @@ class GraphReport:
 
     def kernel_rows(self, machine: Machine) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = []
+        origin = origins(self.torch_ir)
         for kernel in self.kernels:
             share = kernel.limit_seconds(machine) / kernel.seconds if kernel.seconds and not kernel.once else 0.0
             rows.append(
                 (
                     kernel.name,
                     "once" if kernel.once else str(kernel.calls),
-                    shortened(kernel.implements),
+                    shortened(kernel.user_calls(origin)),
                     quantity(kernel.flops, "flop"),
                     quantity(kernel.bytes, "B"),
                     seconds(kernel.seconds) if kernel.seconds and not kernel.once else "",
@@ -97,6 +112,16 @@ class GraphReport:
         return notes
 
 
+def origins(torch_ir: str) -> dict[str, str]:
+    """From the first result of each call in Torch IR to what the user called, and where: `linear (layers.0.fc, net.py:12)`."""
+    found = {}
+    for line in torch_ir.splitlines():
+        if match := _CALL.match(line):
+            at = ", ".join(filter(None, (match["module"], match["source"])))
+            found[match["value"]] = (match["function"] or match["op"].lstrip("_")) + (f" ({at})" if at else "")
+    return found
+
+
 def shortened(names: list[str], most: int = 6) -> str:
     """The first names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
@@ -122,12 +147,14 @@ class Explanation:
                 parts.append(table_text(("library call", "reason"), graph.library))
             parts.extend(graph.notes(self.machine))
             parts.append("")
-        return "\n".join(parts).rstrip() + "\n"
+        return "\n".join(parts or [_NO_GRAPH]).rstrip() + "\n"
 
     __repr__ = __str__
 
     def show(self) -> None:
         """Prints it: with rich on a terminal, plain in a pipe."""
+        if not self.graphs:
+            print(_NO_GRAPH)
         for graph in self.graphs:
             print(graph.title())
             if graph.kernels:

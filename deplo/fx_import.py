@@ -331,9 +331,11 @@ class _Importer:
             value = _inferred(node, target, args, kwargs)  # PyTorch's partitioner leaves it out
         results = self._results(shown, value)
         source, module = provenance(node)
+        function = function_of(node)
+        called = f":{function}" if function not in ("", packet_name(node).lstrip("_")) else ""
         line = "  " + (", ".join(results) + " = " if results else "") + f"{op}({', '.join(arguments)})"
         line += f" at {_quote(source)}" if source else ""
-        line += f" in {_quote(module)}" if module else ""
+        line += f" in {_quote(module + called)}" if module + called else ""
         self.lines.append(line)
 
     def _results(self, node: torch.fx.Node, value: Any) -> list[str]:
@@ -603,6 +605,25 @@ def _describe(target: Any) -> str:
 def _where(node: torch.fx.Node) -> str:
     source, module = provenance(node)
     return (f" at {source}" if source else "") + (f" in {module}" if module else "")
+
+
+def function_of(node: torch.fx.Node) -> str:
+    """What the user called that this node is a part of, as `linear` of aten.addmm, `linear_backward` of its gradient; empty where unknown.
+
+    Dynamo keeps the calls of its graph: their node's name, and the function, the method's name, or the class of the module around them.
+    """
+    forward, backward = node.meta.get("source_fn_stack"), node.meta.get("fwd_source_fn_stack")
+    if not (stack := forward or backward):
+        return ""
+    name, called = stack[-1]
+    if isinstance(called, type):
+        called = re.sub(r"_\d+$", "", name)  # of layers that are called by a module, its name for the call: linear_3
+    elif isinstance(called, torch._ops.OpOverload):
+        called = called.overloadpacket.__name__
+    word = str(called if isinstance(called, str) else getattr(called, "__name__", "")).strip("_")
+    if called is getattr(operator, word, None) and word.startswith("i") and hasattr(operator, word[1:]):
+        word = word[1:]  # x += y is an iadd
+    return word + "_backward" if word and not forward else word
 
 
 def provenance(node: torch.fx.Node) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -274,6 +275,35 @@ def test_explain_gives_figures():
     text = str(explanation)
     assert graph.kernels[0].name in text and "cache:" in text
     torch.testing.assert_close(explanation.result, torch.softmax(explanation.result.log(), -1), rtol=1e-4, atol=1e-6)
+
+
+@needs_core
+def test_kernels_are_named_after_what_the_user_called():
+    net = torch.nn.Sequential(torch.nn.RMSNorm(8), torch.nn.Linear(8, 8), torch.nn.SiLU())
+    with torch.no_grad():
+        explanation = deplo.explain(lambda x: net(x) + x, torch.randn(4, 8))
+    (graph,) = explanation.graphs
+    assert re.fullmatch("k0_rms_norm(_| k1_)linear_silu_add", " ".join(k.name for k in graph.kernels if not k.once))
+    for part in (r"rms_norm \(0,", r"linear \(1,", r"silu \(2,", r"add \(test_front_cli.py:"):
+        assert re.search(part, str(explanation)), explanation
+
+
+@needs_core
+def test_explain_says_that_there_is_no_graph(capsys):
+    explanation = deplo.explain(lambda: 3)
+    explanation.show()
+    assert capsys.readouterr().out == str(explanation) and "no graph: Dynamo found no tensor operation" in str(explanation)
+
+
+def test_a_file_is_not_run(capsys):
+    for command in ("run", "explain"):
+        status, out, err = run(capsys, command, "softmax.ir")
+        assert status == 1 and not out and f"{command} takes an expression" in err and "python -m deplo compile softmax.ir" in err
+
+
+def test_unknown_functions_are_refused_before_anything_is_shown(capsys):
+    status, out, err = run(capsys, "numerics", "nosuch")
+    assert status == 1 and not out and "nosuch is no function or reduction" in err
 
 
 def test_explain_shows_the_reason_of_a_fallback():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import re
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from deplo.capture import capture
 from deplo.errors import UnsupportedError
@@ -92,7 +94,32 @@ def test_input_kinds_and_writes():
 
 def test_provenance_names_line_and_module():
     text = text_of(Net(), torch.randn(3, 4))
-    assert re.search(r'aten.addmm.default\(.*\) at "test_front_import.py:\d+" in "fc"', text)
+    assert re.search(r'aten.addmm.default\(.*\) at "test_front_import.py:\d+" in "fc:linear"', text)
+
+
+def test_provenance_names_what_the_user_called():
+    layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.RMSNorm(4)])
+
+    def fn(x):
+        for layer in layers:
+            x = layer(x)
+        x = F.scaled_dot_product_attention(x, x, x).softmax(-1)
+        x = checkpoint(lambda x: F.gelu(x @ x.mT), x, use_reentrant=False)
+        y = x.clone()
+        y += 1
+        y[0] = 2
+        return y, operator.sub(torch.ops.aten.silu.default(y), 1), x.add_(1)
+
+    (forward, backward) = capture(fn, (torch.randn(3, 4, 4),), backward=True)
+
+    def called(record):
+        calls = re.findall(r' = aten\.(\w+)\.\w+\(.*?\)(?: at "[^"]*")?(?: in "[^":]*(?::(\w+))?")?$', record.torch_ir, re.MULTILINE)
+        return {function or op.lstrip("_") for op, function in calls}
+
+    functions = {"linear", "layer_norm", "rms_norm", "scaled_dot_product_attention", "softmax", "gelu", "matmul", "silu"}
+    assert functions | {"add", "sub", "clone", "setitem"} <= called(forward), called(forward)
+    assert {f"{function}_backward" for function in functions} <= called(backward), called(backward)
+    assert not {"addmm", "pow", "bmm", "fill", "iadd"} & called(forward), called(forward)
 
 
 def test_training_gives_forward_and_backward():
@@ -100,7 +127,7 @@ def test_training_gives_forward_and_backward():
     forward, backward = capture(net, (torch.randn(3, 4),), backward=True)
     assert (forward.kind, backward.kind) == ("forward", "backward")
     assert "%tangents_1" in backward.torch_ir
-    assert 'in "fc"' in backward.torch_ir
+    assert 'in "fc:linear_backward"' in backward.torch_ir
 
 
 def test_several_results_and_none():

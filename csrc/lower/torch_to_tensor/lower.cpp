@@ -158,8 +158,12 @@ struct Lowering {
     return results;
   }
 
+  /// "addmm:addmm_1 of linear": the op, its first result, and what the user called, which follows the colon of `in "layers.0.fc:linear"`.
   static std::string provenance(const torch_ir::Node& node) {
-    return node.results.empty() ? base_name(node.op) : base_name(node.op) + ":" + node.results[0].name.substr(1);
+    std::string op = base_name(node.op);
+    std::string value = node.results.empty() ? "" : ":" + node.results[0].name.substr(1);
+    size_t colon = node.module.rfind(':');
+    return op + value + (colon == std::string::npos ? "" : " of " + node.module.substr(colon + 1));
   }
 
   void lower(const torch_ir::Node& node) {

@@ -10,33 +10,50 @@ namespace deplo {
 namespace {
 
 constexpr size_t kMostWords = 5;
+constexpr size_t kMostCharacters = 64;
 
 // Ops that only arrange data say little about a kernel that also computes.
-bool arranges(const std::string& word) {
-  static const std::set<std::string> words{"view",    "_unsafe_view", "reshape", "permute", "transpose", "t",     "expand", "unsqueeze",
-                                           "squeeze", "clone",        "slice",   "select",  "_to_copy",  "alias", "full",   "arange"};
-  return words.count(word) > 0;
+bool arranges(const std::string& op) {
+  static const std::set<std::string> ops{"view",    "_unsafe_view", "reshape", "permute", "transpose", "t",     "expand", "unsqueeze",
+                                         "squeeze", "clone",        "slice",   "select",  "_to_copy",  "alias", "full",   "arange"};
+  return ops.count(op) > 0;
 }
 
-std::string word_of(const std::string& provenance) {
+/// The parts of "addmm:addmm_1 of linear": the ATen op, and what the user called, which is the op itself where nothing else is said.
+struct Origin {
+  std::string op;
+  std::string function;
+};
+
+Origin origin_of(const std::string& provenance) {
+  static constexpr std::string_view kOf = " of ";
+  size_t of = provenance.find(kOf);
+  std::string op = provenance.substr(0, std::min(provenance.find(':'), of));
+  return {op, of == std::string::npos ? op : provenance.substr(of + kOf.size())};
+}
+
+std::string word_of(const std::string& function) {
   std::string word;
-  for (char c : provenance.substr(0, provenance.find(':'))) word += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  for (char c : function) word += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
   size_t start = word.find_first_not_of('_');
   return start == std::string::npos ? "" : word.substr(start);
 }
 
 std::string name_of(const loop_ir::Kernel& kernel, size_t number) {
   std::vector<std::string> words;
+  std::string name = "k" + std::to_string(number);
   for (bool all : {false, true}) {
     for (const std::string& from : kernel.provenance) {
-      std::string word = word_of(from);
-      if (word.empty() || (!all && arranges(from.substr(0, from.find(':'))))) continue;
-      if (words.size() < kMostWords && std::find(words.begin(), words.end(), word) == words.end()) words.push_back(word);
+      Origin origin = origin_of(from);
+      std::string word = word_of(origin.function);
+      if (word.empty() || (!all && arranges(origin.op)) || std::find(words.begin(), words.end(), word) != words.end()) continue;
+      if (words.size() == kMostWords || (!words.empty() && name.size() + 1 + word.size() > kMostCharacters)) return name;
+      words.push_back(word);
+      name += "_" + word;
     }
     if (!words.empty()) break;
   }
-  words.insert(words.begin(), "k" + std::to_string(number));
-  return joined(words, "_");
+  return name;
 }
 
 }  // namespace
