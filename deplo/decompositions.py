@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _FORMULA = "a formula of overloads that have rules"
 _PLACES = "indexing by places that follow from the arguments"
+_LAYOUT = "indexing whose result is laid out as eager mode does"
 
 # Overload -> why PyTorch's rule is taken. What models spend their time in is a row of csrc/lower/torch_to_tensor instead.
 REASONS: dict[str, str] = {
@@ -30,10 +32,11 @@ REASONS: dict[str, str] = {
     "logspace.Tensor_Scalar": _FORMULA,
     "logspace.Tensor_Tensor": _FORMULA,
     "logspace.default": _FORMULA,
-    "max_unpool2d.default": _PLACES,
-    "max_unpool3d.default": _PLACES,
+    "max_unpool2d.default": _LAYOUT,
+    "max_unpool3d.default": _LAYOUT,
     "mvlgamma.default": _FORMULA,
     "renorm.default": _FORMULA,
+    "roll.default": _LAYOUT,
     "rot90.default": _PLACES,
     "rrelu_with_noise_backward.default": _FORMULA,
     "special_xlog1py.default": _FORMULA,
@@ -60,12 +63,42 @@ def decompositions(training: bool = False) -> dict[Any, Any]:
     from torch._decomp import get_decompositions
 
     overloads: list[Any] = []
-    for name in REASONS:
+    for name, reason in REASONS.items():
+        if reason == _LAYOUT:
+            continue
         packet, overload = name.split(".")
         overloads.append(getattr(getattr(torch.ops.aten, packet), overload))
     if training:
         overloads += [getattr(torch.ops.aten, packet) for packet in RECOMPUTED]
-    return dict(get_decompositions(overloads)) | (_own() if training else {})
+    return dict(get_decompositions(overloads)) | _as_eager_lays_out() | (_own() if training else {})
+
+
+@functools.cache
+def _as_eager_lays_out() -> dict[Any, Any]:
+    """Calls whose results PyTorch traces with strides that its CPU kernels do not give them."""
+    import torch
+
+    aten = torch.ops.aten
+
+    def roll(x: torch.Tensor, shifts: list[Any], dims: Sequence[int] = ()) -> Any:
+        """A concatenation for each dimension, which keeps the order of the dimensions in memory."""
+        if not dims or len(dims) != len(shifts) or any(isinstance(size, int) and size == 0 for size in x.shape):
+            return NotImplemented
+        for shift, dim in zip(shifts, dims, strict=True):
+            size = x.shape[dim]
+            start = (size - shift) % size
+            x = torch.cat([x.narrow(dim, start, size - start), x.narrow(dim, 0, start)], dim)
+        return x
+
+    def max_unpool(x: torch.Tensor, indices: torch.Tensor, output_size: Sequence[Any], *rest: Any) -> Any:
+        """A scatter in each image, which checks the indices as eager mode does; images of two dimensions keep the memory format."""
+        rank = len(output_size)
+        images = x.shape[:-rank]
+        empty = x.new_zeros([*images, math.prod(output_size)])
+        result = empty.scatter(-1, indices.flatten(-rank), x.flatten(-rank)).view(*images, *output_size)
+        return result.contiguous(memory_format=torch._prims_common.suggest_memory_format(x)) if x.dim() == 4 and rank == 2 else result
+
+    return {aten.roll.default: roll, aten.max_unpool2d.default: max_unpool, aten.max_unpool3d.default: max_unpool}
 
 
 @functools.cache

@@ -20,11 +20,12 @@ class Executable:
     Calls are boxed: `call(args)` clears the list that it is given. Safe to call from several threads.
     """
 
-    def __init__(self, program: Any, imported: Imported, eager: Callable[..., Any] | None, kind: str) -> None:
+    def __init__(self, program: Any, imported: Imported, eager: Callable[..., Any], kind: str, strict: bool = False) -> None:
         self.program = program
         self.kind = kind
         self._run = program.run
-        self._eager = eager  # for a bug that shows only at run time; None with strict
+        self._eager = eager  # for a bug that shows only at run time, and for the words of errors
+        self._strict = strict
         self._arguments = imported.arguments
         self._constants = imported.constants
         self._inputs = imported.inputs
@@ -42,7 +43,7 @@ class Executable:
         takes_all = not constants and arguments == list(range(self._inputs))
 
         def call(args: list[Any]) -> Any:
-            if self._failed and self._eager is not None:
+            if self._failed and not self._strict:
                 return self._eager(args)
             inputs = list(args)
             args.clear()
@@ -58,6 +59,8 @@ class Executable:
                 if not self._has_bases:
                     raise
                 return self._pass_on(inputs, UnsupportedError(str(error)))
+            except (IndexError, RuntimeError) as error:
+                raise self._in_eagers_words(inputs, error) from None
             if self._direct:
                 return results
             return [read(results, inputs) for read in self._outputs]
@@ -67,13 +70,24 @@ class Executable:
         return call
 
     def _pass_on(self, inputs: list[Any], error: UnsupportedError) -> Any:
-        if self._eager is None:
+        if self._strict:
             raise error
         warnings.warn(f"a call of the {self.kind} graph runs in eager mode, deplo does not take its inputs: {error}", FallbackWarning, stacklevel=3)
         return self._eager(inputs)
 
+    def _in_eagers_words(self, inputs: list[Any], error: Exception) -> Exception:
+        """What eager mode raises for these inputs, which names the index, its dimension and size, say; else `error`, which kernels keep short."""
+        if self._writes:  # should eager mode find nothing wrong, it would write them once more
+            inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+        try:
+            with torch.random.fork_rng(devices=[]):
+                self._eager(inputs)
+        except (IndexError, RuntimeError) as eagers:
+            return eagers.with_traceback(None)
+        return error
+
     def _fall_back(self, inputs: list[Any], error: InternalError) -> Any:
-        if self._eager is None:
+        if self._strict:
             raise error
         with self._lock:
             if not self._failed:

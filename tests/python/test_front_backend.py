@@ -471,10 +471,85 @@ def test_boxed_calls_clear_their_list():
 
     imported = _imported("")
     imported.arguments = [0]
-    call = executable.Executable(Identity(), imported, None, "inference").boxed()
+    call = executable.Executable(Identity(), imported, lambda arguments: [], "inference").boxed()
     arguments = [torch.ones(2)]
     call(arguments)
     assert arguments == [] and call._boxed_call
+
+
+def _out_of_range():
+    x, i, j, ones = torch.randn(4, 5), torch.tensor([[7, 1], [0, 2]]), torch.tensor([9]), torch.ones(2, 2)
+    yield "gather", lambda: torch.gather(x, 1, i)
+    yield "gather, negative", lambda: torch.gather(x, 1, i - 8)
+    yield "scatter", lambda: x.scatter(1, i, ones)
+    yield "scatter_value", lambda: x.scatter(1, i, 2.0)
+    yield "scatter_add", lambda: x.scatter_add(0, i, ones)
+    yield "scatter_reduce", lambda: x.scatter_reduce(1, i, ones, "amax")
+    yield "index_select", lambda: x.index_select(1, j)
+    yield "index_add", lambda: x.index_add(1, j, torch.ones(4, 1))
+    yield "index_copy", lambda: x.index_copy(1, j, torch.ones(4, 1))
+    yield "index_fill", lambda: x.index_fill(1, j, 2.0)
+    yield "index", lambda: x[:, j]
+    yield "index_put", lambda: x.index_put((j,), torch.ones(5))
+    yield "take", lambda: x.take(j + 30)
+    yield "embedding", lambda: F.embedding(j, x)
+    yield "cross_entropy", lambda: F.cross_entropy(x, torch.tensor([1, 9, 2, 3]))
+    yield "embedding_bag", lambda: F.embedding_bag(j[None], x)
+    yield "max_unpool", lambda: F.max_unpool1d(x[None, :2, :2], i[None], 2)
+
+
+@needs_core
+@pytest.mark.parametrize("name", [name for name, _ in _out_of_range()])
+def test_an_index_out_of_range_is_eagers_error(name):
+    fn = dict(_out_of_range())[name]
+    with pytest.raises((IndexError, RuntimeError)) as eagers:
+        fn()
+    with pytest.raises((IndexError, RuntimeError)) as caught, warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        torch.compile(fn, backend=deplo.deplo, options={"strict": name < "h"})()
+    assert caught.type is eagers.type
+    if name == "max_unpool":  # a scatter in each image
+        assert str(caught.value) == "index 7 is out of bounds for dimension 2 with size 4"
+    else:
+        assert str(caught.value) == str(eagers.value)
+
+
+@needs_core
+def test_an_index_out_of_range_writes_nothing_and_draws_nothing_in_eager_mode():
+    def fn(x, i):
+        x.add_(1)
+        return torch.rand(3)[i], x
+
+    x = torch.zeros(3)
+    compiled = torch.compile(fn, backend=deplo.deplo)
+    torch.manual_seed(0)
+    with pytest.raises(IndexError, match="index 5 is out of bounds for dimension 0 with size 3"):
+        compiled(x, torch.tensor([5]))
+    after = torch.rand(1)
+    torch.manual_seed(0)
+    torch.rand(3)
+    assert not x.any() and torch.equal(after, torch.rand(1))
+
+
+@needs_core
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rolls_and_unpooling_keep_the_order_in_memory(dynamic):
+    x = torch.randn(2, 4, 6, 6).contiguous(memory_format=torch.channels_last)
+    y, places = F.max_pool2d(x, 2, return_indices=True)
+    for fn, args in (
+        (lambda x: torch.roll(x, 1, 2), (x,)),
+        (lambda x: torch.roll(x, (13, -2), (2, -3)), (x,)),
+        (lambda x: torch.roll(x, (0, 1), (1, 1)), (x.contiguous(),)),
+        (lambda x: torch.roll(x, 5), (x,)),
+        (lambda x: torch.roll(x, 1, 0), (torch.zeros(0, 3),)),
+        (lambda x: torch.roll(x, 1, 1), (x[0, 0].t(),)),
+        (lambda y, places: F.max_unpool2d(y, places, 2), (y, places)),
+        (lambda y, places: F.max_unpool2d(y, places, 2), (y[0].contiguous(), places[0].contiguous())),
+        (lambda y, places: F.max_unpool3d(y, places, 2), F.max_pool3d(torch.randn(2, 3, 4, 4, 6), 2, return_indices=True)),
+    ):
+        torch._dynamo.reset()
+        got, expected = torch.compile(fn, backend=deplo.deplo, dynamic=dynamic, options={"strict": True, "allow_library": []})(*args), fn(*args)
+        assert torch.equal(got, expected) and got.stride() == expected.stride()
 
 
 @needs_core
