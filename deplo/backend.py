@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
+import inspect
 import itertools
 import json
 import os
@@ -13,9 +15,10 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
+from torch._dynamo.exc import ShortenTraceback
 
 from .cache import warn_if_unusable
 from .core import core
@@ -28,7 +31,31 @@ from .mixed import Mixed
 from .options import Options, read_options
 from .progress import progress
 
+_Backend = TypeVar("_Backend", bound=Callable[..., Any])
 
+
+def raises_own_errors(function: _Backend) -> _Backend:
+    """Lets errors of deplo through Dynamo, which wraps a backend's in BackendCompilerFailed unless they are of its own class ShortenTraceback."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        try:
+            return function(*args, **keywords)
+        except Error as error:
+            if isinstance(error, ShortenTraceback):
+                raise
+            kind: Any = type(error)
+            raise _own_error(kind)(str(error), first_useful_frame=inspect.currentframe()) from error.__cause__
+
+    return cast(_Backend, call)
+
+
+@functools.cache
+def _own_error(kind: Any) -> Any:
+    return type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+@raises_own_errors
 def deplo(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
@@ -40,6 +67,7 @@ def deplo(
     return compile_with(read_options(mode, options), gm, example_inputs)
 
 
+@raises_own_errors
 def compile_with(
     options: Options, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], make: type[Compilation] | None = None
 ) -> Callable[..., Any]:
@@ -169,7 +197,7 @@ class Compilation:
         record.compile_seconds = time.perf_counter() - start
         if self.options.strict and self.options.allow_library is not None:
             check_library_calls(record.program, self.options.allow_library)
-        return Executable(record.program, imported, None if self.options.strict else eager(gm), record.kind).boxed()
+        return Executable(record.program, imported, eager(gm), record.kind, self.options.strict).boxed()
 
     def _import(self, record: Record, gm: torch.fx.GraphModule, static: set[str] | None) -> Imported:
         start = time.perf_counter()

@@ -79,8 +79,7 @@ def _command(commands: Any, name: str, text: str, run: Any) -> argparse.Argument
 def _program_arguments(parser: argparse.ArgumentParser, file: bool) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("-c", metavar="EXPR", dest="expression", help="a torch expression; r is torch.randn, torch, F and nn are in scope")
-    if file:
-        source.add_argument("file", metavar="FILE.ir", nargs="?", help="IR of any level")
+    source.add_argument("file", metavar="FILE.ir", nargs="?", help="IR of any level" if file else argparse.SUPPRESS)
     parser.add_argument("--dynamic", action="store_true", help="make all sizes symbolic")
     parser.add_argument("--backward", action="store_true", help="also the gradient of the sum of the outputs")
     parser.add_argument("--disable", metavar="PASS", action="append", default=[], help="skip a pass (may be repeated)")
@@ -89,13 +88,13 @@ def _program_arguments(parser: argparse.ArgumentParser, file: bool) -> None:
 
 
 def _options(arguments: argparse.Namespace, **more: Any) -> Options:
-    given: dict[str, Any] = {}
+    given: dict[str, str] = {}
     for item in arguments.option:
         key, equals, value = item.partition("=")
         if not equals:
             raise UserError(f"--option {item}: expected KEY=VALUE")
-        given[key] = int(value) if key == "threads" and value.isdigit() else value
-    options = read_options(options=given)
+        given[key] = value
+    options = read_options(texts=given)
     disable = (*options.disable, *arguments.disable)
     if arguments.schedule:
         more["schedule"] = _schedule_text(arguments.schedule)
@@ -168,6 +167,11 @@ def _writing(path: str) -> Any:
 def _expression(arguments: argparse.Namespace) -> tuple[Any, list[Any]]:
     from .expression import parse_expression
 
+    if arguments.file:
+        raise UserError(
+            f"{arguments.command} takes an expression, as -c 'torch.softmax(r(4, 8), -1)'; a file has no inputs to run with: "
+            f"`python -m deplo compile {arguments.file}` shows its IR at any level"
+        )
     fn, inputs = parse_expression(arguments.expression)
     if arguments.backward:
         inputs = [x.requires_grad_(x.is_floating_point()) for x in inputs]
@@ -250,7 +254,6 @@ def _numerics(arguments: argparse.Namespace) -> None:
         widths = (13, 9, 9, 26, 9, 26, 0)
         print(" ".join(f"{cell:{width}}" if width else cell for cell, width in zip(cells, widths, strict=True)).rstrip(), flush=True)
 
-    show(("function", "dtype", "deplo ulp", "at", "eager ulp", "at", ""))
     if not report(arguments.names, [known[name] for name in dtypes], arguments.exhaustive, show):
         raise Error("some errors are beyond their bounds (docs/numerics.md)")
 

@@ -402,6 +402,7 @@ def report(names: Sequence[str], dtypes: Sequence[torch.dtype], every: bool, sho
     for name in names:
         if name not in known and name not in sums:
             raise UserError(f"{name} is no function or reduction; known: {', '.join([*known, *sums])}")
+    show(("function", "dtype", "deplo ulp", "at", "eager ulp", "at", ""))
     fine = True
     for name, fn in known.items():
         for dtype in dtypes if not names or name in names else ():

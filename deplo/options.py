@@ -20,16 +20,25 @@ _MODES = {
     "max-autotune": {"tune": "full"},
     "max-autotune-no-cudagraphs": {"tune": "full"},
 }
+_LEAST_ARCH = 75  # NVRTC 13 compiles for none before
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def _flag(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
+    if not isinstance(value, bool):
+        raise ValueError("True or False")
+    return value
+
+
+def _flag_of_text(text: str) -> bool:
     words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False, "": False}
-    if isinstance(value, str) and value.lower() in words:
-        return words[value.lower()]
-    raise ValueError("true or false")
+    if text.lower() not in words:
+        raise ValueError("1 or 0, true or false, yes or no, on or off")
+    return words[text.lower()]
+
+
+def _number_of_text(text: str) -> int:
+    return _threads(int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else text)
 
 
 def _one_of(*choices: str) -> Callable[[Any], str]:
@@ -44,19 +53,23 @@ def _one_of(*choices: str) -> Callable[[Any], str]:
 def _text(value: Any) -> str:
     if not isinstance(value, (str, os.PathLike)):
         raise ValueError("a string")
-    return os.fspath(value)
+    text = os.fspath(value)
+    if not isinstance(text, str) or "\0" in text:
+        raise ValueError("a string without a NUL character")
+    return text
 
 
 def _arch(value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"sm_\d+[af]?", value):
-        raise ValueError("an architecture such as 'sm_80'")
-    return value
+    match = re.fullmatch(r"sm_(\d{2,3})[af]?", value, re.ASCII) if isinstance(value, str) else None
+    if match is None or int(match[1]) < _LEAST_ARCH:
+        raise ValueError(f"an architecture from 'sm_{_LEAST_ARCH}' on, such as 'sm_80'")
+    return match[0]
 
 
 def _names(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [part for part in re.split(r"[,\s]+", value) if part]
-    if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in value):
+    if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(name, str) and "\0" not in name for name in value):
         raise ValueError("a list of names, or one string with commas")
     return tuple(sorted(value)) if isinstance(value, (set, frozenset)) else tuple(value)
 
@@ -68,9 +81,9 @@ def _threads(value: Any) -> int:
 
 
 def _bytes(value: Any) -> int:
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)):
-        return int(match[1]) * _UNITS[match[2].upper()]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d{1,19})\s*([KMGT]?)(?:i?B)?", value.strip(), re.ASCII | re.IGNORECASE)):
+        value = int(match[1]) * _UNITS[match[2].upper()]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
         raise ValueError("a number of bytes, as 1073741824 or '1G' (0: no limit)")
     return value
 
@@ -78,7 +91,7 @@ def _bytes(value: Any) -> int:
 def _schedules(value: Any) -> dict[str, str]:
     if isinstance(value, str):
         value = {"": value}
-    if not isinstance(value, Mapping) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) and "\0" not in text for pair in value.items() for text in pair):
         raise ValueError("schedule text, or a dict from kernel name to schedule text")
     return dict(value)
 
@@ -91,6 +104,12 @@ class Key:
     default: Any
     variable: str
     help: str
+
+    def read(self, text: str) -> Any:
+        """The value of a variable or of the command line's --option. Raises ValueError with what is expected."""
+        if self.check is _flag:
+            return _flag_of_text(text)
+        return _number_of_text(text) if self.check is _threads else self.check(text)
 
 
 KEYS: dict[str, Key] = {
@@ -172,19 +191,20 @@ class Options:
         return os.path.join(base, "deplo")
 
 
-def _checked(name: str, value: Any, where: str) -> Any:
+def _checked(name: str, value: Any, where: str, text: bool = False) -> Any:
+    """`value` as option `name` has it; `text`: it's from a variable or the command line."""
     if name not in KEYS:
-        close = difflib.get_close_matches(name, KEYS, n=1)
+        close = difflib.get_close_matches(str(name), KEYS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
         raise UserError(f"unknown option {name!r}{hint} Known options: {', '.join(sorted(KEYS))}.")
     try:
-        return KEYS[name].check(value)
+        return KEYS[name].read(value) if text else KEYS[name].check(value)
     except ValueError as error:
         raise UserError(f"{where} is {value!r}, expected {error}") from None
 
 
-def read_options(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
-    """Defaults, then `mode`, then the DEPLO_* variables, then `options`, each checked.
+def read_options(mode: str | None = None, options: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None) -> Options:
+    """Defaults, then `mode`, then the DEPLO_* variables, then `options`, then `texts` (of the command line), each checked.
 
     Raises UserError for an unknown key (with a suggestion and the known ones), a value out of range, or an unknown mode.
     """
@@ -196,9 +216,13 @@ def read_options(mode: str | None = None, options: Mapping[str, Any] | None = No
     for name, key in KEYS.items():
         text = os.environ.get(key.variable) if key.variable else None
         if text is not None:
-            values[name] = _checked(name, text, key.variable)
+            values[name] = _checked(name, text, key.variable, text=True)
+    if not isinstance(options, Mapping | None):
+        raise UserError(f"options is {options!r}, expected a dict from option to value")
     for name, value in (options or {}).items():
         values[name] = _checked(name, value, f"option {name!r}")
+    for name, text in (texts or {}).items():
+        values[name] = _checked(name, text, f"--option {name}", text=True)
     return Options(values)
 
 

@@ -26,11 +26,39 @@ def test_unknown_key_suggests_and_lists():
 
 @pytest.mark.parametrize(
     "options",
-    [{"target": "tpu"}, {"threads": -1}, {"threads": True}, {"disable": 3}, {"memory_limit": "lots"}, {"tune": "yes"}, {"strict": "maybe"}],
+    [{"target": "tpu"}, {"threads": -1}, {"threads": True}, {"threads": "2"}, {"threads": 2.0}, {"disable": 3}, {"disable": ["a\0b"]}]
+    + [{"memory_limit": value} for value in ("lots", 1.5, True, 10**30, "9999999999T")]
+    + [{"tune": value} for value in ("yes", None)]
+    + [{name: value} for name in ("strict", "verify", "time", "debug", "guard") for value in ("maybe", "yes", "", 1, None)]
+    + [{name: value} for name in ("dump", "dump_dir", "cache_dir", "features", "stop_after") for value in (3, b"x", "a\0b", None)]
+    + [{"arch": value} for value in ("sm_1", "sm_70", "sm_12345", "sm_80x", "compute_80", 80)]
+    + [{"schedule": value} for value in (3, {"k0": 3}, {3: "nest"}, "a\0b", {"k0": "a\0b"})],
+    ids=str,
 )
 def test_bad_values_name_the_option(options):
-    with pytest.raises(UserError, match=next(iter(options))):
+    ((name, value),) = options.items()
+    with pytest.raises(UserError, match=re.escape(f"option {name!r} is {value!r}, expected ")):
         read_options(options=options)
+
+
+@pytest.mark.parametrize("options", [["strict"], "strict", 3, {3: True}], ids=str)
+def test_options_are_a_dict_of_names(options):
+    with pytest.raises(UserError, match="expected a dict from option to value|unknown option 3"):
+        read_options(options=options)
+
+
+def test_texts_of_the_command_line_are_read_as_variables_are():
+    options = read_options(texts={"strict": "yes", "threads": "2", "verify": "0", "memory_limit": "1K", "disable": "a,b"})
+    assert (options.strict, options.threads, options.verify, options.memory_limit, options.disable) == (True, 2, False, 1024, ("a", "b"))
+    for name, text in (("strict", "maybe"), ("threads", "two"), ("threads", "²"), ("nosuch", "1")):
+        with pytest.raises(UserError, match=name):
+            read_options(texts={name: text})
+
+
+def test_errors_of_options_reach_the_caller_as_they_are():
+    compiled = torch.compile(lambda x: x + 1, backend="deplo", options={"strict": "yes"})
+    with pytest.raises(UserError, match="option 'strict' is 'yes', expected True or False"):
+        compiled(torch.ones(3))
 
 
 def test_values_are_normalised():
