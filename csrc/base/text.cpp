@@ -16,6 +16,9 @@ bool continues_name(char c) { return std::isalnum(static_cast<unsigned char>(c))
 /// Parsers and passes recurse into what brackets and blocks hold.
 constexpr int kMaxDepth = 200;
 
+/// What no text has; a message that quoted a NUL would end there.
+bool is_control(char c) { return std::iscntrl(static_cast<unsigned char>(c)) && c != '\n' && c != '\t' && c != '\r'; }
+
 constexpr std::string_view kTwoCharSymbols[] = {"->", "<=", ">=", "==", "!=", "..", "//", "+=", "**"};
 
 }  // namespace
@@ -30,6 +33,9 @@ void Lexer::tokenize(std::string_view text, bool layout) {
   bool line_start = true;
   size_t line_begin = 0;
   auto column = [&] { return static_cast<int>(i - line_begin) + 1; };
+  auto refuse_control = [&](char c, int at_line, int at_column) {
+    fail({Token::Kind::end, "", at_line, at_column}, fmt::format("the character {:#04x} is no text", static_cast<unsigned char>(c)));
+  };
   auto add = [&](Token::Kind kind, std::string value, int col) { tokens_.push_back({kind, std::move(value), line, col}); };
   while (i < text.size()) {
     if (line_start && brackets == 0) {
@@ -63,6 +69,7 @@ void Lexer::tokenize(std::string_view text, bool layout) {
       if (i >= text.size()) break;
     }
     char c = text[i];
+    if (is_control(c)) refuse_control(c, line, column());
     if (c == '\n') {
       if (layout && brackets == 0 && !tokens_.empty() && tokens_.back().kind != Token::Kind::newline && tokens_.back().kind != Token::Kind::indent &&
           tokens_.back().kind != Token::Kind::dedent)
@@ -114,6 +121,7 @@ void Lexer::tokenize(std::string_view text, bool layout) {
       std::string value;
       ++i;
       while (i < text.size() && text[i] != '"' && text[i] != '\n') {
+        if (is_control(text[i])) refuse_control(text[i], line, column());
         if (text[i] == '\\' && i + 1 < text.size()) {
           ++i;
           value += text[i] == 'n' ? '\n' : text[i] == 't' ? '\t' : text[i];

@@ -151,6 +151,8 @@ def test_text_of_an_editor_that_went_mad(texts, data):
         "",
         "\n\n",
         "\0",
+        "torch @f(%x: f32[2])\n  return \0%x\n",
+        'torch @f(%x: f32[2])\n  %y: f32[2] = aten.neg.default(self=%x) in "a\0b"\n  return %y\n',
         "torch",
         "program",
         "tensor @f(%x: f32[" + "(" * 100_000,
@@ -167,6 +169,12 @@ def test_text_of_an_editor_that_went_mad(texts, data):
 )
 def test_extreme_text_is_refused(text):
     assert not taken(text)
+
+
+@needs_core
+def test_a_nul_does_not_cut_the_message():
+    with pytest.raises(UserError, match=r"f.ir:2:10: the character 0x00 is no text"):
+        _C.lower("torch @f(%x: f32[2])\n  return \0%x\n", "kernel", json.dumps(OPTIONS), "f.ir")
 
 
 @needs_core
