@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _FORMULA = "a formula of overloads that have rules"
+OURS = "a formula of overloads that have rules, below"
 _PLACES = "indexing by places that follow from the arguments"
-_LAYOUT = "indexing whose result is laid out as eager mode does"
 
-# Overload -> why PyTorch's rule is taken. What models spend their time in is a row of csrc/lower/torch_to_tensor instead.
+# Overload -> why PyTorch's rule is taken, or OURS. What models spend their time in is a row of csrc/lower/torch_to_tensor instead.
 REASONS: dict[str, str] = {
     "_chunk_cat.default": _FORMULA,
     "_euclidean_dist.default": _FORMULA,
@@ -22,6 +22,11 @@ REASONS: dict[str, str] = {
     "block_diag.default": _PLACES,
     "celu.default": _FORMULA,
     "dist.default": _FORMULA,
+    "embedding_renorm.default": OURS,
+    "fractional_max_pool2d.default": OURS,
+    "fractional_max_pool2d_backward.default": OURS,
+    "fractional_max_pool3d.default": OURS,
+    "fractional_max_pool3d_backward.default": OURS,
     "isin.Tensor_Tensor": _FORMULA,
     "ldexp.Tensor": _FORMULA,
     "linalg_cross.default": _FORMULA,
@@ -32,13 +37,14 @@ REASONS: dict[str, str] = {
     "logspace.Tensor_Scalar": _FORMULA,
     "logspace.Tensor_Tensor": _FORMULA,
     "logspace.default": _FORMULA,
-    "max_unpool2d.default": _LAYOUT,
-    "max_unpool3d.default": _LAYOUT,
+    "max_unpool2d.default": OURS,
+    "max_unpool3d.default": OURS,
     "mvlgamma.default": _FORMULA,
     "renorm.default": _FORMULA,
-    "roll.default": _LAYOUT,
+    "roll.default": OURS,
     "rot90.default": _PLACES,
     "rrelu_with_noise_backward.default": _FORMULA,
+    "segment_reduce.default": OURS,
     "special_xlog1py.default": _FORMULA,
     "tril_indices.default": _PLACES,
     "triu_indices.default": _PLACES,
@@ -64,18 +70,18 @@ def decompositions(training: bool = False) -> dict[Any, Any]:
 
     overloads: list[Any] = []
     for name, reason in REASONS.items():
-        if reason == _LAYOUT:
+        if reason == OURS:
             continue
         packet, overload = name.split(".")
         overloads.append(getattr(getattr(torch.ops.aten, packet), overload))
     if training:
         overloads += [getattr(torch.ops.aten, packet) for packet in RECOMPUTED]
-    return dict(get_decompositions(overloads)) | _as_eager_lays_out() | (_own() if training else {})
+    return dict(get_decompositions(overloads)) | _ours() | (_own() if training else {})
 
 
 @functools.cache
-def _as_eager_lays_out() -> dict[Any, Any]:
-    """Calls whose results PyTorch traces with strides that its CPU kernels do not give them."""
+def _ours() -> dict[Any, Any]:
+    """Formulas that PyTorch has not, or that it traces with other strides than its CPU kernels give their results."""
     import torch
 
     aten = torch.ops.aten
@@ -98,7 +104,89 @@ def _as_eager_lays_out() -> dict[Any, Any]:
         result = empty.scatter(-1, indices.flatten(-rank), x.flatten(-rank)).view(*images, *output_size)
         return result.contiguous(memory_format=torch._prims_common.suggest_memory_format(x)) if x.dim() == 4 and rank == 2 else result
 
-    return {aten.roll.default: roll, aten.max_unpool2d.default: max_unpool, aten.max_unpool3d.default: max_unpool}
+    def embedding_renorm(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> Any:
+        flat = indices.reshape(-1)
+        rows = weight[flat]
+        norm = torch.linalg.vector_norm(rows, norm_type, 1, keepdim=True)
+        return weight.index_put((flat,), torch.where(norm > max_norm, rows * (max_norm / (norm + 1e-7)), rows))
+
+    def fractional_max_pool(x: torch.Tensor, kernel: Sequence[int], output: Sequence[Any], samples: torch.Tensor) -> Any:
+        """The greatest element of each window, by its place in the flattened image; of several NaNs the last, of equals the first."""
+        rank = len(kernel)
+        if x.dim() == rank + 1:
+            return tuple(part.squeeze(0) for part in fractional_max_pool(x.unsqueeze(0), kernel, output, samples))
+        images, place = x.shape[:2], torch.zeros((), dtype=torch.int64, device=x.device)
+        for d, (size, width, count) in enumerate(zip(x.shape[2:], kernel, output, strict=True)):
+            starts = _fractional_starts(samples[..., 1 - d if rank == 2 else d], size - width, count)
+            shape = [1] * (2 * rank)
+            shape[d], shape[rank + d] = count, width
+            place = place * size + (starts.unsqueeze(-1) + torch.arange(width, device=x.device)).view(*images, *shape)
+        windows = x.flatten(2).gather(-1, place.flatten(2)).view(*images, *output, -1)
+        values, first = windows.max(-1)
+        nan = torch.where(windows.isnan(), torch.arange(windows.shape[-1], device=x.device), -1).amax(-1)
+        return values, place.flatten(-rank).gather(-1, torch.where(nan < 0, first, nan).unsqueeze(-1)).squeeze(-1)
+
+    def fractional_max_pool_backward(grad: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], output: Sequence[Any], indices: torch.Tensor) -> Any:
+        rank = len(kernel)
+        empty = grad.new_zeros(x.shape).flatten(-rank)
+        return empty.scatter_add(-1, indices.flatten(-rank), grad.flatten(-rank)).view(x.shape)
+
+    pools = {aten.fractional_max_pool2d.default: fractional_max_pool, aten.fractional_max_pool3d.default: fractional_max_pool}
+    backward = (aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default)
+    return {
+        aten.roll.default: roll,
+        aten.max_unpool2d.default: max_unpool,
+        aten.max_unpool3d.default: max_unpool,
+        aten.embedding_renorm.default: embedding_renorm,
+        aten.segment_reduce.default: _segment_reduce,
+        **pools,
+        **dict.fromkeys(backward, fractional_max_pool_backward),
+    }
+
+
+def _fractional_starts(sample: Any, room: Any, count: Any) -> Any:
+    """Where the windows of one dimension start, in the arithmetic of ATen: `sample` [N, C] gives [N, C, count]."""
+    import torch
+
+    number = torch.arange(count, device=sample.device)
+    if isinstance(count, int) and count == 1:
+        return (number + room).expand(*sample.shape, count)
+    step = torch.full((), room / (count - 1), dtype=sample.dtype, device=sample.device)
+    sample = sample.unsqueeze(-1)
+    starts = ((number.to(sample.dtype) + sample) * step).to(torch.int64) - (sample * step).to(torch.int64)
+    return torch.where(number == count - 1, room, starts)
+
+
+def _segment_reduce(
+    data: Any, reduce: str, *, lengths: Any = None, indices: Any = None, offsets: Any = None, axis: int = 0, unsafe: bool = False, initial: Any = None
+) -> Any:
+    """A scatter: each element to the segment that it is in, and what is in none to one more at either side."""
+    import torch
+
+    if indices is not None or (lengths is None) == (offsets is None) or not data.is_floating_point():
+        return NotImplemented
+    if offsets is None:
+        if not unsafe:
+            check = torch.ops.aten._assert_async.msg
+            check((lengths >= 0).all(), "lengths contains negative value!")
+            check((lengths.sum(-1) == data.shape[axis]).all(), "segment_reduce(): Expected all rows of lengths along axis to sum to data.size(axis)")
+        offsets = torch.nn.functional.pad(lengths.cumsum(-1), (1, 0))
+    counts = offsets.diff(dim=-1)
+    place = (torch.arange(data.shape[axis], device=data.device).unsqueeze(-1) >= offsets.unsqueeze(-2)).sum(-1)
+
+    def per_segment(values: Any) -> Any:
+        return values.view(*values.shape, *[1] * (data.dim() - values.dim()))
+
+    kind = {"max": "amax", "min": "amin", "mean": "sum"}.get(reduce, reduce)
+    first = {"max": -math.inf, "min": math.inf, "prod": 1.0}.get(reduce, 0.0) if initial is None else initial
+    shape = list(data.shape)
+    shape[axis] = offsets.shape[-1] + 1
+    result = data.new_full(shape, first).scatter_reduce(axis, per_segment(place).expand(data.shape), data, kind)
+    result = result.narrow(axis, 1, offsets.shape[-1] - 1)
+    if reduce == "mean":
+        counts = per_segment(counts)
+        result = torch.where(counts == 0, math.nan if initial is None else initial, result / counts)
+    return result.contiguous()
 
 
 @functools.cache

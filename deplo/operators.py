@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .core import core
-from .decompositions import REASONS
+from .decompositions import OURS, REASONS
 
 GENERATED, LIBRARY, DECOMPOSED, MISSING = "generated", "library", "decomposed by PyTorch", "library (no rule yet)"
 
@@ -47,8 +47,10 @@ def _operator(overload: Any, files: dict[str, str], reasons: dict[str, str]) -> 
         return Operator(name, is_core, GENERATED, files[name])
     if name.startswith("aten.sym_"):
         return Operator(name, is_core, GENERATED, "fx_import.py: sizes are expressions") if is_core else None
-    if name.removeprefix("aten.") in REASONS:
-        return Operator(name, is_core, DECOMPOSED, f"{REASONS[name.removeprefix('aten.')]} (decompositions.py)")
+    if reason := REASONS.get(name.removeprefix("aten.")):
+        if reason == OURS:
+            return Operator(name, is_core, GENERATED, "decompositions.py")
+        return Operator(name, is_core, DECOMPOSED, f"{reason} (decompositions.py)")
     packet = name.rpartition(".")[0]
     functional = not overload._schema.is_mutable
     if packet in reasons and (functional or is_core):

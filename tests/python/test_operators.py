@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 import torch
-from engines import needs_core
+from engines import needs_core, same
 
 pytestmark = needs_core
 
@@ -75,3 +75,54 @@ def test_integer_division_inside_of_a_concatenation():
     torch.testing.assert_close(compiled(x, y, x), torch.cat([x // y, x, x % y]))
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         compiled(x, y - 1, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_fractional_pooling_takes_the_windows_and_the_places_of_eager_mode(dtype, dynamic):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 11, 13, generator=generator).to(dtype)
+    x[0, 0, 3:6, 3:7] = float("nan")
+    x[1, 1] = float("-inf")
+    samples = torch.rand(2, 3, 2, generator=generator).to(dtype)
+    volume, more = torch.randn(2, 3, 5, 7, 6, generator=generator).to(dtype), torch.rand(2, 3, 3, generator=generator).to(dtype)
+
+    def fn(x, samples, volume, more):
+        pool, pool3 = torch.nn.functional.fractional_max_pool2d, torch.nn.functional.fractional_max_pool3d
+        return (
+            pool(x, (2, 3), output_size=(5, 4), return_indices=True, _random_samples=samples),
+            pool(x[1], 2, output_size=(5, 1), return_indices=True, _random_samples=samples[1:]),
+            pool3(volume, (2, 3, 1), output_size=(3, 4, 5), return_indices=True, _random_samples=more),
+        )
+
+    compiled = torch.compile(fn, backend="deplo", dynamic=dynamic, options={"strict": True, "allow_library": []})
+    for got, wanted in zip(compiled(x, samples, volume, more), fn(x, samples, volume, more), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_rows_of_embeddings_that_are_too_long_are_scaled_once():
+    def fn(weight, indices):
+        weight = weight.clone()
+        return torch.nn.functional.embedding(indices, weight, max_norm=1.0), weight
+
+    weight, indices = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)) * 2, torch.tensor([1, 2, 2, 9])
+    compiled = torch.compile(fn, backend="deplo", options={"strict": True, "allow_library": []})
+    same(compiled(weight, indices), fn(weight, indices), exact=fn(weight.double(), indices))
+    with pytest.raises(IndexError):
+        compiled(weight, torch.tensor([1, 2, 2, 10]))
+
+
+def test_segments_are_reduced_and_their_lengths_checked():
+    data = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+    allowed = {"strict": True, "allow_library": ["aten._assert_async"]}
+    for reduce, initial in (("sum", None), ("mean", None), ("mean", 2.0), ("max", None), ("min", 0.5), ("prod", None)):
+
+        def fn(data, lengths, reduce=reduce, initial=initial):
+            return torch.segment_reduce(data, reduce, lengths=lengths, axis=0, initial=initial)
+
+        compiled = torch.compile(fn, backend="deplo", options=allowed)
+        lengths = torch.tensor([3, 0, 2, 5])
+        same(compiled(data, lengths), fn(data, lengths), exact=fn(data.double(), lengths))
+    for lengths, message in ((torch.tensor([3, 0, 2, 4]), "to sum to data.size"), (torch.tensor([3, -1, 3, 5]), "negative value")):
+        with pytest.raises(RuntimeError, match=message):
+            compiled(data, lengths)
