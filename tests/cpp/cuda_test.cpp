@@ -34,14 +34,34 @@ kernel_ir::Module kernels_for_cuda(const std::string& text, const std::string& n
   return run_pipeline_from_text(text, name, context, {}).kernel;
 }
 
+/// No further from what float64 gives than the typed interpreter is, and one more rounding to the result's dtype; and than what n roundings in
+/// float32 make of a sum in another order: errors of either sign grow as sqrt(n).
+void require_close_to_exact(const Array& got, const Array& typed, const Array& exact, double roundings) {
+  double worst = 0;
+  double largest = 0;
+  for (int64_t i = 0; i < exact.count(); ++i) {
+    worst = std::max(worst, std::abs(typed.get(i).as_double() - exact.get(i).as_double()));
+    largest = std::max(largest, std::abs(exact.get(i).as_double()));
+  }
+  double allowed = worst + (unit_roundoff(typed.dtype) + std::sqrt(roundings) * unit_roundoff(DType::f32)) * largest;
+  REQUIRE(got.shape == exact.shape);
+  for (int64_t i = 0; i < got.count(); ++i) {
+    INFO("element " << i << ": " << got.get(i).as_double() << ", exact " << exact.get(i).as_double());
+    REQUIRE(std::abs(got.get(i).as_double() - exact.get(i).as_double()) <= (is_float(typed.dtype) ? allowed : 0));
+  }
+}
+
 /// Runs one case on a device and compares with the Tensor IR.
 void check_on(const std::shared_ptr<CudaDevice>& device, const Case& c, const std::string& nvrtc, const std::string& schedule = "") {
   kernel_ir::Module module = kernels_for_cuda(c.text, c.name, schedule);
   INFO(c.name << " on " << device->name() << "\n" << print(module));
   tensor_ir::Graph graph = tensor_ir::parse(c.text);
   std::vector<Array> inputs = random_inputs(graph, c.sizes);
-  std::vector<Array> wanted = tensor_ir::interpret(graph, inputs, c.sizes, Mode::typed);
-  require_close(run_on_device(device, module, inputs, c.sizes, no_library(), nvrtc), wanted, c.name == "bfloat16" ? 8e-3 : 2e-5);
+  std::vector<Array> typed = tensor_ir::interpret(graph, inputs, c.sizes, Mode::typed);
+  std::vector<Array> exact = tensor_ir::interpret(graph, inputs, c.sizes, Mode::exact);
+  std::vector<Array> got = run_on_device(device, module, inputs, c.sizes, no_library(), nvrtc);
+  REQUIRE(got.size() == exact.size());
+  for (size_t k = 0; k < got.size(); ++k) require_close_to_exact(got[k], typed[k], exact[k], roundings(graph, c.sizes));
 }
 
 /// Threads in order and the other way round, scratch memory in shared and in global memory.

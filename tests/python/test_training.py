@@ -22,6 +22,7 @@ from deplo.decompositions import decompositions
 
 pytest.importorskip("deplo._C")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import harness  # noqa: E402
 import zoo  # noqa: E402
 
 STRICT = {"strict": True}
@@ -77,15 +78,17 @@ def build(name: str):
 
 
 def loss_of(y: torch.Tensor) -> torch.Tensor:
-    return F.mse_loss(y.float(), torch.linspace(-1, 1, y.numel()).view_as(y))
+    return F.mse_loss(
+        y.to(torch.promote_types(y.dtype, torch.float32)), torch.linspace(-1, 1, y.numel()).view_as(y).to(torch.promote_types(y.dtype, torch.float32))
+    )
 
 
 @pytest.mark.parametrize("name", ["bert-base", "resnet-50", "llama-block-s32", "unet"])
 def test_ten_steps_follow_eager(name):
     model, inputs = build(name)
-    reference = copy.deepcopy(model)
+    reference, judge = copy.deepcopy(model), copy.deepcopy(model).double()
     losses = {}
-    for net in (reference, model):
+    for net in (judge, reference, model):
         optimizer = torch.optim.AdamW(net.parameters(), lr=2e-4)
         compiled = net is model
         whole = compiled and name == "llama-block-s32"  # the optimizer, too
@@ -95,6 +98,8 @@ def test_ten_steps_follow_eager(name):
         for seed in range(10):
             torch.manual_seed(seed)
             given = inputs(seed)
+            if net is judge:
+                given = {key: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for key, x in given.items()}
             optimizer.zero_grad()
             torch.manual_seed(100 + seed)
             loss = loss_of(call(**given))
@@ -102,7 +107,13 @@ def test_ten_steps_follow_eager(name):
             step()
             losses[net].append(loss.item())
     assert losses[model] == pytest.approx(losses[reference], rel=1e-4)
-    torch.testing.assert_close(dict(model.named_buffers()), dict(reference.named_buffers()), rtol=1e-3, atol=1e-4)
+    # Statistics of ten steps: what eager mode is off by doubles where the steps before went another way by as much.
+    for got, eager, exact in zip(model.buffers(), reference.buffers(), judge.buffers(), strict=True):
+        if got.is_floating_point():
+            allowed = harness.allowed_error(2 * harness.max_error(eager, exact), torch.finfo(got.dtype).eps)
+            assert harness.max_error(got, exact) <= allowed
+        else:
+            assert torch.equal(got, eager)
 
 
 @pytest.mark.parametrize("name", ["bert-base", "llama-block-s32", "unet", "resnet-50"])
@@ -279,15 +290,17 @@ def test_checkpointing_keeps_less_and_draws_the_same_dropout():
     x = torch.randn(16, 32)
     gradients, next_numbers = [], []
     random = {"allow_library": ["aten.bernoulli", "deplo.generator_state"]}
-    for fn in (plain, saving, torch.compile(saving, backend="deplo", options=STRICT | random)):
-        layers.zero_grad()
+    for fn in (plain, saving, torch.compile(saving, backend="deplo", options=STRICT | random), plain):
+        judging = len(gradients) == 3
+        layers.to(torch.float64 if judging else torch.float32).zero_grad()
         torch.manual_seed(5)
-        loss = fn(x)
+        loss = fn(x.double() if judging else x)
         drawn = [torch.rand(1)]  # between forward and backward, which must not notice
         loss.backward()
         next_numbers.append(torch.cat([*drawn, torch.rand(1)]))
         gradients.append([p.grad.clone() for p in layers.parameters()])
-    torch.testing.assert_close(gradients[2], gradients[0], rtol=1e-4, atol=1e-5)
+    layers.float()
+    same(gradients[2], gradients[0], exact=gradients[3])
     assert torch.equal(next_numbers[0], next_numbers[2]), "the generator stands elsewhere"
     table = decompositions(training=True)
     assert kept_bytes(saving, x, table) < kept_bytes(plain, x, table)
