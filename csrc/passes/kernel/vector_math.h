@@ -270,11 +270,11 @@ class VectorMath {
     return mul(mul(p, s1), s2);
   }
 
-  /// 2^r on |r| <= 0.5 by (2^r - 1) / r.
-  /// (2^r - 1) / r
+  /// (2^r - 1) / r on |r| <= 0.5.
   V exp2_quotient(V r) {
     return polynomial(DType::f32, r, {0x1.62e43p-1, 0x1.ebfbep-3, 0x1.c6b08ep-5, 0x1.3b2a1cp-7, 0x1.5d874cp-10, 0x1.444024p-13, 0x1.00dc64p-16});
   }
+  /// 2^r on |r| <= 0.5.
   V exp2_polynomial(V r) { return fma(r, exp2_quotient(r), f(1)); }
 
   /// e^x in float64 for |x| <= 200, relative error 2e-14.
