@@ -38,10 +38,10 @@ namespace deplo::kernel_ir {
 // assigns it; reading a var's name gives its current value. Index expressions are i64 arithmetic over symbols, loop variables, `thread`, `threads`
 // (GPU: block_x, block_y, block_z, thread_x, thread_y) and scalar i64 values and vars in scope. Offsets are in elements from a pointer's base.
 // A vector load or store touches offset + lane * stride, or offset + gather[lane]; lanes whose mask is off touch no memory
-// (loads give `else`, or 0). No alignment is assumed. Out-of-range accesses are errors of the producer: verified nowhere, checked by the interpreter.
-// `first n` is the mask of lanes l < n (n may be negative or exceed the lanes). `if` takes a guard over scalars, or a scalar bool value.
-// Functions of the scalar table apply lane by lane, all operands of one lane count. `error code if c` sets the error word when any
-// lane of the bool value c is true.
+// (loads give `else`, or 0). No alignment is assumed. Out-of-range accesses are errors of the producer, found by the verifier where it can prove one
+// and by the interpreter. `first n` is the mask of lanes l < n (n may be negative or exceed the lanes). `if` takes a guard over scalars, or a scalar
+// bool value. Functions of the scalar table apply lane by lane, all operands of one lane count. `error code if c` sets the error word when any lane
+// of the bool value c is true.
 
 struct Type {
   DType dtype = DType::f32;

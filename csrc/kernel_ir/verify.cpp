@@ -1,25 +1,39 @@
+#include <algorithm>
 #include <map>
 #include <set>
 
 #include "base/error.h"
+#include "expr/points.h"
 #include "kernel_ir/text.h"
 #include "program_ir/text.h"
 
 namespace deplo::kernel_ir {
 namespace {
 
-/// Checks names, types and lane counts of one kernel; `where` in messages is the statement's target.
+/// Elements of the memory of buffers, where they are known.
+using Sizes = std::map<std::string, Expr>;
+
+/// Checks names, types, lane counts and accesses of one kernel; `where` in messages is the statement's target.
 class Verifier {
  public:
-  explicit Verifier(const Kernel& kernel) : kernel_(kernel) {
+  /// `sizes`: of params; `symbols`: the ranges of the kernel's.
+  explicit Verifier(const Kernel& kernel, Sizes sizes = {}, const Ranges& symbols = {})
+      : kernel_(kernel), points_(symbols), sizes_(std::move(sizes)), symbols_(symbols) {
     for (const Param& p : kernel.params) {
       located(p.location, [&] { require(buffers_.emplace(p.name, p.dtype).second, p.name, "parameter is declared twice"); });
       if (p.kind != loop_ir::ParamKind::in) writable_.insert(p.name);
     }
     for (const std::string& s : kernel.symbols) values_[s] = {DType::i64, 1};
-    check_free(kernel.chunks, "chunks");
-    check_free(kernel.scratch_bytes, "scratch");
+    check_size(kernel.chunks, "chunks");
+    check_size(kernel.scratch_bytes, "scratch");
+    for (const std::vector<Expr>* extents : {&kernel.grid, &kernel.block})
+      for (Expr e : *extents) check_size(e, "grid");
     for (const char* s : {"thread", "threads", "block_x", "block_y", "block_z", "thread_x", "thread_y"}) values_[s] = {DType::i64, 1};
+    // However many threads of a CPU there are: one alone does the same.
+    points_.define("thread", 0);
+    points_.define("threads", 1);
+    add_indices({"block_x", "block_y", "block_z"}, kernel.grid);
+    add_indices({"thread_x", "thread_y"}, kernel.block);
   }
 
   void run() { block(kernel_.body); }
@@ -29,8 +43,49 @@ class Verifier {
     DEPLO_ASSERT(condition, "kernel {}: {}: {}", kernel_.name, where, what);
   }
 
-  void check_free(Expr e, const std::string& where) const {
+  void check_size(Expr e, const std::string& where) const {
     for (const std::string& s : symbols_of(e)) require(values_.count(s) > 0, where, "unknown symbol " + s);
+    not_negative(e, where);
+  }
+
+  void not_negative(Expr e, const std::string& where) const {
+    require(decide(less(e, 0), symbols_) != std::optional<bool>(true), where, "the size " + deplo::print(e) + " is negative");
+  }
+
+  void add_indices(const std::vector<std::string>& names, const std::vector<Expr>& extents) {
+    for (size_t d = 0; d < names.size(); ++d) {
+      if (d < extents.size())
+        points_.add_axis(names[d], 0, extents[d]);
+      else
+        points_.define(names[d], 0);
+    }
+  }
+
+  /// Whether what e is does not change while its names are in scope.
+  bool is_fixed(Expr e) const {
+    std::set<std::string> names = symbols_of(e);
+    return std::none_of(names.begin(), names.end(), [&](const std::string& name) { return vars_.count(name); });
+  }
+  bool is_fixed(const std::vector<Cond>& guard) const {
+    return std::all_of(guard.begin(), guard.end(), [&](const Cond& c) { return is_fixed(c.expr); });
+  }
+
+  void in_range(const Points& points, const std::string& buffer, Expr element, const std::string& where) const {
+    if (auto why = points.escape(buffer, {element}, {sizes_.at(buffer)})) require(false, where, *why);
+  }
+
+  /// That the lanes which are on lie in the buffer.
+  template <class Access>
+  void in_range(const Access& s, int lanes, const std::string& where) const {
+    if (!sizes_.count(s.buffer) || !s.gather.empty() || !is_fixed(s.offset) || !is_fixed(s.stride)) return;
+    if (s.mask.empty()) {
+      in_range(points_, s.buffer, s.offset, where);
+      if (lanes > 1) in_range(points_, s.buffer, s.offset + s.stride * (lanes - 1), where);
+    } else if (auto on = first_lanes_.find(s.mask); on != first_lanes_.end()) {
+      Points points = points_;
+      points.add_axis("%lane", 0, min(lanes, on->second));
+      in_range(points, s.buffer, s.offset + s.stride * Expr::symbol("%lane"), where);
+    }
   }
 
   void define(const std::string& name, Type type) {
@@ -84,6 +139,7 @@ class Verifier {
       index(s.lane_step, s.name);
     }
     define(s.name, s.type);
+    if (s.fn == Fn::index && s.type.lanes == 1 && is_fixed(s.index)) points_.define(s.name, s.index);
   }
   void statement(const Splat& s) {
     require(use(s.operand, s.name) == Type{s.type.dtype, 1}, s.name, s.operand + " must be a scalar of the result's dtype");
@@ -92,6 +148,7 @@ class Verifier {
   void statement(const FirstLanes& s) {
     index(s.count, s.name);
     define(s.name, {DType::boolean, s.lanes});
+    if (is_fixed(s.count)) first_lanes_[s.name] = s.count;
   }
   void statement(const ReduceLanes& s) {
     Type t = use(s.operand, s.name);
@@ -125,6 +182,7 @@ class Verifier {
     gather(s.gather, s.type.lanes, s.name);
     mask(s.mask, s.type.lanes, s.name);
     if (!s.passthrough.empty()) require(use(s.passthrough, s.name) == s.type, s.name, s.passthrough + " has another type");
+    in_range(s, s.type.lanes, s.name);
     define(s.name, s.type);
   }
   void statement(const Store& s) {
@@ -136,6 +194,7 @@ class Verifier {
     index(s.stride, where);
     gather(s.gather, t.lanes, where);
     mask(s.mask, t.lanes, where);
+    in_range(s, t.lanes, where);
   }
   void statement(const Var& s) {
     require(use(s.init, s.name) == s.type, s.name, s.init + " has another type");
@@ -150,22 +209,37 @@ class Verifier {
     index(s.lo, s.name);
     index(s.hi, s.name);
     index(s.step, s.name);
+    require(decide(less_equal(s.step, 0), symbols_) != std::optional<bool>(true), s.name, "the step " + deplo::print(s.step) + " does not go on");
     auto outer = values_;
+    Points points = points_;
     define(s.name, {DType::i64, 1});
+    if (is_fixed(s.lo) && is_fixed(s.hi) && s.step.is_constant())
+      points_.add_axis(s.name, s.lo, s.hi, s.step.value());
+    else
+      points_.add_unknown();
     block(s.body);
     values_ = std::move(outer);
+    points_ = std::move(points);
   }
   void statement(const If& s) {
     for (const Cond& c : s.guard) index(c.expr, "if");
     if (s.guard.empty()) mask(s.condition, 1, "if");
+    bool known = !s.guard.empty() && is_fixed(s.guard);
+    Points points = points_;
+    known ? points_.add_guard(s.guard) : points_.add_unknown();
     block(s.then);
+    points_ = points;
+    known ? points_.add_failed(s.guard) : points_.add_unknown();
     block(s.otherwise);
+    points_ = std::move(points);
   }
   void statement(const Alloc& s) {
     require(buffers_.emplace(s.name, s.dtype).second, s.name, "buffer is declared twice");
     writable_.insert(s.name);
     index(s.count, s.name);
     if (s.space == Space::scratch) index(s.offset, s.name);
+    not_negative(s.count, s.name);
+    sizes_[s.name] = s.count;
     if (s.space != Space::scratch) require(s.count.is_constant(), s.name, "needs a constant size, has " + deplo::print(s.count));
   }
   void statement(const Prefetch& s) {
@@ -179,23 +253,52 @@ class Verifier {
   void block(const Block& statements) {
     auto values = values_;
     auto buffers = buffers_;
+    auto sizes = sizes_;
+    Points points = points_;
     for (const auto& stmt : statements) located(stmt->location, [&] { std::visit([&](const auto& s) { statement(s); }, stmt->node); });
     values_ = std::move(values);
     buffers_ = std::move(buffers);
+    sizes_ = std::move(sizes);
+    points_ = std::move(points);
   }
 
   const Kernel& kernel_;
+  Points points_;
+  Sizes sizes_;
+  const Ranges symbols_;
+  std::map<std::string, Expr> first_lanes_;  ///< of masks, how many lanes they have on
   std::map<std::string, Type> values_;
   std::map<std::string, DType> buffers_;
   std::set<std::string> writable_;
   std::set<std::string> vars_;
 };
 
+/// Elements from the first to the last of a buffer that has any.
+Expr span_of(const Buffer& buffer) {
+  Expr last = 0;
+  for (size_t d = 0; d < buffer.shape.size(); ++d) last = last + (buffer.shape[d] - 1) * buffer.strides[d];
+  return last + 1;
+}
+
 }  // namespace
 
 void verify(const Kernel& kernel) {
   located(kernel.location, [&] { Verifier(kernel).run(); });
 }
-void verify(const Module& module) { verify_module(module); }
+
+void verify(const Module& module) {
+  verify_module(module);
+  std::vector<std::pair<const Kernel*, Sizes>> seen;
+  for (const Step& step : module.steps) {
+    const auto* call = std::get_if<CallStep>(&step);
+    if (!call) continue;
+    const Kernel* kernel = module.find_kernel(call->kernel);
+    Sizes sizes;
+    for (size_t k = 0; k < call->arguments.size(); ++k) sizes[kernel->params[k].name] = span_of(*module.find_buffer(call->arguments[k]));
+    if (std::find(seen.begin(), seen.end(), std::pair{kernel, sizes}) != seen.end()) continue;
+    located(kernel->location, [&] { Verifier(*kernel, sizes, module.symbols).run(); });
+    seen.emplace_back(kernel, std::move(sizes));
+  }
+}
 
 }  // namespace deplo::kernel_ir

@@ -343,6 +343,9 @@ struct ProgramVerifier {
   void check(const Buffer& b) const {
     DEPLO_ASSERT(b.shape.size() == b.strides.size(), "program @{}: buffer {} has {} sizes and {} strides", program.name, b.name, b.shape.size(),
                  b.strides.size());
+    for (const Expr& size : b.shape)
+      DEPLO_ASSERT(decide(less(size, 0), program.symbols) != std::optional<bool>(true), "program @{}: buffer {} has the size {}", program.name,
+                   b.name, print(size));
     for (const std::vector<Expr>* sizes : {&b.shape, &b.strides})
       for (const Expr& size : *sizes)
         for (const std::string& symbol : symbols_of(size))

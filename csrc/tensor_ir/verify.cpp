@@ -2,6 +2,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "expr/points.h"
 #include "tensor_ir/ir.h"
 
 namespace deplo::tensor_ir {
@@ -33,7 +34,10 @@ struct Verifier {
   void define(const Value& value) {
     require(value.name.size() > 1 && value.name[0] == '%', value.name, "a value's name starts with %");
     require(types.emplace(value.name, value.type).second, value.name, "defined twice");
-    for (const Expr& extent : value.type.shape) expression(value.name, extent, {});
+    for (const Expr& extent : value.type.shape) {
+      expression(value.name, extent, {});
+      require(decide(less(extent, 0), graph.symbols) != std::optional<bool>(true), value.name, "has the size " + print(extent));
+    }
   }
 
   // `names`: axes and coordinates that e may use besides the graph's symbols.
@@ -63,23 +67,21 @@ struct Verifier {
     return names;
   }
 
-  // An index that is out of range at every point is a bug wherever the guard leaves points at all.
-  void in_range(const std::string& where, const std::vector<Expr>& index, const std::vector<Expr>& shape, const Ranges& ranges) const {
-    for (size_t d = 0; d < index.size(); ++d) {
-      bool low = decide(less(index[d], 0), ranges) == std::optional<bool>(true);
-      bool high = decide(less_equal(shape[d], index[d]), ranges) == std::optional<bool>(true);
-      require(!low && !high, where, fmt::format("index {} of dimension {} is outside 0..{}", print(index[d]), d, print(shape[d])));
-    }
+  void in_range(const std::string& where, const Points& points, const std::string& buffer, const std::vector<Expr>& index,
+                const std::vector<Expr>& shape, const std::vector<Cond>& guard) const {
+    if (auto why = points.escape(buffer, index, shape, guard)) fail(where, *why);
   }
 
-  // The axes' ranges; nothing if some extent may be 0, where no point is evaluated and nothing can be said.
-  std::optional<Ranges> point_ranges(const std::vector<std::string>& axes, const std::vector<Expr>& shape) const {
-    Ranges ranges = graph.symbols;
-    for (size_t d = 0; d < axes.size(); ++d) {
-      if (!provably_nonnegative(shape[d] - 1, graph.symbols)) return std::nullopt;
-      ranges[axes[d]] = axis_range(shape[d]);
-    }
-    return ranges;
+  /// The points of `shape`, and every value of the coordinates at each of them.
+  Points points_of(const std::vector<std::string>& axes, const std::vector<Expr>& shape, const std::vector<Indirect>& list) const {
+    Points points(graph.symbols);
+    for (size_t d = 0; d < axes.size(); ++d) points.add_axis(axes[d], 0, shape[d]);
+    for (const Indirect& j : list) points.add_axis(j.name, 0, j.extent);
+    return points;
+  }
+
+  void indirect_in_range(const std::string& where, const Points& points, const std::vector<Indirect>& list) const {
+    for (const Indirect& j : list) in_range(where, points, j.tensor, j.index, type(where, j.tensor).shape, {});
   }
 
   void same_results(const Op& op, const Ref<Op>& rebuilt) const {
@@ -114,7 +116,8 @@ struct Verifier {
     const Value& result = op.results.at(0);
     make_map(result, n);
     auto names = coordinates(result.name, n.axes, n.indirects);
-    auto ranges = point_ranges(n.axes, result.type.shape);
+    Points points = points_of(n.axes, result.type.shape, n.indirects);
+    indirect_in_range(result.name, points_of(n.axes, result.type.shape, {}), n.indirects);
     for (const Source& source : n.sources) {
       const TensorType& t = type(result.name, source.operand);
       require(t.dtype == result.type.dtype, result.name,
@@ -123,7 +126,8 @@ struct Verifier {
               fmt::format("{} has {} dimensions, indexed with {}", source.operand, t.shape.size(), source.index.size()));
       for (const Expr& e : source.index) expression(result.name, e, names);
       guard(result.name, source.guard, names);
-      if (source.guard.empty() && ranges) in_range(result.name, source.index, t.shape, *ranges);
+      in_range(result.name, points, source.operand, source.index, t.shape, source.guard);
+      points.add_failed(source.guard);
     }
   }
 
@@ -138,6 +142,8 @@ struct Verifier {
     auto names = coordinates(result.name, n.axes, n.indirects);
     for (const Expr& e : n.index) expression(result.name, e, names);
     guard(result.name, n.guard, names);
+    indirect_in_range(result.name, points_of(n.axes, updates.shape, {}), n.indirects);
+    in_range(result.name, points_of(n.axes, updates.shape, n.indirects), n.base, n.index, base.shape, n.guard);
   }
 
   void check(const Op& op, const Library& n) const {

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "expr/facts.h"
+#include "expr/points.h"
 
 using namespace deplo;
 
@@ -136,3 +137,103 @@ TEST_CASE("what is not negative has no negative product, bounded or not") {
 }
 
 TEST_CASE("a malformed expression names line and column") { CHECK_THROWS_WITH(parse_expr("i + // 2"), Catch::Contains("<expr>:1:5")); }
+
+namespace {
+
+/// Random nests of up to three loops with guards and an index; every point of them is visited.
+struct RandomNest {
+  std::mt19937 rng;
+  std::vector<std::string> names;
+  std::vector<std::vector<Expr>> loops;  ///< lo, hi, step
+  std::vector<Cond> guard;
+  std::vector<Cond> failed;
+
+  explicit RandomNest(unsigned seed) : rng(seed) {
+    for (int d = draw(1, 3); d > 0; --d) {
+      std::vector<Expr> loop = {term(1), Expr(draw(-1, 7)), Expr(draw(1, 3))};
+      if (draw(0, 2) == 0) loop[1] = loop[0] + draw(0, 5);
+      loops.push_back(loop);
+      names.push_back("i" + std::to_string(names.size()));
+    }
+    for (int k = draw(0, 2); k > 0; --k) guard.push_back(condition());
+    for (int k = draw(0, 2); k > 0; --k) failed.push_back(condition());
+  }
+
+  int draw(int lo, int hi) { return lo + static_cast<int>(rng() % static_cast<unsigned>(hi - lo + 1)); }
+  Expr term(int most) {
+    Expr e = draw(-3, 3);
+    for (const std::string& name : names) e = e + Expr::symbol(name) * draw(-most, most);
+    return e;
+  }
+  Cond condition() {
+    Cond::Kind kinds[] = {Cond::Kind::ge0, Cond::Kind::ge0, Cond::Kind::eq0, Cond::Kind::ne0};
+    return {kinds[draw(0, 3)], term(2)};
+  }
+  Expr index() {
+    Expr e = term(3);
+    int kind = draw(0, 4);
+    return kind == 0 ? floordiv(e, draw(1, 4)) : kind == 1 ? mod(e, draw(1, 4)) : e;
+  }
+
+  template <class F>
+  void visit(const F& f, std::map<std::string, int64_t>& at, size_t depth = 0) const {
+    auto is = [&](const Cond& c) { return evaluate(c, at); };
+    if (depth == loops.size()) {
+      bool runs = std::all_of(guard.begin(), guard.end(), is) && (failed.empty() || !std::all_of(failed.begin(), failed.end(), is));
+      if (runs) f(at);
+      return;
+    }
+    for (int64_t i = evaluate(loops[depth][0], at); i < evaluate(loops[depth][1], at); i += loops[depth][2].value()) {
+      at[names[depth]] = i;
+      visit(f, at, depth + 1);
+    }
+    at.erase(names[depth]);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("an index that is said to leave its buffer does, and one that is affine and unguarded is found out") {
+  int found = 0;
+  int missed = 0;
+  for (unsigned seed = 0; seed < 4000; ++seed) {
+    RandomNest nest(seed);
+    Expr index = nest.index();
+    int64_t size = nest.draw(0, 12);
+    Points points{{}};
+    for (size_t d = 0; d < nest.loops.size(); ++d) points.add_axis(nest.names[d], nest.loops[d][0], nest.loops[d][1], nest.loops[d][2].value());
+    if (!nest.failed.empty()) points.add_failed(nest.failed);
+    auto said = points.escape("x", {index}, {size}, nest.guard);
+    bool leaves = false;
+    std::map<std::string, int64_t> at;
+    nest.visit([&](const auto& point) { leaves = leaves || evaluate(index, point) < 0 || evaluate(index, point) >= size; }, at);
+    INFO("seed " << seed << ": " << print(index) << " of " << size << (said ? ": " + *said : ""));
+    if (said) CHECK(leaves);
+    found += said ? 1 : 0;
+    missed += leaves && !said ? 1 : 0;
+    bool box = nest.guard.empty() && nest.failed.empty() && index.kind() != ExprKind::floordiv && index.kind() != ExprKind::mod;
+    for (const auto& loop : nest.loops) box = box && loop[0].is_constant() && loop[1].is_constant();
+    if (box) CHECK(said.has_value() == leaves);
+  }
+  CHECK(found > 3 * missed);
+}
+
+TEST_CASE("with symbolic sizes an index must leave its buffer for every size") {
+  Ranges symbols{{"n", Range{Expr(1), std::nullopt}}, {"m", Range{Expr(0), std::nullopt}}};
+  Expr n = Expr::symbol("n");
+  Expr i = Expr::symbol("i");
+  Points points(symbols);
+  points.add_axis("i", 0, n);
+  CHECK(!points.escape("x", {i}, {n}));
+  CHECK(points.escape("x", {i + 1}, {n}) == "index i + 1 of dimension 0 of x is n at i = n - 1, outside 0..n");
+  CHECK(points.escape("x", {i, i - 1}, {n, n}) == "index i - 1 of dimension 1 of x is -1 at i = 0, outside 0..n");
+  CHECK(!points.escape("x", {i}, {8}));                  // n may be 8
+  CHECK(!points.escape("x", {i}, {Expr::symbol("m")}));  // m may be n
+  CHECK(!points.escape("x", {i + 1}, {n}, {less(i + 1, n)}));
+  CHECK(points.escape("x", {i + 1}, {n}, {less_equal(i, n)}));
+  Points unknown = points;
+  unknown.add_unknown();
+  CHECK(!unknown.escape("x", {i + 1}, {n}));
+  points.add_axis("j", 0, Expr::symbol("m"));  // may run for no j
+  CHECK(!points.escape("x", {i + 1}, {n}));
+}

@@ -1,0 +1,132 @@
+#include "expr/points.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace deplo {
+namespace {
+
+Cond negated(const Cond& cond) {
+  switch (cond.kind) {
+    case Cond::Kind::ge0: return {Cond::Kind::ge0, Expr(-1) - cond.expr};
+    case Cond::Kind::eq0: return {Cond::Kind::ne0, cond.expr};
+    case Cond::Kind::ne0: return {Cond::Kind::eq0, cond.expr};
+  }
+  return cond;
+}
+
+}  // namespace
+
+void Points::add_axis(const std::string& name, Expr lo, Expr hi, int64_t step) {
+  lo = substitute(lo, names_);
+  hi = substitute(hi, names_);
+  names_.erase(name);
+  axes_.push_back({name, lo, hi, step});
+  ranges_[name] = {lo, hi - 1};
+}
+
+void Points::add_guard(const std::vector<Cond>& guard) {
+  for (const Cond& cond : guard) holds_.push_back(substitute(cond, names_));
+}
+
+void Points::add_failed(const std::vector<Cond>& guard) {
+  if (guard.size() == 1) return add_guard({negated(guard[0])});
+  fails_.emplace_back();
+  for (const Cond& cond : guard) fails_.back().push_back(substitute(cond, names_));
+}
+
+void Points::define(const std::string& name, Expr value) { names_[name] = substitute(value, names_); }
+
+std::optional<Range> Points::values_of(const Axis& axis, const Substitution& outer) const {
+  Expr start = at(axis.lo, outer);
+  Expr first = start;
+  Expr last = at(axis.hi, outer) - 1;
+  for (const Cond& cond : holds_) {
+    Expr e = at(cond.expr, outer);
+    auto coefficient = uses(e, axis.name) ? linear_coefficient(e, axis.name) : std::nullopt;
+    if (!coefficient || !coefficient->is_constant()) continue;
+    Expr rest = e - *coefficient * Expr::symbol(axis.name);
+    bool is_inner = std::any_of(axes_.begin(), axes_.end(), [&](const Axis& other) { return !outer.count(other.name) && uses(rest, other.name); });
+    if (is_inner || cond.kind == Cond::Kind::ne0) continue;
+    int64_t c = coefficient->value();
+    bool exact = cond.kind == Cond::Kind::eq0;
+    if (c > 0 || exact) first = max(first, c > 0 ? ceildiv(Expr(0) - rest, c) : ceildiv(rest, -c));
+    if (c < 0 || exact) last = min(last, c < 0 ? floordiv(rest, -c) : floordiv(Expr(0) - rest, c));
+  }
+  if (axis.step != 1) {
+    first = start + ceildiv(first - start, axis.step) * axis.step;
+    last = start + floordiv(last - start, axis.step) * axis.step;
+  }
+  first = simplify(first, ranges_);
+  last = simplify(last, ranges_);
+  if (decide(less_equal(first, last), ranges_) != std::optional<bool>(true)) return std::nullopt;
+  return Range{first, last};
+}
+
+bool Points::runs_at(const Substitution& values) const {
+  auto is = [&](bool wanted) {
+    return [&, wanted](const Cond& cond) { return decide(Cond{cond.kind, at(cond.expr, values)}, ranges_) == std::optional<bool>(wanted); };
+  };
+  return std::all_of(holds_.begin(), holds_.end(), is(true)) &&
+         std::all_of(fails_.begin(), fails_.end(), [&](const auto& guard) { return std::any_of(guard.begin(), guard.end(), is(false)); });
+}
+
+std::optional<Points::Point> Points::extreme(Expr e, bool large) const {
+  Point point;
+  for (const Axis& axis : axes_) {
+    auto values = values_of(axis, point.values);
+    if (!values) return std::nullopt;
+    Expr here = at(e, point.values);
+    bool falls = false;
+    if (uses(here, axis.name)) {
+      auto end = [&](Expr place) { return substitute(here, {{axis.name, place}}); };
+      auto coefficient = linear_coefficient(here, axis.name);
+      falls = !provably_nonnegative(coefficient ? *coefficient : simplify(end(*values->hi) - end(*values->lo), ranges_), ranges_);
+    }
+    point.values[axis.name] = large != falls ? *values->hi : *values->lo;
+  }
+  if (!runs_at(point.values)) return std::nullopt;
+  point.value = at(e, point.values);
+  return point;
+}
+
+std::optional<std::string> Points::escape(const std::string& buffer, size_t dimension, Expr index, Expr size, bool large) const {
+  auto point = extreme(index, large);
+  if (!point) return std::nullopt;
+  Cond out = large ? less_equal(size, point->value) : less(point->value, 0);
+  if (decide({out.kind, simplify(out.expr, ranges_)}, ranges_) != std::optional<bool>(true)) return std::nullopt;
+  std::vector<std::string> places;
+  for (const Axis& axis : axes_)
+    if (uses(index, axis.name)) places.push_back(axis.name + " = " + print(point->values.at(axis.name)));
+  std::string where = places.empty() ? "" : fmt::format(" is {} at {},", print(point->value), joined(places));
+  return fmt::format("index {} of dimension {} of {}{} {}outside 0..{}", print(index), dimension, buffer, where, places.empty() ? "is " : "",
+                     print(size));
+}
+
+std::optional<std::string> Points::escape(const std::string& buffer, const std::vector<Expr>& index, const std::vector<Expr>& shape,
+                                          const std::vector<Cond>& guard) const {
+  if (unknown_) return std::nullopt;
+  try {
+    std::optional<Points> here;
+    for (size_t d = 0; d < index.size(); ++d) {
+      Expr e = substitute(index[d], names_);
+      auto is_asked = [&](Expr nonnegative) { return std::find(guard.begin(), guard.end(), Cond{Cond::Kind::ge0, nonnegative}) != guard.end(); };
+      bool low = !is_asked(index[d]) && !provably_nonnegative(e, ranges_);
+      bool high = !is_asked(shape[d] - 1 - index[d]) && !provably_nonnegative(shape[d] - 1 - e, ranges_);
+      if (!low && !high) continue;
+      if (!here) {
+        here = *this;
+        here->add_guard(guard);
+      }
+      auto found = high ? here->escape(buffer, d, e, shape[d], true) : std::nullopt;
+      if (!found && low) found = here->escape(buffer, d, e, shape[d], false);
+      if (found) return found;
+    }
+  } catch (const UnsupportedError&) {  // numbers beyond 64 bits
+  }
+  return std::nullopt;
+}
+
+}  // namespace deplo

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "expr/expr.h"
+
+namespace deplo {
+
+/// The points at which a statement runs: loops around it, outer first, and conditions on their axes. Finds accesses that leave their buffer at one of
+/// them whatever the sizes are: what is found is a mistake of the program, what is not found may be one.
+class Points {
+ public:
+  explicit Points(const Ranges& symbols) : ranges_(symbols) {}
+
+  /// One more loop, inside of the others: name = lo, lo + step, ... < hi.
+  void add_axis(const std::string& name, Expr lo, Expr hi, int64_t step = 1);
+  /// Only points where the guard holds.
+  void add_guard(const std::vector<Cond>& guard);
+  /// Only points where a condition of the guard fails.
+  void add_failed(const std::vector<Cond>& guard);
+  /// Only some points, nobody knows which.
+  void add_unknown() { unknown_ = true; }
+  /// What a name stands for.
+  void define(const std::string& name, Expr value);
+
+  /// "index i + 1 of dimension 0 of x is 8 at i = 7, outside 0..8" for an index that is proven to leave `shape` at a point; nothing for others.
+  std::optional<std::string> escape(const std::string& buffer, const std::vector<Expr>& index, const std::vector<Expr>& shape,
+                                    const std::vector<Cond>& guard = {}) const;
+
+ private:
+  struct Axis {
+    std::string name;
+    Expr lo;
+    Expr hi;
+    int64_t step;
+  };
+  struct Point {
+    Substitution values;
+    Expr value;  ///< of the expression that was to be large or small
+  };
+
+  /// A point that is proven to run where e is as large (or small) as choosing axis by axis makes it.
+  std::optional<Point> extreme(Expr e, bool large) const;
+  /// The values of an axis, at those of the axes around it; nothing unless there provably are some.
+  std::optional<Range> values_of(const Axis& axis, const Substitution& outer) const;
+  Expr at(Expr e, const Substitution& values) const { return simplify(substitute(e, values), ranges_); }
+  bool runs_at(const Substitution& values) const;
+  std::optional<std::string> escape(const std::string& buffer, size_t dimension, Expr index, Expr size, bool large) const;
+
+  Ranges ranges_;  ///< of symbols and axes
+  std::vector<Axis> axes_;
+  std::vector<Cond> holds_;
+  std::vector<std::vector<Cond>> fails_;
+  Substitution names_;
+  bool unknown_ = false;
+};
+
+}  // namespace deplo
