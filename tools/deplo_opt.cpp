@@ -20,6 +20,7 @@
 #include "codegen/codegen.h"
 #include "lower/lower.h"
 #include "pipeline.h"
+#include "target/target.h"
 
 namespace {
 
@@ -49,11 +50,6 @@ int64_t to_integer(const std::string& option, const std::string& text) {
   }
 }
 
-void set_target(PassContext& context, const std::string& name) {
-  DEPLO_CHECK(name == "cpu" || name == "cuda", "unknown target '{}': the targets are cpu, cuda", name);
-  context.target.name = name;
-}
-
 Arguments parse_arguments(const std::vector<std::string>& words) {
   Arguments arguments;
   for (size_t i = 0; i < words.size(); ++i) {
@@ -73,7 +69,7 @@ Arguments parse_arguments(const std::vector<std::string>& words) {
         std::cerr << "# " << level << '/' << pass << (changed ? "\n" + text : " (unchanged)\n");
       };
     } else if (word == "--target") {
-      set_target(arguments.context, value());
+      arguments.context.target.name = find_target(value()).name;
     } else if (word == "--vector-bytes") {
       arguments.context.target.vector_bytes = static_cast<int>(to_integer(word, value()));
     } else if (word == "--feature") {

@@ -11,6 +11,7 @@
 #include "analysis/cost.h"
 #include "base/error.h"
 #include "pipeline.h"
+#include "runtime/backend.h"
 
 namespace deplo {
 namespace {
@@ -99,10 +100,21 @@ std::vector<KernelSummary> summarize(const Compiled& made) {
   return summaries;
 }
 
+/// The text of this level, if it lies below Kernel IR.
+const MachineText* machine_text(const std::string& level, const std::string& target) {
+  for (const Backend& backend : backends())
+    for (const MachineText& text : backend.texts)
+      if (text.level == level) {
+        DEPLO_CHECK(backend.target == target, "level {} needs the option target = {}", level, backend.target);
+        return &text;
+      }
+  return nullptr;
+}
+
 }  // namespace
 
 CompiledGraph compile_text(const std::string& text, const CompileOptions& options, runtime::LibraryFactory library) {
-  DEPLO_CHECK(options.context.target.name == "cpu", "target {}: programs run on cpu only; --ir cuda shows the text of the kernels",
+  DEPLO_CHECK(backend_of(options.context.target.name).runs_programs, "target {}: programs run on cpu only; --ir cuda shows the text of the kernels",
               options.context.target.name);
   auto start = Clock::now();
   Compiled made = run_levels(text, "<graph>", options, "", /*by_hand=*/false);
@@ -123,9 +135,7 @@ CompiledGraph compile_text(const std::string& text, const CompileOptions& option
 }
 
 std::string lower_text(const std::string& text, const std::string& file, const std::string& level, const CompileOptions& options) {
-  bool machine = level == "llvm" || level == "asm" || level == "cuda";
-  DEPLO_CHECK(level != "cuda" || options.context.target.name == "cuda", "level cuda needs the option target = cuda");
-  DEPLO_CHECK((level != "llvm" && level != "asm") || options.context.target.name == "cpu", "level {} needs the option target = cpu", level);
+  const MachineText* machine = machine_text(level, options.context.target.name);
   DEPLO_CHECK(level != "torch" || level_of(text, file) == "torch", "{}: {} IR cannot be raised to Torch IR", file, level_of(text, file));
   std::string stop = !options.stop_after.empty() ? options.stop_after : machine ? std::string("kernel") : level;
   Compiled made = run_levels(text, file, options, stop, /*by_hand=*/true);
@@ -133,15 +143,7 @@ std::string lower_text(const std::string& text, const std::string& file, const s
   if (made.reached == "tensor") return print(made.tensor);
   if (made.reached == "loop") return print(made.loop);
   if (made.reached == "tile") return print(made.tile);
-  if (!machine) return print(made.kernel);
-  if (level == "cuda") return cuda_text(made.kernel);
-  std::string out;
-  for (const auto& kernel : made.kernel.kernels) {
-    if (level == "llvm") out += cpu_llvm_text(*kernel, options.context);
-    if (level == "asm") out += cpu_assembly_text(*kernel, options.context);
-    out += "\n";
-  }
-  return out;
+  return machine ? machine->write(made.kernel, options.context) : print(made.kernel);
 }
 
 }  // namespace deplo

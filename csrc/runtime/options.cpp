@@ -8,7 +8,8 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "codegen/codegen.h"
+#include "runtime/backend.h"
+#include "target/target.h"
 
 namespace deplo {
 namespace {
@@ -92,15 +93,7 @@ CompileOptions parse_options(const std::string& text) {
   } catch (const json::parse_error& error) {
     throw UserError(fmt::format("options are not JSON: {}", error.what()));
   }
-  DEPLO_CHECK(reader.target == "cpu" || reader.target == "cuda", "unknown target '{}': the targets are cpu, cuda", reader.target);
-  if (reader.target == "cpu") {
-    options.context.target = cpu_target_info(options.features);
-    options.context.target.threads = options.threads > 0 ? options.threads : available_processors();
-  } else {
-    options.context.target = TargetInfo{};
-    options.context.target.name = "cuda";
-    options.context.target.features = {options.cuda_arch};
-  }
+  options.context.target = backend_of(find_target(reader.target).name).machine(options);
   return options;
 }
 

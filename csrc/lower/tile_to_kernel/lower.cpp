@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "lower/tile_to_kernel/lowering.h"
+#include "target/target.h"
 #include "tile_ir/rewrite.h"
 #include "tile_ir/text.h"
 
@@ -69,7 +70,7 @@ kernel_ir::Kernel Lowering::run() {
     if (sizes.size() <= d) sizes.resize(d + 1, Expr(1));
     sizes[d] = simplify(max(sizes[d], loop->axis.hi - loop->axis.lo), ranges_);
   });
-  if (context_.target.name == "cuda" || !out_.grid.empty() || !out_.block.empty()) {
+  if (target_of(context_).has_grid || !out_.grid.empty() || !out_.block.empty()) {
     if (out_.grid.empty()) out_.grid = {1};
     if (out_.block.empty()) out_.block = {1};
   }

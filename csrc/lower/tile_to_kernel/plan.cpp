@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "target/target.h"
 #include "tile_ir/rewrite.h"
 
 namespace deplo::tile_to_kernel {
@@ -189,7 +190,7 @@ struct Planner {
 
   // Elements per vector: f32 and 32-bit integers fill a register, wider ones take two; bodies of narrow types alone use it in full.
   int natural_width(const LanesLoop& loop) const {
-    int bytes = context.target.name == "cuda" ? std::min(context.target.vector_bytes, 16) : context.target.vector_bytes;
+    int bytes = std::min(context.target.vector_bytes, target_of(context).most_vector_bytes);
     std::set<int64_t> sizes;
     visit_all(*loop.body, [&](const Stmt& stmt) {
       if (const auto* let = std::get_if<Let>(&stmt.node))

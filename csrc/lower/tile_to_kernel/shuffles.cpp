@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "lower/tile_to_kernel/lowering.h"
+#include "target/target.h"
 
 namespace deplo::tile_to_kernel {
 
@@ -99,7 +100,7 @@ std::optional<Lowering::LiveLanes> Lowering::live_lanes(const std::vector<Cond>&
 // A load with a small stride reads all that lies between its elements, too (memory of the same buffer), and picks by shuffles.
 std::optional<std::string> Lowering::spread_load(const Load& s, const Memory& memory, Expr offset, const std::vector<Cond>& guard, size_t copy) {
   const LaneCopy& at = lanes_->copies[copy];
-  if (lanes_->diverges || context_.target.name != "cpu" || width() < 4) return std::nullopt;
+  if (lanes_->diverges || !target_of(context_).shuffles_lanes || width() < 4) return std::nullopt;
   for (const auto& [symbol, value] : placeholders_)
     if (uses(offset, symbol)) return std::nullopt;
   auto k = linear_coefficient(offset, lanes_->symbol);
