@@ -73,22 +73,6 @@ void check_emulated(const Case& c, const std::string& schedule = "") {
   }
 }
 
-std::string softmax_of(const std::string& rows, const std::string& columns, const std::string& where = "") {
-  std::string text = R"(tensor @softmax(%x: f32[ROWS, COLUMNS] strides [COLUMNS, 1] user)WHERE
-  %m: f32[ROWS] = reduce max(%x) axes=[1]
-  %b: f32[ROWS, COLUMNS] = map (i, j) -> %m[i]
-  %d: f32[ROWS, COLUMNS] = sub(%x, %b)
-  %e: f32[ROWS, COLUMNS] = exp(%d)
-  %s: f32[ROWS] = reduce sum(%e) axes=[1]
-  %t: f32[ROWS, COLUMNS] = map (i, j) -> %s[i]
-  %y: f32[ROWS, COLUMNS] = div(%e, %t)
-  return %y strides [COLUMNS, 1]
-)";
-  for (const auto& [from, to] : {std::pair<std::string, std::string>{"ROWS", rows}, {"COLUMNS", columns}, {"WHERE", where}})
-    text = std::regex_replace(text, std::regex(from), to);
-  return text;
-}
-
 /// c[.., i, j] = sum over k of a[.., i, k] * y[.., k, j], where `prologue` computes a from x.
 std::string matmul_of(const std::string& m, const std::string& n, const std::string& k, const std::string& batch = "",
                       const std::string& prologue = "  %zero: f32SHAPE = constant 0.0\n  %a: f32SHAPE = add(%x, %zero)\n") {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <random>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -23,20 +24,25 @@ struct Case {
   Sizes sizes;
 };
 
-inline std::vector<Case> cases() {
-  const std::string softmax = R"(tensor @softmax(%x: f32[s0, s1] strides [s1, 1] user) where s0 in 1.., s1 in 1..
-  %m: f32[s0] = reduce max(%x) axes=[1]
-  %b: f32[s0, s1] = map (i, j) -> %m[i]
-  %d: f32[s0, s1] = sub(%x, %b)
-  %e: f32[s0, s1] = exp(%d)
-  %s: f32[s0] = reduce sum(%e) axes=[1]
-  %t: f32[s0, s1] = map (i, j) -> %s[i]
-  %y: f32[s0, s1] = div(%e, %t)
-  return %y strides [s1, 1]
+inline std::string softmax_of(const std::string& rows, const std::string& columns, const std::string& where = "") {
+  std::string text = R"(tensor @softmax(%x: f32[ROWS, COLUMNS] strides [COLUMNS, 1] user)WHERE
+  %m: f32[ROWS] = reduce max(%x) axes=[1]
+  %b: f32[ROWS, COLUMNS] = map (i, j) -> %m[i]
+  %d: f32[ROWS, COLUMNS] = sub(%x, %b)
+  %e: f32[ROWS, COLUMNS] = exp(%d)
+  %s: f32[ROWS] = reduce sum(%e) axes=[1]
+  %t: f32[ROWS, COLUMNS] = map (i, j) -> %s[i]
+  %y: f32[ROWS, COLUMNS] = div(%e, %t)
+  return %y strides [COLUMNS, 1]
 )";
-  std::string rows = softmax;
-  rows.erase(rows.find(", s1 in 1.."), std::string(", s1 in 1..").size());
-  for (size_t at = rows.find("s1"); at != std::string::npos; at = rows.find("s1")) rows.replace(at, 2, "300");
+  for (const auto& [from, to] : {std::pair<std::string, std::string>{"ROWS", rows}, {"COLUMNS", columns}, {"WHERE", where}})
+    text = std::regex_replace(text, std::regex(from), to);
+  return text;
+}
+
+inline std::vector<Case> cases() {
+  const std::string softmax = softmax_of("s0", "s1", " where s0 in 1.., s1 in 1..");
+  const std::string rows = softmax_of("s0", "300", " where s0 in 1..");
   const std::string norm = R"(tensor @norm(%x: f32[6, 40] strides [40, 1] user, %w: f32[40] strides [1] parameter static)
   %n: f32[6] = constant 0.025
   %s: f32[6] = reduce sum(%x) axes=[1]
