@@ -281,39 +281,11 @@ bool find_barriers(const Block& block, std::set<const Stmt*>& joint) {
   return found;
 }
 
-/// The memory of a strided array: every place that an index reaches, and what lies between.
-struct Layout {
-  std::vector<int64_t> shape;
-  std::vector<int64_t> strides;
-
-  int64_t span() const {
-    int64_t last = 0;
-    for (size_t d = 0; d < shape.size(); ++d) {
-      if (shape[d] == 0) return 0;
-      last += (shape[d] - 1) * strides[d];
-    }
-    return last + 1;
-  }
-
-  /// f(flat row-major position, offset in memory) for each element.
-  template <class F>
-  void for_each(const F& f) const {
-    int64_t count = 1;
-    for (int64_t size : shape) count *= size;
-    for (int64_t flat = 0; flat < count; ++flat) {
-      int64_t offset = 0;
-      int64_t rest = flat;
-      for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) offset += rest % shape[d] * strides[d];
-      f(flat, offset);
-    }
-  }
-};
-
 /// Runs one step of a module: arrays into memory, the kernel, memory back into the arrays that it writes.
 void run_step(const Module& module, const CallStep& step, const std::vector<Array*>& arguments, const std::map<std::string, int64_t>& symbols,
               Mode mode) {
   const Kernel& kernel = *module.find_kernel(step.kernel);
-  std::vector<Layout> layouts;
+  std::vector<StridedLayout> layouts;
   std::vector<Array> memory;
   for (size_t k = 0; k < arguments.size(); ++k) {
     const Buffer* buffer = module.find_buffer(step.arguments[k]);

@@ -42,4 +42,32 @@ std::vector<Array> interpret(const ProgramBody& program, const FindParams& find_
 /// declared dtype's name.
 void accept_library_result(Array& result, DType dtype, const std::vector<int64_t>& shape, const std::string& op, const std::string& name, Mode mode);
 
+/// The memory of a strided array: every place that an index reaches, and what lies between.
+struct StridedLayout {
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+
+  int64_t span() const {
+    int64_t last = 0;
+    for (size_t d = 0; d < shape.size(); ++d) {
+      if (shape[d] == 0) return 0;
+      last += (shape[d] - 1) * strides[d];
+    }
+    return last + 1;
+  }
+
+  /// f(flat row-major position, offset in memory) for each element.
+  template <class F>
+  void for_each(const F& f) const {
+    int64_t count = 1;
+    for (int64_t size : shape) count *= size;
+    for (int64_t flat = 0; flat < count; ++flat) {
+      int64_t offset = 0;
+      int64_t rest = flat;
+      for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) offset += rest % shape[d] * strides[d];
+      f(flat, offset);
+    }
+  }
+};
+
 }  // namespace deplo

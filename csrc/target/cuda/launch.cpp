@@ -60,41 +60,28 @@ Scalar get_scalar(const char* at, DType dtype) {
   }
 }
 
-/// The memory of a strided buffer: every element that an index reaches, and what lies between.
+/// The bytes of a strided buffer.
 class Image {
  public:
   Image(const Buffer& buffer, const Array& array, const Sizes& symbols)
-      : dtype_(buffer.dtype), shape_(array.shape), strides_(evaluate_shape(buffer.strides, symbols)) {
-    int64_t elements = array.count() == 0 ? 0 : 1;
-    if (elements)
-      for (size_t d = 0; d < shape_.size(); ++d) elements += (shape_[d] - 1) * strides_[d];
-    bytes_.assign(static_cast<size_t>(elements * size_of(dtype_)), static_cast<char>(0xff));  // NaN shows a read of what is no element
-    for_each([&](int64_t flat, char* at) { put_scalar(at, array.get(flat)); });
+      : dtype_(buffer.dtype),
+        layout_{array.shape, evaluate_shape(buffer.strides, symbols)},
+        bytes_(static_cast<size_t>(layout_.span() * size_of(dtype_)), static_cast<char>(0xff)) {  // NaN shows a read of what is no element
+    layout_.for_each([&](int64_t flat, int64_t offset) { put_scalar(at(offset), array.get(flat)); });
   }
 
   char* data() { return bytes_.data(); }
   int64_t size() const { return static_cast<int64_t>(bytes_.size()); }
 
   void read_into(Array& array) {
-    for_each([&](int64_t flat, char* at) { array.set(flat, get_scalar(at, dtype_)); });
+    layout_.for_each([&](int64_t flat, int64_t offset) { array.set(flat, get_scalar(at(offset), dtype_)); });
   }
 
  private:
-  template <class F>
-  void for_each(const F& f) {
-    int64_t count = 1;
-    for (int64_t size : shape_) count *= size;
-    for (int64_t flat = 0; flat < count; ++flat) {
-      int64_t offset = 0;
-      int64_t rest = flat;
-      for (size_t d = shape_.size(); d-- > 0; rest /= shape_[d]) offset += rest % shape_[d] * strides_[d];
-      f(flat, bytes_.data() + offset * size_of(dtype_));
-    }
-  }
+  char* at(int64_t offset) { return bytes_.data() + offset * size_of(dtype_); }
 
   DType dtype_;
-  std::vector<int64_t> shape_;
-  std::vector<int64_t> strides_;
+  StridedLayout layout_;
   std::vector<char> bytes_;
 };
 
