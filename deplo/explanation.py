@@ -45,9 +45,12 @@ class KernelReport:
         values = [part.partition(" of ")[0].partition(":") for part in self.implements]
         return list(dict.fromkeys(origin.get(value, op) for op, _, value in values))
 
-    def limit_seconds(self, machine: Machine) -> float:
-        """The time that the machine needs at least, by its peak or its memory."""
-        return max(self.flops / machine.flops, self.bytes / machine.bandwidth)
+    def share_of_limit(self, machine: Machine) -> float | None:
+        """Of the machine's peak or its memory's bandwidth. None if not timed, or if faster: data that stay in a cache have a limit of their own."""
+        if self.once or not self.seconds:
+            return None
+        share = max(self.flops / machine.flops, self.bytes / machine.bandwidth) / self.seconds
+        return share if share <= 1 else None
 
 
 @dataclasses.dataclass
@@ -79,7 +82,7 @@ class GraphReport:
         rows: list[tuple[str, ...]] = []
         origin = origins(self.torch_ir)
         for kernel in self.kernels:
-            share = kernel.limit_seconds(machine) / kernel.seconds if kernel.seconds and not kernel.once else 0.0
+            share = kernel.share_of_limit(machine)
             rows.append(
                 (
                     kernel.name,
@@ -88,15 +91,15 @@ class GraphReport:
                     quantity(kernel.flops, "flop"),
                     quantity(kernel.bytes, "B"),
                     seconds(kernel.seconds) if kernel.seconds and not kernel.once else "",
-                    f"{100 * share:.0f} %" if share else "",
+                    "" if share is None else f"{100 * share:.0f} %",
                 )
             )
         return rows
 
     def notes(self, machine: Machine) -> list[str]:
         notes = []
-        if any(k.seconds and not k.once and k.limit_seconds(machine) > k.seconds for k in self.kernels):
-            notes.append("of limit: share of the machine's peak, or of its memory's bandwidth; above 100 % where data stay in cache")
+        if any(k.seconds and not k.once for k in self.kernels):
+            notes.append("of limit: share of the machine's peak, or of its memory's bandwidth; empty where caches, which are not measured, beat that")
         memory, cache = self.description.get("memory", {}), self.description.get("cache", {})
         if "arena_bytes" in memory:
             saved = memory.get("bytes_without_reuse", 0)

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "codegen/llvm/memory_cache.h"
 #include "kernel_ir/interpret.h"
 #include "kernel_ir/ir.h"
 #include "passes/kernel/expand_math.h"
@@ -202,6 +203,29 @@ TEST_CASE("integer division wraps, never traps, and reports zero") {
   CHECK(machine.error == static_cast<int>(loop_ir::ErrorCode::division_by_zero));
 }
 
+TEST_CASE("the cache in memory has all that is held, and of the rest what was used last") {
+  struct Code final : CompiledKernel {
+    KernelFn function() const override { return nullptr; }
+  };
+  MemoryCache cache(2);
+  auto held = std::make_shared<Code>();
+  cache.store("held", held);
+  for (const char* key : {"a", "b"}) cache.store(key, std::make_shared<Code>());
+  CHECK(cache.find("held") == held);  // dropped, but alive
+  CHECK(cache.find("a") != nullptr);  // used after b now
+  cache.store("c", std::make_shared<Code>());
+  CHECK(cache.find("b") == nullptr);
+  CHECK(cache.find("a") != nullptr);
+  cache.store("c", held);  // as after a race of two compilations
+  CHECK(cache.find("c") == held);
+  CHECK(cache.find("a") != nullptr);
+  cache.clear();
+  CHECK(cache.find("a") == nullptr);
+  CHECK(cache.find("c") == held);
+  held.reset();
+  CHECK(cache.find("c") == nullptr);
+}
+
 TEST_CASE("a second compile comes from memory, a later one from disk, and a damaged entry is a miss") {
   const std::string text = R"(kernel @k1(x: ptr f32, out y: ptr f32) symbols () chunks 1 scratch 0
   a: f32 = load x[3]
@@ -219,12 +243,16 @@ TEST_CASE("a second compile comes from memory, a later one from disk, and a dama
   CHECK(machine.stats.memory_hits == 1);
   held.reset();
   machine.compile(text);
+  CHECK(machine.stats.memory_hits == 1);
+  forget_unused_kernels();
+  machine.compile(text);
   CHECK(machine.stats.disk_hits == 1);
   for (const auto& file : fs::directory_iterator(folder)) {
     std::fstream damaged(file.path(), std::ios::in | std::ios::out | std::ios::binary);
     damaged.seekp(200);
     damaged.put('x');
   }
+  forget_unused_kernels();
   machine.compile(text);
   CHECK(machine.stats.compiled == 1);
   fs::remove_all(folder);
@@ -273,6 +301,7 @@ TEST_CASE("perf and gdb are told the names of kernels while they live") {
   CHECK_THAT(lines, Catch::StartsWith(fmt::format("{:x} ", address)) && Catch::EndsWith(" " + name + "\n"));
   std::filesystem::remove(path);
   kernel = nullptr;
+  forget_unused_kernels();
   CHECK(functions_for_debuggers().empty());
 }
 

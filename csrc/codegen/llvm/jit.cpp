@@ -16,6 +16,7 @@
 #include "codegen/llvm/disk_cache.h"
 #include "codegen/llvm/functions.h"
 #include "codegen/llvm/machine.h"
+#include "codegen/llvm/memory_cache.h"
 
 namespace deplo {
 namespace {
@@ -85,31 +86,11 @@ class LoadedKernel : public CompiledKernel {
   std::unique_ptr<DebuggerEntry> debugger_;
 };
 
-/// Kernels that some program still holds, by key.
-class MemoryCache {
- public:
-  std::shared_ptr<CompiledKernel> find(const std::string& key) {
-    std::lock_guard lock(mutex_);
-    auto it = kernels_.find(key);
-    return it == kernels_.end() ? nullptr : it->second.lock();
-  }
-  void store(const std::string& key, const std::shared_ptr<CompiledKernel>& kernel) {
-    std::lock_guard lock(mutex_);
-    if (kernels_.size() > next_sweep_) {
-      std::erase_if(kernels_, [](const auto& item) { return item.second.expired(); });
-      next_sweep_ = 2 * kernels_.size() + 256;
-    }
-    kernels_[key] = kernel;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, std::weak_ptr<CompiledKernel>> kernels_;
-  size_t next_sweep_ = 256;
-};
+/// Of kernels that no program holds.
+constexpr size_t kMostKept = 256;
 
 MemoryCache& memory_cache() {
-  static auto* cache = new MemoryCache();
+  static auto* cache = new MemoryCache(kMostKept);
   return *cache;
 }
 
@@ -175,6 +156,8 @@ void run_jobs(std::vector<Job>& jobs, int workers, const std::function<void(Job&
 }
 
 }  // namespace
+
+void forget_unused_kernels() { memory_cache().clear(); }
 
 std::vector<std::shared_ptr<CompiledKernel>> compile_cpu_kernels(const std::vector<Ref<kernel_ir::Kernel>>& kernels, const PassContext& context,
                                                                  const CodegenOptions& options, CodegenStats* stats) {
