@@ -83,8 +83,8 @@ void ContractionScheduler::choose_sizes() {
     if (!item.depth.is_constant() || depth <= kWholeDepth) continue;
     item.depth_block = round_up(balanced(depth, kDepthBlock), kDepthUnroll);
     const auto& axes = item.contraction->reduce->axes;
-    if (axes.size() > 1 && !(item.lanes.is_static && item.rows.is_static))
-      item.depth_block = whole_lines(axes, kDepthBlock).value_or(item.depth_block);
+    // Rows that are packed per block are packed with vectors along k.
+    if (axes.size() > 1 && !item.rows.is_static && !across_) item.depth_block = whole_lines(axes, kDepthBlock).value_or(item.depth_block);
   }
   for (Item& item : items_) item.pairs = ctx_.target.features.count("avx512bf16") > 0 && can_pair(item);
   choose_lane_block();
