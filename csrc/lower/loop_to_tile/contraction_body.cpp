@@ -57,8 +57,8 @@ tile_ir::Block ContractionScheduler::allocations() const {
       scratch("pa", window_shape());
       continue;
     }
-    if (!item.rows.is_static && across_) scratch("pa", {item.depth_block, row_tiles_ * mr_ + item.rows.padding});
-    if (!item.rows.is_static && !across_)
+    if (!item.rows.is_static && rows_lie_across()) scratch("pa", {item.depth_block, row_tiles_ * mr_ + item.rows.padding});
+    if (!item.rows.is_static && !rows_lie_across())
       scratch("pa", {row_tiles_ * mr_, item.depth_block + item.rows.padding}, item.pairs ? DType::bf16 : DType::f32);
     if (!item.lanes.is_static) scratch("pb", {item.depth_block, lane_block_});
   }
@@ -89,7 +89,7 @@ tile_ir::Block ContractionScheduler::contraction(const Item& item) const {
   if (window_)
     for (auto& s : pack_window(item)) block.push_back(s);
   else if (!item.rows.is_static)
-    for (auto& s : across_ ? pack_lines(item, item.rows, "r", "pa", row_lines(), padded_rows()) : pack_rows(item)) block.push_back(s);
+    for (auto& s : rows_lie_across() ? pack_lines(item, item.rows, "r", "pa", row_lines(), padded_rows()) : pack_rows(item)) block.push_back(s);
   block.push_back(multiply(item, several));
   out.push_back(loop("kb" + t, 0, item.depth_blocks, LoopKind::serial, std::move(block)));
   return out;
@@ -138,7 +138,7 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
     if (window_)
       return std::vector<Expr>{channel, line_of(row) * window_->line.step + line_tap * window_->line.tap_step,
                                point_of(row) * window_->point.step + point_tap * window_->point.tap_step};
-    if (!item.rows.is_static && across_) return std::vector<Expr>{k, row_of(row)};
+    if (!item.rows.is_static && rows_lie_across()) return std::vector<Expr>{k, row_of(row)};
     if (!item.rows.is_static) return std::vector<Expr>{row_of(row), item.pairs ? k * 2 + half : k};
     index.insert(index.end(), {floordiv(first_row_, mr_) + tile, sym("kb" + t) * item.depth_block + k, row});
     return index;

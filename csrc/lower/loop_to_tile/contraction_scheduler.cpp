@@ -14,6 +14,7 @@ constexpr int64_t kUnpackedRows = 2;       // up to here, packing what changes f
 constexpr int64_t kLeastWork = 8192;       // multiply-adds below which packing does not pay
 constexpr int64_t kUnknownExtent = 128;
 constexpr double kAcrossGain = 0.95;    // lanes off the stores' contiguous axis must save more than transposing the sums costs
+constexpr double kPairCost = 0.55;      // of two multiply-adds in one instruction
 constexpr double kWindowGain = 1.25;    // measured: packing every tap costs more than its copies
 constexpr int64_t kWidestImage = 1024;  // points of a line of which a block takes whole lines
 constexpr double kCopy = 8;             // cost of packing an element, in multiply-adds
@@ -40,7 +41,8 @@ std::optional<Schedule> ContractionScheduler::propose_across(double best) {
   across_ = true;
   if (!recognize() || !lanes_static()) return std::nullopt;
   group_lanes();
-  bool known = rows_extent_.is_constant() && rows_extent_.value() <= kDynamicRows && lanes_extent_.is_constant() && rows_.size() <= 2;
+  bool known = rows_extent_.is_constant() && lanes_extent_.is_constant() && rows_.size() <= 2;
+  known = known && (!rows_lie_across() || rows_extent_.value() <= kDynamicRows);
   if (!known || !streamed()) return std::nullopt;
   choose_sizes();
   if (padded_work() > kAcrossGain * best) return std::nullopt;
@@ -86,7 +88,8 @@ double ContractionScheduler::padded_work() const {
   const int64_t row_blocks = hint(ceildiv(rows_extent_, row_tiles_ * mr_));
   if (!items_[0].lanes.is_static) packed += lanes * row_blocks;
   if (!items_[0].rows.is_static) packed += hint(rows_extent_ * lane_groups());
-  return points * (block_cost(hint(rows_extent_), mr_) * static_cast<double>(lanes) + kCopy * static_cast<double>(packed));
+  const double products = items_[0].pairs ? kPairCost : 1;
+  return points * (products * block_cost(hint(rows_extent_), mr_) * static_cast<double>(lanes) + kCopy * static_cast<double>(packed));
 }
 
 ScheduledContraction ContractionScheduler::apply(const Schedule& schedule) {
@@ -434,6 +437,14 @@ const loop_ir::Load* ContractionScheduler::main_load(const Operand& operand) {
 std::optional<Expr> ContractionScheduler::step_along(const Operand& operand, const std::string& axis) const {
   const loop_ir::Load* main = main_load(operand);
   return main ? linear_coefficient(offset(main->buffer, main->index), axis) : std::nullopt;
+}
+
+bool ContractionScheduler::rows_lie_across() const {
+  if (!across_) return false;
+  return window_ || std::any_of(items_.begin(), items_.end(), [&](const Item& item) {
+           const auto& axes = item.contraction->reduce->axes;
+           return axes.size() != 1 || !unit_along(item.rows, axes[0].name);
+         });
 }
 
 bool ContractionScheduler::unit_along(const Operand& operand, const std::string& axis) const {

@@ -159,6 +159,9 @@ class ContractionScheduler {
   bool lanes_static() const;
   bool prepare(Operand& operand, const analysis::ContractionOperand& source);
   int64_t hint(Expr e) const;
+
+  /// With lanes off the stores' contiguous axis: whether memory runs along the rows, which are packed [k][row] then.
+  bool rows_lie_across() const;
   static const loop_ir::Load* main_load(const Operand& operand);
 
   /// Step of the operand's main load along an axis; nothing if it is not affine there.

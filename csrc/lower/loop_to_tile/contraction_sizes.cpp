@@ -84,7 +84,7 @@ void ContractionScheduler::choose_sizes() {
     item.depth_block = round_up(balanced(depth, kDepthBlock), kDepthUnroll);
     const auto& axes = item.contraction->reduce->axes;
     // Rows that are packed per block are packed with vectors along k.
-    if (axes.size() > 1 && !item.rows.is_static && !across_) item.depth_block = whole_lines(axes, kDepthBlock).value_or(item.depth_block);
+    if (axes.size() > 1 && !item.rows.is_static && !rows_lie_across()) item.depth_block = whole_lines(axes, kDepthBlock).value_or(item.depth_block);
   }
   for (Item& item : items_) item.pairs = ctx_.target.features.count("avx512bf16") > 0 && can_pair(item);
   choose_lane_block();
@@ -97,7 +97,7 @@ void ContractionScheduler::choose_sizes() {
     row_tiles_ = (in_rows_->count + mr_ - 1) / mr_;
     return;
   }
-  if (across_) {
+  if (rows_lie_across()) {
     row_tiles_ = (rows + mr_ - 1) / mr_;
     for (Item& item : items_) item.rows.padding = round_up(row_tiles_ * mr_, kCacheLine) + kRowPadding - row_tiles_ * mr_;
     return;
@@ -118,7 +118,7 @@ void ContractionScheduler::choose_sizes() {
 }
 
 bool ContractionScheduler::can_pair(const Item& item) const {
-  if (across_ || window_ || !item.lanes.is_static || item.rows.is_static) return false;
+  if (rows_lie_across() || window_ || !item.lanes.is_static || item.rows.is_static) return false;
   auto is_bf16 = [](const Operand& operand) {
     auto narrow = operand.narrow();
     return narrow && narrow->dtype == DType::bf16;
@@ -394,7 +394,7 @@ void ContractionScheduler::read_tiles(ScheduleReader& reader) {
   rows = window_ ? tile_rows() : rows;
   row_tiles_ = rows / mr_;
   bool whole = rows_extent_.is_constant() && rows_extent_.value() <= rows;
-  if (across_ && !window_ && rows_.size() > 1 && !whole)
+  if (rows_lie_across() && !window_ && rows_.size() > 1 && !whole)
     reader.fail(needed(reader, "tile", name_of(rows_)), fmt::format("two axes of rows are one tile, allowed: {} or more", print(rows_extent_)));
   int64_t lanes = read_number(reader, "tile", lane_tile_name(), kMostTile);
   if (two_lane_axes()) {
@@ -410,7 +410,7 @@ void ContractionScheduler::read_tiles(ScheduleReader& reader) {
     if (window_)
       scratch += product(window_shape()).value();
     else if (!item.rows.is_static)
-      scratch += across_ ? item.depth_block * (rows + item.rows.padding) : rows * (item.depth_block + item.rows.padding);
+      scratch += rows_lie_across() ? item.depth_block * (rows + item.rows.padding) : rows * (item.depth_block + item.rows.padding);
     if (!item.lanes.is_static) scratch += item.depth_block * lane_block_;
   }
   if (scratch > kMostScratch / 4)

@@ -79,7 +79,7 @@ struct Fuser {
       auto p = as_pointwise(body);
       if (!p) continue;
       for (const auto& stmt : p->body)
-        if (const auto* load = std::get_if<Load>(&stmt->node); load && in_place(load->index)) result = result || rooted(load->buffer);
+        if (const auto* load = std::get_if<Load>(&stmt->node); load && once_each(load->index, p->axes)) result = result || rooted(load->buffer);
     }
     rooted_[buffer] = result;
     return result;
@@ -113,7 +113,7 @@ struct Fuser {
       if (size(product(b.shape)) * 2 < elements || (b.shape.empty() && elements > 1) || !large.insert(load->buffer).second) continue;
       w.full_reads += 1;
       w.all_static = w.all_static && b.is_static;
-      w.from_kernel = w.from_kernel || (in_place(load->index) && rooted(load->buffer));
+      w.from_kernel = w.from_kernel || (once_each(load->index, p.axes) && rooted(load->buffer));
     }
     return w;
   }
@@ -159,6 +159,13 @@ struct Fuser {
   // Every coordinate is a loop axis by itself: nests could be shared instead.
   static bool in_place(const std::vector<Expr>& index) {
     return std::all_of(index.begin(), index.end(), [](const Expr& e) { return e.is_symbol() || e.is_constant(); });
+  }
+
+  // No axis moves two coordinates, as in a view or a permutation: what a kernel computed before is read element by element.
+  static bool once_each(const std::vector<Expr>& index, const std::vector<Axis>& axes) {
+    return std::all_of(axes.begin(), axes.end(), [&](const Axis& axis) {
+      return std::count_if(index.begin(), index.end(), [&](Expr e) { return uses(e, axis.name); }) <= 1;
+    });
   }
 
   // True if the producer went into its readers. In the first round only index maps go, so that the second sees what functions really read.
