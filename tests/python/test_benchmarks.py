@@ -34,7 +34,10 @@ def test_layers_beside_eager_and_inductor(tmp_path):
     (row,) = written["rows"]
     assert written["machine"]["flops"] > 0 and written["machine"]["bandwidth"] > 0
     for name in ("eager", "inductor", "deplo", *(peers.NAMES if PEERS else ())):
-        assert row[f"{name} us"] > 0 and row[f"{name} %"] > 0 and row[f"error {name}"] < 1e-5
+        assert row[f"{name} us"] > 0 and row[f"{name} %"] > 0
+        # A sum of 64 terms and a few functions in any order; of the others, no more than eager mode.
+        allowed = (64 + 8) * row["eps"] / 2 if name == "eager" else harness.allowed_error(row["error eager"], row["eps"])
+        assert row[f"error {name}"] <= allowed
     assert row["aten"] == 0 and "vs inductor" in result.stdout
 
 

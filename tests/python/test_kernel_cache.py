@@ -21,9 +21,10 @@ case = zoo.build("resnet-50", "tiny")
 inputs = case.inputs(0)
 with torch.no_grad(), collect_records() as records:
     result = torch.compile(case.model, backend="deplo", options={"strict": True})(**inputs)
-    error = harness.max_error(result, case.model(**inputs))
+    eager, exact = case.model(**inputs), case.model.double()(**{key: x.double() for key, x in inputs.items()})
+    error, allowed = harness.max_error(result, exact), harness.allowed_error(harness.max_error(eager, exact), torch.finfo(torch.float32).eps)
 caches = [json.loads(record.program.describe())["cache"] for record in records]
-print(json.dumps([sum(c["compiled"] for c in caches), sum(c["disk_hits"] for c in caches), error]))
+print(json.dumps([sum(c["compiled"] for c in caches), sum(c["disk_hits"] for c in caches), error, allowed]))
 """
 SOFTMAX = """
 import json, torch
@@ -55,7 +56,7 @@ def test_a_second_process_runs_a_resnet_without_compiling(tmp_path):
     second = outcome(start(RESNET, tmp_path))
     assert first[0] > 0 and first[1] == 0
     assert second[0] == 0 and second[1] == first[0]
-    assert second[2] == first[2] < 1e-4
+    assert second[2] == first[2] <= first[3]
 
 
 def _shorten(entry: Path) -> None:
