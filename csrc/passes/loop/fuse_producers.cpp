@@ -163,9 +163,8 @@ struct Fuser {
 
   // No axis moves two coordinates, as in a view or a permutation: what a kernel computed before is read element by element.
   static bool once_each(const std::vector<Expr>& index, const std::vector<Axis>& axes) {
-    return std::all_of(axes.begin(), axes.end(), [&](const Axis& axis) {
-      return std::count_if(index.begin(), index.end(), [&](Expr e) { return uses(e, axis.name); }) <= 1;
-    });
+    return std::all_of(axes.begin(), axes.end(),
+                       [&](const Axis& axis) { return std::count_if(index.begin(), index.end(), [&](Expr e) { return uses(e, axis.name); }) <= 1; });
   }
 
   // True if the producer went into its readers. In the first round only index maps go, so that the second sees what functions really read.
