@@ -124,9 +124,10 @@ std::optional<std::string> Points::escape(const std::string& buffer, const std::
       if (!found && low) found = here->escape(buffer, d, e, shape[d], false);
       if (found) return found;
     }
-  } catch (const UnsupportedError&) {  // numbers beyond 64 bits
+    return std::nullopt;
+  } catch (const UnsupportedError&) {
+    return std::nullopt;  // numbers beyond 64 bits
   }
-  return std::nullopt;
 }
 
 }  // namespace deplo

@@ -38,17 +38,18 @@ FAR = """
 import json, torch
 from deplo import _C
 
-text = '''program @far(x: f32[1024] user)
+text = '''program @far(x: f32[1024] user, p: i64[1024] user)
   buffer y: f32[1024] output
-  call @shift(x, y)
+  call @shift(x, p, y)
   return y
 
-kernel @shift(a: ptr f32, out b: ptr f32) symbols () chunks 1 scratch 0
+kernel @shift(a: ptr f32, p: ptr i64, out b: ptr f32) symbols () chunks 1 scratch 0
   for i in 0..1024 step 1:
-    v: f32 = load a[i + 1]
+    k: i64 = load p[i]
+    v: f32 = load a[0] gather k
     store b[i] = v
 '''
-_C.compile(text, json.dumps({"guard": True, "cache_dir": ""})).run([torch.ones(1024)])
+_C.compile(text, json.dumps({"guard": True, "cache_dir": ""})).run([torch.ones(1024), torch.arange(1, 1025)])
 """
 
 
