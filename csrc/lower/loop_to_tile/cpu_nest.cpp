@@ -289,7 +289,7 @@ class NestScheduler {
     tile_ir::Block body = at(first + sym(square) * side + sym(inside));
     body = {make(tile_ir::For{axis(inside, 0, side, LoopKind::unroll), std::move(body)})};
     tile_ir::Block out{make(tile_ir::For{axis(square, 0, floordiv(valid, side)), in_lanes(std::move(body))})};
-    if (along.extent.is_constant() && along.extent.value() % side == 0) return out;
+    if (along.extent.is_constant() && along.extent.value() % side == 0 && transposed_tile_ % side == 0) return out;
     std::string rest = along.name + "_rest";
     out.push_back(make(tile_ir::For{axis(rest, floordiv(valid, side) * side, valid), in_lanes(at(first + sym(rest)))}));
     return out;
