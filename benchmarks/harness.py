@@ -18,7 +18,10 @@ import peak
 import torch
 
 # Calls that only make memory or metadata: every compiled function needs them for its outputs.
-BOOKKEEPING = ("aten::empty", "aten::as_strided", "aten::detach", "aten::view", "aten::alias", "aten::resize_", "aten::set_")
+BOOKKEEPING = {
+    *("aten::empty", "aten::empty_strided", "aten::empty_like", "aten::resize_", "aten::set_"),
+    *("aten::as_strided", "aten::detach", "aten::detach_", "aten::view", "aten::alias"),
+}
 
 
 @dataclass
@@ -92,7 +95,7 @@ def aten_calls(f: Callable[[], Any]) -> dict[str, int]:
         f()
     counts: dict[str, int] = {}
     for event in profile.events() or ():
-        if event.name.startswith("aten::") and not event.name.startswith(BOOKKEEPING):
+        if event.name.startswith("aten::") and event.name not in BOOKKEEPING:
             counts[event.name] = counts.get(event.name, 0) + 1
     return counts
 

@@ -79,7 +79,7 @@ def _command(commands: Any, name: str, text: str, run: Any) -> argparse.Argument
 def _program_arguments(parser: argparse.ArgumentParser, file: bool) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("-c", metavar="EXPR", dest="expression", help="a torch expression; r is torch.randn, torch, F and nn are in scope")
-    source.add_argument("file", metavar="FILE.ir", nargs="?", help="IR of any level" if file else argparse.SUPPRESS)
+    source.add_argument("file", metavar="FILE.ir", nargs="?", help="Torch, Tensor, Loop, Tile or Kernel IR" if file else argparse.SUPPRESS)
     parser.add_argument("--dynamic", action="store_true", help="make all sizes symbolic")
     parser.add_argument("--backward", action="store_true", help="also the gradient of the sum of the outputs")
     parser.add_argument("--disable", metavar="PASS", action="append", default=[], help="skip a pass (may be repeated)")
@@ -127,6 +127,10 @@ def _compile(arguments: argparse.Namespace) -> None:
     options = _options(arguments, **more)
     texts = []
     sources = _sources(arguments, options)
+    if arguments.file and (level := core().level_of(sources[0][0], arguments.file)) in LEVELS and LEVELS.index(arguments.ir) < LEVELS.index(level):
+        raise UserError(
+            f"{arguments.file} holds {level} IR, which cannot be raised to {arguments.ir} IR; --ir takes {', '.join(LEVELS[LEVELS.index(level) :])}"
+        )
     for number, (text, hints) in enumerate(sources):
         if options.dump_dir and len(sources) > 1:
             options = options.replace(dump_dir=os.path.join(arguments.dump_dir, str(number)))

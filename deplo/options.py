@@ -130,12 +130,12 @@ KEYS: dict[str, Key] = {
     "arch": Key(_arch, "sm_80", "", "the GPU that CUDA text is for"),
     "features": Key(_text, "", "DEPLO_FEATURES", "use no more CPU features than these, as avx2"),
     "memory_limit": Key(_bytes, 0, "", "largest arena and packed weights in bytes, as '4G'; 0: no limit"),
-    "tune": Key(_one_of("off", "fast", "full"), "off", "", "measure schedules on this machine"),
+    "tune": Key(_one_of("off", "fast", "full"), "off", "", "accepted for later: schedules come from heuristics only"),
 }
 
 
 # Variables of the build and the tests.
-_OTHER_VARIABLES = ("DEPLO_BLESS", "DEPLO_BUILD", "DEPLO_PYTHON", "DEPLO_SKIP_BUILD")
+_OTHER_VARIABLES = ("DEPLO_BLESS", "DEPLO_BUILD", "DEPLO_MUTANTS", "DEPLO_SKIP_BUILD")
 _named: set[str] = set()
 
 
@@ -223,6 +223,8 @@ def read_options(mode: str | None = None, options: Mapping[str, Any] | None = No
         values[name] = _checked(name, value, f"option {name!r}")
     for name, text in (texts or {}).items():
         values[name] = _checked(name, text, f"--option {name}", text=True)
+    if values.get("tune", "off") != "off":
+        warnings.warn(f"tune={values['tune']!r} does nothing yet: schedules come from heuristics only", stacklevel=3)
     return Options(values)
 
 

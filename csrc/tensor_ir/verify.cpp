@@ -85,7 +85,7 @@ struct Verifier {
   }
 
   void same_results(const Op& op, const Ref<Op>& rebuilt) const {
-    require(op.results == rebuilt->results, op.results[0].name, "the result's type does not follow from the operands': " + print(op));
+    require(op.results == rebuilt->results, op.results[0].name, "the result's type does not follow from the operands: " + print(op));
   }
 
   void check(const Op& op, const Elementwise& n) const {

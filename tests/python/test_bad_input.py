@@ -361,3 +361,17 @@ def test_a_compiled_program_refuses_them(make):
     torch.testing.assert_close(program.run([x])[0], x.exp())
     with pytest.raises(deplo.Error):
         program.run([make()])
+
+
+@needs_core
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("fn", [lambda x: x.max(0), lambda x: x.max(), lambda x: x.min(), lambda x: x.min(0)], ids=["max_dim", "max", "min", "min_dim"])
+def test_extremes_of_nothing_raise_as_eager_does(fn, dynamic):
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend="deplo", dynamic=dynamic)
+    torch.testing.assert_close(compiled(torch.ones(4, 3)), fn(torch.ones(4, 3)), rtol=0, atol=0)
+    empty = torch.ones(0, 3)
+    with pytest.raises((IndexError, RuntimeError)) as wanted:
+        fn(empty)
+    with pytest.raises(wanted.type, match=re.escape(str(wanted.value).splitlines()[0])):
+        compiled(empty)

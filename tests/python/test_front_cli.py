@@ -329,3 +329,10 @@ def test_backend_is_found_by_name_in_a_fresh_process():
     result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300, cwd="/")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout) == [True, True]
+
+
+def test_a_file_is_not_raised_to_an_earlier_level(capsys, tmp_path):
+    file = tmp_path / "softmax.kernel"
+    assert not main(["compile", "-c", "torch.softmax(r(4, 5), -1)", "--ir", "kernel", "-o", str(file)])
+    assert main(["compile", str(file), "--ir", "tensor"]) == 1
+    assert "holds kernel IR, which cannot be raised to tensor IR; --ir takes kernel, llvm" in capsys.readouterr().err

@@ -47,10 +47,17 @@ std::vector<Value> prod(Builder& b, const Call& call) {
   return {conform(b, reduce_dims(b, Combiner::prod, x, dims, keepdim_argument(call)), call.result())};
 }
 
+// Where there is nothing to choose from, ATen's kernel raises.
+void require_elements(Builder& b, const Value& x, const std::vector<int64_t>& dims) {
+  DEPLO_SUPPORT(provably_nonnegative(reduced_count(x, dims) - 1, b.ranges()), "the extreme of what may have no elements");
+}
+
 template <Combiner combiner>
 std::vector<Value> extreme(Builder& b, const Call& call) {
   Value x = as_compute(b, call.tensor("self"));
-  return {conform(b, reduce_dims(b, combiner, x, dims_argument(call), keepdim_argument(call)), call.result())};
+  const std::vector<int64_t> dims = dims_argument(call);
+  require_elements(b, x, dims);
+  return {conform(b, reduce_dims(b, combiner, x, dims, keepdim_argument(call)), call.result())};
 }
 
 std::vector<Value> aminmax(Builder& b, const Call& call) {
@@ -58,6 +65,7 @@ std::vector<Value> aminmax(Builder& b, const Call& call) {
   std::vector<int64_t> dims;
   if (call.has("dim")) dims = {call.integer("dim")};
   bool keepdim = keepdim_argument(call);
+  require_elements(b, x, dims);
   return {conform(b, reduce_dims(b, Combiner::min, x, dims, keepdim), call.result(0)),
           conform(b, reduce_dims(b, Combiner::max, x, dims, keepdim), call.result(1))};
 }
@@ -78,6 +86,7 @@ std::vector<Value> with_index(Builder& b, Combiner combiner, Value x, std::optio
     axes = dim_range(0, rank_of(x));
     for (int64_t d : axes) position = position * x.type.shape[d] + axis(d);
   }
+  require_elements(b, x, axes);
   return b.reduce_many(combiner, {x, b.index(DType::i64, x.type.shape, position)}, axes, keepdim);
 }
 
