@@ -365,7 +365,9 @@ def test_a_compiled_program_refuses_them(make):
 
 @needs_core
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("fn", [lambda x: x.max(0), lambda x: x.max(), lambda x: x.min(), lambda x: x.min(0)], ids=["max_dim", "max", "min", "min_dim"])
+@pytest.mark.parametrize(
+    "fn", [lambda x: x.max(0), lambda x: x.max(), lambda x: x.min(), lambda x: x.min(0)], ids=["max_dim", "max", "min", "min_dim"]
+)
 def test_extremes_of_nothing_raise_as_eager_does(fn, dynamic):
     torch._dynamo.reset()
     compiled = torch.compile(fn, backend="deplo", dynamic=dynamic)
