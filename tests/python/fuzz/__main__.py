@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,6 +45,9 @@ def main() -> int:
     }
     chosen = list(kinds) if arguments.kind == "all" else [arguments.kind]
     counts = dict.fromkeys(chosen, 0)
+    # What ends the process leaves its program here.
+    last = Path(arguments.output) / f"last_{arguments.kind}.txt"
+    last.parent.mkdir(parents=True, exist_ok=True)
 
     def one_round(number: int, kind: str) -> tuple[Any, Exception] | None:
         found: list[tuple[Any, Exception]] = []
@@ -66,6 +70,7 @@ def main() -> int:
             counts[kind] += 1
             if first_failure and time.time() - first_failure > SHRINK_SECONDS:
                 raise Enough
+            last.write_text(f"{kind}, seed {number}\n{program!r}\n")
             try:
                 judge(program)
             except (Wrong, IrWrong) as error:
@@ -90,6 +95,7 @@ def main() -> int:
             path = write_failure(arguments.output, *failure)
             print(f"{kind}, seed {number}: {str(failure[1]).splitlines()[0]}\n{failure[0]!r}written to {path}", flush=True)
         number += 1
+    last.unlink(missing_ok=True)
     shown = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     print(f"programs: {shown}, in {time.time() - start:.0f} s; {failed} failures (seeds up to {number - 1})")
     return 1 if failed else 0
