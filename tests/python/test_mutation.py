@@ -276,3 +276,16 @@ def test_the_same_tensor_twice():
     compiled = torch.compile(fn, backend="deplo")
     same(compiled(x, x), fn(y, y))
     same(x, y)
+
+
+def test_an_update_whose_base_another_rank_reads():
+    def fn(x):
+        y = x.tanh()
+        column = y.reshape(y.shape[0], -1)
+        y[::2].mul_(-1)
+        return column @ column.T, y
+
+    x = torch.arange(4.0)
+    compiled = torch.compile(fn, backend="deplo", options={"strict": True})
+    for got, want in zip(compiled(x), fn(x), strict=True):
+        torch.testing.assert_close(got, want)

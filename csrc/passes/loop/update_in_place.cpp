@@ -16,8 +16,9 @@ struct Copy {
   std::string target;
 };
 
-// Each coordinate is the axis itself, or 0 where the axis has one element.
+// Each coordinate is the axis itself, or 0 where the axis has one element. A buffer of another rank has no such place.
 bool is_own_place(const std::vector<Expr>& index, const std::vector<Axis>& axes) {
+  if (index.size() != axes.size()) return false;
   for (size_t d = 0; d < axes.size(); ++d)
     if (index[d] != Expr::symbol(axes[d].name) && !(index[d].is(0) && axes[d].extent.is(1))) return false;
   return true;
