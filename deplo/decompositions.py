@@ -81,7 +81,10 @@ def decompositions(training: bool = False) -> dict[Any, Any]:
 
 @functools.cache
 def _ours() -> dict[Any, Any]:
-    """Formulas that PyTorch has not, or that it traces with other strides than its CPU kernels give their results."""
+    """Formulas that PyTorch has not, or that it traces with other strides than its CPU kernels give their results.
+
+    One that returns NotImplemented leaves the call as it is, to a rule or to ATen: so PyTorch's tracer reads it.
+    """
     import torch
 
     aten = torch.ops.aten

@@ -46,7 +46,7 @@ class KernelReport:
         return list(dict.fromkeys(origin.get(value, op) for op, _, value in values))
 
     def share_of_limit(self, machine: Machine) -> float | None:
-        """Of the machine's peak or its memory's bandwidth. None if not timed, or if faster: data that stay in a cache have a limit of their own."""
+        """Of the machine's peak or its memory's bandwidth. None if not timed, or if faster: caches and bf16 dot products have limits of their own."""
         if self.once or not self.seconds:
             return None
         share = max(self.flops / machine.flops, self.bytes / machine.bandwidth) / self.seconds
@@ -99,7 +99,8 @@ class GraphReport:
     def notes(self, machine: Machine) -> list[str]:
         notes = []
         if any(k.seconds and not k.once for k in self.kernels):
-            notes.append("of limit: share of the machine's peak, or of its memory's bandwidth; empty where caches, which are not measured, beat that")
+            limit = "of limit: share of the machine's peak, or of its memory's bandwidth; "
+            notes.append(limit + "empty where caches or bf16 dot products, which are not measured, beat that")
         memory, cache = self.description.get("memory", {}), self.description.get("cache", {})
         if "arena_bytes" in memory:
             saved = memory.get("bytes_without_reuse", 0)

@@ -300,6 +300,11 @@ def test_checkpointing_keeps_less_and_draws_the_same_dropout():
         next_numbers.append(torch.cat([*drawn, torch.rand(1)]))
         gradients.append([p.grad.clone() for p in layers.parameters()])
     layers.float()
+    masks = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(5)
+        masks.append(F.dropout(torch.ones(16, 128, dtype=dtype), 0.2) != 0)
+    assert torch.equal(*masks), "float64 drops others, and cannot judge"
     same(gradients[2], gradients[0], exact=gradients[3])
     assert torch.equal(next_numbers[0], next_numbers[2]), "the generator stands elsewhere"
     table = decompositions(training=True)

@@ -39,7 +39,8 @@ struct NoSample {};
 
 /// What batch norms and embedding bags give beside their first result, their kernels keep for the gradient: each device's has sizes of its own.
 bool keeps_for_gradient(const std::string& op, size_t result) {
-  return result > 0 && (op.find("batch_norm") != std::string::npos || op.find("embedding_bag") != std::string::npos);
+  auto has = [&](std::string_view part) { return op.find(part) != std::string::npos; };
+  return result > 0 && (has("batch_norm") || has("embedding_bag")) && !has("backward");
 }
 
 struct Checker {
