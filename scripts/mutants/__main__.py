@@ -1,6 +1,6 @@
 """Mutation testing: changes one place of a pass or a rule at a time and looks whether the tests notice.
 
-    python scripts/mutants [--count 200] [--seed 0] [--jobs 2] [--folder build-mutants] [--only csrc/passes]
+    python scripts/mutants [--count 200] [--seed 0] [--jobs 2] [--benches 2] [--folder build-mutants] [--only csrc/passes]
 
 One copy of the tree in `--folder` holds all mutants at once; a number in a shared file says which one is active, so that there is one build.
 Each test runs once without mutants, which tells how long it takes and which mutants it reaches; a mutant is then judged by the tests that
@@ -20,18 +20,45 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from places import Mutant, all_mutants, instrumented, overlaps, shuffled
-from runners import FILES, SLOWEST, CppTests, PythonTests, Test, signature
+from runners import FILES, CppTests, PythonTests, Test, signature
 from shared import MOST, Shared
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 WANTED = 0.9
 BATCH = 10.0  # seconds of Python tests that one process runs
+
+
+class Bench:
+    """Where one mutant at a time is judged."""
+
+    def __init__(self, shop: Workshop, number: int) -> None:
+        self.shop = shop
+        self.number = number
+        self.path = shop.folder / f"bench{number}"
+        self.shared = Shared(self.path)
+        self.environment = os.environ | {
+            "DEPLO_CACHE_DIR": "off", "DEPLO_VERIFY": "1", "DEPLO_MUTANTS": str(self.path), "DEPLO_BUILD": str(shop.tree / "build"),
+        }  # fmt: skip
+        self.cpp = CppTests(shop.tree, self.environment, self.shared)
+        self.pytest = self.server()
+        if not self.pytest.alive:
+            raise SystemExit(f"mutants: pytest does not start, see {self.path.with_suffix('.log')}")
+
+    def server(self, mutant: int = 0) -> PythonTests:
+        return PythonTests(self.shop.python, self.shop.tree, self.environment, self.shared, self.path, self.shop.files, mutant)
+
+    def wait_for_room(self) -> None:
+        """All but the first bench work only while nobody else needs the machine."""
+        while self.number and os.getloadavg()[0] > (os.cpu_count() or 1) + 0.75:
+            time.sleep(10)
 
 
 class Workshop:
@@ -45,11 +72,6 @@ class Workshop:
         self.folder.mkdir(parents=True, exist_ok=True)
         python = ROOT / ".venv/bin/python"
         self.python = str(python if python.exists() else sys.executable)
-        self.path = self.folder / "shared"
-        self.shared = Shared(self.path)
-        self.environment = os.environ | {
-            "DEPLO_CACHE_DIR": "off", "DEPLO_VERIFY": "1", "DEPLO_MUTANTS": str(self.path), "DEPLO_BUILD": str(self.tree / "build"),
-        }  # fmt: skip
         self.mutants: dict[int, Mutant] = {}
         self.tests: dict[str, Test] = {}
 
@@ -137,56 +159,89 @@ class Workshop:
 
     # Tests.
 
-    def measure(self, skip: str) -> None:
+    def measure(self, skip: str, slowest: float, benches: int) -> None:
         """Which mutants each test reaches, and how long it takes."""
-        self.cpp = CppTests(self.tree, self.environment, self.shared)
-        self.pytest = PythonTests(self.python, self.tree, self.environment, self.shared, self.path, self.files)
-        if not self.pytest.alive:
-            raise SystemExit(f"mutants: pytest does not start, see {self.path.with_name('pytest.log')}")
+        self.benches = [Bench(self, k) for k in range(benches)]
+        first = self.benches[0]
+        self.cpp_names = set(first.cpp.names)
         state = self.folder / "coverage.json"
         stamp = json.dumps(sorted((number, mutant.key) for number, mutant in self.mutants.items()))
         known: dict[str, Any] = json.loads(state.read_text()) if state.exists() else {}
         known = known if known.get("stamp") == stamp else {"stamp": stamp, "tests": {}}
         start = time.monotonic()
-        for runner in (self.cpp, self.pytest):
-            for name in runner.names:
-                if skip and re.search(skip, name):
-                    continue
-                sign = signature(self.tree, name)
-                if known["tests"].get(name, {}).get("signature") != sign:
-                    result, _, seconds, reached = runner.run(0, [name], 300, 1200)
-                    known["tests"][name] = {"signature": sign, "result": result, "seconds": seconds, "reached": reached}
-                    state.write_text(json.dumps(known))
-                entry = known["tests"][name]
-                if entry["result"] != "passed":
-                    print(f"left out, for it fails without mutants: {name}", flush=True)
-                elif entry["seconds"] <= SLOWEST:
-                    self.tests[name] = Test(name, entry["seconds"], frozenset(entry["reached"]))
-        total = sum(test.seconds for test in self.tests.values())
-        print(f"{len(self.tests)} tests, {total:.0f} s, measured in {time.monotonic() - start:.0f} s", flush=True)
+        names = [name for name in (*first.cpp.names, *first.pytest.names) if not (skip and re.search(skip, name))]
+        signs = {name: signature(self.tree, name) for name in names}
 
-    def judge(self, number: int, passed: set[str], budget: float) -> tuple[str, list[str]]:
+        def is_known(name: str) -> bool:
+            entry = known["tests"].get(name, {})
+            return entry.get("signature") == signs[name] and (entry["result"] != "killed" or entry["seconds"] > slowest)
+
+        def one(bench: Bench, name: str) -> None:
+            runner: CppTests | PythonTests = bench.cpp if name in self.cpp_names else bench.pytest
+            result, _, seconds, reached = runner.run(0, [name], [slowest / 6])
+            known["tests"][name] = {"signature": signs[name], "result": result, "seconds": seconds, "reached": reached}
+
+        todo = [name for name in names if not is_known(name)]
+        for k in range(0, len(todo), 100):
+            self.share_out(todo[k : k + 100], one)
+            state.write_text(json.dumps(known))
+        left_out = 0
+        for name in names:
+            entry = known["tests"][name]
+            if entry["result"] == "failed":
+                print(f"left out, for it fails without mutants: {name}", flush=True)
+            elif entry["result"] == "killed" or entry["seconds"] > slowest:
+                left_out += 1
+            else:
+                self.tests[name] = Test(name, entry["seconds"], frozenset(entry["reached"]))
+        total = sum(test.seconds for test in self.tests.values())
+        print(f"{len(self.tests)} tests, {total:.0f} s, measured in {time.monotonic() - start:.0f} s; {left_out} slower ones left out", flush=True)
+
+    def share_out(self, items: Iterable[Any], work: Callable[[Bench, Any], None]) -> None:
+        """work(bench, item) for all items, by all benches."""
+        waiting = collections.deque(items)
+        errors: list[BaseException] = []
+
+        def work_at(bench: Bench) -> None:
+            try:
+                while not errors:
+                    bench.wait_for_room()
+                    if not waiting:
+                        return
+                    work(bench, waiting.popleft())
+            except IndexError:  # another bench took the last one
+                return
+            except BaseException as error:  # noqa: BLE001 (raised below)
+                errors.append(error)
+
+        threads = [threading.Thread(target=work_at, args=(bench,)) for bench in self.benches]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def judge(self, bench: Bench, number: int, passed: set[str], budget: float) -> tuple[str, list[str]]:
         """What noticed the mutant, or nothing; and the tests that did not. `budget` bounds the seconds of tests."""
-        at_import = number in self.pytest.at_import
+        at_import = number in bench.pytest.at_import
         order = sorted((t for t in self.tests.values() if (number in t.reached or at_import) and t.name not in passed), key=lambda t: t.cost)
-        server = self.pytest
+        server = bench.pytest
         fresh: PythonTests | None = None
         missed: list[str] = []
         spent = 0.0
-        cpp_names = set(self.cpp.names)
         try:
             while order and (not budget or spent < budget):
-                is_cpp = order[0].name in cpp_names
+                is_cpp = order[0].name in self.cpp_names
                 batch: list[Test] = []
-                while order and (order[0].name in cpp_names) == is_cpp and (not batch or (not is_cpp and sum(t.seconds for t in batch) < BATCH)):
+                while order and (order[0].name in self.cpp_names) == is_cpp and (not batch or (not is_cpp and sum(t.seconds for t in batch) < BATCH)):
                     batch.append(order.pop(0))
                 if at_import and not is_cpp and fresh is None:
-                    fresh = server = PythonTests(self.python, self.tree, self.environment, self.shared, self.path, self.files, number)
+                    fresh = server = bench.server(number)
                     if not fresh.alive:
                         return "import", missed
-                seconds = sum(t.seconds for t in batch)
-                runner = self.cpp if is_cpp else server
-                result, failed, _, _ = runner.run(number, [t.name for t in batch], int(3 + 10 * seconds), 300 + 40 * seconds)
+                runner: CppTests | PythonTests = bench.cpp if is_cpp else server
+                result, failed, seconds, _ = runner.run(number, [t.name for t in batch], [t.seconds for t in batch])
                 spent += seconds
                 if result != "passed":
                     name = failed or batch[0].name
@@ -208,11 +263,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=200, help="mutants to judge")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="of the build; tests run one at a time")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="of the build")
+    parser.add_argument("--benches", type=int, default=1, help="mutants judged at once; all but the first wait while the machine does other work")
     parser.add_argument("--folder", type=Path, default=ROOT / "build-mutants")
     parser.add_argument("--only", default="", help="files whose path begins so")
     parser.add_argument("--budget", type=float, default=0, help="seconds of tests for a mutant; by default all that reach it")
     parser.add_argument("--files", default=",".join(FILES), help="files and folders of Python tests, separated by commas")
+    parser.add_argument("--slowest", type=float, default=60, help="seconds of a test: longer ones are left out")
     parser.add_argument("--skip", default="", help="regular expression: tests to leave out, where time is short")
     parser.add_argument("--again", action="store_true", help="judge survivors by tests that did not judge them yet, new and changed ones among them")
     parser.add_argument("--list", action="store_true", help="print the mutants, run nothing")
@@ -229,28 +286,33 @@ def main() -> int:
 
     workshop = Workshop(options.folder, options.jobs, options.files.split(","))
     workshop.build(order, options.count)
-    workshop.measure(options.skip)
+    workshop.measure(options.skip, options.slowest, options.benches)
     record = workshop.folder / "results.jsonl"
     known = {entry["key"]: entry for entry in map(json.loads, record.read_text().splitlines())} if record.exists() else {}
     for entry in known.values():
         if (killer := entry["killed_by"].removesuffix(" (crashed or hung)")) in workshop.tests:
             workshop.tests[killer].kills += 1
     results: dict[str, dict[str, Any]] = {}
-    with record.open("a") as out:
-        for number, mutant in workshop.mutants.items():
-            entry = known.get(mutant.key)
-            if entry is None or (options.again and not entry["killed_by"]):
-                signed = {name: signature(workshop.tree, name) for name in entry["passed"]} if entry else {}
-                passed = {name for name, sign in (entry["passed"].items() if entry else ()) if signed[name] == sign}
-                killed_by, missed = workshop.judge(number, passed, options.budget)
-                signs = {name: signature(workshop.tree, name) for name in [*passed, *missed]} if not killed_by else {}
-                entry = {"key": mutant.key, "name": mutant.name, "killed_by": killed_by, "passed": signs}
+    lock = threading.Lock()
+
+    def one(bench: Bench, number: int) -> None:
+        mutant = workshop.mutants[number]
+        entry = known.get(mutant.key)
+        if entry is None or (options.again and not entry["killed_by"]):
+            before = entry["passed"].items() if entry else ()
+            passed = {name for name, sign in before if signature(workshop.tree, name) == sign}
+            killed_by, missed = workshop.judge(bench, number, passed, options.budget)
+            signs = {name: signature(workshop.tree, name) for name in [*passed, *missed]} if not killed_by else {}
+            entry = {"key": mutant.key, "name": mutant.name, "killed_by": killed_by, "passed": signs}
+            with lock, record.open("a") as out:
                 out.write(json.dumps(entry) + "\n")
-                out.flush()
                 shown = killed_by or f"survived {len(signs)} tests"
                 print(f"[{len(results) + 1}/{len(workshop.mutants)}] {mutant.name}: {shown}", flush=True)
-            results[mutant.key] = entry
-    workshop.pytest.end()
+        results[mutant.key] = entry
+
+    workshop.share_out(workshop.mutants, one)
+    for bench in workshop.benches:
+        bench.pytest.end()
 
     survivors = [mutant for mutant in workshop.mutants.values() if not results[mutant.key]["killed_by"]]
     print(f"\n{len(results)} mutants, {len(results) - len(survivors)} killed ({1 - len(survivors) / max(1, len(results)):.1%})")

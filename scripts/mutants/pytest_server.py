@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
-import signal
 import sys
 import time
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
-from shared import Shared
+from shared import Shared, wait
 
 MEMORY = 16 << 30
 
@@ -36,43 +34,24 @@ def _warm() -> None:
     torch._dynamo.reset()
 
 
-def _in_child(items: list[Any], cpu_seconds: int, current: Path) -> None:
+def _in_child(items: list[Any], cpu_seconds: list[float], current: Path) -> None:
     """Runs the items; the exit status is 0 where all pass, 1 where one does not."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.setpgid(0, 0)
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 5))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     status = 0
     for k, item in enumerate(items):
         current.write_text(item.nodeid)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + cpu_seconds[k]) + 1, resource.RLIM_INFINITY))
         following = items[k + 1] if k + 1 < len(items) else None
         reports = runtestprotocol(item, log=False, nextitem=following)
         if any(report.failed for report in reports):
             status = 1
-            current.with_name("failure.txt").write_text("\n".join(str(report.longrepr) for report in reports if report.failed))
+            current.with_suffix(".failure").write_text("\n".join(str(report.longrepr) for report in reports if report.failed))
             break
     os._exit(status)
-
-
-def _wait(child: int, wall_seconds: float) -> str:
-    """'passed', 'failed', or 'killed' (by a signal, or for taking too long)."""
-    end = time.monotonic() + wall_seconds
-    pause = 0.002
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)  # what a test left behind
-            return {0: "passed", 256: "failed"}.get(status, "killed")
-        if time.monotonic() > end:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return "killed"
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.1)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -88,16 +67,15 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
             request = json.loads(line)
             shared.activate(request["mutant"])
             shared.forget()
-            start = time.monotonic()
             child = os.fork()
             if child == 0:
                 try:
-                    _in_child([items[name] for name in request["tests"]], request["cpu_seconds"], Path(path).with_name("current"))
+                    _in_child([items[name] for name in request["tests"]], request["cpu_seconds"], Path(path).with_suffix(".current"))
                 finally:
                     os._exit(1)
-            result = _wait(child, request["wall_seconds"])
+            result, seconds = wait(child, request["wall_seconds"])
             reached = shared.reached()
             shared.activate(0)
-            print(json.dumps({"result": result, "seconds": time.monotonic() - start, "reached": reached}), file=answers)
+            print(json.dumps({"result": result, "seconds": seconds, "reached": reached}), file=answers)
     sys.stdout.flush()
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -14,7 +15,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from shared import Shared
+from shared import Shared, wait
 
 # What compiles small programs and judges their numbers; whole models and training would take longer than they find.
 FILES = [
@@ -26,7 +27,6 @@ FILES = [
     *(f"tests/python/test_{name}.py" for name in ("front_backend", "front_mixed", "front_schedules", "bad_input", "opinfo", "fuzz", "guard")),
 ]
 OF_GPUS = re.compile("CUDA|NVRTC")  # these call compilers for every kernel, and their schedules are no mutants
-SLOWEST = 60.0  # seconds of a test: longer ones are left out
 
 
 @dataclasses.dataclass
@@ -42,9 +42,14 @@ class Test:
         return (self.seconds + 0.02) / (1 + self.kills)
 
 
-def _limits(cpu_seconds: int) -> None:
-    os.setpgid(0, 0)
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 5))
+def allowance(seconds: float) -> float:
+    """CPU seconds after which a test of `seconds` hangs."""
+    return 3 + 6 * seconds
+
+
+def patience(seconds: float) -> float:
+    """Seconds after which tests of `seconds` hang that use no CPU, on a machine that does other work as well."""
+    return 120 + 20 * seconds
 
 
 class CppTests:
@@ -55,39 +60,31 @@ class CppTests:
         self.tree, self.environment, self.shared = tree, environment, shared
         listed = subprocess.run([self.binary, "--list-test-names-only"], capture_output=True, text=True, check=False).stdout
         self.names = [line for line in listed.splitlines() if line and not OF_GPUS.search(line)]
-        self.at_import: list[int] = []
 
-    def run(self, mutant: int, names: list[str], cpu_seconds: int, wall_seconds: float) -> tuple[str, str, float, list[int]]:
+    def run(self, mutant: int, names: list[str], seconds: list[float]) -> tuple[str, str, float, list[int]]:
         self.shared.activate(mutant)
         self.shared.forget()
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        for name in names:
+        spent = 0.0
+        for name, expected in zip(names, seconds, strict=True):
             command = [self.binary, "-a", re.sub(r'([][\\,"~*])', r"\\\1", name)]
-            child = subprocess.Popen(
-                command,
-                cwd=self.tree,
-                env=self.environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                preexec_fn=lambda: _limits(cpu_seconds),
-            )
-            try:
-                status = child.wait(wall_seconds)
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, 9)
-                child.wait()
-                status = -9
-            if status:
-                return "failed" if status > 0 else "killed", name, 0.0, []
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return "passed", "", after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, self.shared.reached()
+            null = subprocess.DEVNULL
+            child = subprocess.Popen(command, cwd=self.tree, env=self.environment, stdout=null, stderr=null, process_group=0)
+            limit = int(allowance(expected)) + 1
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(child.pid, resource.RLIMIT_CPU, (limit, limit + 5))
+            result, used = wait(child.pid, patience(expected))
+            child.returncode = 0  # it was waited for
+            spent += used
+            if result != "passed":
+                return result, name, spent, []
+        return "passed", "", spent, self.shared.reached()
 
 
 class PythonTests:
     """Tests of pytest by a server, which forks for each request."""
 
     def __init__(self, python: str, tree: Path, environment: dict[str, str], shared: Shared, path: Path, files: list[str], mutant: int = 0) -> None:
-        self.current = path.with_name("current")
+        self.current = path.with_suffix(".current")
         here = Path(__file__).resolve().parent
         asked, self._requests = os.pipe()
         self._answers, answered = os.pipe()
@@ -96,7 +93,7 @@ class PythonTests:
         command = [python, "-m", "pytest", "-q", "-p", "pytest_server", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=0"]
         command += [f"--mutants-server={asked},{answered},{path}", *files]
         environment = environment | {"PYTHONPATH": f"{tree}:{here}", "OMP_NUM_THREADS": "1"}
-        log = path.with_name("pytest.log").open("w")
+        log = path.with_suffix(".log").open("w")
         self.process = subprocess.Popen(command, cwd=tree, env=environment, stdout=log, stderr=log, pass_fds=[asked, answered])
         os.close(asked)
         os.close(answered)
@@ -117,10 +114,11 @@ class PythonTests:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def run(self, mutant: int, names: list[str], cpu_seconds: int, wall_seconds: float) -> tuple[str, str, float, list[int]]:
-        request = {"mutant": mutant, "tests": names, "cpu_seconds": cpu_seconds, "wall_seconds": wall_seconds}
+    def run(self, mutant: int, names: list[str], seconds: list[float]) -> tuple[str, str, float, list[int]]:
+        limits = [allowance(s) for s in seconds]
+        request = {"mutant": mutant, "tests": names, "cpu_seconds": limits, "wall_seconds": patience(sum(seconds))}
         os.write(self._requests, json.dumps(request).encode() + b"\n")
-        answer = self._line(wall_seconds + 60)
+        answer = self._line(4 * patience(sum(seconds)))
         if not answer:
             raise SystemExit("mutants: the server of the Python tests died")
         failed = self.current.read_text() if answer["result"] != "passed" and self.current.exists() else ""

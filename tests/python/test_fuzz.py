@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fuzz.check import Wrong, check, difference, inputs_of, run
+from fuzz.check import Wrong, check, difference, inputs_of, run, run_in
 from fuzz.ir import IrProgram, IrWrong, check_ir, ir_programs
 from fuzz.loop import loop_programs
 from fuzz.programs import Input, Program, programs
@@ -64,6 +64,28 @@ def test_the_judge_sees_small_differences() -> None:
         got = [t.clone() for t in want]
         got[k][3, 4] = got[k][3, 4] + 1e-5 if k == 0 else ~got[k][3, 4]
         assert difference(program, program.sizes, got, want)
+
+
+def test_float64_sees_the_same_views() -> None:
+    # A copy, for x0 has gaps between its rows: the write to x0 does not show.
+    lines = ("v0 = x0.reshape(-1)", "x0.add_(2)", "v1 = v0.sum()", "v2 = x0[0].to(f64, copy=True)", "x0.mul_(3)")
+    program = Program((Input("x0", ("n0", "n0"), "f32", "sliced", "floats"),), {"n0": 9}, lines, ("v1", "v2"), (False, False), (False,))
+    for turn in range(2):
+        x = inputs_of(program, program.sizes, turn)[0]
+        assert x.stride() == (12, 1)
+        want = [x.double().sum(), x[0].double() + 2]
+        got = run_in(torch.float64, program, program.sizes, turn)
+        assert got is not None and all(torch.allclose(a, b, rtol=1e-6) for a, b in zip(got, want, strict=False))
+
+
+def test_what_float64_refuses_is_judged_by_eager_mode() -> None:
+    lines = ("v0 = x0.view(i32) * 0 + x0.softmax(0)",)  # of float64 the view has twice as many elements
+    program = Program((Input("x0", ("n0",), "f32", "contiguous", "floats"),), {"n0": 9}, lines, ("v0",), (False,), (False,))
+    assert run_in(torch.float64, program, program.sizes) is None
+    want = run(program.function(), inputs_of(program, program.sizes), False)
+    assert not difference(program, program.sizes, [want[0] * (1 + 1e-7), *want[1:]], want)
+    assert difference(program, program.sizes, [want[0] + 1e-5, *want[1:]], want)
+    check(program)
 
 
 def test_a_wrong_answer_of_deplo_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

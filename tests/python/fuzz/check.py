@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from functorch.compile import make_boxed_func
 from opinfo.judge import complaint, described
-from opinfo.units import Noise, copied, laid_out_as_traced, moved
+from opinfo.units import Noise, copied, laid_out, laid_out_as_traced, moved
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -23,6 +23,8 @@ from deplo.options import Options, read_options
 from fuzz.programs import Program, overlaps_nothing
 
 Function = Callable[..., list[torch.Tensor]]
+
+REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)  # what PyTorch raises for a program that it does not take
 
 
 class Wrong(AssertionError):
@@ -58,12 +60,15 @@ def inputs_of(program: Program, sizes: dict[str, int], turn: int = 0) -> list[to
     return [moved(t, generator) for t in made] if turn else made
 
 
-def run_in(floats: torch.dtype, program: Program, sizes: dict[str, int], turn: int = 0) -> list[torch.Tensor]:
-    """run() with one float dtype in place of all."""
-    inputs = [t.to(floats) if t.is_floating_point() else t for t in inputs_of(program, sizes, turn)]
+def run_in(floats: torch.dtype, program: Program, sizes: dict[str, int], turn: int = 0) -> list[torch.Tensor] | None:
+    """run() with one float dtype in place of all; None where PyTorch refuses that."""
+    # Laid out as they are: whether `reshape` is a view, which a later write shows through, depends on it.
+    inputs = [laid_out(t, lambda memory: memory.to(floats)) if t.is_floating_point() else t for t in inputs_of(program, sizes, turn)]
     torch.set_default_dtype(floats)
     try:
         return run(program.function(floats, steady=turn > 0), inputs, program.backward)
+    except REFUSALS:
+        return None
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -106,7 +111,7 @@ def check(program: Program, options: Options | None = None) -> None:
             warnings.simplefilter("ignore")
             try:
                 expected.append((sizes, run(program.function(), inputs_of(program, sizes), program.backward)))
-            except (RuntimeError, IndexError, ValueError, TypeError):
+            except REFUSALS:
                 if sizes is program.sizes:
                     return
     with collect_records() as records, bugs_raise():
@@ -131,7 +136,7 @@ def difference(program: Program, sizes: dict[str, int], got: Sequence[torch.Tens
     exact = list(program.exact) + ([False] * len(want) if program.backward else list(program.exact_inputs))
     if sizes is not program.sizes:
         exact = [e and not w.is_floating_point() for e, w in zip(exact, want, strict=False)]  # sums of more terms may round
-    wide: list[list[torch.Tensor]] = []
+    judged: list[list[torch.Tensor] | None] = []
 
     for k, (mine, theirs) in enumerate(zip(got, want, strict=True)):
         gradient = program.backward and k >= len(program.outputs)  # as long as the values are right, PyTorch takes any strides
@@ -142,17 +147,20 @@ def difference(program: Program, sizes: dict[str, int], got: Sequence[torch.Tens
                 at = tuple(bad[0].tolist())
                 return f"result {k}: {len(bad)} of {mine.numel()} exact values differ, the first at {at}: {mine[at]} for {theirs[at]}"
             continue
-        wide = wide or [run_in(torch.float64, program, sizes)]
+        judged = judged or [run_in(torch.float64, program, sizes)]
+        wide = judged[0]
 
-        def nearby(k: int = k) -> list[tuple[torch.Tensor, torch.Tensor]]:
-            near = []
+        def nearby(k: int = k, wide: list[torch.Tensor] | None = wide) -> list[tuple[torch.Tensor, torch.Tensor]]:
+            pairs = []
             for turn in range(1, 4):
-                # Float64 is its own judge: there eager mode's rounding errors are made larger.
-                with Noise(turn) if want[k].dtype == torch.float64 else contextlib.nullcontext():
-                    near.append(run(program.function(steady=True), inputs_of(program, sizes, turn), program.backward)[k])
-            return [(eager, run_in(torch.float64, program, sizes, turn + 1)[k]) for turn, eager in enumerate(near)]
+                # Where eager mode is its own judge (float64, and what float64 refuses), its rounding errors are made larger.
+                with Noise(turn) if want[k].dtype == torch.float64 or wide is None else contextlib.nullcontext():
+                    eager = run(program.function(steady=True), inputs_of(program, sizes, turn), program.backward)[k]
+                wide_there = run_in(torch.float64, program, sizes, turn) if wide is not None else None
+                pairs.append((eager, wide_there[k] if wide_there is not None else eager))
+            return pairs
 
-        if text := complaint(mine.detach(), theirs.detach(), wide[0][k].detach(), False, nearby):
+        if text := complaint(mine.detach(), theirs.detach(), wide[k].detach() if wide is not None else None, False, nearby):
             return f"result {k}: {text}"
     return ""
 

@@ -582,10 +582,12 @@ def conversion(g: Grower) -> Line | None:
     v = g.value()
     if v is None:
         return None
-    kinds = [*FLOATS] + ([*INTS, "b"] if v.exact or not v.is_float else [])
+    kind = g.pick([*FLOATS] + ([*INTS, "b"] if v.exact or not v.is_float else []))
+    # A copy that stays one where all floats are float64: what is written to it later is not written to v.
+    target = f"{kind}, copy=True" if DTYPES[kind] != v.tensor.dtype else kind
     if v.is_float and v.exact and not g.backward:
-        return f"{v.held}.clamp(-100, 100).to({g.pick(kinds)})", True
-    return f"{v.held if v.exact else v.name}.to({g.pick(kinds)})", True
+        return f"{v.held}.clamp(-100, 100).to({target})", True
+    return f"{v.held if v.exact else v.name}.to({target})", True
 
 
 def creation(g: Grower) -> Line | None:

@@ -175,20 +175,29 @@ class _Shown:
         return self.text
 
 
+def laid_out(t: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """fn, which works on single elements, of t's memory, laid out as t: what is a view of t, and which of its elements are one, stays so."""
+    if t.layout != torch.strided or t.is_conj() or t.is_neg():
+        return fn(t.clone())
+    memory = fn(torch.empty(0, dtype=t.dtype).set_(t.untyped_storage()))
+    return torch.empty(0, dtype=memory.dtype).set_(memory.untyped_storage(), t.storage_offset(), t.shape, t.stride())
+
+
 def copied(t: torch.Tensor) -> torch.Tensor:
     """A copy with memory of its own, laid out as t's."""
-    if t.layout != torch.strided or t.is_conj() or t.is_neg():
-        return t.clone()
-    storage = t.untyped_storage().clone()
-    return torch.empty(0, dtype=t.dtype).set_(storage, t.storage_offset(), t.shape, t.stride())
+    return laid_out(t, torch.clone)
 
 
 def moved(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """t with every float moved by at most ULPS ulp."""
+    """t with every float moved by at most ULPS ulp, laid out as t."""
     if not t.is_floating_point():
         return t
-    shares = torch.rand(t.shape, generator=generator, dtype=torch.float64) * 2 - 1
-    return (t.double() * (1 + shares * ULPS * torch.finfo(t.dtype).eps)).to(t.dtype)
+
+    def move(values: torch.Tensor) -> torch.Tensor:
+        shares = torch.rand(values.shape, generator=generator, dtype=torch.float64) * 2 - 1
+        return (values.double() * (1 + shares * ULPS * torch.finfo(t.dtype).eps)).to(t.dtype)
+
+    return laid_out(t, move)
 
 
 def cotangents_of(outputs: Sequence[torch.Tensor], turn: int = 0) -> list[torch.Tensor]:
