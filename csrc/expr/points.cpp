@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "expr/node.h"
 
 namespace deplo {
 namespace {
@@ -17,7 +18,20 @@ Cond negated(const Cond& cond) {
   return cond;
 }
 
+Range numbers_of(const Range& range, const Ranges& numbers) {
+  Range r;
+  if (range.lo)
+    if (auto lo = bounds(*range.lo, numbers).lo) r.lo = *lo;
+  if (range.hi)
+    if (auto hi = bounds(*range.hi, numbers).hi) r.hi = *hi;
+  return r;
+}
+
 }  // namespace
+
+Points::Points(const Ranges& symbols) : ranges_(symbols) {
+  for (const auto& [name, range] : symbols) numbers_[name] = numbers_of(range, symbols);
+}
 
 void Points::add_axis(const std::string& name, Expr lo, Expr hi, int64_t step) {
   lo = substitute(lo, names_);
@@ -25,19 +39,33 @@ void Points::add_axis(const std::string& name, Expr lo, Expr hi, int64_t step) {
   names_.erase(name);
   axes_.push_back({name, lo, hi, step});
   ranges_[name] = {lo, hi - 1};
+  numbers_[name] = numbers_of(ranges_[name], numbers_);
+  extremes_.points.clear();
 }
 
 void Points::add_guard(const std::vector<Cond>& guard) {
+  extremes_.points.clear();
   for (const Cond& cond : guard) holds_.push_back(substitute(cond, names_));
 }
 
 void Points::add_failed(const std::vector<Cond>& guard) {
+  extremes_.points.clear();
   if (guard.size() == 1) return add_guard({negated(guard[0])});
   fails_.emplace_back();
   for (const Cond& cond : guard) fails_.back().push_back(substitute(cond, names_));
 }
 
-void Points::define(const std::string& name, Expr value) { names_[name] = substitute(value, names_); }
+void Points::define(const std::string& name, Expr value) {
+  numbers_[name] = numbers_of({value, value}, numbers_);
+  names_[name] = substitute(value, names_);
+}
+
+bool Points::surely_inside(Expr index, Expr size) const {
+  Interval places = bounds(index, numbers_);
+  if (!places.lo || *places.lo < 0 || !places.hi) return false;
+  auto least = bounds(size, numbers_).lo;
+  return least && *places.hi < *least;
+}
 
 std::optional<Range> Points::values_of(const Axis& axis, const Substitution& outer) const {
   Expr start = at(axis.lo, outer);
@@ -92,15 +120,25 @@ std::optional<Points::Point> Points::extreme(Expr e, bool large) const {
   return point;
 }
 
+const std::optional<Points::Point>& Points::shared_extreme(Expr rest, bool large) const {
+  auto [it, is_new] = extremes_.points.try_emplace({rest.node(), large});
+  if (is_new) it->second = extreme(rest, large);
+  return it->second;
+}
+
 std::optional<std::string> Points::escape(const std::string& buffer, size_t dimension, Expr index, Expr size, bool large) const {
-  auto point = extreme(index, large);
+  int64_t constant = 0;
+  for (const Term& term : terms_of(index))
+    if (term.atoms.empty()) constant = term.coefficient;
+  const auto& point = shared_extreme(index - constant, large);
   if (!point) return std::nullopt;
-  Cond out = large ? less_equal(size, point->value) : less(point->value, 0);
+  Expr place = point->value + constant;
+  Cond out = large ? less_equal(size, place) : less(place, 0);
   if (decide({out.kind, simplify(out.expr, ranges_)}, ranges_) != std::optional<bool>(true)) return std::nullopt;
   std::vector<std::string> places;
   for (const Axis& axis : axes_)
     if (uses(index, axis.name)) places.push_back(axis.name + " = " + print(point->values.at(axis.name)));
-  std::string where = places.empty() ? "" : fmt::format(" is {} at {},", print(point->value), joined(places));
+  std::string where = places.empty() ? "" : fmt::format(" is {} at {},", print(place), joined(places));
   return fmt::format("index {} of dimension {} of {}{} {}outside 0..{}", print(index), dimension, buffer, where, places.empty() ? "is " : "",
                      print(size));
 }
@@ -109,19 +147,21 @@ std::optional<std::string> Points::escape(const std::string& buffer, const std::
                                           const std::vector<Cond>& guard) const {
   if (unknown_) return std::nullopt;
   try {
-    std::optional<Points> here;
+    std::optional<Points> guarded;
     for (size_t d = 0; d < index.size(); ++d) {
+      if (surely_inside(index[d], shape[d])) continue;
       Expr e = substitute(index[d], names_);
       auto is_asked = [&](Expr nonnegative) { return std::find(guard.begin(), guard.end(), Cond{Cond::Kind::ge0, nonnegative}) != guard.end(); };
       bool low = !is_asked(index[d]) && !provably_nonnegative(e, ranges_);
       bool high = !is_asked(shape[d] - 1 - index[d]) && !provably_nonnegative(shape[d] - 1 - e, ranges_);
       if (!low && !high) continue;
-      if (!here) {
-        here = *this;
-        here->add_guard(guard);
+      if (!guarded && !guard.empty()) {
+        guarded = *this;
+        guarded->add_guard(guard);
       }
-      auto found = high ? here->escape(buffer, d, e, shape[d], true) : std::nullopt;
-      if (!found && low) found = here->escape(buffer, d, e, shape[d], false);
+      const Points& here = guarded ? *guarded : *this;
+      auto found = high ? here.escape(buffer, d, e, shape[d], true) : std::nullopt;
+      if (!found && low) found = here.escape(buffer, d, e, shape[d], false);
       if (found) return found;
     }
     return std::nullopt;

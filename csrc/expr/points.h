@@ -1,7 +1,9 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "expr/expr.h"
@@ -12,7 +14,7 @@ namespace deplo {
 /// them whatever the sizes are: what is found is a mistake of the program, what is not found may be one.
 class Points {
  public:
-  explicit Points(const Ranges& symbols) : ranges_(symbols) {}
+  explicit Points(const Ranges& symbols);
 
   /// One more loop, inside of the others: name = lo, lo + step, ... < hi.
   void add_axis(const std::string& name, Expr lo, Expr hi, int64_t step = 1);
@@ -43,18 +45,36 @@ class Points {
 
   /// A point that is proven to run where e is as large (or small) as choosing axis by axis makes it.
   std::optional<Point> extreme(Expr e, bool large) const;
+  /// The same, found once: unrolled code asks for expressions that differ by a constant only.
+  const std::optional<Point>& shared_extreme(Expr rest, bool large) const;
   /// The values of an axis, at those of the axes around it; nothing unless there provably are some.
   std::optional<Range> values_of(const Axis& axis, const Substitution& outer) const;
   Expr at(Expr e, const Substitution& values) const { return simplify(substitute(e, values), ranges_); }
+  bool surely_inside(Expr index, Expr size) const;
   bool runs_at(const Substitution& values) const;
   std::optional<std::string> escape(const std::string& buffer, size_t dimension, Expr index, Expr size, bool large) const;
 
-  Ranges ranges_;  ///< of symbols and axes
+  Ranges ranges_;   ///< of symbols and axes
+  Ranges numbers_;  ///< the same by numbers alone: they decide most accesses, and quickly
   std::vector<Axis> axes_;
   std::vector<Cond> holds_;
   std::vector<std::vector<Cond>> fails_;
   Substitution names_;
   bool unknown_ = false;
+  /// Of expressions and directions. A copy, which is made to add axes and guards, finds its own.
+  struct Extremes {
+    Extremes() = default;
+    Extremes(const Extremes& /*other*/) {}
+    Extremes(Extremes&&) = default;
+    Extremes& operator=(const Extremes& /*other*/) {
+      points.clear();
+      return *this;
+    }
+    Extremes& operator=(Extremes&&) = default;
+    ~Extremes() = default;
+    std::map<std::pair<const ExprNode*, bool>, std::optional<Point>> points;
+  };
+  mutable Extremes extremes_;
 };
 
 }  // namespace deplo

@@ -63,6 +63,7 @@ class Verifier {
 
   /// Whether what e is does not change while its names are in scope.
   bool is_fixed(Expr e) const {
+    if (vars_.empty()) return true;
     std::set<std::string> names = symbols_of(e);
     return std::none_of(names.begin(), names.end(), [&](const std::string& name) { return vars_.count(name); });
   }
@@ -211,7 +212,7 @@ class Verifier {
     index(s.step, s.name);
     require(decide(less_equal(s.step, 0), symbols_) != std::optional<bool>(true), s.name, "the step " + deplo::print(s.step) + " does not go on");
     auto outer = values_;
-    Points points = points_;
+    Points points = enter();
     define(s.name, {DType::i64, 1});
     if (is_fixed(s.lo) && is_fixed(s.hi) && s.step.is_constant())
       points_.add_axis(s.name, s.lo, s.hi, s.step.value());
@@ -225,7 +226,7 @@ class Verifier {
     for (const Cond& c : s.guard) index(c.expr, "if");
     if (s.guard.empty()) mask(s.condition, 1, "if");
     bool known = !s.guard.empty() && is_fixed(s.guard);
-    Points points = points_;
+    Points points = enter();
     known ? points_.add_guard(s.guard) : points_.add_unknown();
     block(s.then);
     points_ = points;
@@ -250,11 +251,18 @@ class Verifier {
   void statement(const Barrier& /*s*/) {}
   void statement(const SetError& s) { require(use(s.condition, "error").dtype == DType::boolean, "error", s.condition + " is not bool"); }
 
+  /// The points of an inner scope are a copy. Returns those of the outer one, to be put back.
+  Points enter() {
+    Points outer = std::move(points_);
+    points_ = outer;
+    return outer;
+  }
+
   void block(const Block& statements) {
     auto values = values_;
     auto buffers = buffers_;
     auto sizes = sizes_;
-    Points points = points_;
+    Points points = enter();
     for (const auto& stmt : statements) located(stmt->location, [&] { std::visit([&](const auto& s) { statement(s); }, stmt->node); });
     values_ = std::move(values);
     buffers_ = std::move(buffers);
