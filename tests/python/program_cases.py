@@ -122,7 +122,7 @@ CHAINS = [
     Case("8 rms norm by pow", rms_norm_by_pow, lambda b, m, n: [r(b, m, n), r(n)], (2, 64, 256), (2, 3, 20), shapes((2, 3, 20), (3, 5, 64)), 1),
     Case("9 layer norm", layer_norm_by_hand, lambda m, n: [r(m, n), r(n), r(n)], (64, 2048), (3, 21), shapes((3, 21), (5, 64), (2, 300)), 1),
     Case("10 gelu", tanh_gelu, lambda m, n: [r(m, n)], (32, 18944), (3, 21), shapes((3, 21), (5, 64), (2, 300)), kernels=1),
-    Case("11 long gelu", tanh_gelu, lambda m, n: [r(m, n)], (512, 18944), None, (), kernels=1, judged=(0, (0, 255, 511))),
+    Case("11 long gelu", tanh_gelu, lambda m, n: [r(m, n)], (512, 18944), None, shapes((3, 21), (512, 18944)), kernels=1, judged=(0, (0, 255, 511))),
     Case(
         "38 rms norm of tiny values",
         lambda x: F.rms_norm(x, (x.shape[-1],), None, None),
@@ -160,15 +160,16 @@ def mlp(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
 
 
 def linear_case(name: str, m: int, k: int, n: int, twin: bool = False) -> Case:
-    sizes = shapes((5, 24, 17), (16, 40, 33)) if twin else ()
+    full = (m, k, n)
+    sizes = shapes((5, 24, 17), (16, 40, 33), full)
     small = (5, 24, 17) if twin else None
-    return Case(name, F.linear, lambda m, k, n: [r(m, k), w(n, k)], (m, k, n), small, sizes, matmuls=1, weights=1, judged=(0, (0, 1, m // 2, m - 1)))
+    return Case(name, F.linear, lambda m, k, n: [r(m, k), w(n, k)], full, small, sizes, matmuls=1, weights=1, judged=(0, (0, 1, m // 2, m - 1)))
 
 
-def matmul_case(name: str, m: int, k: int, n: int, twin: bool = False, kernels: int = 1) -> Case:
-    sizes = shapes((5, 24, 17), (16, 40, 33), (64, 2, 3)) if twin else ()
-    small = (5, 24, 17) if twin else None
-    return Case(name, torch.matmul, lambda m, k, n: [r(m, k), r(k, n)], (m, k, n), small, sizes, matmuls=kernels, judged=(0, (0, 1, m // 2, m - 1)))
+def matmul_case(name: str, m: int, k: int, n: int, small: Dims | None = None, kernels: int = 1) -> Case:
+    full = (m, k, n)
+    sizes = shapes(small or (5, 24, 17), (16, 40, 33), (64, 2, 3), full)
+    return Case(name, torch.matmul, lambda m, k, n: [r(m, k), r(k, n)], full, small, sizes, matmuls=kernels, judged=(0, (0, 1, m // 2, m - 1)))
 
 
 def into_matmul(name: str, f: Callable[..., torch.Tensor], scale: bool = False) -> Case:
@@ -186,11 +187,11 @@ CONTRACTIONS = [
     linear_case("14 linear s512", 512, 3584, 3584),
     linear_case("15 linear up", 512, 3584, 18944),
     linear_case("16 linear down", 512, 18944, 3584),
-    matmul_case("17 square 512", 512, 512, 512, twin=True),
+    matmul_case("17 square 512", 512, 512, 512, (5, 24, 17)),
     matmul_case("17 square 1024", 1024, 1024, 1024),
     matmul_case("17 square 2048", 2048, 2048, 2048),
-    matmul_case("18 long contraction", 128, 2048, 128, kernels=2),  # chunks of k, and what adds them up
-    matmul_case("19 odd contraction", 64, 47, 64),
+    matmul_case("18 long contraction", 128, 2048, 128, (3, 640, 5), kernels=2),  # chunks of k, and what adds them up
+    matmul_case("19 odd contraction", 64, 47, 64, (9, 47, 10)),
     Case(
         "20 matmul with epilogue",
         epilogue,
@@ -298,15 +299,17 @@ def block_inputs(b: int, s: int, h: int, group: int, d: int, n: int, inner: int)
 
 
 def attention_case(s: int, twin: bool = False) -> Case:
-    sizes = shapes((2, 5, 3, 4, 6, 7), (3, 9, 2, 3, 8, 18)) if twin else ()
+    full = (1, s, 4, 8, 64, 2048)
+    sizes = shapes((2, 5, 3, 4, 6, 7), (3, 9, 2, 3, 8, 18), (2, *full[1:]))  # PyTorch fixes a batch of one
     small = (1, 5, 2, 2, 6, 8) if twin else None
-    return Case(f"30 llama attention s{s}", llama_attention, attention_inputs, (1, s, 4, 8, 64, 2048), small, sizes, weights=4)
+    return Case(f"30 llama attention s{s}", llama_attention, attention_inputs, full, small, sizes, weights=4)
 
 
 def block_case(s: int, twin: bool = False) -> Case:
-    sizes = shapes((2, 5, 3, 4, 6, 7, 8), (3, 9, 2, 3, 8, 18, 40)) if twin else ()
+    full = (1, s, 4, 8, 64, 2048, 5632)
+    sizes = shapes((2, 5, 3, 4, 6, 7, 8), (3, 9, 2, 3, 8, 18, 40), (2, *full[1:]))
     small = (1, 4, 2, 2, 6, 8, 12) if twin else None
-    return Case(f"31 llama block s{s}", llama_block, block_inputs, (1, s, 4, 8, 64, 2048, 5632), small, sizes, weights=9)
+    return Case(f"31 llama block s{s}", llama_block, block_inputs, full, small, sizes, weights=9)
 
 
 ATTENTION = [
