@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import hashlib
 import inspect
@@ -83,6 +84,7 @@ def compile_with(
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+    check_operators(options.allow_library or ())
     compilation = (make or Compilation)(options, describe_inputs(gm, example_inputs))
     training = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
     compiler = aot_autograd(
@@ -225,6 +227,19 @@ def compile_text(imported: Imported, options: Options) -> Any:
     except (Error, RuntimeError, ValueError, LookupError, TypeError) as error:
         path = write_replay(imported.text)
         raise InternalError(f"[core] {type(error).__name__}: {error}; replay with: python -m deplo compile {path} --ir kernel") from error
+
+
+def check_operators(names: Sequence[str]) -> None:
+    """Raises UserError for a name of `allow_library` that is no operator of PyTorch: such a name would allow nothing."""
+    known = {name.replace("::", ".") for name in torch._C._dispatch_get_all_op_names()} if names else set()
+    known |= {".".join(name.split(".")[:2]) for name in known}  # all overloads at once
+    for name in names:
+        if name.removesuffix(".default") not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise UserError(
+                f"allow_library names {name!r}, which is no operator of PyTorch; "
+                + (f"did you mean {close[0]}?" if close else "expected one such as aten.sort")
+            )
 
 
 def check_library_calls(program: Any, allowed: Sequence[str]) -> None:

@@ -27,7 +27,6 @@ struct PassContext {
   SizeHints hints;
   std::set<std::string> disabled;                ///< names of passes to skip
   std::map<std::string, std::string> schedules;  ///< kernel name or canonical nest -> schedule text given by the user
-  bool fast_math_2ulp = false;
 };
 
 }  // namespace deplo

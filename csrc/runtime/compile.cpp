@@ -79,6 +79,15 @@ Compiled run_levels(const std::string& text, const std::string& file, const Comp
   return run_pipeline_from_text(text, file, options.context, pipeline);
 }
 
+/// Each buffer once, in full.
+void add_bytes(const std::vector<loop_ir::Param>& params, KernelSummary& summary) {
+  for (const loop_ir::Param& p : params) {
+    Expr bytes = product(p.shape) * size_of(p.dtype);
+    if (p.kind != loop_ir::ParamKind::out) summary.bytes_read = summary.bytes_read + bytes;
+    if (p.kind != loop_ir::ParamKind::in) summary.bytes_written = summary.bytes_written + bytes;
+  }
+}
+
 /// Summaries in the order of the Kernel IR's kernels; figures come from the loop level, where the nests are still in view.
 std::vector<KernelSummary> summarize(const Compiled& made) {
   std::map<std::string, KernelSummary> known;
@@ -89,7 +98,11 @@ std::vector<KernelSummary> summarize(const Compiled& made) {
     summary.bytes_read = cost.bytes_read;
     summary.bytes_written = cost.bytes_written;
   }
-  for (const auto& kernel : made.tile.kernels) known[kernel->name].schedule = print(kernel->schedule);
+  for (const auto& kernel : made.tile.kernels) {
+    auto [it, is_new] = known.try_emplace(kernel->name);
+    it->second.schedule = print(kernel->schedule);
+    if (is_new) add_bytes(kernel->params, it->second);  // what schedules add: it copies operands into panels
+  }
   std::vector<KernelSummary> summaries;
   for (const auto& kernel : made.kernel.kernels) {
     KernelSummary summary = known[kernel->name];

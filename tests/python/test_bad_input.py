@@ -199,7 +199,7 @@ def run_softmax(folder, *limit, warning=""):
         f"warnings.filterwarnings('default', message={warning!r})" if warning else "",
         "x = torch.randn(40, 80)",
         "f = torch.compile(lambda x: torch.softmax(x, -1), backend='deplo', options={'strict': True})",
-        "print(torch.allclose(f(x), torch.softmax(x, -1)))",
+        "print(bool((f(x).double() - torch.softmax(x.double(), -1)).abs().max() <= 8 * torch.finfo(x.dtype).eps))",
     )
     # -B: a limit on files must not leave half of a .pyc behind.
     environment = {"PYTHONPATH": ":".join(p for p in sys.path if p), "DEPLO_CACHE_DIR": str(folder), "PATH": "/usr/bin:/bin", "HOME": str(folder)}

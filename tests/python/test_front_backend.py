@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 import threading
 import warnings
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import nn
 
 import deplo
 from deplo import backend, executable
+from deplo.capture import unwrapped_errors
 from deplo.errors import FallbackWarning, InternalError, UnsupportedError, UserError
 
 __all__ = ["compiler"]
@@ -565,6 +567,14 @@ def test_strict_may_name_the_library_calls_it_allows():
         torch._dynamo.reset()
         with pytest.raises(Exception, match=r"aten.sort.default stays in ATen"):
             torch.compile(fn, backend=deplo.deplo, options={"strict": True, "allow_library": []})(x)
+        for unknown, remedy in (
+            ("aten.sorrt", "did you mean aten.sort"),
+            ("aten.sort.stabel", "did you mean aten.sort.stable"),
+            ("?", "such as aten.sort"),
+        ):
+            torch._dynamo.reset()
+            with pytest.raises(UserError, match=re.escape(repr(unknown)) + f".*{remedy}"), unwrapped_errors():
+                torch.compile(fn, backend=deplo.deplo, options={"strict": True, "allow_library": [unknown]})(x)
 
 
 def test_unsupported_error_is_an_error_of_deplo():

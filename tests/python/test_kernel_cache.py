@@ -33,7 +33,7 @@ text = "torch @f(%x: f32[4, 8])\\n  %y: f32[4, 8] = aten._softmax.default(self=%
 from deplo.options import read_options
 program = core().compile(text, read_options().to_json())
 x = torch.randn(4, 8)
-torch.testing.assert_close(program.run([x])[0], x.softmax(-1))
+assert (program.run([x])[0].double() - x.double().softmax(-1)).abs().max() <= 8 * torch.finfo(x.dtype).eps
 cache = json.loads(program.describe())["cache"]
 print(json.dumps([cache["compiled"], cache["disk_hits"]]))
 """
