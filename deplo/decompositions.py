@@ -204,9 +204,27 @@ def _own() -> dict[Any, Any]:
         """It knows that this can be shown again."""
         return aten.alias.default(x)
 
+    def transpose(x: torch.Tensor, a: int, b: int) -> Any:
+        """Of the views, it does not know transpose."""
+        dims = list(range(x.dim()))
+        if dims:
+            dims[a], dims[b] = dims[b], dims[a]
+        return aten.permute.default(x, dims)
+
     def product_of_vectors(a: torch.Tensor, b: torch.Tensor) -> Any:
         """Pointwise, so that it may be computed again."""
         return a * b if isinstance(a.shape[2], int) and a.shape[2] == 1 else NotImplemented
+
+    def repeated(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+        """A view of one tensor, which may be computed again, where it is concatenated with itself, as the angles of rotary embeddings are."""
+        x = tensors[0]
+        if len(tensors) == 1 or any(other is not x for other in tensors) or x.dim() == 0:
+            return NotImplemented
+        if x.dim() in (4, 5) and torch._prims_common.suggest_memory_format(x) != torch.contiguous_format:
+            return NotImplemented
+        dim %= x.dim()
+        shape = [*x.shape[:dim], len(tensors) * x.shape[dim], *x.shape[dim + 1 :]]
+        return x.unsqueeze(dim).expand(*x.shape[:dim], len(tensors), *x.shape[dim:]).clone(memory_format=torch.contiguous_format).view(shape)
 
     def places_in_windows(x: torch.Tensor, kernel: list[int], stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Any:
         """Indices by way of places in their windows, which need one byte each to save."""
@@ -227,7 +245,9 @@ def _own() -> dict[Any, Any]:
 
     return {
         aten.detach.default: alias,
+        aten.transpose.int: transpose,
         aten.bmm.default: product_of_vectors,
+        aten.cat.default: repeated,
         pool: _once(places_in_windows),
         pool_backward: _once(shape_alone),
     }

@@ -214,7 +214,25 @@ class Swiglu(nn.Module):
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
+class Rotary(nn.Module):
+    """Angles by a product of vectors, concatenated with themselves, as in Llama."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.out = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.register_buffer("frequencies", 1e4 ** -(torch.arange(8) / 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(x.shape[1]).float()
+        angles = (self.frequencies[None, :, None] @ positions[None, None]).transpose(1, 2)
+        angles = torch.cat((angles, angles), -1).unsqueeze(2)
+        query = self.query(x).unflatten(-1, (4, 16))
+        turned = torch.cat((-query[..., 8:], query[..., :8]), -1)
+        return self.out((query * angles.cos() + turned * angles.sin()).flatten(2))
+
+
 KEPT = {
+    "rotary": lambda: (Rotary(), (2, 16, 64)),
     "pointwise": lambda: (nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.ELU(), nn.Hardswish(), nn.Sigmoid(), nn.Mish()), (8, 64)),
     "mlp": lambda: (nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.Dropout(0.1)), (8, 64)),
     "swiglu": lambda: (Swiglu(), (8, 64)),

@@ -159,6 +159,7 @@ void check_types(const torch_ir::Graph& graph, const std::string& file, const Si
   try {
     Checker{graph, sample_sizes(graph.symbols, hints)}.run();
   } catch (const NoSample&) {
+    return;  // nothing to run the calls with
   } catch (const InternalError& error) {
     throw UserError(fmt::format("{}:{}:{}: {}", file, error.location().line, error.location().column, error.what()));
   } catch (const UnsupportedError& error) {
