@@ -72,15 +72,7 @@ def deplo(
 def compile_with(
     options: Options, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], make: type[Compilation] | None = None
 ) -> Callable[..., Any]:
-    """Compiles one graph of Dynamo by `make` (Compilation). AOTAutograd is set up anew each time, since it changes what it is given.
-
-    Raises UserError for a target that programs do not run on.
-    """
-    if options.target != "cpu":
-        raise UserError(
-            f"target {options.target!r}: programs run on the CPU only. `python -m deplo compile -c EXPRESSION --ir cuda` shows the CUDA text of "
-            "their kernels; leave the option 'target' out to run"
-        )
+    """Compiles one graph of Dynamo by `make` (Compilation). AOTAutograd is set up anew each time, since it changes what it is given."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -106,7 +98,7 @@ class Record:
     kind: str  # forward, backward, inference
     torch_ir: str = ""
     program: Any = None
-    fallback: str = ""  # why the graph runs in eager mode, if it does
+    fallback: str = ""  # why the graph runs in eager mode, if it does; a program may be there that lacks a GPU
     import_seconds: float = 0.0
     compile_seconds: float = 0.0
     hints: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -199,7 +191,17 @@ class Compilation:
         record.compile_seconds = time.perf_counter() - start
         if self.options.strict and self.options.allow_library is not None:
             check_library_calls(record.program, self.options.allow_library)
+        if missing := record.program.missing():
+            return self._not_here(record, gm, missing)
         return Executable(record.program, imported, eager(gm), record.kind, self.options.strict).boxed()
+
+    def _not_here(self, record: Record, gm: torch.fx.GraphModule, missing: str) -> Callable[..., Any]:
+        """A graph whose kernels were made, on a machine that lacks what runs them."""
+        record.fallback = f"its kernels for {self.options.target} cannot run here: {missing}; without the option 'target' they run on the CPU"
+        if self.options.strict:
+            raise UnsupportedError(f"the {record.kind} graph: {record.fallback}")
+        warnings.warn(f"the {record.kind} graph runs in eager mode, {record.fallback}", FallbackWarning, stacklevel=2)
+        return eager(gm)
 
     def _import(self, record: Record, gm: torch.fx.GraphModule, static: set[str] | None) -> Imported:
         start = time.perf_counter()

@@ -155,7 +155,7 @@ def _sources(arguments: argparse.Namespace, options: Options) -> list[tuple[str,
 
     fn, inputs = _expression(arguments)
     with _gradients(arguments):
-        records = capture(fn, inputs, dynamic=True if arguments.dynamic else None, backward=arguments.backward, options=options.replace(target="cpu"))
+        records = capture(fn, inputs, dynamic=True if arguments.dynamic else None, backward=arguments.backward, options=options)
     return [(record.torch_ir, record.hints) for record in records]
 
 

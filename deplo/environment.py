@@ -11,7 +11,7 @@ import torch
 
 from . import __version__
 from .core import core
-from .errors import UserError
+from .errors import UnsupportedError, UserError
 from .options import KEYS, read_options
 from .terminal import quantity
 
@@ -32,10 +32,18 @@ def environment() -> Iterator[tuple[str, str]]:
         for name, value in about.items():
             if name not in ("deplo", "cache_dir"):
                 yield from _flat(name, value)
+        yield "gpu", _gpu(options.cuda_driver)
     yield "cache folder", options.cache_folder() or "none"
     for name, key in KEYS.items():
         if getattr(options, name) != key.default:
             yield f"option {name}", repr(getattr(options, name))
+
+
+def _gpu(driver: str) -> str:
+    try:
+        return str(core().cuda_device(driver))
+    except (UnsupportedError, RuntimeError) as error:
+        return f"none: {error}"
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:

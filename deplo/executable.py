@@ -23,7 +23,7 @@ class Executable:
     def __init__(self, program: Any, imported: Imported, eager: Callable[..., Any], kind: str, strict: bool = False) -> None:
         self.program = program
         self.kind = kind
-        self._run = program.run
+        self._run = program.run if imported.on_cpu else _from_devices(program.run, imported)
         self._eager = eager  # for a bug that shows only at run time, and for the words of errors
         self._strict = strict
         self._arguments = imported.arguments
@@ -96,6 +96,39 @@ class Executable:
         if self._writes:
             raise error  # some inputs may be written already: running the graph again could apply a mutation twice
         return self._eager(inputs)
+
+
+def _from_devices(run: Callable[[list[Any]], list[Any]], imported: Imported) -> Callable[[list[Any]], list[Any]]:
+    """`run`, which takes and gives tensors of the CPU, for a graph of which some are elsewhere."""
+    written = [at for at, position in enumerate(imported.arguments) if position in imported.written]
+
+    def call(inputs: list[Any]) -> list[Any]:
+        copies = [_on_cpu(x) if isinstance(x, torch.Tensor) else x for x in inputs]
+        results = run(copies)
+        for at in written:
+            if copies[at] is not inputs[at]:
+                inputs[at].copy_(copies[at])
+        given = {id(copy): x for copy, x in zip(copies, inputs, strict=True)}
+        return [given[id(x)] if id(x) in given else _moved(x, device) for x, device in zip(results, imported.devices, strict=True)]
+
+    return call
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or one of the same strides on the CPU."""
+    if tensor.device.type == "cpu":
+        return tensor
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = tensor.as_strided((last + 1 if tensor.numel() else 0,), (1,)).cpu()
+    return memory.as_strided(tensor.shape, tensor.stride())
+
+
+def _moved(value: Any, device: torch.device | None) -> Any:
+    """A result in the same strides on its own device."""
+    if device is None or device.type == "cpu" or not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device).copy_(value)
 
 
 def _reader(output: Output, symbols: dict[str, tuple[int, int | None]]) -> Callable[[list[Any], list[Any]], Any]:

@@ -68,9 +68,15 @@ class GraphReport:
     description: dict[str, Any]
     left: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # calls between parts that stay in ATen, and why
 
+    @property
+    def on_cpu(self) -> bool:
+        return bool(self.description.get("target", "cpu") == "cpu")
+
     def title(self) -> str:
         if self.left:
             return f"{self.kind}: {len(self.left)} calls stay in ATen, between the parts below"
+        if self.fallback and self.kernels:
+            return f"{self.kind}: {self.ops} ATen calls became {len(self.kernels)} kernels, but it runs in eager mode: {self.fallback}"
         if self.fallback:
             return f"{self.kind}: runs in eager mode: {self.fallback}"
         return (
@@ -82,7 +88,7 @@ class GraphReport:
         rows: list[tuple[str, ...]] = []
         origin = origins(self.torch_ir)
         for kernel in self.kernels:
-            share = kernel.share_of_limit(machine)
+            share = kernel.share_of_limit(machine) if self.on_cpu else None
             rows.append(
                 (
                     kernel.name,
@@ -98,7 +104,7 @@ class GraphReport:
 
     def notes(self, machine: Machine) -> list[str]:
         notes = []
-        if any(k.seconds and not k.once for k in self.kernels):
+        if self.on_cpu and any(k.seconds and not k.once for k in self.kernels):
             limit = "of limit: share of the machine's peak, or of its memory's bandwidth; "
             notes.append(limit + "empty where caches or bf16 dot products, which are not measured, beat that")
         memory, cache = self.description.get("memory", {}), self.description.get("cache", {})
@@ -108,7 +114,9 @@ class GraphReport:
                 f"memory: arena {quantity(memory['arena_bytes'], 'B')} for {memory.get('temporaries', 0)} temporaries"
                 f" ({quantity(saved, 'B')} without reuse), packed weights {quantity(memory.get('packed_bytes', 0), 'B')}"
             )
-        if cache:
+        if device := self.description.get("device"):
+            notes.append(f"device: {device}, to which every call copies its inputs, and its results back")
+        if cache and self.on_cpu:
             notes.append(
                 f"cache: {cache.get('compiled', 0)} kernels compiled, {cache.get('memory_hits', 0)} from memory, {cache.get('disk_hits', 0)} from"
                 f" {cache.get('directory') or 'disk (off)'}"

@@ -72,23 +72,27 @@ class Imported:
     offsets: list[tuple[int, Any]] = dataclasses.field(default_factory=list)  # inputs that must start there in their storages (sympy)
     has_bases: bool = False  # some inputs are the bases of inputs that share memory
     nonnegative: list[Any] = dataclasses.field(default_factory=list)  # sympy expressions that the caller checks, facts of the Torch IR
+    devices: list[torch.device | None] = dataclasses.field(default_factory=list)  # of the program's results; none of a number
+    written: list[int] = dataclasses.field(default_factory=list)  # positions of the FX graph's inputs that the program writes
+    on_cpu: bool = True  # whether every tensor of the graph is
 
 
 def import_graph(
-    gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo] = (), static: set[str] | None = None, device: str = "cpu"
+    gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo] = (), static: set[str] | None = None, target: str = "cpu"
 ) -> Imported:
     """Torch IR of `gm`, whose nodes carry fake tensors in `meta["val"]`.
 
-    `inputs` says what the inputs of Dynamo's graph are, `static` which placeholders keep their storage. Raises
+    `inputs` says what the inputs of Dynamo's graph are, `static` which placeholders keep their storage. For the target cuda, tensors on GPUs become
+    ones on the CPU: whoever calls the program copies them. Raises
     UnsupportedError for what Torch IR cannot say (complex and quantised dtypes, sparse layouts, other devices, higher-order ops,
     sizes that depend on data).
     """
-    return _Importer(gm, name, inputs, static, device).run()
+    return _Importer(gm, name, inputs, static, target).run()
 
 
-def refusals(gm: torch.fx.GraphModule, device: str = "cpu") -> dict[torch.fx.Node, str]:
+def refusals(gm: torch.fx.GraphModule, target: str = "cpu") -> dict[torch.fx.Node, str]:
     """The nodes that Torch IR cannot say, with the reason for each. A node fails too if it reads a tensor that cannot be typed."""
-    importer = _Importer(gm, "part", (), None, device)
+    importer = _Importer(gm, "part", (), None, target)
     refused: dict[torch.fx.Node, str] = {}
     for position, node in enumerate(gm.graph.nodes):
         try:
@@ -105,12 +109,12 @@ def refusals(gm: torch.fx.GraphModule, device: str = "cpu") -> dict[torch.fx.Nod
 
 
 class _Importer:
-    def __init__(self, gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo], static: set[str] | None, device: str) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo], static: set[str] | None, target: str) -> None:
         self.gm = gm
         self.name = name
         self.outer = inputs
         self.static = static
-        self.device = device
+        self.target = target
         self.names: dict[torch.fx.Node, str] = {}
         self.taken: set[str] = set()
         self.used_symbols: dict[str, Any] = {}
@@ -129,6 +133,9 @@ class _Importer:
         self.floats: dict[Any, str] = {}  # symbolic floats -> the 0-d values that hold them
         self.offsets: dict[int, Any] = {}
         self.nonnegative: list[Any] = []
+        self.devices: list[torch.device | None] = []
+        self.written: list[int] = []
+        self.on_cpu = True
 
     def run(self) -> Imported:
         nodes = list(self.gm.graph.nodes)
@@ -162,6 +169,9 @@ class _Importer:
             list(self.offsets.items()),
             takes_bases(self.gm),
             self.nonnegative,
+            self.devices,
+            self.written,
+            self.on_cpu,
         )
 
     def _text(self, returned: list[str]) -> str:
@@ -223,8 +233,9 @@ class _Importer:
             raise UnsupportedError(f"{what} has the layout {value.layout}")
         if value.dtype not in DTYPES:
             raise UnsupportedError(f"{what} has the dtype {value.dtype}")
-        if value.device.type != self.device:
-            raise UnsupportedError(f"{what} is on {value.device}, the target is {self.device}")
+        if value.device.type not in ("cpu", self.target):
+            raise UnsupportedError(f"{what} is on {value.device}, the target is {self.target}")
+        self.on_cpu = self.on_cpu and value.device.type == "cpu"
         if value.is_neg() or value.is_conj():
             raise UnsupportedError(f"{what} is a lazily negated or conjugated view")
         shape = [self._expr(size) for size in value.shape]
@@ -329,6 +340,8 @@ class _Importer:
         value = shown.meta.get("val")
         if value is None and generator:
             value = _inferred(node, target, args, kwargs)  # PyTorch's partitioner leaves it out
+        if torch.Tag.nondeterministic_seeded in target.tags and any(x.device.type != "cpu" for x in _tensors(value)):
+            raise UnsupportedError(f"{op} draws from the generator of a GPU{_where(node)}")
         results = self._results(shown, value)
         source, module = provenance(node)
         function = function_of(node)
@@ -376,6 +389,7 @@ class _Importer:
         if value.dtype != to.dtype or [self._expr(s) for s in value.shape] != [self._expr(s) for s in to.shape]:
             raise UnsupportedError(f"copy_ converts {value.dtype}{tuple(value.shape)} to {to.dtype}{tuple(to.shape)}{_where(node)}")
         self.writes.append(f"  write {self.names[source]} to {self.names[target]}")
+        self.written.append(self.positions[target])
         self.names[node] = self.names[target]
         self.positions[node] = self.positions[target]
 
@@ -456,6 +470,8 @@ class _Importer:
             return DTYPES[value]
         if isinstance(value, (torch.memory_format, torch.layout)):
             return str(value).removeprefix("torch.")
+        if isinstance(value, torch.device) and value.type == self.target != "cpu":
+            return "cpu"
         if isinstance(value, torch.device):
             return value.type if value.index is None else _quote(str(value))
         if isinstance(value, torch.SymBool):
@@ -513,7 +529,7 @@ class _Importer:
         if item in self.positions:
             return Output("input", self.positions[item])
         if isinstance(value, torch.SymInt):
-            return Output("result", _index_of(returned, self._expr(value)))
+            return self._result(returned, self._expr(value), None)
         if value is None or isinstance(value, (int, float, bool)):
             return Output("constant", value=value)
         if not isinstance(value, torch.Tensor) or item not in self.names:
@@ -525,8 +541,14 @@ class _Importer:
             layout = self._layout(value, base)
             if root in self.positions:
                 return Output("view", self.positions[root], True, layout=layout)
-            return Output("view", _index_of(returned, self.names[root]), layout=layout)
-        return Output("result", _index_of(returned, self.names[item]))
+            return dataclasses.replace(self._result(returned, self.names[root], base.device), kind="view", layout=layout)
+        return self._result(returned, self.names[item], value.device)
+
+    def _result(self, returned: list[str], name: str, device: torch.device | None) -> Output:
+        if name not in returned:
+            returned.append(name)
+            self.devices.append(device)
+        return Output("result", returned.index(name))
 
     def _layout(self, value: torch.Tensor, base: torch.Tensor) -> tuple[list[Any], list[Any], Any]:
         offset = sizes.expr_of(value.storage_offset()) - sizes.expr_of(base.storage_offset())
@@ -534,6 +556,10 @@ class _Importer:
         for expr in [*layout[0], *layout[1], offset]:
             self._sympy(expr)
         return layout
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [x for x in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(x, torch.Tensor)]
 
 
 def _size(value: Any) -> Any:
@@ -572,12 +598,6 @@ def _with_generator(target: torch._ops.OpOverload) -> str:
 
 def storage_of(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)
-
-
-def _index_of(returned: list[str], name: str) -> int:
-    if name not in returned:
-        returned.append(name)
-    return returned.index(name)
 
 
 def _quote(text: str) -> str:

@@ -35,9 +35,9 @@ class Mixed:
         self._dead = self._last_uses()
 
     @staticmethod
-    def split(gm: torch.fx.GraphModule, device: str) -> Mixed | None:
+    def split(gm: torch.fx.GraphModule, target: str) -> Mixed | None:
         """Splits `gm` at the calls that Torch IR cannot say. Nothing if those are not what stands in the way, or if no call is left."""
-        refused = refusals(gm, device)
+        refused = refusals(gm, target)
         runs = _runs(gm, refused)
         if not any(isinstance(step, list) for step in runs) or not any(node.op == "call_function" for node in refused):
             return None

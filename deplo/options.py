@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
 import json
 import os
 import re
@@ -113,7 +114,7 @@ class Key:
 
 
 KEYS: dict[str, Key] = {
-    "target": Key(_one_of("cpu", "cuda"), "cpu", "", "what the kernels are made for; programs of torch.compile run on the CPU only"),
+    "target": Key(_one_of("cpu", "cuda"), "cpu", "", "what the kernels are made for, and where they run: cpu, or cuda"),
     "strict": Key(_flag, False, "DEPLO_STRICT", "raise instead of running a graph in eager mode when deplo cannot compile it"),
     "allow_library": Key(_names, None, "", "with strict: the only ATen calls that programs may keep, as aten.sort; by default any"),
     "threads": Key(_threads, 0, "", "threads of a program; 0 follows torch.get_num_threads()"),
@@ -124,10 +125,12 @@ KEYS: dict[str, Key] = {
     "verify": Key(_flag, False, "DEPLO_VERIFY", "check the IR after every pass, and that its text reads back (off: at level boundaries only)"),
     "time": Key(_flag, False, "DEPLO_TIME", "print the time that each pass takes"),
     "debug": Key(_flag, False, "DEPLO_DEBUG", "name kernels for perf (/tmp/perf-PID.map) and for gdb"),
-    "guard": Key(_flag, False, "DEPLO_GUARD", "run each kernel on copies of its buffers between pages that it must not touch (slow)"),
+    "guard": Key(_flag, False, "DEPLO_GUARD", "run each kernel on copies of its buffers between pages that it must not touch (slow; of the CPU)"),
     "schedule": Key(_schedules, {}, "", "schedules by hand: lines as --ir tile prints them, or a dict from kernel name to schedule"),
     "cache_dir": Key(_text, "", "DEPLO_CACHE_DIR", "folder of compiled kernels; empty: the user's cache folder; off: none on disk"),
     "arch": Key(_arch, "sm_80", "", "the GPU that CUDA text is for"),
+    "cuda_driver": Key(_text, "", "DEPLO_CUDA_DRIVER", "path of the CUDA driver's library; empty: libcuda.so.1 as the system finds it"),
+    "nvrtc": Key(_text, "", "DEPLO_NVRTC", "path of NVRTC; empty: of the package nvidia-cuda-nvrtc, else as the system finds it"),
     "features": Key(_text, "", "DEPLO_FEATURES", "use no more CPU features than these, as avx2"),
     "memory_limit": Key(_bytes, 0, "", "largest arena and packed weights in bytes, as '4G'; 0: no limit"),
     "tune": Key(_one_of("off", "fast", "full"), "off", "", "accepted for later: schedules come from heuristics only"),
@@ -135,7 +138,7 @@ KEYS: dict[str, Key] = {
 
 
 # Variables of the build and the tests.
-_OTHER_VARIABLES = ("DEPLO_BLESS", "DEPLO_BUILD", "DEPLO_MUTANTS", "DEPLO_SKIP_BUILD")
+_OTHER_VARIABLES = ("DEPLO_BLESS", "DEPLO_BUILD", "DEPLO_FAKE_CUDA", "DEPLO_MUTANTS", "DEPLO_SKIP_BUILD")
 _named: set[str] = set()
 
 
@@ -157,6 +160,8 @@ class Options:
     schedule: dict[str, str]
     cache_dir: str
     arch: str
+    cuda_driver: str
+    nvrtc: str
     features: str
     memory_limit: int
     tune: str
@@ -178,6 +183,8 @@ class Options:
     def to_json(self, hints: Mapping[str, int] | None = None) -> str:
         """What the core reads; `hints` are example values of symbols, for costs only."""
         values: dict[str, Any] = {**vars(self), "cache_dir": self.cache_folder(), "disable": list(self.disable), "hints": dict(hints or {})}
+        if self.target == "cuda" and not self.nvrtc:
+            values["nvrtc"] = packaged_nvrtc()
         del values["allow_library"]  # judged by the backend, from the finished program
         return json.dumps(values, sort_keys=True)
 
@@ -189,6 +196,17 @@ class Options:
             return os.path.abspath(os.path.expanduser(self.cache_dir))
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         return os.path.join(base, "deplo")
+
+
+def packaged_nvrtc() -> str:
+    """NVRTC of the package nvidia-cuda-nvrtc, of CUDA 13 or 12; empty where it is not installed."""
+    for package, library in (("cu13", "libnvrtc.so.13"), ("cuda_nvrtc", "libnvrtc.so.12")):
+        spec = importlib.util.find_spec(f"nvidia.{package}") if importlib.util.find_spec("nvidia") else None
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            path = os.path.join(folder, "lib", library)
+            if os.path.exists(path):
+                return path
+    return ""
 
 
 def _checked(name: str, value: Any, where: str, text: bool = False) -> Any:

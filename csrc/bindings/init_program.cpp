@@ -56,6 +56,7 @@ class PyProgram {
     return results(inputs, host, *plan);
   }
 
+  const std::string& missing() const { return graph_.program->missing(); }
   std::string describe() const { return deplo::describe(graph_, options_); }
   void set_profiling(bool on) { graph_.program->set_profiling(on); }
 
@@ -109,6 +110,7 @@ void init_program(py::module_& module) {
            "Inputs that the graph writes are changed in place. Raises UserError for inputs of other types, sizes or strides than compiled for; "
            "IndexError and RuntimeError as eager mode would.")
       .def("__call__", &PyProgram::run, py::arg("inputs"))
+      .def("missing", &PyProgram::missing, "What this machine lacks to run the graph; empty: nothing. run() then raises UnsupportedError.")
       .def("describe", &PyProgram::describe, "JSON: kernels, steps, library calls with reasons, memory plan, cache, times.")
       .def("set_profiling", &PyProgram::set_profiling, py::arg("on"), "Starts or stops measuring each step; describe() shows the times.");
   module.def(

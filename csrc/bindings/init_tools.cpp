@@ -17,7 +17,6 @@
 #include "runtime/memory.h"
 #include "runtime/packed.h"
 #include "target/cuda/driver.h"
-#include "target/cuda/launch.h"
 #include "target/cuda/nvrtc.h"
 #include "tensor_ir/interpret.h"
 #include "tile_ir/interpret.h"
@@ -49,18 +48,6 @@ std::vector<Array> to_arrays(const py::list& inputs) {
   for (const py::handle& item : inputs)
     arrays.push_back(THPVariable_Check(item.ptr()) ? aten::to_array(THPVariable_Unpack(item.ptr())) : scalar_input(item.cast<int64_t>()));
   return arrays;
-}
-
-py::list run_cuda(const std::string& text, const py::list& inputs, const std::string& driver, const std::string& nvrtc) {
-  std::vector<Array> arrays = to_arrays(inputs);
-  std::vector<Array> results;
-  {
-    py::gil_scoped_release unlocked;
-    results = run_on_device(CudaDevice::open(driver), kernel_ir::parse(text), arrays, {}, aten::aten_library(Mode::typed), nvrtc);
-  }
-  py::list tensors;
-  for (const Array& array : results) tensors.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(aten::to_tensor(array))));
-  return tensors;
 }
 
 py::list interpret(const std::string& text, const py::list& inputs, const std::string& mode) {
@@ -104,9 +91,9 @@ void init_tools(py::module_& module) {
       py::arg("text"), py::arg("arch"), py::arg("nvrtc") = "",
       "Machine code that NVRTC makes of CUDA text for an architecture as sm_90. `nvrtc` is that library's path; empty: the loader's own search.");
   module.def(
-      "run_cuda", &run_cuda, py::arg("text"), py::arg("inputs"), py::arg("driver") = "", py::arg("nvrtc") = "",
-      "Runs Kernel IR text made for the target cuda as `interpret` does, with its kernels on the first GPU. Every buffer is copied there and back. "
-      "`driver` and `nvrtc` are paths of those libraries; empty: the loader's own search.");
+      "cuda_device", [](const std::string& driver) { return describe_device(*CudaDevice::open(driver)); }, py::arg("driver") = "",
+      "The first GPU's name and architecture. Raises UnsupportedError that says what is missing. `driver` is libcuda's path; empty: the loader's own "
+      "search.");
   module.def("passes", [] { return py::module_::import("json").attr("loads")(describe_passes()); }, "The passes as dicts: level, name, doc.");
   module.def("overload_files", &overload_files, "The ATen overloads that deplo breaks down, with the file of each rule's row, sorted.");
   module.def("library_packets", &library_packets, "The ATen operators that are left to ATen on purpose, with the reason, sorted.");

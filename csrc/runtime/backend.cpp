@@ -1,9 +1,10 @@
 #include "runtime/backend.h"
 
-#include <algorithm>
+#include <chrono>
 
 #include "base/error.h"
-#include "codegen/codegen.h"
+#include "target/cuda/driver.h"
+#include "target/cuda/launch.h"
 
 namespace deplo {
 namespace {
@@ -32,12 +33,36 @@ TargetInfo cuda_machine(const CompileOptions& options) {
 
 std::string cuda_module_text(const kernel_ir::Module& module, const PassContext& /*context*/) { return cuda_text(module); }
 
+runtime::KernelCode cpu_code(const kernel_ir::Module& module, const CompileOptions& options, CodegenStats* stats) {
+  CodegenOptions codegen;
+  codegen.cache_dir = options.cache_dir;
+  codegen.workers = available_processors();
+  codegen.debug = options.debug;
+  return {compile_cpu_kernels(module.kernels, options.context, codegen, stats), nullptr, ""};
+}
+
+/// On the first GPU. What stands in the way is no failure of the compilation: the program says it.
+runtime::KernelCode cuda_code(const kernel_ir::Module& module, const CompileOptions& options, CodegenStats* stats) {
+  if (module.kernels.empty()) return {};
+  auto start = std::chrono::steady_clock::now();
+  try {
+    auto kernels = std::make_shared<CudaKernels>(CudaDevice::open(options.cuda_driver), module, options.nvrtc);
+    stats->compiled = static_cast<int>(module.kernels.size());
+    stats->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return {{}, std::move(kernels), ""};
+  } catch (const UnsupportedError& error) {
+    return {{}, nullptr, error.what()};
+  } catch (const ExecutionError& error) {
+    return {{}, nullptr, error.what()};
+  }
+}
+
 }  // namespace
 
 const std::vector<Backend>& backends() {
   static const std::vector<Backend> kBackends{
-      {"cpu", {{"llvm", of_each<cpu_llvm_text>}, {"asm", of_each<cpu_assembly_text>}}, true, cpu_machine},
-      {"cuda", {{"cuda", cuda_module_text}}, false, cuda_machine},
+      {"cpu", {{"llvm", of_each<cpu_llvm_text>}, {"asm", of_each<cpu_assembly_text>}}, cpu_machine, cpu_code},
+      {"cuda", {{"cuda", cuda_module_text, "cu"}}, cuda_machine, cuda_code},
   };
   return kBackends;
 }

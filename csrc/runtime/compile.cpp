@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -40,14 +41,21 @@ class Dumper {
     if (options_.time) fmt::print(stderr, "deplo: {:8.2f} ms  {}/{}{}\n", elapsed * 1e3, level, pass, changed ? "" : " (unchanged)");
     if (options_.dump == "all" || options_.dump == level || options_.dump == pass)
       fmt::print(stderr, "# {}/{}{}\n{}", level, pass, changed ? "" : " (unchanged)", changed ? text : "\n");
-    if (!options_.dump_dir.empty()) write(level, pass, text, changed);
+    if (!options_.dump_dir.empty()) write(fmt::format("{}_{}{}.ir", level, pass, changed ? "" : "_unchanged"), text);
     ++count_;
     last_ = Clock::now();
   }
 
+  /// Text below Kernel IR, unless the dumps have stopped.
+  void show(const MachineText& machine, const std::string& text) {
+    if (reached_stop_) return;
+    if (options_.dump == "all" || options_.dump == machine.level) fmt::print(stderr, "# {}\n{}", machine.level, text);
+    if (!options_.dump_dir.empty()) write(fmt::format("kernels.{}", machine.suffix), text);
+  }
+
  private:
-  void write(const std::string& level, const std::string& pass, const std::string& text, bool changed) {
-    std::string path = fmt::format("{}/{:02}_{}_{}{}.ir", options_.dump_dir, count_, level, pass, changed ? "" : "_unchanged");
+  void write(const std::string& name, const std::string& text) {
+    std::string path = fmt::format("{}/{:02}_{}", options_.dump_dir, count_, name);
     std::ofstream out(path);
     out << text;
     out.close();  // what is still buffered may not fit on the disk
@@ -60,11 +68,17 @@ class Dumper {
   bool reached_stop_ = false;
 };
 
-Compiled run_levels(const std::string& text, const std::string& file, const CompileOptions& options, const std::string& stop_after, bool by_hand) {
-  Dumper dumper(options);
+/// Whether the dumps of programs show this level, which lies below Kernel IR.
+bool is_dumped(const std::string& level, const CompileOptions& options) {
+  const std::vector<MachineText>& texts = backend_of(options.context.target.name).texts;
+  return std::any_of(texts.begin(), texts.end(), [&](const MachineText& text) { return text.level == level && !text.suffix.empty(); });
+}
+
+Compiled run_levels(const std::string& text, const std::string& file, const CompileOptions& options, const std::string& stop_after, bool by_hand,
+                    Dumper& dumper) {
   PipelineOptions pipeline;
   pipeline.stop_after = options.stop_after;
-  pipeline.dump = options.dump;
+  pipeline.dump = is_dumped(options.dump, options) ? "" : options.dump;
   pipeline.verify_each = options.verify;
   pipeline.by_hand = by_hand;
   check_names(options.context, pipeline);
@@ -127,18 +141,16 @@ const MachineText* machine_text(const std::string& level, const std::string& tar
 }  // namespace
 
 CompiledGraph compile_text(const std::string& text, const CompileOptions& options, runtime::LibraryFactory library) {
-  DEPLO_CHECK(backend_of(options.context.target.name).runs_programs, "target {}: programs run on cpu only; --ir cuda shows the text of the kernels",
-              options.context.target.name);
+  const Backend& backend = backend_of(options.context.target.name);
   auto start = Clock::now();
-  Compiled made = run_levels(text, "<graph>", options, "", /*by_hand=*/false);
+  Dumper dumper(options);
+  Compiled made = run_levels(text, "<graph>", options, "", /*by_hand=*/false, dumper);
   CompiledGraph graph;
   graph.report.kernels = summarize(made);
   graph.report.lowering_seconds = seconds_since(start);
-  CodegenOptions codegen;
-  codegen.cache_dir = options.cache_dir;
-  codegen.workers = available_processors();
-  codegen.debug = options.debug;
-  auto code = compile_cpu_kernels(made.kernel.kernels, options.context, codegen, &graph.report.codegen);
+  for (const MachineText& machine : backend.texts)
+    if (!machine.suffix.empty() && dumper.wanted() && !made.kernel.kernels.empty()) dumper.show(machine, machine.write(made.kernel, options.context));
+  runtime::KernelCode code = backend.compile(made.kernel, options, &graph.report.codegen);
   runtime::Program::Options program;
   program.memory_limit = options.memory_limit;
   program.guard = options.guard;
@@ -151,7 +163,8 @@ std::string lower_text(const std::string& text, const std::string& file, const s
   const MachineText* machine = machine_text(level, options.context.target.name);
   DEPLO_CHECK(level != "torch" || level_of(text, file) == "torch", "{}: {} IR cannot be raised to Torch IR", file, level_of(text, file));
   std::string stop = !options.stop_after.empty() ? options.stop_after : machine ? std::string("kernel") : level;
-  Compiled made = run_levels(text, file, options, stop, /*by_hand=*/true);
+  Dumper dumper(options);
+  Compiled made = run_levels(text, file, options, stop, /*by_hand=*/true, dumper);
   if (made.reached == "torch") return print(made.torch);
   if (made.reached == "tensor") return print(made.tensor);
   if (made.reached == "loop") return print(made.loop);

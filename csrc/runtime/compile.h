@@ -7,6 +7,7 @@
 #include "codegen/codegen.h"
 #include "runtime/options.h"
 #include "runtime/program.h"
+#include "target/cuda/driver.h"
 
 namespace deplo {
 
@@ -33,7 +34,8 @@ struct CompiledGraph {
   CompileReport report;
 };
 
-/// Compiles IR text of any level for this CPU. Throws UserError (malformed text, bad options), UnsupportedError, InternalError.
+/// Compiles IR text of any level for the options' target. A machine that lacks what running needs is no error: Program::missing() tells. Throws
+/// UserError (malformed text, bad options), UnsupportedError, InternalError.
 CompiledGraph compile_text(const std::string& text, const CompileOptions& options, runtime::LibraryFactory library);
 
 /// IR text of any level lowered to `level`: tensor, loop, tile, kernel, llvm, asm or cuda (torch for Torch IR itself).
@@ -42,6 +44,8 @@ std::string lower_text(const std::string& text, const std::string& file, const s
 /// JSON about a compiled graph: kernels, steps, library calls with reasons, memory plan, packed bytes, cache, times.
 std::string describe(const CompiledGraph& graph, const CompileOptions& options);
 
+/// "NVIDIA H100 (sm_90)".
+std::string describe_device(const CudaDevice& device);
 /// JSON about this machine and build, name to text: versions, CPU features, topology.
 std::string describe_environment(const std::string& features);
 /// JSON list of passes: level, name, doc.

@@ -8,6 +8,7 @@
 #include "pipeline.h"
 #include "runtime/compile.h"
 #include "runtime/topology.h"
+#include "target/cuda/launch.h"
 
 namespace deplo {
 namespace {
@@ -133,6 +134,8 @@ std::string describe(const CompiledGraph& graph, const CompileOptions& options) 
   SizeHints sizes = sizes_of(graph, options);
   const CompileReport& report = graph.report;
   json about{{"name", graph.program->module().name},
+             {"target", options.context.target.name},
+             {"missing", graph.program->missing()},
              {"sizes", sizes},
              {"kernels", describe_kernels(graph, sizes)},
              {"steps", describe_steps(graph)},
@@ -144,12 +147,15 @@ std::string describe(const CompiledGraph& graph, const CompileOptions& options) 
                {"disk_hits", report.codegen.disk_hits},
                {"directory", options.cache_dir}}},
              {"seconds", {{"lowering", report.lowering_seconds}, {"codegen", report.codegen.seconds}, {"total", report.total_seconds}}}};
+  if (const CudaKernels* kernels = graph.program->gpu()) about["device"] = describe_device(kernels->device());
   json libraries = json::array();
   for (const Step& step : graph.program->module().steps)
     if (const auto* library = std::get_if<LibraryStep>(&step)) libraries.push_back({{"op", library->op}, {"reason", library->reason}});
   about["library"] = std::move(libraries);
   return about.dump();
 }
+
+std::string describe_device(const CudaDevice& device) { return fmt::format("{} (sm_{})", device.name(), device.capability()); }
 
 std::string describe_environment(const std::string& features) {
   const Topology& machine = topology();

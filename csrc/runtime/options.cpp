@@ -42,6 +42,8 @@ struct Reader {
         {"memory_limit", [&](const json& v) { options.memory_limit = v.get<int64_t>(); }},
         {"tune", [&](const json& v) { options.tune = v.get<std::string>(); }},
         {"hints", [&](const json& v) { options.context.hints = v.get<SizeHints>(); }},
+        {"cuda_driver", [&](const json& v) { options.cuda_driver = v.get<std::string>(); }},
+        {"nvrtc", [&](const json& v) { options.nvrtc = v.get<std::string>(); }},
         {"arch", [&](const json& v) { options.cuda_arch = v.get<std::string>(); }},
     };
   }

@@ -23,6 +23,8 @@ struct CompileOptions {
   std::string cache_dir;  ///< resolved; empty: no disk cache
   std::string features;
   std::string cuda_arch = "sm_80";
+  std::string cuda_driver;   ///< path of libcuda; empty: the loader's own search
+  std::string nvrtc;         ///< path of libnvrtc; empty: the loader's own search
   int64_t memory_limit = 0;  ///< bytes; 0: any
   std::string tune = "off";
 };

@@ -1,13 +1,15 @@
 #include "runtime/program.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <utility>
 
 #include "base/error.h"
+#include "runtime/device_call.h"
 #include "runtime/guard.h"
+#include "runtime/kernel_error.h"
 #include "runtime/memory.h"
+#include "target/cuda/launch.h"
 
 namespace deplo::runtime {
 namespace {
@@ -39,16 +41,6 @@ int64_t parts_for(int64_t chunks, int threads) {
   if (threads == 1 || chunks == 1) return 1;
   int64_t fine = threads * kPartsPerThread;
   return chunks >= fine ? fine : std::min<int64_t>(chunks, threads);
-}
-
-[[noreturn]] void throw_kernel_error(int32_t code, const std::string& kernel) {
-  switch (static_cast<loop_ir::ErrorCode>(code)) {
-    case loop_ir::ErrorCode::index_out_of_range: throw IndexError(fmt::format("index out of range in self (in {})", kernel));
-    case loop_ir::ErrorCode::division_by_zero: throw ExecutionError("ZeroDivisionError");
-    case loop_ir::ErrorCode::assertion: throw ExecutionError(fmt::format("assertion failed (in {})", kernel));
-    case loop_ir::ErrorCode::none: break;
-  }
-  throw InternalError(fmt::format("kernel {} set the unknown error code {}", kernel, code));
 }
 
 /// Packed buffers may depend on sizes, too.
@@ -99,9 +91,11 @@ class Program::CallGuard {
   std::unique_ptr<CallState> state_;
 };
 
-Program::Program(kernel_ir::Module module, std::vector<std::shared_ptr<CompiledKernel>> code, LibraryFactory library, Options options)
+Program::Program(kernel_ir::Module module, KernelCode code, LibraryFactory library, Options options)
     : module_(std::move(module)), code_(std::move(code)), options_(options), layout_(make_layout(module_)), solver_(module_) {
-  DEPLO_ASSERT(code_.size() == module_.kernels.size(), "{} kernels, {} compiled", module_.kernels.size(), code_.size());
+  bool has_functions = !code_.gpu && code_.missing.empty();
+  DEPLO_ASSERT(!has_functions || code_.functions.size() == module_.kernels.size(), "{} kernels, {} compiled", module_.kernels.size(),
+               code_.functions.size());
   groups_ = find_once_groups(module_, layout_);
   argument_of_.resize(module_.buffers.size());
   for (size_t i = 0; i < layout_.input_order.size(); ++i)
@@ -109,7 +103,7 @@ Program::Program(kernel_ir::Module module, std::vector<std::shared_ptr<CompiledK
   LibraryContext context{&module_, solver_.names()};
   for (size_t s = 0; s < layout_.steps.size(); ++s) {
     const auto& kernel = layout_.steps[s].kernel;
-    functions_.push_back(kernel ? code_[*kernel]->function() : nullptr);
+    functions_.push_back(kernel && has_functions ? code_.functions[*kernel]->function() : nullptr);
     if (kernel) continue;
     const auto& step = std::get<LibraryStep>(module_.steps[s]);
     DEPLO_SUPPORT(library, "{} is a library call, and there is no tensor library here", step.op);
@@ -245,6 +239,12 @@ void Program::pack(const OnceGroup& group, const Argument* arguments, const Plan
     pointers[buffer] = arguments[argument_of_[buffer]].tensor.data;
     block.watches.push_back(host.watch(argument_of_[buffer]));
   }
+  if (code_.gpu) {
+    DeviceCall call(*code_.gpu, module_, layout_, plan, solver_.names(), group.steps, pointers.data());
+    for (size_t step : group.steps) call.launch(step);
+    call.finish(group.packed);
+    return;
+  }
   Memory scratch(round_up(plan.scratch_bytes, kScratchAlignment) * team.threads());
   for (size_t step : group.steps) run_kernel(step, plan, pointers.data(), scratch.data(), team);
 }
@@ -326,22 +326,56 @@ void Program::run_steps(CallState& state, const Plan& plan, Host& host, TeamLeas
       run_kernel(s, plan, state.pointers.data(), scratch, team);
     else
       libraries_[step.library]->run(host);
-    if (!profiling) continue;
-    auto now = std::chrono::steady_clock::now();
-    std::lock_guard lock(times_mutex_);
-    ++times_[s].calls;
-    times_[s].nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(now - start).count();
-    start = now;
+    if (profiling) add_time(s, start);
   }
 }
 
+void Program::run_steps_on_gpu(CallState& state, const Plan& plan, Host& host) {
+  Memory memory(libraries_.empty() ? 0 : plan.arena_bytes);  // what library calls read lies where the host can
+  for (size_t t = 0; t < layout_.temporaries.size(); ++t)
+    state.pointers[layout_.temporaries[t].buffer] = libraries_.empty() ? nullptr : memory.data() + plan.offsets[t];
+  std::vector<size_t> steps;
+  for (size_t s = 0; s < layout_.steps.size(); ++s)
+    if (!layout_.steps[s].once && plan.steps[s].runs) steps.push_back(s);
+  DeviceCall call(*code_.gpu, module_, layout_, plan, solver_.names(), steps, state.pointers.data());
+  bool profiling = profiling_.load(std::memory_order_relaxed);
+  auto start = std::chrono::steady_clock::now();
+  for (size_t s : steps) {
+    const Layout::Step& step = layout_.steps[s];
+    if (step.kernel) {
+      call.launch(s);
+    } else {
+      call.finish(step.buffers);
+      libraries_[step.library]->run(host);
+      call.made_on_host(step.buffers);
+    }
+    if (!profiling) continue;
+    call.synchronize();
+    add_time(s, start);
+  }
+  std::vector<size_t> results;
+  for (const Layout::Output& output : layout_.outputs)
+    if (output.buffer) results.push_back(*output.buffer);
+  for (size_t argument : layout_.written_inputs) results.push_back(*layout_.input_order[argument]);
+  call.finish(results);
+}
+
+void Program::add_time(size_t step, std::chrono::steady_clock::time_point& start) {
+  auto now = std::chrono::steady_clock::now();
+  std::lock_guard lock(times_mutex_);
+  ++times_[step].calls;
+  times_[step].nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(now - start).count();
+  start = now;
+}
+
 std::shared_ptr<const Plan> Program::run(const Argument* arguments, size_t count, Host& host, int threads) {
+  DEPLO_SUPPORT(code_.missing.empty(), "{}", code_.missing);
   DEPLO_CHECK(count == layout_.input_order.size(), "program {} takes {} inputs, got {}", module_.name, layout_.input_order.size(), count);
   CallGuard state(*this);
   solver_.solve(arguments, state->symbols);
   std::shared_ptr<const Plan> plan = plan_for(state->symbols);
   check_arguments(arguments, count, *plan);
-  TeamLease team(threads);
+  TeamLease team(code_.gpu ? 1 : threads);
   std::shared_ptr<const PackedState> packed = packed_for(arguments, *plan, host, team);
   for (size_t i = 0; i < count; ++i)
     if (layout_.input_order[i]) state->pointers[*layout_.input_order[i]] = arguments[i].tensor.data;
@@ -351,7 +385,10 @@ std::shared_ptr<const Plan> Program::run(const Argument* arguments, size_t count
   host.symbols = &plan->symbols;
   host.shapes = &plan->shapes;
   host.pointers = state->pointers.data();
-  run_steps(*state, *plan, host, team);
+  if (code_.gpu)
+    run_steps_on_gpu(*state, *plan, host);
+  else
+    run_steps(*state, *plan, host, team);
   return plan;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -16,6 +17,10 @@
 #include "runtime/plan.h"
 #include "runtime/thread_team.h"
 
+namespace deplo {
+class CudaKernels;
+}
+
 namespace deplo::runtime {
 
 /// Time spent in one step since the last reset, all calls together.
@@ -24,10 +29,17 @@ struct StepTime {
   int64_t nanoseconds = 0;
 };
 
+/// What runs a program's kernels.
+struct KernelCode {
+  std::vector<std::shared_ptr<CompiledKernel>> functions;  ///< of this CPU: one entry per kernel of the module
+  std::shared_ptr<CudaKernels> gpu;                        ///< in place of functions: the kernels, loaded there
+  std::string missing;                                     ///< what this machine lacks to run them; empty: nothing
+};
+
 /// A compiled graph, ready to be called from several threads at once.
 ///
 /// A call solves the symbols from its inputs, checks every input against what was compiled, packs static inputs that
-/// are new, takes an arena, and runs the steps in order, each kernel on all threads.
+/// are new, takes an arena, and runs the steps in order, each kernel on all threads, or on a GPU (DeviceCall).
 class Program {
  public:
   struct Options {
@@ -36,17 +48,21 @@ class Program {
     bool guard = false;        ///< each kernel works on guarded copies of its buffers
   };
 
-  /// `code` has one entry per kernel of the module. `library` may be null if there is no library step.
-  Program(kernel_ir::Module module, std::vector<std::shared_ptr<CompiledKernel>> code, LibraryFactory library, Options options);
+  /// `library` may be null if there is no library step.
+  Program(kernel_ir::Module module, KernelCode code, LibraryFactory library, Options options);
   ~Program();
 
   /// Runs the program on at most `threads` threads. Outputs are in the memory that `host` gave; the plan returned holds the values of
   /// integer outputs. Throws UserError for inputs that do not fit, IndexError and ExecutionError as eager would; written
-  /// inputs are then as they were unless an earlier step had already written them.
+  /// inputs are then as they were unless an earlier step had already written them. Throws UnsupportedError where something is missing().
   std::shared_ptr<const Plan> run(const Argument* arguments, size_t count, Host& host, int threads);
 
   const kernel_ir::Module& module() const { return module_; }
   const Layout& layout() const { return layout_; }
+  /// What this machine lacks to run the kernels; empty: nothing.
+  const std::string& missing() const { return code_.missing; }
+  /// Where the kernels run; null: on this CPU, or nowhere.
+  const CudaKernels* gpu() const { return code_.gpu.get(); }
   const std::vector<OnceGroup>& once_groups() const { return groups_; }
   /// The plan of the latest call; null before the first.
   std::shared_ptr<const Plan> latest_plan() const;
@@ -69,18 +85,20 @@ class Program {
   std::shared_ptr<const PackedState> packed_for(const Argument* arguments, const Plan& plan, Host& host, TeamLease& team);
   void pack(const OnceGroup& group, const Argument* arguments, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block);
   void run_steps(CallState& state, const Plan& plan, Host& host, TeamLease& team);
+  void run_steps_on_gpu(CallState& state, const Plan& plan, Host& host);
+  void add_time(size_t step, std::chrono::steady_clock::time_point& start);
   void run_kernel(size_t step, const Plan& plan, char* const* pointers, char* scratch, TeamLease& team);
   void run_guarded(size_t step, const Plan& plan, char* const* pointers, TeamLease& team);
   void call_kernel(size_t step, const Plan& plan, void* const* buffers, char* scratch, int64_t scratch_stride, TeamLease& team);
 
   kernel_ir::Module module_;
-  std::vector<std::shared_ptr<CompiledKernel>> code_;
+  KernelCode code_;
   Options options_;
   Layout layout_;
   SymbolSolver solver_;
   std::vector<OnceGroup> groups_;
   std::vector<size_t> argument_of_;  ///< place in the calling order of each input buffer
-  std::vector<KernelFn> functions_;  ///< by step; null for library steps
+  std::vector<KernelFn> functions_;  ///< by step; null for library steps, and where no function is
   std::vector<std::unique_ptr<LibraryOp>> libraries_;
 
   mutable std::mutex mutex_;                      ///< of the members below

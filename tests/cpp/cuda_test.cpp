@@ -6,8 +6,10 @@
 
 #include "base/error.h"
 #include "codegen/codegen.h"
+#include "loop_ir/text.h"
 #include "pipeline.h"
 #include "programs.h"
+#include "runtime/program.h"
 #include "target/cuda/driver.h"
 #include "target/cuda/launch.h"
 #include "target/cuda/nvrtc.h"
@@ -51,6 +53,104 @@ void require_close_to_exact(const Array& got, const Array& typed, const Array& e
   }
 }
 
+template <class T>
+void put(char* at, T value) {
+  std::memcpy(at, &value, sizeof value);
+}
+
+template <class T>
+T get(const char* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+void put_scalar(char* at, const Scalar& v) {
+  switch (v.dtype) {
+    case DType::f16: return put(at, f32_to_f16(static_cast<float>(v.f)));
+    case DType::bf16: return put(at, f32_to_bf16(static_cast<float>(v.f)));
+    case DType::f32: return put(at, static_cast<float>(v.f));
+    case DType::f64: return put(at, v.f);
+    case DType::i64: return put(at, v.i);
+    case DType::i32: return put(at, static_cast<int32_t>(v.i));
+    case DType::i16: return put(at, static_cast<int16_t>(v.i));
+    case DType::i8: return put(at, static_cast<int8_t>(v.i));
+    case DType::u8: return put(at, static_cast<uint8_t>(v.i));
+    case DType::boolean: return put(at, static_cast<uint8_t>(v.i != 0));
+  }
+}
+
+Scalar get_scalar(const char* at, DType dtype) {
+  switch (dtype) {
+    case DType::f16: return Scalar::of_float(dtype, f16_to_f32(get<uint16_t>(at)));
+    case DType::bf16: return Scalar::of_float(dtype, bf16_to_f32(get<uint16_t>(at)));
+    case DType::f32: return Scalar::of_float(dtype, get<float>(at));
+    case DType::f64: return Scalar::of_float(dtype, get<double>(at));
+    case DType::i64: return Scalar::of_int(dtype, get<int64_t>(at));
+    case DType::i32: return Scalar::of_int(dtype, get<int32_t>(at));
+    case DType::i16: return Scalar::of_int(dtype, get<int16_t>(at));
+    case DType::i8: return Scalar::of_int(dtype, get<int8_t>(at));
+    default: return Scalar::of_int(dtype, get<uint8_t>(at));
+  }
+}
+
+/// The bytes of a strided buffer.
+class Image {
+ public:
+  Image(const Buffer& buffer, const Array& array, const Sizes& symbols)
+      : dtype_(buffer.dtype),
+        layout_{array.shape, evaluate_shape(buffer.strides, symbols)},
+        bytes_(static_cast<size_t>(layout_.span() * size_of(dtype_)), static_cast<char>(0xff)) {  // NaN shows a read of what is no element
+    layout_.for_each([&](int64_t flat, int64_t offset) { put_scalar(at(offset), array.get(flat)); });
+  }
+
+  Image(DType dtype, const runtime::BufferShape& shape)
+      : dtype_(dtype), layout_{shape.sizes, shape.strides}, bytes_(static_cast<size_t>(shape.bytes), static_cast<char>(0xff)) {}
+
+  runtime::Argument argument() {
+    runtime::Argument made;
+    made.tensor = {bytes_.data(), dtype_, static_cast<int>(layout_.shape.size()), layout_.shape.data(), layout_.strides.data(), bytes_.data(), 0};
+    return made;
+  }
+  char* data() { return bytes_.data(); }
+
+  Array array() {
+    Array array = Array::zeros(dtype_, layout_.shape);
+    layout_.for_each([&](int64_t flat, int64_t offset) { array.set(flat, get_scalar(at(offset), dtype_)); });
+    return array;
+  }
+
+ private:
+  char* at(int64_t offset) { return bytes_.data() + offset * size_of(dtype_); }
+
+  DType dtype_;
+  StridedLayout layout_;
+  std::vector<char> bytes_;
+};
+
+struct ArrayHost final : runtime::Host {
+  std::map<size_t, Image> outputs;
+  char* allocate(size_t buffer, DType dtype, const runtime::BufferShape& shape) override {
+    return outputs.try_emplace(buffer, dtype, shape).first->second.data();
+  }
+  std::shared_ptr<void> watch(size_t /*input*/) override { return nullptr; }
+};
+
+/// Runs a program of tensors with its kernels on the device: its outputs.
+std::vector<Array> run_on_device(const std::shared_ptr<CudaDevice>& device, const kernel_ir::Module& module, const std::vector<Array>& inputs,
+                                 const Sizes& sizes, const std::string& nvrtc) {
+  runtime::Program program(module, {{}, std::make_shared<CudaKernels>(device, module, nvrtc), ""}, nullptr, {});
+  std::vector<Image> images;
+  for (size_t i = 0; i < inputs.size(); ++i) images.emplace_back(module.buffers[*program.layout().input_order[i]], inputs[i], sizes);
+  std::vector<runtime::Argument> arguments;
+  for (Image& image : images) arguments.push_back(image.argument());
+  ArrayHost host;
+  program.run(arguments.data(), arguments.size(), host, 1);
+  std::vector<Array> results;
+  for (const runtime::Layout::Output& output : program.layout().outputs) results.push_back(host.outputs.at(*output.buffer).array());
+  return results;
+}
+
 /// Runs one case on a device and compares with the Tensor IR.
 void check_on(const std::shared_ptr<CudaDevice>& device, const Case& c, const std::string& nvrtc, const std::string& schedule = "") {
   kernel_ir::Module module = kernels_for_cuda(c.text, c.name, schedule);
@@ -59,7 +159,7 @@ void check_on(const std::shared_ptr<CudaDevice>& device, const Case& c, const st
   std::vector<Array> inputs = random_inputs(graph, c.sizes);
   std::vector<Array> typed = tensor_ir::interpret(graph, inputs, c.sizes, Mode::typed);
   std::vector<Array> exact = tensor_ir::interpret(graph, inputs, c.sizes, Mode::exact);
-  std::vector<Array> got = run_on_device(device, module, inputs, c.sizes, no_library(), nvrtc);
+  std::vector<Array> got = run_on_device(device, module, inputs, c.sizes, nvrtc);
   REQUIRE(got.size() == exact.size());
   for (size_t k = 0; k < got.size(); ++k) require_close_to_exact(got[k], typed[k], exact[k], roundings(graph, c.sizes));
 }
@@ -272,7 +372,7 @@ TEST_CASE("every call that the driver refuses is an error with its name and text
   auto log = std::filesystem::temp_directory_path() / fmt::format("deplo-cuda-calls-{}", getpid());
   auto run = [&](const std::string& settings) {
     Behaviour behaviour(settings + ",log=" + log.string());
-    run_on_device(CudaDevice::open(DEPLO_FAKE_CUDA), module, inputs, c.sizes, no_library(), DEPLO_FAKE_CUDA);
+    run_on_device(CudaDevice::open(DEPLO_FAKE_CUDA), module, inputs, c.sizes, DEPLO_FAKE_CUDA);
   };
   /// How often each call was made since the last time.
   auto calls_made = [&] {
@@ -338,8 +438,8 @@ loop @k0(x: i64[40], y: i64[40], out z: i64[40])
   Array zero = ones;
   zero.ints[17] = 0;
   auto device = CudaDevice::open(DEPLO_FAKE_CUDA);
-  CHECK_NOTHROW(run_on_device(device, module, {ones, ones}, {}, no_library(), DEPLO_FAKE_CUDA));
-  CHECK_THROWS_AS(run_on_device(device, module, {ones, zero}, {}, no_library(), DEPLO_FAKE_CUDA), ExecutionError);
+  CHECK_NOTHROW(run_on_device(device, module, {ones, ones}, {}, DEPLO_FAKE_CUDA));
+  CHECK_THROWS_AS(run_on_device(device, module, {ones, zero}, {}, DEPLO_FAKE_CUDA), ExecutionError);
   // A grid of no blocks is not launched.
   Case empty{"softmax", softmax_of("s0", "40", " where s0 in 0.."), {{"s0", 0}}};
   CHECK_NOTHROW(check_on(device, empty, DEPLO_FAKE_CUDA));
@@ -366,7 +466,7 @@ loop @k0(x: f32[3, 5, 40], out y: f32[3, 5], out z: f32[3, 5, 40])
   kernel_ir::Module module = kernels_for_cuda(text, "names", "schedule @k0: gpu_rows threads(16) blocks(4)");
   Array x = Array::zeros(DType::f32, {3, 5, 40});
   for (int64_t k = 0; k < x.count(); ++k) x.set(k, Scalar::of_float(DType::f32, static_cast<double>(k % 7)));
-  std::vector<Array> got = run_on_device(CudaDevice::open(DEPLO_FAKE_CUDA), module, {x}, {}, no_library(), DEPLO_FAKE_CUDA);
+  std::vector<Array> got = run_on_device(CudaDevice::open(DEPLO_FAKE_CUDA), module, {x}, {}, DEPLO_FAKE_CUDA);
   for (int64_t row = 0; row < 15; ++row) {
     double sum = 0;
     for (int64_t k = 0; k < 40; ++k) sum += x.get(row * 40 + k).f;

@@ -59,8 +59,8 @@ struct Module {
 std::recursive_mutex mutex;
 bool started = false;
 int retained = 0;
-std::vector<void*> contexts;  // of this process; the tests use one thread at a time
-char primary;                 // the context
+thread_local std::vector<void*> contexts;
+char primary;  // the context
 std::map<void*, std::unique_ptr<Module>> modules;
 /// What the tests leave behind on purpose is freed at the end.
 struct Allocations : std::map<uintptr_t, size_t> {
@@ -340,6 +340,7 @@ EXPORT const char* nvrtcGetErrorString(int error) { return error == 6 ? "NVRTC_E
 
 EXPORT int nvrtcCreateProgram(void** program, const char* text, const char* /*name*/, int headers, const char* const* /*texts*/,
                               const char* const* /*names*/) {
+  std::lock_guard lock(mutex);
   if (int error = enter("nvrtcCreateProgram")) return error;
   *program = new Compilation{text, "", ""};
   return headers == 0 ? 0 : 3;
@@ -352,6 +353,7 @@ EXPORT int nvrtcDestroyProgram(void** program) {
 }
 
 EXPORT int nvrtcCompileProgram(void* program, int /*count*/, const char* const* /*options*/) {
+  std::lock_guard lock(mutex);
   if (int error = enter("nvrtcCompileProgram")) return error;
   static int serial = 0;
   auto* c = static_cast<Compilation*>(program);

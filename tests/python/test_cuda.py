@@ -1,110 +1,364 @@
-"""CUDA text: every case compiles for GPUs by NVRTC and computes eager's numbers on a driver that emulates a GPU."""
+"""The target cuda by torch.compile: on a GPU where there is one, else on a driver that emulates it. NVRTC compiles each kernel for GPUs, too."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
+import collections
+import functools
 import os
-from collections.abc import Sequence
+import threading
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engines import Compiler
+from engines import Compiler, same
 from program_cases import CASES, Case
 from test_cases import check, each
 
-from deplo import backend
+import deplo
 from deplo.capture import unwrapped_errors
-from deplo.errors import UserError
+from deplo.cli import main
+from deplo.errors import FallbackWarning, UnsupportedError, UserError
+from deplo.executable import _from_devices, _on_cpu
+from deplo.fx_import import Imported, import_graph
+from deplo.options import packaged_nvrtc
 
 pytestmark = pytest.mark.usefixtures("fresh_inference")
 
 _C = pytest.importorskip("deplo._C")
 ROOT = Path(__file__).resolve().parents[2]
 ARCHS = ("sm_80", "sm_90")
-EMULATED = Path(os.environ.get("DEPLO_BUILD", ROOT / "build")) / "tests" / "cuda" / "libdeplo_fake_cuda.so"
+EMULATED = str(Path(os.environ.get("DEPLO_BUILD", ROOT / "build")) / "tests" / "cuda" / "libdeplo_fake_cuda.so")
+EMULATOR = {"target": "cuda", "cuda_driver": EMULATED, "nvrtc": EMULATED}
+NO_DRIVER = {"target": "cuda", "cuda_driver": "/nonexistent/libcuda.so.1"}
 
 
-def nvrtc() -> str:
-    """NVRTC of the package nvidia-cuda-nvrtc."""
-    spec = importlib.util.find_spec("nvidia.cu13")
-    assert spec is not None and spec.submodule_search_locations is not None, "NVRTC is missing: install requirements-dev.txt"
-    return str(Path(spec.submodule_search_locations[0]) / "lib" / "libnvrtc.so.13")
+@functools.cache
+def gpu() -> dict[str, Any]:
+    """Options for this machine's GPU; without one for the emulator."""
+    try:
+        _C.cuda_device()
+    except UnsupportedError:
+        return EMULATOR
+    return {"target": "cuda"}
 
 
-class Emulated:
-    """A program whose kernels run as CUDA text. Stands where a compiled program stands."""
-
-    def __init__(self, text: str, options: str) -> None:
-        cuda = json.dumps({**json.loads(options), "target": "cuda"})
-        self.text = _C.lower(text, "kernel", cuda)
-        kernels = _C.lower(self.text, "cuda", cuda)
-        if kernels:
-            assert all(_C.compile_cuda(kernels, arch, nvrtc()) for arch in ARCHS)
-        signature, *lines = text.splitlines()
-        self.inputs = [item.split(":")[0].strip() for item in _arguments(signature)]
-        self.writes = [line.split()[-1] for line in lines if line.startswith("  write ")]
-        self.returns = [item for item in lines[-1].removeprefix("  return").strip().split(", ") if item]
-
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
-        results = _C.run_cuda(self.text, list(inputs), str(EMULATED), str(EMULATED))
-        by_name = dict(zip(self.inputs, inputs, strict=True))
-        written = [name for name in self.inputs if name in self.writes]
-        for name, value in zip(written, results[len(self.returns) :], strict=True):
-            by_name[name].copy_(value)
-        return [value if item.startswith("%") else None if item == "none" else int(value) for item, value in zip(self.returns, results, strict=False)]
+def compiled_for_gpu(fn: Callable[..., Any], options: dict[str, Any] | None = None, **keywords: Any) -> Any:
+    return Compiler()(fn, {**gpu(), **(options or {})}, **keywords)
 
 
-def _arguments(signature: str) -> list[str]:
-    """The arguments between the brackets of a graph's first line."""
-    depth, parts = 0, [""]
-    for char in signature[signature.index("(") + 1 :]:
-        depth += (char in "([") - (char in ")]")
-        if depth < 0:
-            break
-        if char == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += char
-    return [part for part in parts if part.strip()]
-
-
-class Emulator:
-    """Stands where `deplo._C` stands."""
-
-    def __init__(self) -> None:
-        self.programs: list[Emulated] = []
-
-    def compile(self, text: str, options: str) -> Emulated:
-        self.programs.append(Emulated(text, options))
-        return self.programs[-1]
-
-
-def run_as_cuda_text(case: Case, symbolic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_case(case: Case, symbolic: bool, folder: Path) -> None:
     dims = case.sizes[0] if symbolic else case.small
     assert dims is not None
-    core = Emulator()
-    monkeypatch.setattr(backend, "core", lambda: core)
-    compiled = Compiler()(case.fn, dynamic=True if symbolic else None)
+    compiled = compiled_for_gpu(case.fn, {"dump_dir": str(folder)}, dynamic=True if symbolic else None)
     inputs = case.inputs(dims)
     check(case, compiled(*inputs), inputs, dims)
-    assert core.programs or case.kernels == 0
+    texts = [path.read_text() for path in folder.glob("*/*_kernels.cu")]
+    assert texts or case.kernels == 0
+    assert packaged_nvrtc(), "NVRTC is missing: install requirements-dev.txt"
+    assert all(_C.compile_cuda(text, arch, packaged_nvrtc()) for text in texts for arch in ARCHS)
 
 
 @each([case for case in CASES if case.small is not None])
-def test_cases_run_as_cuda_text(case: Case, monkeypatch: pytest.MonkeyPatch):
-    run_as_cuda_text(case, False, monkeypatch)
+def test_cases(case: Case, tmp_path: Path):
+    run_case(case, False, tmp_path)
 
 
 @each([case for case in CASES if case.small is not None and case.sizes])
-def test_cases_of_symbolic_sizes_run_as_cuda_text(case: Case, monkeypatch: pytest.MonkeyPatch):
-    run_as_cuda_text(case, True, monkeypatch)
+def test_cases_of_symbolic_sizes(case: Case, tmp_path: Path):
+    run_case(case, True, tmp_path)
 
 
-def test_compiled_functions_refuse_the_target():
-    with pytest.raises(UserError, match="target 'cuda'.*--ir cuda"), unwrapped_errors():
-        torch.compile(torch.exp, backend="deplo", options={"target": "cuda"})(torch.ones(3))
-    with pytest.raises(UserError, match="--ir cuda"):
-        _C.compile("torch @f(%x: f32[2] user)\n  return %x\n", '{"target": "cuda"}')
+# Contract
+
+
+def test_writes_reach_inputs_and_leave_what_lies_between_their_elements():
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        y.add_(x)
+        return x + y
+
+    compiled = compiled_for_gpu(fn)
+    for rows in (3, 3, 5):
+        mine, theirs = (torch.arange(rows * 8.0).reshape(rows, 8) for _ in range(2))
+        got, wanted = compiled(mine[:, :3], mine[:, 4:7]), fn(theirs[:, :3], theirs[:, 4:7])
+        same((got, mine), (wanted, theirs))
+
+
+def test_views_and_inputs_that_are_returned_alias_as_in_eager_mode():
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.exp()
+        return y, y.t(), x, x[1:], torch.arange(3)
+
+    x = torch.randn(4, 6)
+    results = compiled_for_gpu(fn)(x)
+    same(results, fn(x))
+    assert results[1].data_ptr() == results[0].data_ptr()
+    assert results[2] is x or results[2].data_ptr() == x.data_ptr()
+
+
+def test_library_calls_between_kernels():
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values, places = torch.sort(x.exp() + 1, dim=-1)
+        return values.log(), places * 2, torch.sort(values.sum(0))[0]
+
+    compiled = compiled_for_gpu(fn, dynamic=True)
+    for n in (7, 12):
+        x = torch.randn(n, 9)
+        same(compiled(x), fn(x))
+
+
+def test_what_follows_from_weights_alone_is_made_again_when_they_change():
+    layer = torch.nn.Linear(6, 5)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x @ layer.weight.exp().t() + layer.bias.sigmoid()
+
+    compiled = compiled_for_gpu(fn)
+    x = torch.randn(4, 6)
+    for _ in range(3):
+        same(compiled(x), fn(x))
+        with torch.no_grad():
+            layer.weight.mul_(0.5)
+
+
+def test_training():
+    def gradients(step: Callable[..., torch.Tensor], layer: torch.nn.Module) -> list[torch.Tensor]:
+        layer.zero_grad()
+        (step(torch.linspace(-1, 1, 24).reshape(4, 6)) * torch.arange(20.0).reshape(4, 5)).sum().backward()
+        return [p.grad.clone() for p in layer.parameters() if p.grad is not None]
+
+    layer = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.GELU(), torch.nn.LayerNorm(5))
+    with torch.enable_grad():
+        same(gradients(compiled_for_gpu(layer), layer), gradients(layer, layer), scale=32)
+
+
+def test_errors_of_kernels_are_eagers():
+    table = torch.randn(5, 3)
+    embed = compiled_for_gpu(lambda i: torch.nn.functional.embedding(i, table) * 2)
+    same(embed(torch.tensor([0, 4])), table[[0, 4]] * 2)
+    with pytest.raises(IndexError, match="index out of range in self"):
+        embed(torch.tensor([0, 5]))
+    divide = compiled_for_gpu(lambda x, y: torch.div(x, y, rounding_mode="floor"))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        divide(torch.tensor([1, 2]), torch.tensor([1, 0]))
+    same(divide(torch.tensor([7, -7]), torch.tensor([2, 2])), torch.tensor([3, -4]))
+
+
+def test_an_input_is_not_written_when_a_kernel_fails():
+    def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x.sort()[0][i]
+
+    compiled = compiled_for_gpu(fn)
+    x = torch.zeros(4)
+    with pytest.raises((IndexError, RuntimeError)):
+        compiled(x, torch.tensor([9]))
+    same(compiled(torch.zeros(4), torch.tensor([3])), torch.ones(1))
+
+
+def test_many_threads_call_one_program():
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y.copy_(torch.softmax(x, -1))
+        return x @ x.t()
+
+    compiled = compiled_for_gpu(fn, dynamic=True)
+    compiled(torch.randn(3, 5), torch.empty(3, 5))
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            generator = torch.Generator().manual_seed(seed)
+            for n in (3, 4, 70):
+                x, y = torch.randn(n, 5, generator=generator), torch.empty(n, 5)
+                same((compiled(x, y), y), (x @ x.t(), torch.softmax(x, -1)))
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures
+
+
+# The driver: what it is asked, and what it refuses
+
+
+class Driver:
+    """The emulated driver: how it behaves, and how often each of its calls was made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
+        self.monkeypatch, self.log = monkeypatch, log
+        self.behave("")
+
+    def behave(self, settings: str) -> None:
+        self.monkeypatch.setenv("DEPLO_FAKE_CUDA", f"{settings},log={self.log}")
+
+    def calls(self) -> collections.Counter[str]:
+        """Since the last time."""
+        made = collections.Counter(self.log.read_text().split()) if self.log.exists() else collections.Counter()
+        self.log.unlink(missing_ok=True)
+        return made
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
+    return Driver(monkeypatch, tmp_path / "calls")
+
+
+def test_a_graph_is_compiled_once(driver: Driver):
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, -1)
+
+    compiled = Compiler()(fn, EMULATOR)
+    x, y = torch.randn(3, 8), torch.randn(5, 8)
+    same(compiled(x), fn(x))
+    first = driver.calls()
+    assert first["nvrtcCompileProgram"] == first["cuModuleLoadData"] == first["cuLaunchKernel"] == 1
+    same(compiled(x + 1), fn(x + 1))
+    again = driver.calls()
+    assert again["cuLaunchKernel"] == again["cuMemAlloc_v2"] == again["cuMemFree_v2"] == 1
+    assert not {call for call in again if call.startswith("nvrtc")} | {"cuModuleLoadData"} & set(again)
+    same(compiled(y), fn(y))  # Dynamo traces once more, with symbolic sizes
+    assert driver.calls()["nvrtcCompileProgram"] == 1
+    same(compiled(y[:4]), fn(y[:4]))
+    assert driver.calls()["nvrtcCompileProgram"] == 0
+
+
+def test_what_the_driver_refuses_in_a_call_is_raised(driver: Driver):
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x.exp()
+
+    compiled = Compiler()(fn, {**EMULATOR, "strict": False})
+    compiled(torch.zeros(3))
+    for call in ("cuMemAlloc", "cuMemcpyHtoD", "cuLaunchKernel", "cuCtxSynchronize", "cuMemcpyDtoH"):
+        entry = call + ("_v2" if call.startswith("cuMem") else "")
+        driver.behave(f"fail={entry}:719")
+        x = torch.zeros(3)
+        with pytest.raises(RuntimeError, match=rf"the CUDA driver failed in {call}: CUDA_ERROR_LAUNCH_FAILED \(unspecified launch failure\)"):
+            compiled(x)
+        assert x.eq(0).all()
+    driver.behave("fail=cuMemAlloc_v2:2")
+    with pytest.raises(UserError, match=r"emulated GPU has no \d+ bytes of memory left"):
+        compiled(torch.zeros(3))
+    driver.behave("")
+    same(compiled(torch.zeros(3)), torch.ones(3).exp())
+
+
+# Machines without a GPU
+
+
+@pytest.mark.parametrize(
+    "options, settings, missing",
+    [
+        (NO_DRIVER, "", "the CUDA driver could not be opened .*/nonexistent/libcuda.so.1.*: install NVIDIA's driver"),
+        ({**EMULATOR, "nvrtc": "/nonexistent/libnvrtc.so"}, "", "NVRTC could not be opened .*: install the package nvidia-cuda-nvrtc"),
+        (EMULATOR, "devices=0", "the CUDA driver finds no device"),
+        (EMULATOR, "fail=cuDevicePrimaryCtxRetain:2", r"failed in cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY"),
+        (EMULATOR, "capability=70", "the device is sm_70"),
+    ],
+)
+def test_without_a_gpu_graphs_run_in_eager_mode_and_say_why(options: dict[str, Any], settings: str, missing: str, tmp_path: Path, driver: Driver):
+    driver.behave(settings)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return torch.softmax(x, -1)
+
+    with pytest.raises(UnsupportedError, match=f"its kernels for cuda cannot run here: .*{missing}"), unwrapped_errors():
+        Compiler()(fn, options)(torch.randn(2, 3))
+    torch._dynamo.reset()
+    x = torch.randn(2, 3)
+    wanted = fn(x.clone())
+    with pytest.warns(FallbackWarning, match=f"the inference graph runs in eager mode, .*{missing}.*without the option 'target'") as seen:
+        compiled = torch.compile(fn, backend="deplo", options={**options, "dump_dir": str(tmp_path)})
+        same(compiled(x), wanted)
+        same(compiled(x), torch.softmax(x, -1))
+    assert len(seen) == 1
+    (text,) = [path.read_text() for path in tmp_path.glob("*/*_kernels.cu")]
+    assert text.count("__global__ void") == 2
+
+
+def test_explain_lists_kernels_with_and_without_a_gpu():
+    x = torch.randn(4, 6)
+    about = deplo.explain(lambda x: torch.softmax(x, -1), x, options=gpu())
+    assert "1 kernels and 0 library calls" in str(about) and "device: " in str(about)
+    assert about.graphs[0].kernels[0].seconds > 0 and "of limit" not in str(about)
+    with pytest.warns(FallbackWarning, match="install NVIDIA's driver"):
+        about = deplo.explain(lambda x: torch.softmax(x, -1), x, options=NO_DRIVER)
+    assert about.graphs[0].kernels[0].schedule and "became 1 kernels, but it runs in eager mode: its kernels for cuda cannot run here" in str(about)
+    same(about.result, torch.softmax(x, -1))
+
+
+def test_a_graph_of_views_alone_needs_no_gpu():
+    x = torch.randn(4, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same(torch.compile(lambda x: x.t(), backend="deplo", options=NO_DRIVER)(x), x.t())
+
+
+def test_the_command_line_runs_on_the_same_libraries(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    if gpu() is EMULATOR:
+        monkeypatch.setenv("DEPLO_CUDA_DRIVER", EMULATED)
+        monkeypatch.setenv("DEPLO_NVRTC", EMULATED)
+    command = ["-c", "torch.relu(r(4, 8))", "--option", "target=cuda"]
+    assert main(["run", *command]) == 0
+    assert main(["explain", *command]) == 0
+    assert "device: " in capsys.readouterr().out
+    monkeypatch.setenv("DEPLO_CUDA_DRIVER", "/nonexistent/libcuda.so.1")
+    with pytest.warns(FallbackWarning, match="install NVIDIA's driver"):
+        assert main(["run", *command]) == 0
+    assert main(["run", *command, "--option", "strict=1"]) == 1
+    assert "install NVIDIA's driver" in capsys.readouterr().err
+
+
+# Tensors on GPUs: imported as if they were on the CPU, copied at each call
+
+
+def graph_on_gpu(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> torch.fx.GraphModule:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with FakeTensorMode() as mode, mode:
+        return make_fx(fn, tracing_mode="fake")(*[torch.empty(shape, device="cuda") for shape in shapes])
+
+
+def test_tensors_on_gpus_are_imported_for_the_target_alone():
+    gm = graph_on_gpu(lambda x: (x + torch.ones(3, device=x.device)).cpu(), (2, 3))
+    imported = import_graph(gm, "inference", target="cuda")
+    assert "cuda" not in imported.text and not imported.on_cpu and imported.devices == [torch.device("cpu")]
+    assert _C.level_of(imported.text) == "torch"
+    with pytest.raises(UnsupportedError, match="is on cuda.*the target is cpu"):
+        import_graph(gm, "inference")
+    with pytest.raises(UnsupportedError, match=r"aten.rand\w*.default draws from the generator of a GPU"):
+        import_graph(graph_on_gpu(lambda x: x + torch.rand_like(x), (2, 3)), "inference", target="cuda")
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says to be on a GPU."""
+
+    device = property(lambda self: torch.device("cuda"))  # type: ignore[assignment]
+
+
+def test_calls_copy_tensors_of_gpus_in_their_strides():
+    base = torch.arange(40.0)
+    for strides in ((1, 4), (8, 2), (0, 1)):
+        tensor = base.as_strided((4, 3), strides, 2)
+        copy = _on_cpu(tensor.as_subclass(Elsewhere))
+        assert copy.stride() == tensor.stride() and copy.eq(tensor).all()
+    assert _on_cpu(torch.empty(0, 3).as_subclass(Elsewhere)).shape == (0, 3)
+    imported = Imported("", 3, [0, 2], [], [], {}, {}, True, devices=[torch.device("meta"), None, torch.device("meta")], written=[2], on_cpu=False)
+
+    def run(inputs: list[Any]) -> list[Any]:
+        inputs[1].add_(1)
+        return [torch.ones(2, 3).t(), 7, inputs[1]]
+
+    x, y = torch.zeros(2, 3).as_subclass(Elsewhere), torch.zeros(2).as_subclass(Elsewhere)
+    result, number, same_input = _from_devices(run, imported)([x, y])
+    assert result.device.type == "meta" and result.shape == (3, 2) and result.stride() == (1, 3)
+    assert number == 7 and same_input is y and y.eq(1).all()

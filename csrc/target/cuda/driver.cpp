@@ -127,7 +127,7 @@ std::shared_ptr<CudaDevice> CudaDevice::open(const std::string& library, int ord
   int count = 0;
   error = api->cuDeviceGetCount(&count);
   DEPLO_SUPPORT(error == 0, "the CUDA driver cannot count devices: {}", api->describe(error));
-  DEPLO_SUPPORT(count > 0, "the CUDA driver finds no device");
+  DEPLO_SUPPORT(count > 0, "the CUDA driver finds no device (CUDA_VISIBLE_DEVICES may hide it)");
   DEPLO_CHECK(ordinal >= 0 && ordinal < count, "there is no CUDA device {}: the driver finds {}", ordinal, count);
   std::shared_ptr<CudaDevice> device(new CudaDevice);
   device->api_ = api;
