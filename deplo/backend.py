@@ -191,7 +191,7 @@ class Compilation:
         record.compile_seconds = time.perf_counter() - start
         if self.options.strict and self.options.allow_library is not None:
             check_library_calls(record.program, self.options.allow_library)
-        if missing := record.program.missing():
+        if self.options.target != "cpu" and (missing := record.program.missing()):
             return self._not_here(record, gm, missing)
         return Executable(record.program, imported, eager(gm), record.kind, self.options.strict).boxed()
 
