@@ -119,7 +119,7 @@ KEYS: dict[str, Key] = {
     "allow_library": Key(_names, None, "", "with strict: the only ATen calls that programs may keep, as aten.sort; by default any"),
     "threads": Key(_threads, 0, "", "threads of a program; 0 follows torch.get_num_threads()"),
     "disable": Key(_names, (), "DEPLO_DISABLE", "names of passes to skip"),
-    "dump": Key(_text, "", "DEPLO_DUMP", "print the IR after this level or pass, or 'all'"),
+    "dump": Key(_text, "", "DEPLO_DUMP", "print the IR after this level or pass, or 'all'; cuda with that target: the text of the kernels"),
     "dump_dir": Key(_text, "", "DEPLO_DUMP_DIR", "write one numbered file a pass into this folder"),
     "stop_after": Key(_text, "", "DEPLO_STOP_AFTER", "stop after this level or pass; a program compiles to its end, and its dumps stop there"),
     "verify": Key(_flag, False, "DEPLO_VERIFY", "check the IR after every pass, and that its text reads back (off: at level boundaries only)"),

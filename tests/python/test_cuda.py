@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import zoo
 from engines import Compiler, same
 from program_cases import CASES, Case
 from test_cases import check, each
@@ -49,16 +50,21 @@ def compiled_for_gpu(fn: Callable[..., Any], options: dict[str, Any] | None = No
     return Compiler()(fn, {**gpu(), **(options or {})}, **keywords)
 
 
+def check_for_gpus(folder: Path) -> int:
+    """NVRTC compiles what a graph dumped there, for every architecture; how many texts there are."""
+    assert packaged_nvrtc(), "NVRTC is missing: install requirements-dev.txt"
+    texts = [path.read_text() for path in folder.glob("*/*_kernels.cu")]
+    assert all(_C.compile_cuda(text, arch, packaged_nvrtc()) for text in texts for arch in ARCHS)
+    return len(texts)
+
+
 def run_case(case: Case, symbolic: bool, folder: Path) -> None:
     dims = case.sizes[0] if symbolic else case.small
     assert dims is not None
     compiled = compiled_for_gpu(case.fn, {"dump_dir": str(folder)}, dynamic=True if symbolic else None)
     inputs = case.inputs(dims)
     check(case, compiled(*inputs), inputs, dims)
-    texts = [path.read_text() for path in folder.glob("*/*_kernels.cu")]
-    assert texts or case.kernels == 0
-    assert packaged_nvrtc(), "NVRTC is missing: install requirements-dev.txt"
-    assert all(_C.compile_cuda(text, arch, packaged_nvrtc()) for text in texts for arch in ARCHS)
+    assert check_for_gpus(folder) or case.kernels == 0
 
 
 @each([case for case in CASES if case.small is not None])
@@ -69,6 +75,24 @@ def test_cases(case: Case, tmp_path: Path):
 @each([case for case in CASES if case.small is not None and case.sizes])
 def test_cases_of_symbolic_sizes(case: Case, tmp_path: Path):
     run_case(case, True, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bert-base", "llama-block-s32", "resnet-50"])
+def test_models(name: str, tmp_path: Path):
+    case = zoo.build(name, "tiny")
+    inputs = case.inputs(0)
+
+    def answers(model: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        if case.reset is not None:
+            case.reset()
+        return [model(**inputs).clone(), *(tensor.clone() for tensor in case.state())]
+
+    case.model(**inputs)
+    eager = answers(case.model)
+    result = answers(compiled_for_gpu(case.model, {"dump_dir": str(tmp_path), "allow_library": []}, fullgraph=True))
+    output, state = zoo.reference_and_state(name, "tiny", torch.float32)
+    same(result, eager, exact=[output, *state])
+    assert check_for_gpus(tmp_path) == 1
 
 
 # Contract
@@ -293,6 +317,15 @@ def test_explain_lists_kernels_with_and_without_a_gpu():
         about = deplo.explain(lambda x: torch.softmax(x, -1), x, options=NO_DRIVER)
     assert about.graphs[0].kernels[0].schedule and "became 1 kernels, but it runs in eager mode: its kernels for cuda cannot run here" in str(about)
     same(about.result, torch.softmax(x, -1))
+
+
+def test_dumps_show_the_kernels_text(capfd: pytest.CaptureFixture[str]):
+    x = torch.randn(4, 6)
+    compiled_for_gpu(torch.exp, {"dump": "cuda"})(x)
+    assert capfd.readouterr().err.startswith("# cuda\n")
+    compiled_for_gpu(torch.exp, {"dump": "all", "stop_after": "tile"})(x)
+    shown = capfd.readouterr().err
+    assert "# tile/" in shown and "# cuda" not in shown
 
 
 def test_a_graph_of_views_alone_needs_no_gpu():
