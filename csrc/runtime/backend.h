@@ -15,7 +15,7 @@ namespace deplo {
 struct MachineText {
   std::string_view level;
   std::string (*write)(const kernel_ir::Module& module, const PassContext& context);
-  std::string_view suffix = "";  ///< of files that hold it; empty: dumps of programs leave it out
+  std::string_view suffix{};  ///< of files that hold it; empty: dumps of programs leave it out
 };
 
 /// What a target has below Kernel IR.
