@@ -53,6 +53,7 @@ tile_ir::Block ContractionScheduler::allocations() const {
       out.push_back(make(tile_ir::Alloc{name + item.tag, dtype, std::move(shape), Space::scratch}));
     };
     scratch("c", {tile_rows(), lane_block_});
+    if (item.widened) scratch("pw", {item.depth_block, nr_});
     if (window_) {
       scratch("pa", window_shape());
       continue;
@@ -107,7 +108,42 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply(const Item& item, bool several
     tiles = {loop("rt" + t, 0, tiles_, LoopKind::serial, register_block(item, several, {mr_}))};
     if (tail_ > 0) tiles.push_back(loop("rt" + t, 0, tails_, LoopKind::serial, register_block(item, several, {tail_, tiles_ * mr_, {}, "e"})));
   }
+  if (item.widened) tiles.insert(tiles.begin(), widen_panel(item));
   return loop("pt" + t, 0, ceildiv(valid_lanes_, nr_), LoopKind::serial, std::move(tiles));
+}
+
+std::vector<Expr> ContractionScheduler::packed_lanes(const Item& item, Expr k, Expr lane, int64_t half) const {
+  std::vector<Expr> index = outer_index(item.lanes);
+  index.insert(index.end(), {sym("kb" + item.tag), floordiv(first_lane_, nr_) + sym("pt" + item.tag), k, lane});
+  if (item.pairs) index.emplace_back(half);
+  return index;
+}
+
+tile_ir::Block ContractionScheduler::prefetch_panel(const Item& item, Expr k) const {
+  tile_ir::Block out;
+  if (in_rows_) return out;
+  const auto narrow = item.lanes.narrow();
+  const int64_t lanes_of_line = kCacheLine * 4 / (narrow ? size_of(narrow->dtype) : 4) / (item.pairs ? 2 : 1);
+  for (int64_t line = 0; line < nr_; line += lanes_of_line) {
+    std::vector<Expr> at = packed_lanes(item, k, line, 0);
+    Expr& next = at[at.size() - (item.pairs ? 4 : 3)];
+    next = min(next + 1, ceildiv(lanes_extent_, nr_) - 1);
+    out.push_back(make(tile_ir::Prefetch{item.lanes.param, std::move(at), 2}));
+  }
+  return out;
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::widen_panel(const Item& item) const {
+  const std::string& t = item.tag;
+  const auto narrow = item.lanes.narrow();
+  Expr k = sym("kw" + t);
+  Expr lane = sym("xw" + t);
+  loop_ir::Load from{"nw" + t, narrow->dtype, item.lanes.param, packed_lanes(item, k, lane, 0), {}, Scalar::of_float(narrow->dtype, 0)};
+  tile_ir::Block copy{make(std::move(from)), make(loop_ir::Let{"ww" + t, DType::f32, Fn::cast, {"nw" + t}, {}, 0}),
+                      make(loop_ir::Store{"pw" + t, {k, lane}, "ww" + t, {}, Combiner::set})};
+  tile_ir::Block line = prefetch_panel(item, k);
+  line.push_back(loop("xw" + t, 0, nr_, LoopKind::lanes, std::move(copy)));
+  return loop("kw" + t, 0, depth_of_block(item), LoopKind::serial, std::move(line), item.unroll);
 }
 
 tile_ir::Block ContractionScheduler::register_block(const Item& item, bool several, const RowBlocks& rows) const {
@@ -144,19 +180,16 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
     return index;
   };
   auto lanes_at = [&](Expr at, int64_t half) {
-    if (!item.lanes.is_static) return std::vector<Expr>{k, panel * nr_ + at};
-    std::vector<Expr> index = outer_index(item.lanes);
-    index.insert(index.end(), {sym("kb" + t), floordiv(first_lane_, nr_) + panel, k, at});
-    if (item.pairs) index.emplace_back(half);
-    return index;
+    if (item.widened) return std::vector<Expr>{k, at};
+    return item.lanes.is_static ? packed_lanes(item, k, at, half) : std::vector<Expr>{k, panel * nr_ + at};
   };
   std::string rows_buffer = item.rows.is_static ? item.rows.param : "pa" + t;
-  std::string lanes_buffer = item.lanes.is_static ? item.lanes.param : "pb" + t;
+  std::string lanes_buffer = item.widened ? "pw" + t : item.lanes.is_static ? item.lanes.param : "pb" + t;
   auto f32 = DType::f32;
   Expr r0 = sym("r" + t + "i");
   Expr x0 = sym("x" + t + "i");
   tile_ir::Block block{make(tile_ir::Alloc{acc, f32, {mr, nr_}, Space::reg}), each("i", {}, store_zero(acc, {r0, x0}, "start" + t))};
-  const auto narrow = item.lanes.is_static ? item.lanes.narrow() : std::nullopt;
+  const auto narrow = item.lanes.is_static && !item.widened ? item.lanes.narrow() : std::nullopt;
   tile_ir::Block row;
   tile_ir::Block step;
   loop_ir::Let add{"fv" + t, f32, Fn::fma, {"av" + t, "bv" + t, "cv" + t}, {}, 0};
@@ -179,15 +212,7 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
   step.push_back(make(std::move(add)));
   step.push_back(make(loop_ir::Store{acc, {r, lane}, "fv" + t, {}, Combiner::set}));
   tile_ir::Block body;
-  if (item.lanes.is_static && in_rows_ == nullptr) {
-    const int64_t lanes_of_line = kCacheLine * 4 / (narrow ? size_of(narrow->dtype) : 4) / (item.pairs ? 2 : 1);
-    for (int64_t line = 0; line < nr_; line += lanes_of_line) {
-      std::vector<Expr> at = lanes_at(line, 0);
-      Expr& next = at[at.size() - (item.pairs ? 4 : 3)];
-      next = min(next + 1, ceildiv(lanes_extent_, nr_) - 1);
-      body.push_back(make(tile_ir::Prefetch{lanes_buffer, std::move(at), 2}));
-    }
-  }
+  if (item.lanes.is_static && !item.widened) body = prefetch_panel(item, k);
   body.push_back(each("", std::move(row), std::move(step)));
   if (window_) {
     bool unrolled = false;

@@ -87,7 +87,8 @@ struct Item {
   Expr depth;
   int64_t depth_block = 0;  ///< KC
   int64_t unroll = kDepthUnroll;
-  bool pairs = false;  ///< two steps of k at a time, as bf16
+  bool pairs = false;    ///< two steps of k at a time, as bf16
+  bool widened = false;  ///< a panel of narrow lanes is widened once for all register blocks of a tile
   Expr depth_blocks;
   std::string tag;
 };
@@ -171,9 +172,13 @@ class ContractionScheduler {
   // ---- sizes -----------------------------------------------------------------------------------------------------
 
   void choose_sizes();
+  void choose_blocks();
 
   /// Whether the operands are bf16 that lie or are packed so that two steps of k are neighbours.
   bool can_pair(const Item& item) const;
+
+  /// Whether the lanes are packed once and narrower than float32.
+  static bool can_widen(const Item& item);
 
   /// Lines of a block and the rows of its register blocks: points of one line, or several whole lines.
   void choose_window_sizes();
@@ -209,6 +214,7 @@ class ContractionScheduler {
   static int64_t read_number(ScheduleReader& reader, const std::string& word, const std::string& name, int64_t most);
   void read_depth(ScheduleReader& reader, Item& item) const;
   void read_dot(ScheduleReader& reader, Item& item) const;
+  void read_widen(ScheduleReader& reader, Item& item) const;
   void read_pack(ScheduleReader& reader, const Item& item, Operand& operand, const std::string& side) const;
   void read_lanes(ScheduleReader& reader);
 
@@ -270,6 +276,15 @@ class ContractionScheduler {
                             Expr padded) const;
   tile_ir::Block pack_rows(const Item& item) const;
   std::vector<Expr> outer_index(const Operand& operand) const;
+
+  /// The lanes of one panel as float32, for all register blocks of the tile.
+  Ref<tile_ir::Stmt> widen_panel(const Item& item) const;
+
+  /// Brings the panel after this one nearer while line k of this one is read.
+  tile_ir::Block prefetch_panel(const Item& item, Expr k) const;
+
+  /// Where the packed lanes of a panel lie; of pairs, the first or second half.
+  std::vector<Expr> packed_lanes(const Item& item, Expr k, Expr lane, int64_t half) const;
 
   /// All register blocks of the tile over one block of k.
   Ref<tile_ir::Stmt> multiply(const Item& item, bool several) const;

@@ -15,6 +15,7 @@ constexpr int64_t kDynamicLanes = 256;      // lanes of a block that packs its l
 constexpr int64_t kNarrowLanes = 96;        // its lanes at least
 constexpr int64_t kLeastRows = 128;         // its rows at least where few blocks would leave threads idle
 constexpr int64_t kTileElements = 1 << 17;  // of the tile of sums: it shares L2 with the packed operands
+constexpr int64_t kWidenedTiles = 3;        // register blocks of a tile that pay for widening a panel beforehand
 constexpr int64_t kTailRows = 4;            // of the register blocks that end a tile of any size: fewer hide less of the latency
 constexpr int64_t kFewBlocks = 4;           // fewer parallel iterations leave one of a few threads idle for long
 constexpr int64_t kWantedBlocks = 8;        // parallel iterations that keep a few threads busy
@@ -72,6 +73,11 @@ int64_t register_rows(int64_t rows, const PassContext& ctx) {
 }
 
 void ContractionScheduler::choose_sizes() {
+  choose_blocks();
+  for (Item& item : items_) item.widened = can_widen(item) && tile_rows() / mr_ >= kWidenedTiles;
+}
+
+void ContractionScheduler::choose_blocks() {
   int64_t vector = ctx_.target.vector_bytes / 4;
   nr_ = 2 * vector;
   // One version serves all sizes beyond a few rows.
@@ -116,6 +122,8 @@ void ContractionScheduler::choose_sizes() {
   const bool any_size = !rows_extent_.is_constant() && std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
   if (any_size && mr_ >= 2 * kTailRows) tail_ = kTailRows;
 }
+
+bool ContractionScheduler::can_widen(const Item& item) { return item.lanes.is_static && !item.pairs && item.lanes.narrow().has_value(); }
 
 bool ContractionScheduler::can_pair(const Item& item) const {
   if (rows_lie_across() || window_ || !item.lanes.is_static || item.rows.is_static) return false;
@@ -224,7 +232,9 @@ Schedule ContractionScheduler::describe() const {
     add("tile", {{depth_name(item), item.depth_block}});
     add("unroll", {{depth_name(item), item.unroll}});
     if (item.pairs) add("dot", {{depth_name(item), 2}});
-    add("pack", {{result + ".lanes", {}}, {"at", item.lanes.is_static ? "program" : "block"}});
+    std::vector<Argument> lanes{{result + ".lanes", {}}, {"at", item.lanes.is_static ? "program" : "block"}};
+    if (item.widened) lanes.push_back({"widen", {}});
+    add("pack", std::move(lanes));
     std::vector<Argument> rows{{result + ".rows", {}}, {"at", item.rows.is_static ? "program" : "block"}};
     if (window_)
       rows.push_back({"windows", {}});
@@ -241,6 +251,7 @@ void ContractionScheduler::read(ScheduleReader& reader) {
     read_pack(reader, item, item.lanes, "lanes");
     read_pack(reader, item, item.rows, "rows");
     read_dot(reader, item);
+    read_widen(reader, item);
   }
   read_lanes(reader);
   read_parallel(reader);
@@ -279,6 +290,12 @@ void ContractionScheduler::read_dot(ScheduleReader& reader, Item& item) const {
     reader.fail(*d, "it takes bf16 operands, the lanes packed at=program, the rows at=block, and an even number of steps in even tiles");
 }
 
+void ContractionScheduler::read_widen(ScheduleReader& reader, Item& item) const {
+  const Directive& d = needed(reader, "pack", item.contraction->result + ".lanes");
+  item.widened = std::any_of(d.arguments.begin(), d.arguments.end(), [](const Argument& a) { return a.name == "widen"; });
+  if (item.widened && !can_widen(item)) reader.fail(d, "only bf16 or f16 lanes that are packed at=program, and not in pairs, are widened");
+}
+
 void ContractionScheduler::read_pack(ScheduleReader& reader, const Item& item, Operand& operand, const std::string& side) const {
   std::string name = item.contraction->result + "." + side;
   const Directive& d = needed(reader, "pack", name);
@@ -292,7 +309,7 @@ void ContractionScheduler::read_pack(ScheduleReader& reader, const Item& item, O
   }
   if (window_ && !operand.is_static) reader.fail(d, "beside windows, the lanes are packed at=program");
   bool padded = side == "rows" && !operand.is_static;
-  reader.only(d, padded ? std::set<std::string>{name, "at", "pad"} : std::set<std::string>{name, "at"});
+  reader.only(d, {name, "at", padded ? "pad" : side == "lanes" ? "widen" : "at"});
   operand.padding = padded ? reader.number(d, "pad", 0, 1024, 0) : 0;
 }
 
@@ -412,6 +429,7 @@ void ContractionScheduler::read_tiles(ScheduleReader& reader) {
     else if (!item.rows.is_static)
       scratch += rows_lie_across() ? item.depth_block * (rows + item.rows.padding) : rows * (item.depth_block + item.rows.padding);
     if (!item.lanes.is_static) scratch += item.depth_block * lane_block_;
+    if (item.widened) scratch += item.depth_block * nr_;
   }
   if (scratch > kMostScratch / 4)
     reader.fail(fmt::format("its tiles need {} bytes of memory for each thread, at most {} are allowed", scratch * 4, kMostScratch));
