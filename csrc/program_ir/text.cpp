@@ -374,6 +374,9 @@ struct ProgramVerifier {
     std::set<std::string> written;
     for (size_t i = 0; i < params->size(); ++i)
       if ((*params)[i].writes) written.insert(step.arguments[i]);
+    for (const std::string& name : written)  // no two buffers of a kernel overlap
+      DEPLO_ASSERT(std::count(step.arguments.begin(), step.arguments.end(), name) == 1, "program @{}: {} writes {}, which it is given twice",
+                   program.name, where, name);
     check_alternatives(step, written, where);
     // What alternatives write holds a value after the last of them.
     if (step.when.empty()) defined.insert(written.begin(), written.end());
