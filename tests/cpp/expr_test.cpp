@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "expr/facts.h"
 #include "expr/points.h"
+#include "lower/torch_to_tensor/sizes.h"
 
 using namespace deplo;
 
@@ -37,6 +38,19 @@ TEST_CASE("ranges remove floordiv and mod") {
   CHECK(decide(less(i, 15), ranges) == std::nullopt);
 }
 
+TEST_CASE("ranges that refer to themselves or to each other bound nothing") {
+  for (const char* limit : {"i", "j + 1", "i // 2", "8 // i", "i % 8", "8 % i", "min(i, 5)", "max(5, i)", "i*2 + 3", "min(j, i // j)"})
+    for (bool upper : {true, false}) {
+      Expr e = parse_expr(limit);
+      Ranges ranges;
+      for (const char* name : {"i", "j"}) ranges[name] = upper ? Range{std::nullopt, e} : Range{e, std::nullopt};
+      INFO(limit << (upper ? " above" : " below"));
+      Expr i = Expr::symbol("i");
+      CHECK(decide(upper ? less(i, Expr(-1000)) : less(Expr(1000), i), ranges) == std::nullopt);
+      CHECK(simplify(Expr::symbol("j"), ranges) == Expr::symbol("j"));
+    }
+}
+
 TEST_CASE("padding to a multiple and back is one expression") {
   Ranges ranges{{"s0", {Expr(2), std::nullopt}}};
   auto simple = [&](const char* text) { return simplify(parse_expr(text), ranges); };
@@ -46,6 +60,17 @@ TEST_CASE("padding to a multiple and back is one expression") {
   CHECK(simple("(s0 % 8 + 3) % 4") == simple("(s0 + 3) % 4"));
   Expr square = parse_expr("s0*s0 + 2*s0*((-s0) % 4) + ((-s0) % 4)*((-s0) % 4)");
   CHECK(simplify(expand_mods(square), ranges) == simple("((s0 + 3) // 4) * ((s0 + 3) // 4) * 16"));
+}
+
+TEST_CASE("sizes are equal by ranges, by facts and where remainders cancel") {
+  rules::KnownSizes known{{{"s0", {Expr(2), std::nullopt}}, {"s1", {Expr(4), Expr(4)}}}, {parse_expr("s2 // 2 - s3")}, {}};
+  auto equal_sizes = [&](const char* a, const char* b) { return rules::provably_equal(parse_expr(a), parse_expr(b), known); };
+  CHECK(equal_sizes("s0*s1", "s0*4"));
+  CHECK(equal_sizes("(s2 // 2)*7 + s0", "s3*7 + s0"));
+  CHECK(equal_sizes("s0*s0 + 2*s0*((-s0) % 4) + ((-s0) % 4)*((-s0) % 4)", "((s0 + 3) // 4) * ((s0 + 3) // 4) * 16"));
+  CHECK(!equal_sizes("s0", "0 - s0"));
+  CHECK(!equal_sizes("s2", "s3*2"));
+  CHECK(!equal_sizes("s0 + 1", "s0"));
 }
 
 TEST_CASE("facts rewrite the larger side") {

@@ -359,6 +359,7 @@ def _reduction() -> list[tuple[str, tuple, dict]]:
         call("cummax.default", t([1, 3, 3, NAN, 2, NAN]), 0),
         call("cummin.default", t([3, 1, 1, 5, 0, 0]), 0),
         call("logcumsumexp.default", t([-INF, -INF, 1, 2, INF, 1]), 0),
+        *[call(name + ".default", t([[0, 800, -800], [-900, -900.5, -1000]]), 1, False) for name in ("_softmax", "_log_softmax")],
         call("logsumexp.default", t([[-INF, -INF], [INF, 1], [1, 2]]), [1]),
         call("max.dim", t([[1, 2, 2], [NAN, 3, NAN], [-INF, -INF, -INF]]), 1),
         call("min.dim", t([[1, 1, 2], [3, NAN, NAN], [INF, INF, INF]]), 1, True),
@@ -517,11 +518,61 @@ def _special() -> list[tuple[str, tuple, dict]]:
     return [
         *[call(name + ".default", x) for name in ("i0", "special_i0e", "special_i1", "special_i1e", "special_erfcx", "special_log_ndtr", "lgamma")],
         call("special_ndtri.default", p(9)),
+        call("special_ndtri.default", t([1e-300, 1e-100, 1e-20, 1e-5, 0.1, 0.5, 0.9, 1 - 1e-10])),
         call("special_zeta.default", x.abs() + 1.1, x.abs() + 0.1),
         call("polygamma.default", 0, x),
         call("polygamma.default", 3, x),
         call("put.default", r(3, 4), t([0, 5, -1, 5], torch.int64), r(4), True),
         call("put.default", r(3, 4), t([[0, 5], [-1, 7]], torch.int64), r(4)),
+    ]
+
+
+def _views() -> list[tuple[str, tuple, dict]]:
+    return [
+        call("split.Tensor", r(7, 3), 3),
+        call("split_with_sizes.default", r(2, 9), [4, 0, 2, 3], 1),
+        call("slice_scatter.default", r(6, 9), r(6, 3), 1, 2, 9, 3),
+        call("slice_scatter.default", r(6, 9), r(4, 9), 0, 1, 5),
+        *[call("diagonal.default", r(4, 6, 2), offset, 0, 1) for offset in (-2, 0, 3)],
+        *[call("diagonal_scatter.default", r(4, 6), r(count), offset) for count, offset in ((2, -2), (4, 0), (3, 3))],
+        *[call("diag_embed.default", r(2, 3), offset, 0, -1) for offset in (-1, 0, 2)],
+        call("pixel_shuffle.default", r(2, 12, 2, 3), 2),
+        call("pixel_unshuffle.default", r(2, 3, 4, 6), 2),
+        call("masked_scatter.default", r(3, 4), r(3, 4) > 0, r(12)),
+        call("unfold.default", r(3, 9), 1, 3, 2),
+        call("roll.default", r(4, 5), [1, -7], [0, 1]),
+        call("flip.default", r(4, 5), [1]),
+        call("upsample_nearest1d.default", r(1, 2, 2).float(), [82], None),  # float32 takes another element than the fraction says
+    ]
+
+
+def _formulas() -> list[tuple[str, tuple, dict]]:
+    x, x2 = torch.linspace(-4.1, 5.3, 23, dtype=torch.float64), p(9) * 0.8
+    far = t([0.5, 7.9, 14.0, 29.0, 31.0, 80.0, 700.0, -40.0])  # on both sides of where the series gives way to the asymptotic one
+    names = ("silu", "sigmoid", "rsqrt", "reciprocal", "frac", "deg2rad", "rad2deg", "mish", "hardsigmoid", "hardswish", "softplus", "elu")
+    return [
+        *[call(name + ".default", x) for name in names],
+        *[call("gelu.default", x, approximate=form) for form in ("none", "tanh")],
+        *[call("logit.default", x2, eps) for eps in (None, 0.1)],
+        call("leaky_relu_backward.default", r(9), r(9), 0.1, False),
+        call("softplus_backward.default", r(9), r(9), 2, 1),
+        call("hardtanh_backward.default", r(9), r(9), -0.5, 0.7),
+        *[call("elu_backward.default", r(9), 0.7, 1.3, 0.9, of_result, r(9) * 0.6) for of_result in (False, True)],
+        *[call("index_add.default", base, 0, n(5, low=0, high=4), source) for base, source in ((r(4, 3), r(5, 3)), (r(4) > 0, r(5) > 0))],
+        call("index_add.default", r(4, 3), 1, n(5, low=0, high=3), r(4, 5), alpha=2.5),
+        call("logsumexp.default", t([[0, 800, -800], [-900, -900.5, -1000], [-INF] * 3]), [1]),
+        call("binary_cross_entropy.default", x2, p(9) * 0.8, p(9), 2),
+        call("binary_cross_entropy_backward.default", r(9), x2, p(9) * 0.8, p(9), 0),
+        call("_pdist_forward.default", r(5, 3), 2.0),
+        call("huber_loss.default", r(9), r(9), 1, 0.7),
+        call("huber_loss_backward.default", r(9), r(9), r(9), 0, 0.7),
+        *[call("smooth_l1_loss.default", r(9), r(9), 2, beta) for beta in (0.0, 0.7)],
+        *[call("smooth_l1_loss_backward.default", r(9), r(9), r(9), 0, beta) for beta in (0.0, 0.7)],
+        call("soft_margin_loss.default", r(9), r(9).sign(), 1),
+        call("mse_loss.default", r(9), r(9), 1),
+        call("mse_loss_backward.default", r(9), r(9), r(9), 0),
+        *[call("_adaptive_avg_pool2d_backward.default", r(1, 2, *out), r(1, 2, 7, 8)) for out in ((3, 5), (7, 4), (9, 2))],
+        *[call(name + ".default", far) for name in ("special_i0e", "special_i1e")],
     ]
 
 
@@ -540,6 +591,8 @@ CALLS = [
     call("avg_pool2d.default", torch.arange(-20, 22).reshape(1, 6, 7), [3, 2], [2, 2], [1, 1], True, False),
     call("avg_pool2d.default", torch.arange(-20, 22).reshape(1, 6, 7), [2, 2], [2, 1], [0, 0], False, True, 3),
     *_special(),
+    *_views(),
+    *_formulas(),
 ]
 
 

@@ -45,8 +45,6 @@ struct Lowering {
       if (!library) continue;
       for (const auto& [name, value] : library->arguments) collect_words(value, taken);
     }
-    for (const auto& input : graph.inputs)
-      if (input.kind == torch_ir::InputKind::symbol) taken.insert(input.name);
     for (const std::string& name : taken) {
       names.reserve(name);
       reserved.insert(name);
