@@ -342,6 +342,21 @@ TEST_CASE("tuple reductions") {
         {{"m", 9}, {"n", 11}});
 }
 
+TEST_CASE("a softmax of no scores, and of scores that are all -inf") {
+  const char* text = R"(tile @k(x: f32[m, n], out top: f32[2], out sum: f32[2]) where m in 0.., n in 0..
+  for r in 0..2:
+    reduce o0: f32, o1: f32 = online_softmax(a) over i in 0..m, lanes j in 0..n by 2:
+      a = load x[i, j]
+    store top[r] = o0
+    store sum[r] = o1
+)";
+  double inf = std::numeric_limits<double>::infinity();
+  for (auto [m, n] : {std::pair<int64_t, int64_t>{0, 9}, {3, 0}, {0, 0}, {2, 19}}) agree(text, {{"m", m}, {"n", n}});
+  agree(text, {{"m", 2}, {"n", 19}}, [&](std::vector<Array>& a) {
+    for (int64_t k = 0; k < 38; ++k) a[0].set(k, Scalar::of_float(DType::f32, -inf));
+  });
+}
+
 TEST_CASE("guards, strides, gathers and reversed axes") {
   agree(
       R"(tile @k(x: f32[40], w: f32[7, 40], t: i64[40], out a: f32[44], out b: f32[40], out c: f32[20], out d: f32[40], out e: f32[40], out f: f32[40])
@@ -520,6 +535,19 @@ TEST_CASE("all dtypes in vectors") {
   store s[0] = g
 )",
                       dtype));
+}
+
+TEST_CASE("f16 of a float64 with another's sign is rounded through float32") {
+  agree(R"(tile @k(x: f16[19], out y: f16[19])
+  for lanes i in 0..19:
+    a = load x[i]
+    wide: f64 = cast(a)
+    square = mul(wide, wide)
+    signed = copysign(square, wide)
+    single: f32 = cast(signed)
+    half: f16 = cast(single)
+    store y[i] = half
+)");
 }
 
 TEST_CASE("strided loads of an unrolled axis are transposed in registers") {

@@ -313,6 +313,8 @@ Value* FunctionEmitter::narrow(Value* value, DType to, int lanes) {
   if (to == DType::f16 && target_.features.contains("f16c")) {
     llvm::Type* half = llvm::Type::getHalfTy(module_.getContext());
     if (lanes > 1) half = llvm::FixedVectorType::get(half, static_cast<unsigned>(lanes));
+    // LLVM carries the rounding into a copysign of float64, and rounds its sign to f16 by a library function that is not there.
+    if (llvm::isa<llvm::FPTruncInst>(value)) value = b_.CreateArithmeticFence(value, value->getType());
     return b_.CreateBitCast(b_.CreateFPTrunc(value, half), i16);
   }
   Value* bits = b_.CreateBitCast(value, i32);
