@@ -192,6 +192,7 @@ def _run(arguments: argparse.Namespace) -> None:
     import torch
 
     from .capture import unwrapped_errors
+    from .expression import in_float64
     from .measure import compare, time_interleaved
     from .terminal import seconds
 
@@ -201,9 +202,10 @@ def _run(arguments: argparse.Namespace) -> None:
 
     compiled: Any = torch.compile(fn, backend=lambda gm, ex: compile_with(options, gm, ex), dynamic=True if arguments.dynamic else None)
     with _gradients(arguments), unwrapped_errors():
+        torch.manual_seed(0)
         result = compiled(*inputs)
         print(result)
-        print(compare(result, fn, inputs))
+        print(compare(result, fn, inputs, in_float64(fn)))
         if arguments.bench:
             times = time_interleaved({"eager": lambda: fn(*inputs), "deplo": lambda: compiled(*inputs)})
             for name, value in times.items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import copy
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -61,6 +63,12 @@ def parse_expression(text: str, seed: int = 0) -> tuple[Callable[..., Any], list
     exec(compile(source, "<expression>", "exec"), names)  # the user's own command line
     _try(names["expression"], inputs)
     return names["expression"], inputs
+
+
+def in_float64(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of an expression with its layers in float64."""
+    names = {name: copy.deepcopy(value).double() if isinstance(value, torch.nn.Module) else value for name, value in function.__globals__.items()}
+    return types.FunctionType(function.__code__, names)
 
 
 def _try(function: Callable[..., Any], inputs: list[torch.Tensor]) -> None:

@@ -261,6 +261,11 @@ def test_lists(capsys):
 def test_run_and_explain(capsys):
     status, out, err = run(capsys, "run", "-c", "softmax(r(4, 8), -1)")
     assert status == 0 and "largest error" in out, err
+    for random in ("torch.rand(4) + 1", "torch.randint(0, 99, (8,)) + r(8) * 0"):
+        status, out, err = run(capsys, "run", "-c", random)
+        assert status == 0 and "largest error: deplo 0, eager 0" in out, out + err
+    status, out, err = run(capsys, "run", "-c", "nn.LSTM(3, 4)(r(2, 1, 3))[0] * 2")
+    assert status == 0 and 0 < float(out.rpartition("eager ")[2]) < 1e-5, out + err
     status, out, err = run(capsys, "explain", "-c", "softmax(r(64, 128), -1) + torch.sort(r(64, 128), -1)[0]")
     assert status == 0 and "library call" in out and "aten.sort" in out, err
 
