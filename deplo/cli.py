@@ -27,6 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # A reader such as head went away: nothing is left to say, not even at exit.
         _discard_output()
+    except (IndexError, TypeError, ValueError, RuntimeError) as error:
+        # PyTorch's own complaint about an expression. Dynamo's errors, and with DEPLO_DEBUG all, keep their traceback.
+        if not getattr(options, "expression", None) or type(error).__module__ != "builtins" or os.environ.get("DEPLO_DEBUG"):
+            raise
+        print(f"deplo: <expression>: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", file=sys.stderr)
+        return 1
     except OSError as error:
         print(f"deplo: {error.strerror or error}", file=sys.stderr)
         _discard_output()

@@ -1,10 +1,4 @@
-// Reads IR text of any level, runs passes and lowerings by name, prints the IR that results.
-//
-//   deplo_opt FILE.ir|-                           parse, verify, print
-//   deplo_opt FILE.ir --pass NAME [--pass NAME]   only these, in this order; lower_to_<level> is the lowering alone
-//   deplo_opt FILE.ir --lower LEVEL               the whole pipeline down to LEVEL
-//   options: --target cpu|cuda  --vector-bytes N  --feature avx512bf16  --hint s0=32  --disable PASS  --schedule KERNEL=TEXT  --list  --dump
-// Exit status: 0, 1 for an error in the input (UserError), 2 for one in deplo, 3 for what deplo does not support.
+// Reads IR text of any level, runs passes and lowerings by name, prints the IR that results: kUsage.
 
 #include <algorithm>
 #include <fstream>
@@ -13,6 +7,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -27,11 +22,30 @@ namespace {
 using namespace deplo;
 using AnyModule = std::variant<torch_ir::Graph, tensor_ir::Graph, loop_ir::Module, tile_ir::Module, kernel_ir::Module>;
 
+constexpr std::string_view kUsage = R"(deplo_opt reads IR text of any level, runs passes and lowerings by name, and prints the IR that results.
+
+  deplo_opt FILE.ir|-                           parse, verify, print
+  deplo_opt FILE.ir --pass NAME [--pass NAME]   only these, in this order; lower_to_LEVEL is the lowering alone
+  deplo_opt FILE.ir --lower LEVEL               the whole pipeline down to LEVEL
+  deplo_opt --list                              the passes of each level
+
+  --target cpu|cuda         what schedules are for (cpu)
+  --vector-bytes N          of a vector register (32)
+  --feature NAME            one that the CPU has, as avx512bf16
+  --hint s0=32              an example size of a symbol, for costs
+  --schedule KERNEL=TEXT    a schedule by hand
+  --disable PASS            leave a pass out
+  --dump                    print the IR after each pass on standard error
+
+Exit status: 0, 1 for an error in the input, 2 for one in deplo, 3 for what deplo does not support.
+)";
+
 struct Arguments {
   std::string file;
   std::vector<std::string> passes;
   std::string lower;
   bool list = false;
+  bool help = false;
   PassContext context;
   PipelineOptions options;
 };
@@ -64,6 +78,8 @@ Arguments parse_arguments(const std::vector<std::string>& words) {
       arguments.lower = value();
     } else if (word == "--list") {
       arguments.list = true;
+    } else if (word == "--help" || word == "-h") {
+      arguments.help = true;
     } else if (word == "--dump") {
       arguments.options.observer = [](const std::string& level, const std::string& pass, const std::string& text, bool changed) {
         std::cerr << "# " << level << '/' << pass << (changed ? "\n" + text : " (unchanged)\n");
@@ -88,7 +104,8 @@ Arguments parse_arguments(const std::vector<std::string>& words) {
       arguments.file = word;
     }
   }
-  DEPLO_CHECK(arguments.list || !arguments.file.empty(), "no file: deplo_opt FILE.ir|- [--pass NAME]... [--lower LEVEL]");
+  DEPLO_CHECK(arguments.list || arguments.help || !arguments.file.empty(),
+              "no file: deplo_opt FILE.ir|- [--pass NAME]... [--lower LEVEL]; more by --help");
   arguments.options.verify_each = true;
   return arguments;
 }
@@ -180,7 +197,9 @@ void list(const char* level, const std::vector<Pass<M>>& passes) {
 int main(int argc, char** argv) {
   try {
     Arguments arguments = parse_arguments({argv + 1, argv + argc});
-    if (arguments.list) {
+    if (arguments.help) {
+      std::cout << kUsage;
+    } else if (arguments.list) {
       list("torch", torch_passes());
       list("tensor", tensor_passes());
       list("loop", loop_passes());

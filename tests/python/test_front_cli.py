@@ -261,6 +261,8 @@ def test_lists(capsys):
 def test_run_and_explain(capsys):
     status, out, err = run(capsys, "run", "-c", "softmax(r(4, 8), -1)")
     assert status == 0 and "largest error" in out, err
+    status, out, err = run(capsys, "run", "-c", "softmax(r(4, 8), 5)")
+    assert status == 1 and "IndexError: Dimension out of range" in err and len(err.splitlines()) == 1, err
     for random in ("torch.rand(4) + 1", "torch.randint(0, 99, (8,)) + r(8) * 0"):
         status, out, err = run(capsys, "run", "-c", random)
         assert status == 0 and "largest error: deplo 0, eager 0" in out, out + err

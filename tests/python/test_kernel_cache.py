@@ -69,6 +69,11 @@ def _flip(entry: Path) -> None:
     entry.write_bytes(data)
 
 
+def _other_symbol(entry: Path) -> None:
+    magic, key, symbol, rest = entry.read_bytes().split(b"\n", 3)
+    entry.write_bytes(b"\n".join([magic, key, symbol[:-1] + b"x", rest]))
+
+
 def _empty(entry: Path) -> None:
     entry.write_bytes(b"")
 
@@ -103,7 +108,7 @@ def _other_key(entry: Path) -> None:
 
 
 @needs_core
-@pytest.mark.parametrize("harm", [_shorten, _flip, _empty, _foreign, _other_format, _writable_by_others, _link, _folder, _other_key])
+@pytest.mark.parametrize("harm", [_shorten, _flip, _other_symbol, _empty, _foreign, _other_format, _writable_by_others, _link, _folder, _other_key])
 def test_an_entry_that_is_not_right_is_a_miss(tmp_path, harm):
     assert outcome(start(SOFTMAX, tmp_path)) == [1, 0]
     (entry,) = tmp_path.glob("*.o")

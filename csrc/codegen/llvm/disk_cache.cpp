@@ -17,11 +17,13 @@ namespace deplo {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::string_view kMagic = "deplo-kernel-1\n";
+constexpr std::string_view kMagic = "deplo-kernel-2\n";
 
-// magic, key, symbol, checksum of the object: a line each; then the object.
+std::string checksum_of(const DiskCache::Entry& entry) { return sha256_hex(entry.symbol + '\n' + entry.object); }
+
+// magic, key, symbol, checksum of symbol and object: a line each; then the object.
 std::string serialize(const std::string& key, const DiskCache::Entry& entry) {
-  return fmt::format("{}{}\n{}\n{}\n", kMagic, key, entry.symbol, sha256_hex(entry.object)) + entry.object;
+  return fmt::format("{}{}\n{}\n{}\n", kMagic, key, entry.symbol, checksum_of(entry)) + entry.object;
 }
 
 std::optional<DiskCache::Entry> deserialize(const std::string& key, const std::string& bytes) {
@@ -39,7 +41,7 @@ std::optional<DiskCache::Entry> deserialize(const std::string& key, const std::s
   entry.symbol = line();
   std::string checksum = line();
   entry.object = bytes.substr(at);
-  if (entry.symbol.empty() || sha256_hex(entry.object) != checksum) return std::nullopt;
+  if (entry.symbol.empty() || checksum_of(entry) != checksum) return std::nullopt;
   return entry;
 }
 
