@@ -252,7 +252,7 @@ class _Importer:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             self._symbol_input(value, position)
-        elif isinstance(value, torch.Tensor):
+        elif isinstance(value, torch.Tensor) and not _is_token(node):
             info = placeholder_info(node, self.outer, self.static)
             shown = self._type(value, f"input {info.name}")
             self.names[node] = name = self._fresh(info.name)
@@ -265,7 +265,7 @@ class _Importer:
                 expr = sizes.expr_of(size)
                 if expr.is_Symbol:
                     self.symbols.setdefault(str(expr.name), (position, dim))
-        # None, numbers and script objects: no argument of the program; a use of one is refused where it occurs.
+        # None, tokens, numbers and script objects: no argument of the program; a use of one is refused where it occurs.
 
     def _symbol_input(self, value: torch.SymInt, position: int) -> None:
         expr = sizes.expr_of(value)
@@ -307,6 +307,9 @@ class _Importer:
         elif node.target is torch.ops.higher_order.run_with_rng_state:
             state, target, *args = node.args
             self._line(node, target, args, node.kwargs, node, self._argument(state, "Tensor", node))
+        elif node.target is torch.ops.higher_order.with_effects:
+            self._pass_token(node)
+            self._line(node, node.args[1], node.args[2:], node.kwargs, node)
         else:
             self._line(node, node.target, node.args, node.kwargs, node)
 
@@ -323,6 +326,19 @@ class _Importer:
             raise UnsupportedError(f"{target} draws numbers that nothing reads{_where(node)}")
         self.opened.add(parts[1])
         self._line(node, target, args, node.kwargs, parts[1])
+
+    def _pass_token(self, node: torch.fx.Node) -> None:
+        """A call with an effect takes a token and gives one, so that PyTorch keeps such calls in order; programs keep their ATen calls in order.
+
+        A token is no value: callers give None for it.
+        """
+        token = node.args[0]
+        if not isinstance(token, torch.fx.Node) or token not in self.positions:
+            raise UnsupportedError(f"{node.args[1]} takes a token that is no input of the graph{_where(node)}")
+        for user in node.users:
+            if user.target is operator.getitem and user.args[1] == 0:
+                self.opened.add(user)
+                self.positions[user] = self.positions[token]
 
     def _line(self, node: torch.fx.Node, target: Any, args: Sequence[Any], kwargs: dict[str, Any], shown: torch.fx.Node, generator: str = "") -> None:
         """The call of `target` that `node` makes, with the results of `shown`; from a generator in the state `generator`, if given."""
@@ -342,7 +358,10 @@ class _Importer:
             value = _inferred(node, target, args, kwargs)  # PyTorch's partitioner leaves it out
         if torch.Tag.nondeterministic_seeded in target.tags and any(x.device.type != "cpu" for x in _tensors(value)):
             raise UnsupportedError(f"{op} draws from the generator of a GPU{_where(node)}")
-        results = self._results(shown, value)
+        first = int(node.target is torch.ops.higher_order.with_effects)
+        if first:
+            value = tuple(value or ())[1:] if target._schema.returns else None
+        results = self._results(shown, value, first)
         source, module = provenance(node)
         function = function_of(node)
         called = f":{function}" if function not in ("", packet_name(node).lstrip("_")) else ""
@@ -351,7 +370,8 @@ class _Importer:
         line += f" in {_quote(module + called)}" if module + called else ""
         self.lines.append(line)
 
-    def _results(self, node: torch.fx.Node, value: Any) -> list[str]:
+    def _results(self, node: torch.fx.Node, value: Any, first: int = 0) -> list[str]:
+        """The results of `node`, typed. Of several, the getitem of the first one asks for `first`."""
         if value is None:
             return []
         if isinstance(value, torch.Tensor):
@@ -363,7 +383,7 @@ class _Importer:
             raise UnsupportedError(f"{node.target} returns a {type(value).__name__}{_where(node)}")
         getitems = {user.args[1]: user for user in reversed(list(node.users)) if user.target is operator.getitem}
         results = []
-        for index, item in enumerate(value):
+        for index, item in enumerate(value, first):
             user = getitems.get(index)
             name = self._fresh(user.name if user is not None else f"{node.name}_{index}")
             if isinstance(item, torch.Tensor):
@@ -560,6 +580,11 @@ class _Importer:
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [x for x in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(x, torch.Tensor)]
+
+
+def _is_token(node: torch.fx.Node) -> bool:
+    """Whether a placeholder is what puts calls with effects in order, for which callers give None."""
+    return any(user.target is torch.ops.higher_order.with_effects and user.args[0] is node for user in node.users)
 
 
 def _size(value: Any) -> Any:

@@ -18,6 +18,7 @@ from torch import nn
 
 import deplo
 from deplo import backend, executable
+from deplo.backend import collect_records
 from deplo.capture import unwrapped_errors
 from deplo.errors import FallbackWarning, InternalError, UnsupportedError, UserError
 
@@ -555,6 +556,35 @@ def test_rolls_and_unpooling_keep_the_order_in_memory(dynamic):
 
 
 @needs_core
+@needs_core
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "fn, call",
+    [
+        (lambda a: torch.linalg.inv(torch.linalg.inv(a) + 1) * 2, "aten.linalg_inv_ex.default"),
+        (lambda a: torch.linalg.cholesky(a) - 1, "aten.linalg_cholesky_ex.default"),
+        (lambda a: torch.linalg.solve(a, a[..., 0]) * 2, "aten._linalg_solve_ex.default"),
+    ],
+    ids=["inv", "cholesky", "solve"],
+)
+def test_checks_of_factorisations_belong_to_the_program(fn, call, dynamic):
+    torch.manual_seed(0)
+    m = torch.randn(5, 4, 4)
+    a = (m @ m.mT + torch.eye(4)).requires_grad_()
+    allowed = [call, "aten._linalg_check_errors.default"]
+    with torch.no_grad(), collect_records() as records:
+        compiled = torch.compile(fn, backend="deplo", dynamic=dynamic, options={"strict": True, "allow_library": allowed})
+        assert torch.equal(compiled(a.detach()), fn(a))
+        with pytest.raises(torch.linalg.LinAlgError) as error:
+            compiled(torch.zeros(5, 4, 4))
+        with pytest.raises(torch.linalg.LinAlgError) as expected:
+            fn(torch.zeros(5, 4, 4))
+        assert str(error.value) == str(expected.value)
+    assert len(records) == 1
+    trained = torch.compile(fn, backend="deplo", dynamic=dynamic, options={"strict": True})
+    torch.testing.assert_close(torch.autograd.grad(trained(a).sum(), a), torch.autograd.grad(fn(a).sum(), a))
+
+
 def test_strict_may_name_the_library_calls_it_allows():
     def fn(x):
         return torch.sort(x * 2)[0]

@@ -100,6 +100,7 @@ constexpr Reason kReasons[] = {
     {"aten._fft_c2r", kFourier},
     {"aten._fft_c2c", kFourier},
     {"aten.linalg_inv_ex", kLinalg},
+    {"aten._linalg_check_errors", "raises what a factorisation reports"},
     {"aten.linalg_solve_triangular", kLinalg},
     {"aten.linalg_qr", kLinalg},
     {"aten.linalg_cholesky_ex", kLinalg},

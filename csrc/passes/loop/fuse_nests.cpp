@@ -236,6 +236,20 @@ struct Fuser {
     return false;
   }
 
+  // Rows of parts of a result (heads of a layer): no schedule takes those, for the part lies inside of the rows.
+  static bool parts_rows(const Group& a, const AxisPairs& pairs) {
+    for (const auto& c : a.contractions) {
+      auto shares = [&](analysis::AxisClass of) {
+        auto axes = c.axes_of(of);
+        return std::any_of(axes.begin(), axes.end(), [&](const auto& axis) {
+          return std::any_of(pairs.begin(), pairs.end(), [&](const auto& pair) { return pair.first == axis.name; });
+        });
+      };
+      if (shares(analysis::AxisClass::m) && shares(analysis::AxisClass::n)) return true;
+    }
+    return false;
+  }
+
   bool profitable(size_t first, size_t second, const AxisPairs& pairs, const std::set<std::string>& flow) {
     const Group& a = groups[first];
     const Group& b = groups[second];
@@ -252,7 +266,7 @@ struct Fuser {
       if (whole_a && whole_b) return contracts_a;  // an epilogue; prologues are fuse_producers' business
       // Rows of a contraction may stay in cache if it gives up one axis; what prepares an operand stays apart.
       if (!contracts_a || pairs.empty() || a.nest.axes.size() > pairs.size() + 1) return false;
-      if (gives_up_batch(a, pairs)) return false;
+      if (gives_up_batch(a, pairs) || parts_rows(a, pairs)) return false;
       if (contracts_b && !chainable(a, b, flow)) return false;
       loop_ir::Names scratch = names[first];
       return keep_rows(join(a.nest, b.nest, pairs, scratch), flow);
