@@ -162,6 +162,10 @@ def _sources(arguments: argparse.Namespace, options: Options) -> list[tuple[str,
     fn, inputs = _expression(arguments)
     with _gradients(arguments):
         records = capture(fn, inputs, dynamic=True if arguments.dynamic else None, backward=arguments.backward, options=options)
+    if not records:
+        from .explanation import NO_GRAPH
+
+        raise UserError(NO_GRAPH)
     return [(record.torch_ir, record.hints) for record in records]
 
 

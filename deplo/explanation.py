@@ -20,7 +20,7 @@ _CALL = re.compile(
     r"  %(?P<value>\w+): .*= \w+\.(?P<op>\w+)[\w.]*\(.*\)"
     r'(?: at "(?P<source>[^"]*)")?(?: in "(?P<module>[^":]*)(?::(?P<function>[^"]*))?")?$'
 )
-_NO_GRAPH = (
+NO_GRAPH = (
     "no graph: Dynamo found no tensor operation that it hands to a backend; either there is none, or PyTorch runs the function in eager mode"
     " (sparse and quantised inputs, code that it cannot trace: torch.compile with fullgraph=True says why)"
 )
@@ -159,14 +159,14 @@ class Explanation:
                 parts.append(table_text(("library call", "reason"), graph.library))
             parts.extend(graph.notes(self.machine))
             parts.append("")
-        return "\n".join(parts or [_NO_GRAPH]).rstrip() + "\n"
+        return "\n".join(parts or [NO_GRAPH]).rstrip() + "\n"
 
     __repr__ = __str__
 
     def show(self) -> None:
         """Prints it: with rich on a terminal, plain in a pipe."""
         if not self.graphs:
-            print(_NO_GRAPH)
+            print(NO_GRAPH)
         for graph in self.graphs:
             print(graph.title())
             if graph.kernels:

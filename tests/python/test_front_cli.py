@@ -305,6 +305,8 @@ def test_explain_says_that_there_is_no_graph(capsys):
     explanation = deplo.explain(lambda: 3)
     explanation.show()
     assert capsys.readouterr().out == str(explanation) and "no graph: Dynamo found no tensor operation" in str(explanation)
+    assert main(["compile", "-c", "3"]) == 1
+    assert "no graph: Dynamo found no tensor operation" in capsys.readouterr().err
 
 
 def test_a_file_is_not_run(capsys):

@@ -90,7 +90,7 @@ std::vector<Value> with_index(Builder& b, Combiner combiner, Value x, std::optio
   return b.reduce_many(combiner, {x, b.index(DType::i64, x.type.shape, position)}, axes, keepdim);
 }
 
-// argmin and argmax order bool as 0 < 1.
+// Extremes order bool as 0 < 1.
 Value ordered(Builder& b, const Value& v) { return v.type.dtype == DType::boolean ? b.cast(v, DType::u8) : as_compute(b, v); }
 
 template <Combiner combiner>
@@ -103,6 +103,7 @@ template <Combiner combiner>
 std::vector<Value> extreme_index(Builder& b, const Call& call) {
   std::optional<int64_t> dim;
   if (call.has("dim")) dim = call.integer("dim");
+  DEPLO_SUPPORT(call.tensor("self").type.dtype != DType::boolean, "{} of bool, which PyTorch refuses", call.op());
   auto found = with_index(b, combiner, ordered(b, call.tensor("self")), dim, keepdim_argument(call));
   return {conform(b, found[1], call.result())};
 }
