@@ -16,10 +16,11 @@ namespace {
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = 2 << 20;
-/// So much free memory is kept at least; beyond it, as much as was in use at once of late, up to a share of the machine's.
+/// So much free memory is kept at least; beyond it, as much as was in use at once of late, up to a share of the machine's. That is forgotten
+/// while kPeakMemory times as much is given back: a training step gives its thousand blocks back and takes them again.
 constexpr int64_t kFreeFloor = 256 << 20;
 constexpr int64_t kShareOfMachine = 8;
-constexpr int64_t kPeakMemory = 256;
+constexpr int64_t kPeakMemory = 64;
 
 int64_t physical_bytes() {
   static const int64_t bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
@@ -62,7 +63,7 @@ class Pool {
   void give(Block block) {
     std::unique_lock lock(mutex_);
     used_bytes_ -= block.bytes;
-    recent_peak_ = std::max(used_bytes_, recent_peak_ - recent_peak_ / kPeakMemory);
+    recent_peak_ = std::max(used_bytes_, recent_peak_ - block.bytes / kPeakMemory);
     if (used_bytes_ + free_bytes_ + block.bytes > std::max(used_bytes_ + kFreeFloor, std::min(recent_peak_, physical_bytes() / kShareOfMachine))) {
       lock.unlock();
       munmap(block.data, static_cast<size_t>(block.bytes));
@@ -101,7 +102,7 @@ class Pool {
   std::multimap<int64_t, char*> free_;  ///< by size
   int64_t free_bytes_ = 0;
   int64_t used_bytes_ = 0;
-  int64_t recent_peak_ = 0;  ///< of used_bytes_; forgotten over some kPeakMemory returns
+  int64_t recent_peak_ = 0;  ///< of used_bytes_, forgotten slowly
 };
 
 /// Never destroyed: blocks may die during exit, after static destructors ran.

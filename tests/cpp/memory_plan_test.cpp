@@ -2,6 +2,9 @@
 
 #include <catch2/catch.hpp>
 #include <random>
+#include <vector>
+
+#include "runtime/memory.h"
 
 using namespace deplo::runtime;
 
@@ -50,4 +53,23 @@ TEST_CASE("random lifetimes never overlap and stay near the peak") {
     }
     CHECK(plan.bytes <= 2 * peak_bytes(lifetimes, 64));
   }
+}
+
+TEST_CASE("memory that a round of many blocks gives back is there for the next round") {
+  constexpr int64_t kBlock = 1 << 20;
+  constexpr int64_t kBlocks = 1000;  // four times of what is kept at least
+  trim_memory();
+  const int64_t before = memory_stats().used_bytes;
+  for (int round = 0; round < 3; ++round) {
+    std::vector<Memory> blocks;
+    for (int64_t k = 0; k < kBlocks; ++k) blocks.emplace_back(kBlock + k % 7);
+    CHECK(memory_stats().used_bytes - before >= kBlocks * kBlock);
+    while (!blocks.empty()) blocks.pop_back();
+    CHECK(memory_stats().free_bytes >= kBlocks * kBlock * 9 / 10);
+  }
+  // What was in use at once long ago is not kept.
+  for (int64_t k = 0; k < 100 * kBlocks; ++k) Memory block(kBlock);
+  CHECK(memory_stats().free_bytes <= (256 << 20) + 2 * kBlock);
+  trim_memory();
+  CHECK(memory_stats().free_bytes == 0);
 }
