@@ -5,11 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <new>
 #include <utility>
+#include <vector>
 
 namespace deplo::runtime {
 namespace {
@@ -41,9 +41,7 @@ class Pool {
       std::lock_guard lock(mutex_);
       auto at = free_.lower_bound(bytes);
       if (at != free_.end() && at->first <= bytes + bytes / 4) {
-        Block block{at->second, at->first};
-        free_.erase(at);
-        free_bytes_ -= block.bytes;
+        Block block = remove(at);
         use(block.bytes);
         return block;
       }
@@ -61,26 +59,28 @@ class Pool {
   }
 
   void give(Block block) {
-    std::unique_lock lock(mutex_);
-    used_bytes_ -= block.bytes;
-    recent_peak_ = std::max(used_bytes_, recent_peak_ - block.bytes / kPeakMemory);
-    if (used_bytes_ + free_bytes_ + block.bytes > std::max(used_bytes_ + kFreeFloor, std::min(recent_peak_, physical_bytes() / kShareOfMachine))) {
-      lock.unlock();
-      munmap(block.data, static_cast<size_t>(block.bytes));
-      return;
+    std::vector<Block> gone;
+    {
+      std::lock_guard lock(mutex_);
+      used_bytes_ -= block.bytes;
+      recent_peak_ = std::max(used_bytes_, recent_peak_ - block.bytes / kPeakMemory);
+      free_bytes_ += block.bytes;
+      by_age_.emplace(given_, free_.emplace(block.bytes, Free{block.data, given_}));
+      ++given_;
+      // What nobody has asked for the longest goes first: programs that are gone leave sizes that no other one has.
+      const int64_t most = std::max(used_bytes_ + kFreeFloor, std::min(recent_peak_, physical_bytes() / kShareOfMachine));
+      while (used_bytes_ + free_bytes_ > most) gone.push_back(remove(by_age_.begin()->second));
     }
-    free_.emplace(block.bytes, block.data);
-    free_bytes_ += block.bytes;
+    unmap(gone);
   }
 
   void trim() {
-    std::multimap<int64_t, char*> blocks;
+    std::vector<Block> gone;
     {
       std::lock_guard lock(mutex_);
-      blocks.swap(free_);
-      free_bytes_ = 0;
+      while (!by_age_.empty()) gone.push_back(remove(by_age_.begin()->second));
     }
-    for (const auto& [bytes, data] : blocks) munmap(data, static_cast<size_t>(bytes));
+    unmap(gone);
   }
 
   MemoryStats stats() {
@@ -98,8 +98,28 @@ class Pool {
     recent_peak_ = std::max(recent_peak_, used_bytes_);
   }
 
+  struct Free {
+    char* data;
+    uint64_t age;  ///< blocks that were given back before it
+  };
+  using BySize = std::multimap<int64_t, Free>;
+
+  Block remove(BySize::iterator at) {
+    Block block{at->second.data, at->first};
+    by_age_.erase(at->second.age);
+    free_.erase(at);
+    free_bytes_ -= block.bytes;
+    return block;
+  }
+
+  static void unmap(const std::vector<Block>& blocks) {
+    for (const Block& block : blocks) munmap(block.data, static_cast<size_t>(block.bytes));
+  }
+
   std::mutex mutex_;
-  std::multimap<int64_t, char*> free_;  ///< by size
+  BySize free_;
+  std::map<uint64_t, BySize::iterator> by_age_;
+  uint64_t given_ = 0;
   int64_t free_bytes_ = 0;
   int64_t used_bytes_ = 0;
   int64_t recent_peak_ = 0;  ///< of used_bytes_, forgotten slowly

@@ -67,6 +67,12 @@ TEST_CASE("memory that a round of many blocks gives back is there for the next r
     while (!blocks.empty()) blocks.pop_back();
     CHECK(memory_stats().free_bytes >= kBlocks * kBlock * 9 / 10);
   }
+  // A program of other sizes takes the place of one that is gone.
+  for (int round = 0; round < 2; ++round) {
+    std::vector<Memory> blocks;
+    for (int64_t k = 0; k < kBlocks / 4; ++k) blocks.emplace_back(4 * kBlock);
+    if (round == 1) CHECK(memory_stats().free_bytes <= kBlocks * kBlock / 10);
+  }
   // What was in use at once long ago is not kept.
   for (int64_t k = 0; k < 100 * kBlocks; ++k) Memory block(kBlock);
   CHECK(memory_stats().free_bytes <= (256 << 20) + 2 * kBlock);
