@@ -357,8 +357,10 @@ def unary(g: Grower) -> Line | None:
         "({}.abs() + 0.5).rsqrt()",
         "F.gelu({})", "F.gelu({}, approximate='tanh')", "F.silu({})", "F.softplus({})", "F.mish({})", "F.elu({})", "F.leaky_relu({}, 0.1)",
         "{}.atan()", "{}.sinh()", "{}.expm1()", "{}.abs().log1p()", "{} / 3", "({}.abs() + 1).reciprocal()", "{}.pow(3)", "F.hardswish({})",
-        "F.logsigmoid({})", "{}.clamp(-1, 1).asin()", "{}.asinh()", "{}.abs().pow(1.5)", "{}.exp2()", "F.hardsigmoid({})", "{} * 0.37",
+        "F.logsigmoid({})", "{}.clamp(-1, 1).asin()", "{}.asinh()", "{}.abs().pow(1.5)", "{}.exp2()", "{} * 0.37",
     ]  # fmt: skip
+    if v.tensor.dtype != torch.float64:
+        smooth.append("F.hardsigmoid({})")  # eager's gradient multiplies by 1 / 6 as float32 has it, deplo's as float64 does
     jumps = set(smooth)
     template = g.pick([*exact, *(smooth if v.is_float or not g.backward else [])])
     return template.format(v.name), template not in jumps
