@@ -58,7 +58,7 @@ RECOMPUTED = (
     + ["_batch_norm_with_update_functional", "_native_batch_norm_legit_functional", "batch_norm_backward", "native_batch_norm_backward"]
     + ["native_group_norm", "native_group_norm_backward", "native_layer_norm", "native_layer_norm_backward"]
     + ["elu", "elu_backward", "gelu", "gelu_backward", "glu", "glu_backward", "hardsigmoid", "hardsigmoid_backward", "hardswish"]
-    + ["hardswish_backward", "hardtanh", "hardtanh_backward", "leaky_relu", "leaky_relu_backward", "log_sigmoid_backward", "log_sigmoid_forward"]
+    + ["hardswish_backward", "hardtanh", "hardtanh_backward", "leaky_relu", "leaky_relu_backward", "log_sigmoid_backward"]
     + ["mish", "mish_backward", "sigmoid_backward", "silu", "silu_backward", "softplus", "softplus_backward", "tanh_backward", "threshold_backward"]
 )
 
@@ -107,6 +107,10 @@ def _ours() -> dict[Any, Any]:
         result = empty.scatter(-1, indices.flatten(-rank), x.flatten(-rank)).view(*images, *output_size)
         return result.contiguous(memory_format=torch._prims_common.suggest_memory_format(x)) if x.dim() == 4 and rank == 2 else result
 
+    def log_sigmoid(x: torch.Tensor) -> Any:
+        """Contiguous, as the CPU's kernel gives it for any order in memory."""
+        return NotImplemented if x.is_contiguous() else aten.log_sigmoid_forward.default(x.contiguous())
+
     def embedding_renorm(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> Any:
         flat = indices.reshape(-1)
         rows = weight[flat]
@@ -141,6 +145,7 @@ def _ours() -> dict[Any, Any]:
         aten.max_unpool2d.default: max_unpool,
         aten.max_unpool3d.default: max_unpool,
         aten.embedding_renorm.default: embedding_renorm,
+        aten.log_sigmoid_forward.default: log_sigmoid,
         aten.segment_reduce.default: _segment_reduce,
         **pools,
         **dict.fromkeys(backward, fractional_max_pool_backward),
@@ -196,8 +201,10 @@ def _segment_reduce(
 def _own() -> dict[Any, Any]:
     """Forms in which the partitioner finds less to save."""
     import torch
+    from torch._decomp import get_decompositions
 
     aten = torch.ops.aten
+    formula_of_log_sigmoid = get_decompositions([aten.log_sigmoid_forward])[aten.log_sigmoid_forward.default]
     pool, pool_backward = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
 
     def alias(x: torch.Tensor) -> Any:
@@ -226,6 +233,10 @@ def _own() -> dict[Any, Any]:
         shape = [*x.shape[:dim], len(tensors) * x.shape[dim], *x.shape[dim + 1 :]]
         return x.unsqueeze(dim).expand(*x.shape[:dim], len(tensors), *x.shape[dim:]).clone(memory_format=torch.contiguous_format).view(shape)
 
+    def log_sigmoid(x: torch.Tensor) -> Any:
+        """Pointwise, and contiguous as the CPU's kernel gives it."""
+        return formula_of_log_sigmoid(x.contiguous())
+
     def places_in_windows(x: torch.Tensor, kernel: list[int], stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Any:
         """Indices by way of places in their windows, which need one byte each to save."""
         values, indices = pool(x, kernel, stride, padding, dilation, ceil_mode)
@@ -248,6 +259,7 @@ def _own() -> dict[Any, Any]:
         aten.transpose.int: transpose,
         aten.bmm.default: product_of_vectors,
         aten.cat.default: repeated,
+        aten.log_sigmoid_forward.default: log_sigmoid,
         pool: _once(places_in_windows),
         pool_backward: _once(shape_alone),
     }

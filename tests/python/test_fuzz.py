@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from fuzz.check import Wrong, check, difference, inputs_of, run, run_in
@@ -86,6 +87,18 @@ def test_what_float64_refuses_is_judged_by_eager_mode() -> None:
     assert not difference(program, program.sizes, [want[0] * (1 + 1e-7), *want[1:]], want)
     assert difference(program, program.sizes, [want[0] + 1e-5, *want[1:]], want)
     check(program)
+
+
+def test_float64_products_may_be_more_exact_than_eager_mode() -> None:
+    lines = ("v0 = x1 >= -1", "v1 = x0.masked_fill(v0, 2)", "v2 = (v1 @ v1.mT).abs().sqrt()", "v3 = v2.var([1, 2], correction=0)")
+    given_inputs = (Input("x0", (), "f64", "contiguous", "floats"), Input("x1", (5, 31, "n0"), "i16", "contiguous", "ints"))
+    program = Program(given_inputs, {"n0": 31}, lines, ("v3",), (False,), (False, True))
+    x0, x1 = (t.numpy() for t in inputs_of(program, program.sizes))
+    v1 = np.where(x1 >= -1, np.longdouble(2), np.longdouble(x0))
+    exact = torch.from_numpy(np.sqrt(np.abs(v1 @ np.swapaxes(v1, 1, 2))).var((1, 2)).astype(np.float64))
+    want = run(program.function(), inputs_of(program, program.sizes), False)
+    assert not difference(program, program.sizes, [exact, *want[1:]], want)
+    assert difference(program, program.sizes, [exact * (1 + 1e-11), *want[1:]], want)
 
 
 def test_a_wrong_answer_of_deplo_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,8 +220,12 @@ def _replaced(t: torch.Tensor, values: list[Any]) -> torch.Tensor:
 # Running
 
 
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot")
+REDUCTIONS = ("sum", "mean", "var", "std", "var_mean", "std_mean", "logsumexp", "linalg_vector_norm")
+
+
 class Noise(TorchDispatchMode):
-    """Moves every float that an operator gives by at most an ulp, but for whole numbers, which are seldom rounded."""
+    """Moves every float that an operator gives by at most an ulp, but for whole numbers, which are seldom rounded, and sums in another order."""
 
     supports_higher_order_operators = True
 
@@ -230,10 +234,24 @@ class Noise(TorchDispatchMode):
         self.generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__ if isinstance(func, torch._ops.OpOverload) else ""
+        if name in PRODUCTS:
+            *rest, a, b = args
+            order = self._order(a.shape[-1])
+            args = (*rest, a[..., order], b[order] if b.dim() == 1 else b[..., order, :])
+        elif name in REDUCTIONS:
+            given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | (kwargs or {})
+            x, dims = given["self"], given.get("dim")
+            for dim in [dims] if isinstance(dims, int) else dims or range(x.dim()):
+                x = x.index_select(dim, self._order(x.shape[dim])) if x.dim() else x
+            args = (x, *args[1:])
         results = func(*args, **(kwargs or {}))
         if not isinstance(func, torch._ops.OpOverload) or func.is_view or func._schema.is_mutable:
             return results
         return tree_map(self._moved, results)
+
+    def _order(self, terms: int) -> torch.Tensor:
+        return torch.randperm(terms, generator=self.generator)
 
     def _moved(self, t: Any) -> Any:
         if not isinstance(t, torch.Tensor) or not t.is_floating_point() or t.layout != torch.strided:
