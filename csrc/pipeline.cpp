@@ -12,10 +12,10 @@
 #include "lower/lower.h"
 #include "lower/torch_to_tensor.h"
 #include "passes/kernel/expand_math.h"
+#include "passes/loop/choose_layouts.h"
 #include "passes/loop/fuse_nests.h"
 #include "passes/loop/fuse_producers.h"
 #include "passes/loop/hoist_static.h"
-#include "passes/loop/lay_out_parameters.h"
 #include "passes/loop/name_kernels.h"
 #include "passes/loop/share_kernels.h"
 #include "passes/loop/share_locals.h"
@@ -278,8 +278,8 @@ const std::vector<Pass<loop_ir::Module>>& loop_passes() {
       {"split_axes", split_axes, "split axes so that coordinates become affine"},
       // Nothing asks any longer which loop made a row buffer's elements.
       {"share_locals", share_locals, "write row buffers over others that are read for the last time"},
-      // Once it is known which parameters one kernel reads.
-      {"lay_out_parameters", lay_out_parameters, "copy parameters that are read across the lanes into an order that lies along them"},
+      // Once it is known what each kernel reads.
+      {"choose_layouts", choose_layouts, "let temporaries, and copies of parameters, lie along the lanes of the kernels around them"},
       {"hoist_static", hoist_static, "run what depends on static inputs alone once per program"},
       {"name_kernels", name_kernels, "name kernels after the torch ops that they implement"},
       {"share_kernels", share_kernels, "let steps with equal kernels call one"},

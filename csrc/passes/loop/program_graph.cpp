@@ -164,6 +164,11 @@ std::vector<bool> ProgramGraph::static_nodes() {
   return result;
 }
 
+void ProgramGraph::set_shape(const std::string& buffer, std::vector<Expr> shape) {
+  buffers_.at(buffer)->strides = contiguous_strides(shape);
+  buffers_.at(buffer)->shape = std::move(shape);
+}
+
 std::string ProgramGraph::add_buffer(const std::string& hint, DType dtype, std::vector<Expr> shape) {
   loop_ir::Names names;
   for (const Buffer& b : module_.buffers) names.reserve(b.name);

@@ -43,6 +43,8 @@ class ProgramGraph {
   /// private buffers.
   std::vector<bool> static_nodes();
   void set_kind(const std::string& buffer, BufferKind kind) { buffers_.at(buffer)->kind = kind; }
+  /// Gives a buffer another shape, row-major; the bodies that access it are the caller's to change.
+  void set_shape(const std::string& buffer, std::vector<Expr> shape);
   /// A new temp buffer; `hint` should end in a digit.
   std::string add_buffer(const std::string& hint, DType dtype, std::vector<Expr> shape);
   /// A new kernel that keeps the order that `like` had to keep.

@@ -1,0 +1,197 @@
+#include "passes/loop/choose_layouts.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "analysis/contraction.h"
+#include "analysis/cost.h"
+#include "passes/loop/program_graph.h"
+
+namespace deplo {
+namespace {
+
+using namespace loop_ir;
+
+constexpr double kLeastReads = 4;   ///< of each element of a parameter in a call: a training step copies anew
+constexpr double kMoreAlong = 1.5;  ///< times as many accesses that another dimension should serve
+
+/// One load or store, and the loops around it.
+struct Access {
+  std::string buffer;
+  std::vector<Expr> index;
+  Expr offset;
+  std::vector<Axis> loops;
+  double points = 1;
+};
+
+struct KernelAccesses {
+  std::vector<Access> all;
+  std::set<std::string> operands;  ///< buffers that contractions read
+};
+
+struct Chooser {
+  ProgramGraph graph;
+  const PassContext& context;
+  std::map<std::pair<std::string, size_t>, std::string> copies;  ///< parameter and dimension that lies innermost -> the copy
+
+  double size(Expr e) const { return std::max(1.0, analysis::estimate(e, context.hints, graph.program().symbols)); }
+
+  bool is_fused(size_t at) {
+    const auto& node = graph.nodes()[at];
+    return node.alive && node.is_kernel && !node.once;
+  }
+
+  KernelAccesses accesses_of(size_t at) {
+    KernelAccesses found;
+    Kernel kernel;
+    kernel.symbols = graph.program().symbols;
+    kernel.body = graph.nodes()[at].body;
+    for (const auto& c : analysis::find_contractions(kernel))
+      for (const auto* operand : {&c.a, &c.b}) found.operands.insert(operand->buffers.begin(), operand->buffers.end());
+    std::map<std::string, std::vector<Expr>> locals;
+    visit(kernel.body, [&](const Stmt& stmt, const std::vector<Axis>& loops) {
+      if (const auto* local = std::get_if<Local>(&stmt.node)) locals[local->name] = contiguous_strides(local->shape);
+      const auto* load = std::get_if<Load>(&stmt.node);
+      const auto* store = std::get_if<Store>(&stmt.node);
+      if (!load && !store) return;
+      Access access{load ? load->buffer : store->buffer, load ? load->index : store->index, 0, loops, 1};
+      auto local = locals.find(access.buffer);
+      const std::vector<Expr>& strides = local == locals.end() ? graph.buffer(access.buffer).strides : local->second;
+      for (size_t d = 0; d < access.index.size(); ++d) access.offset = access.offset + access.index[d] * strides[d];
+      for (const Axis& axis : loops) access.points *= size(axis.extent);
+      found.all.push_back(std::move(access));
+    });
+    return found;
+  }
+
+  bool is_parameter(const std::string& name) const {
+    const Buffer* b = graph.program().find_buffer(name);
+    return b && b->kind == BufferKind::input && b->is_static && !graph.is_versioned(name);
+  }
+
+  /// Of the loops around an access, the one along which most accesses to other buffers lie. Parameters may be copied: they do not count.
+  std::string lanes_of(const Access& access, const std::vector<Access>& all) const {
+    std::string best;
+    double most = 0;
+    for (const Axis& axis : access.loops) {
+      double score = 0;
+      for (const Access& other : all) {
+        if (other.buffer == access.buffer || is_parameter(other.buffer)) continue;
+        auto step = linear_coefficient(other.offset, axis.name);
+        if (step && step->is(1)) score += other.points;
+      }
+      if (score > most) {
+        most = score;
+        best = axis.name;
+      }
+    }
+    return best;
+  }
+
+  /// The dimension that lies along the lanes around an access; nothing where none does.
+  std::optional<size_t> dimension_along(const Access& access, const std::vector<Access>& all) const {
+    const std::string lanes = lanes_of(access, all);
+    std::optional<size_t> found;
+    for (size_t d = 0; d < access.index.size() && !lanes.empty(); ++d) {
+      auto along = linear_coefficient(access.index[d], lanes);
+      if (along && along->is(0)) continue;
+      if (found || !along || !along->is(1)) return std::nullopt;
+      found = d;
+    }
+    return found;
+  }
+
+  static std::vector<Expr> moved_last(std::vector<Expr> list, size_t d) {
+    std::rotate(list.begin() + static_cast<std::ptrdiff_t>(d), list.begin() + static_cast<std::ptrdiff_t>(d) + 1, list.end());
+    return list;
+  }
+
+  /// Accesses to `from` become ones to `to`, which has the dimension d last.
+  void redirect(size_t at, const std::string& from, const std::string& to, size_t d) {
+    auto moved = [&](auto access) {
+      access.buffer = to;
+      access.index = moved_last(std::move(access.index), d);
+      return Block{make_stmt(std::move(access))};
+    };
+    graph.set_body(at, rewrite(graph.nodes()[at].body, [&](const Ref<Stmt>& stmt) -> Block {
+                     if (const auto* load = std::get_if<Load>(&stmt->node); load && load->buffer == from) return moved(*load);
+                     if (const auto* store = std::get_if<Store>(&stmt->node); store && store->buffer == from) return moved(*store);
+                     return {stmt};
+                   }));
+  }
+
+  // ---- temporaries ---------------------------------------------------------------------------------------------------
+
+  void lay_out_temporary(const std::string& name) {
+    const Buffer& buffer = graph.buffer(name);
+    if (buffer.kind != BufferKind::temp || buffer.shape.size() < 2 || !graph.is_private(name)) return;
+    if (buffer.strides != contiguous_strides(buffer.shape)) return;
+    std::set<size_t> kernels = graph.readers(name);
+    kernels.insert(graph.writers(name).begin(), graph.writers(name).end());
+    std::vector<double> served(buffer.shape.size(), 0);
+    for (size_t at : kernels) {
+      if (!is_fused(at)) return;
+      const KernelAccesses accesses = accesses_of(at);
+      if (accesses.operands.count(name)) return;
+      for (const Access& access : accesses.all)
+        if (access.buffer == name)
+          if (auto d = dimension_along(access, accesses.all)) served[*d] += access.points;
+    }
+    auto best = static_cast<size_t>(std::max_element(served.begin(), served.end()) - served.begin());
+    if (best + 1 == served.size() || served[best] <= kMoreAlong * served.back()) return;
+    for (size_t at : kernels) redirect(at, name, name, best);
+    graph.set_shape(name, moved_last(buffer.shape, best));
+  }
+
+  // ---- parameters ----------------------------------------------------------------------------------------------------
+
+  void lay_out_parameters(size_t at) {
+    if (!is_fused(at)) return;
+    const KernelAccesses accesses = accesses_of(at);
+    std::map<std::string, std::optional<size_t>> chosen;  ///< nothing where the loads of one buffer disagree
+    std::map<std::string, double> points;
+    for (const Access& access : accesses.all) {
+      if (!is_parameter(access.buffer) || accesses.operands.count(access.buffer)) continue;
+      auto d = dimension_along(access, accesses.all);
+      if (d && graph.buffer(access.buffer).strides[*d].is(1)) d = std::nullopt;  // as it should be
+      auto [it, is_new] = chosen.try_emplace(access.buffer, d);
+      if (!is_new && it->second != d) it->second = std::nullopt;
+      points[access.buffer] += access.points;
+    }
+    for (const auto& [name, d] : chosen)
+      if (d && points[name] >= kLeastReads * size(product(graph.buffer(name).shape))) redirect(at, name, copy_of(at, name, *d), *d);
+  }
+
+  std::string copy_of(size_t at, const std::string& name, size_t d) {
+    auto [it, is_new] = copies.try_emplace({name, d});
+    if (!is_new) return it->second;
+    const Buffer buffer = graph.buffer(name);
+    it->second = graph.add_buffer("laid0", buffer.dtype, moved_last(buffer.shape, d));
+    Names names;
+    std::vector<Axis> axes;
+    std::vector<Expr> index;
+    for (const Expr& extent : buffer.shape) {
+      axes.push_back({names.fresh("i0"), extent});
+      index.push_back(Expr::symbol(axes.back().name));
+    }
+    Body body(names);
+    const std::string value = body.load(name, buffer.dtype, index);
+    body.store(it->second, moved_last(index, d), value);
+    graph.add_kernel(make_nest(axes, body.take()), at);
+    return it->second;
+  }
+
+  Module run() {
+    std::vector<std::string> names;
+    for (const Buffer& buffer : graph.program().buffers) names.push_back(buffer.name);
+    for (const std::string& name : names) lay_out_temporary(name);
+    for (size_t at = 0, count = graph.nodes().size(); at < count; ++at) lay_out_parameters(at);
+    return graph.finish();
+  }
+};
+
+}  // namespace
+
+Module choose_layouts(Module module, const PassContext& context) { return Chooser{ProgramGraph(std::move(module)), context, {}}.run(); }
+
+}  // namespace deplo

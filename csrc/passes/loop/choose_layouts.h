@@ -1,0 +1,14 @@
+#pragma once
+
+#include "base/context.h"
+#include "loop_ir/ir.h"
+
+namespace deplo {
+
+/// Moves the dimension innermost that lies along the lanes of the kernels which access a buffer: of temporaries, and of copies of static inputs that
+/// a kernel would read across its lanes (the weights of a depthwise convolution whose channels lie next to each other in the image). The lanes of
+/// a kernel are taken to run along the axis that lies along most of its other accesses. Operands of contractions are left out: schedules pack them.
+/// Before: fused kernels. After: the copies are kernels of their own that read nothing but static inputs, for hoist_static.
+loop_ir::Module choose_layouts(loop_ir::Module module, const PassContext& context);
+
+}  // namespace deplo
