@@ -20,6 +20,8 @@ REASONS: dict[str, str] = {
     "_unsafe_masked_index_put_accumulate.default": _PLACES,
     "bitwise_left_shift.Scalar_Tensor": _FORMULA,
     "block_diag.default": _PLACES,
+    "bucketize.Scalar": OURS,
+    "bucketize.Tensor": OURS,
     "celu.default": _FORMULA,
     "dist.default": _FORMULA,
     "embedding_renorm.default": OURS,
@@ -44,6 +46,8 @@ REASONS: dict[str, str] = {
     "roll.default": OURS,
     "rot90.default": _PLACES,
     "rrelu_with_noise_backward.default": _FORMULA,
+    "searchsorted.Scalar": OURS,
+    "searchsorted.Tensor": OURS,
     "segment_reduce.default": OURS,
     "special_xlog1py.default": _FORMULA,
     "tril_indices.default": _PLACES,
@@ -107,6 +111,35 @@ def _ours() -> dict[Any, Any]:
         result = empty.scatter(-1, indices.flatten(-rank), x.flatten(-rank)).view(*images, *output_size)
         return result.contiguous(memory_format=torch._prims_common.suggest_memory_format(x)) if x.dim() == 4 and rank == 2 else result
 
+    def searchsorted(
+        sequence: torch.Tensor, x: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: torch.Tensor | None = None
+    ) -> Any:
+        """A binary search of as many steps as the length has bits. NaN lies behind all numbers."""
+        length = sequence.shape[-1] if sequence.dim() else None
+        if not isinstance(length, int) or length == 0 or sequence.dtype in (torch.float16, torch.bfloat16) and not isinstance(x, torch.Tensor):
+            return NotImplemented
+        if side is not None:
+            right = side == "right"
+        if not isinstance(x, torch.Tensor):
+            x = torch.scalar_tensor(x, dtype=sequence.dtype, device=sequence.device)
+        if x.dtype != sequence.dtype or x.is_complex():
+            return NotImplemented
+        place = torch.zeros(x.shape, dtype=torch.int64, device=x.device)
+        step = 1 << (length.bit_length() - 1)
+        while step:
+            probe = place + step
+            at = (probe - 1).clamp(max=length - 1)
+            if sorter is not None:
+                at = sorter[at] if sequence.dim() == 1 else sorter.gather(-1, at)
+            value = sequence[at] if sequence.dim() == 1 else sequence.gather(-1, at)
+            behind = value > x if right else value >= x
+            place = torch.where(behind | (probe > length), place, probe)
+            step //= 2
+        return place.to(torch.int32) if out_int32 else place
+
+    def bucketize(x: Any, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
+        return searchsorted(boundaries, x, out_int32=out_int32, right=right)
+
     def log_sigmoid(x: torch.Tensor) -> Any:
         """Contiguous, as the CPU's kernel gives it for any order in memory."""
         return NotImplemented if x.is_contiguous() else aten.log_sigmoid_forward.default(x.contiguous())
@@ -146,6 +179,10 @@ def _ours() -> dict[Any, Any]:
         aten.max_unpool3d.default: max_unpool,
         aten.embedding_renorm.default: embedding_renorm,
         aten.log_sigmoid_forward.default: log_sigmoid,
+        aten.bucketize.Scalar: bucketize,
+        aten.bucketize.Tensor: bucketize,
+        aten.searchsorted.Scalar: searchsorted,
+        aten.searchsorted.Tensor: searchsorted,
         aten.segment_reduce.default: _segment_reduce,
         **pools,
         **dict.fromkeys(backward, fractional_max_pool_backward),

@@ -75,12 +75,13 @@ class GraphReport:
     def title(self) -> str:
         if self.left:
             return f"{self.kind}: {len(self.left)} calls stay in ATen, between the parts below"
+        became = f"{self.kind}: {counted(self.ops, 'ATen call')} became {counted(len(self.kernels), 'kernel')}"
         if self.fallback and self.kernels:
-            return f"{self.kind}: {self.ops} ATen calls became {len(self.kernels)} kernels, but it runs in eager mode: {self.fallback}"
+            return f"{became}, but it runs in eager mode: {self.fallback}"
         if self.fallback:
             return f"{self.kind}: runs in eager mode: {self.fallback}"
         return (
-            f"{self.kind}: {self.ops} ATen calls became {len(self.kernels)} kernels and {len(self.library)} library calls"
+            f"{became} and {counted(len(self.library), 'library call')}"
             f" (imported in {seconds(self.import_seconds)}, compiled in {seconds(self.compile_seconds)})"
         )
 
@@ -117,11 +118,13 @@ class GraphReport:
         if device := self.description.get("device"):
             notes.append(f"device: {device}, to which every call copies its inputs, and its results back")
         if cache and self.on_cpu:
-            notes.append(
-                f"cache: {cache.get('compiled', 0)} kernels compiled, {cache.get('memory_hits', 0)} from memory, {cache.get('disk_hits', 0)} from"
-                f" {cache.get('directory') or 'disk (off)'}"
-            )
+            compiled, disk = counted(cache.get("compiled", 0), "kernel"), cache.get("directory") or "disk (off)"
+            notes.append(f"cache: {compiled} compiled, {cache.get('memory_hits', 0)} from memory, {cache.get('disk_hits', 0)} from {disk}")
         return notes
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def origins(torch_ir: str) -> dict[str, str]:

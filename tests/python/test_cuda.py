@@ -320,11 +320,11 @@ def test_without_a_gpu_graphs_run_in_eager_mode_and_say_why(options: dict[str, A
 def test_explain_lists_kernels_with_and_without_a_gpu():
     x = torch.randn(4, 6)
     about = deplo.explain(lambda x: torch.softmax(x, -1), x, options=gpu())
-    assert "1 kernels and 0 library calls" in str(about) and "device: " in str(about)
+    assert "1 kernel and 0 library calls" in str(about) and "device: " in str(about)
     assert about.graphs[0].kernels[0].seconds > 0 and "of limit" not in str(about)
     with pytest.warns(FallbackWarning, match="install NVIDIA's driver"):
         about = deplo.explain(lambda x: torch.softmax(x, -1), x, options=NO_DRIVER)
-    assert about.graphs[0].kernels[0].schedule and "became 1 kernels, but it runs in eager mode: its kernels for cuda cannot run here" in str(about)
+    assert about.graphs[0].kernels[0].schedule and "became 1 kernel, but it runs in eager mode: its kernels for cuda cannot run here" in str(about)
     same(about.result, torch.softmax(x, -1))
 
 

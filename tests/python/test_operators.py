@@ -126,3 +126,53 @@ def test_segments_are_reduced_and_their_lengths_checked():
     for lengths, message in ((torch.tensor([3, 0, 2, 4]), "to sum to data.size"), (torch.tensor([3, -1, 3, 5]), "negative value")):
         with pytest.raises(RuntimeError, match=message):
             compiled(data, lengths)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 33])
+def test_searches_find_the_places_of_eager_mode(dtype, length):
+    torch.manual_seed(length)
+    ends = (torch.rand(length) * 20).to(dtype).sort()[0]
+    x = torch.cat([(torch.rand(3 * 17) * 25 - 2).clamp(0).to(dtype), ends, ends])
+    if dtype.is_floating_point:
+        x = torch.cat([x, torch.tensor([float("nan"), float("inf"), -float("inf")], dtype=dtype)])
+    rows = torch.stack([ends, ends.flip(0)])
+    order = rows.sort(-1)[1]
+    allowed = {"strict": True, "allow_library": []}
+    for right, int32 in ((False, False), (True, True)):
+        for fn, args in (
+            (lambda x, ends, right=right, int32=int32: torch.bucketize(x, ends, out_int32=int32, right=right), (x, ends)),
+            (lambda x, ends, right=right: torch.searchsorted(ends, x.unflatten(0, (-1, 1)), side="right" if right else "left"), (x, ends)),
+            (lambda x, ends, order, right=right: torch.searchsorted(ends, x, right=right, sorter=order), (x[:20].view(2, 10), rows, order)),
+        ):
+            got, expected = torch.compile(fn, backend="deplo", dynamic=False, options=allowed)(*args), fn(*args)
+            assert torch.equal(got, expected) and got.dtype == expected.dtype and got.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sums_of_16_bits_in_one_place_are_rounded_once(dtype):
+    """A thousand times -4 or -12: rounded after each, bfloat16 stays at -1024 and float16 ends at -13264."""
+    index = torch.zeros(1000, dtype=torch.int64)
+    base, source = torch.zeros(2, 3, dtype=dtype), torch.full((1000, 3), -4.0 if dtype == torch.bfloat16 else -12.0, dtype=dtype)
+    exact = source.double().sum(0).to(dtype)
+    allowed = {"strict": True, "allow_library": []}
+    for fn in (
+        lambda base, source, index: base.index_add(0, index, source),
+        lambda base, source, index: base.scatter_add(0, index[:, None].expand(1000, 3), source),
+        lambda base, source, index: base.index_put((index,), source, accumulate=True),
+        lambda base, source, index: base.scatter_reduce(0, index[:, None].expand(1000, 3), source, "sum"),
+    ):
+        got = torch.compile(fn, backend="deplo", dynamic=False, options=allowed)(base, source, index)
+        assert torch.equal(got[0], exact) and not got[1].any()
+    # One row meets no other: it is added in place.
+    added = torch.compile(lambda base, source, index: base.index_add_(0, index, source), backend="deplo", options=allowed)(
+        base, source[:1], index[:1]
+    )
+    assert torch.equal(added, base) and torch.equal(base[0], source[0])
+
+
+def test_gradients_of_distances_between_no_rows():
+    x, y = torch.randn(0, 4, 5, requires_grad=True), torch.randn(3, 5, requires_grad=True)
+    compiled = torch.compile(lambda x, y: torch.cdist(x, y, p=1.0), backend="deplo", dynamic=False, options={"strict": True, "allow_library": []})
+    for got, expected in zip(torch.autograd.grad(compiled(x, y).sum(), (x, y)), (x, y), strict=True):
+        assert torch.equal(got, torch.zeros_like(expected))

@@ -43,7 +43,8 @@ std::vector<Value> cdist_backward(Builder& b, const Call& call) {
   Value grad = b.cast(call.tensor("grad"), dtype);
   Value distance = b.cast(call.tensor("cdist"), dtype);
   TensorType type = call.result();
-  if (p == 0) return {b.constant(type.dtype, type.shape, 0)};
+  // Without pairs PyTorch does not broadcast the rows, either.
+  if (p == 0 || product(grad.type.shape).is(0)) return {b.constant(type.dtype, type.shape, 0)};
   return finish(b, call, summed(b, x, other, grad, distance, p));
 }
 

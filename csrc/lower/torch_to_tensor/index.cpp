@@ -169,6 +169,27 @@ Value masked_put(Builder& b, const Value& x, const Value& mask, const Value& val
   return b.apply(Fn::where, {b.broadcast(over, x.type.shape), b.reshape(value, {}), x});
 }
 
+/// Whether two updates may have one place: an axis longer than 1 that is no coordinate itself.
+bool may_meet(const Scatter& scatter, const Value& updates) {
+  for (size_t d = 0; d < scatter.axes.size(); ++d) {
+    Expr axis = Expr::symbol(scatter.axes[d]);
+    if (!updates.type.shape[d].is(1) && std::find(scatter.index.begin(), scatter.index.end(), axis) == scatter.index.end()) return true;
+  }
+  return false;
+}
+
+/// base with `updates` combined in. Sums and products of 16-bit floats in one place are rounded once, not after each.
+Value combined(Builder& b, Scatter scatter, const Value& base, const Value& updates) {
+  DType dtype = base.type.dtype;
+  bool rounds = scatter.combiner == Combiner::sum || scatter.combiner == Combiner::prod;
+  if (!rounds || !is_float(dtype) || size_of(dtype) != 2 || !may_meet(scatter, updates)) {
+    scatter.updates = updates.name;
+    return b.scatter(std::move(scatter), base);
+  }
+  scatter.updates = b.cast(updates, DType::f32).name;
+  return b.cast(b.scatter(std::move(scatter), b.cast(base, DType::f32)), dtype);
+}
+
 Values index_put(Builder& b, const Call& call) {
   Value x = call.tensor("self");
   auto indices = call.optional_tensors("indices");
@@ -180,23 +201,21 @@ Values index_put(Builder& b, const Call& call) {
   values = b.broadcast(values, made.shape);
   Scatter scatter;
   scatter.combiner = accumulate ? for_dtype(Combiner::sum, x.type.dtype) : Combiner::set;
-  scatter.updates = values.name;
   scatter.axes = axis_names(rank_of(values));
   scatter.indirects = std::move(made.indirects);
   scatter.index = made.at;
-  return {b.scatter(std::move(scatter), x)};
+  return {combined(b, std::move(scatter), x, values)};
 }
 
 /// base with updates combined into base[..., index[...], ...], as scatter along `dim` does.
 Value scatter_along(Builder& b, const Value& base, int64_t dim, const Value& index, const Value& updates, Combiner combiner) {
   Scatter scatter;
   scatter.combiner = combiner;
-  scatter.updates = updates.name;
   scatter.axes = axis_names(rank_of(updates));
   scatter.indirects.push_back(coordinate("j", index, axes(0, rank_of(index)), base.type.shape.at(static_cast<size_t>(dim))));
   scatter.index = axes(0, rank_of(base));
   scatter.index[static_cast<size_t>(dim)] = Expr::symbol("j");
-  return b.scatter(std::move(scatter), base);
+  return combined(b, std::move(scatter), base, updates);
 }
 
 /// The part of src that index covers.
@@ -281,13 +300,12 @@ Value put_along(Builder& b, const Value& base, int64_t dim, const Value& index, 
   DEPLO_SUPPORT(rank_of(index) <= 1 && rank_of(updates) == rank_of(base), "an index with {} dimensions", rank_of(index));
   Scatter scatter;
   scatter.combiner = combiner;
-  scatter.updates = updates.name;
   scatter.axes = axis_names(rank_of(updates));
   std::vector<Expr> at = rank_of(index) == 0 ? std::vector<Expr>{} : axes(dim, 1);
   scatter.indirects.push_back(coordinate("j", index, std::move(at), base.type.shape.at(static_cast<size_t>(dim))));
   scatter.index = axes(0, rank_of(base));
   scatter.index[static_cast<size_t>(dim)] = Expr::symbol("j");
-  return b.scatter(std::move(scatter), base);
+  return combined(b, std::move(scatter), base, updates);
 }
 
 Values index_add(Builder& b, const Call& call) {
@@ -355,11 +373,10 @@ Values put(Builder& b, const Call& call) {
   Value source = b.reshape(b.cast(call.tensor("source"), x.type.dtype), index.type.shape);
   Scatter scatter;
   scatter.combiner = call.boolean("accumulate", false) ? for_dtype(Combiner::sum, x.type.dtype) : Combiner::set;
-  scatter.updates = source.name;
   scatter.axes = axis_names(rank_of(index));
   scatter.indirects.push_back(coordinate("j", index, axes(0, rank_of(index)), extent));
   scatter.index = {Expr::symbol("j")};
-  return {b.reshape(b.scatter(std::move(scatter), b.reshape(x, {extent})), x.type.shape)};
+  return {b.reshape(combined(b, std::move(scatter), b.reshape(x, {extent}), source), x.type.shape)};
 }
 
 // The values of source in order at the places where the mask holds: a running count of those says which.

@@ -53,6 +53,7 @@ struct Reason {
 
 constexpr std::string_view kRandom = "random numbers come from ATen's generator";
 constexpr std::string_view kSorting = "sorting is left to ATen";
+constexpr std::string_view kSearch = "a search in a sequence of unknown length is left to ATen";
 constexpr std::string_view kLinalg = "dense factorisations are left to LAPACK";
 constexpr std::string_view kDataSize = "the result's size depends on values";
 constexpr std::string_view kDataBranch = "a number that the program branches on";
@@ -86,8 +87,8 @@ constexpr Reason kReasons[] = {
     {"aten.median", kSorting},
     {"aten.mode", kSorting},
     {"aten.nanmedian", kSorting},
-    {"aten.searchsorted", kSorting},
-    {"aten.bucketize", kSorting},
+    {"aten.searchsorted", kSearch},
+    {"aten.bucketize", kSearch},
     {"aten.unique_consecutive", kDataSize},
     {"aten._unique2", kDataSize},
     {"aten.nonzero", kDataSize},
