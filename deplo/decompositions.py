@@ -116,26 +116,29 @@ def _ours() -> dict[Any, Any]:
     ) -> Any:
         """A binary search of as many steps as the length has bits. NaN lies behind all numbers."""
         length = sequence.shape[-1] if sequence.dim() else None
-        if not isinstance(length, int) or length == 0 or sequence.dtype in (torch.float16, torch.bfloat16) and not isinstance(x, torch.Tensor):
+        if not isinstance(length, int):
             return NotImplemented
         if side is not None:
             right = side == "right"
-        if not isinstance(x, torch.Tensor):
-            x = torch.scalar_tensor(x, dtype=sequence.dtype, device=sequence.device)
-        if x.dtype != sequence.dtype or x.is_complex():
+        if isinstance(x, (bool, int, float)):
+            dtype = torch.result_type(sequence, x)
+            x, sequence = torch.scalar_tensor(x, dtype=dtype, device=sequence.device), sequence.to(dtype)
+        if not isinstance(x, torch.Tensor) or x.dtype != sequence.dtype:
             return NotImplemented
+
+        def taken(values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+            return aten.index.Tensor(values, [at]) if values.dim() == 1 else values.gather(-1, at)
+
         place = torch.zeros(x.shape, dtype=torch.int64, device=x.device)
-        step = 1 << (length.bit_length() - 1)
+        step = 1 << length.bit_length() >> 1
         while step:
             probe = place + step
             at = (probe - 1).clamp(max=length - 1)
-            if sorter is not None:
-                at = sorter[at] if sequence.dim() == 1 else sorter.gather(-1, at)
-            value = sequence[at] if sequence.dim() == 1 else sequence.gather(-1, at)
+            value = taken(sequence, at if sorter is None else taken(sorter, at))
             behind = value > x if right else value >= x
             place = torch.where(behind | (probe > length), place, probe)
             step //= 2
-        return place.to(torch.int32) if out_int32 else place
+        return (place.to(torch.int32) if out_int32 else place).contiguous()
 
     def bucketize(x: Any, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
         return searchsorted(boundaries, x, out_int32=out_int32, right=right)

@@ -142,6 +142,8 @@ def test_searches_find_the_places_of_eager_mode(dtype, length):
     for right, int32 in ((False, False), (True, True)):
         for fn, args in (
             (lambda x, ends, right=right, int32=int32: torch.bucketize(x, ends, out_int32=int32, right=right), (x, ends)),
+            (lambda x, ends, right=right: torch.bucketize(x[:20].view(4, 5).t(), ends, right=right), (x, ends)),
+            (lambda x, ends, right=right: torch.bucketize(x[0], ends[:0], right=right), (x, ends)),
             (lambda x, ends, right=right: torch.searchsorted(ends, x.unflatten(0, (-1, 1)), side="right" if right else "left"), (x, ends)),
             (lambda x, ends, order, right=right: torch.searchsorted(ends, x, right=right, sorter=order), (x[:20].view(2, 10), rows, order)),
         ):
@@ -176,3 +178,17 @@ def test_gradients_of_distances_between_no_rows():
     compiled = torch.compile(lambda x, y: torch.cdist(x, y, p=1.0), backend="deplo", dynamic=False, options={"strict": True, "allow_library": []})
     for got, expected in zip(torch.autograd.grad(compiled(x, y).sum(), (x, y)), (x, y), strict=True):
         assert torch.equal(got, torch.zeros_like(expected))
+
+
+@pytest.mark.parametrize("value", [0, 2, 2.5, 0.1, float("nan"), -1.5, 100])
+def test_a_number_is_searched_in_the_dtype_that_it_makes_of_the_sequence(value):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from deplo.decompositions import decompositions
+
+    aten = torch.ops.aten
+    for sequence in (torch.tensor([1, 2, 2, 3]), torch.tensor([0.1, 0.5, 2.5]).bfloat16(), torch.tensor([0.1, 0.5, 2.5]), torch.tensor([])):
+        for fn in (lambda s: aten.searchsorted.Scalar(s, value, right=True), lambda s: aten.bucketize.Scalar(value, s)):
+            traced = make_fx(fn, decomposition_table=decompositions())(sequence)
+            assert "searchsorted" not in traced.code and "bucketize" not in traced.code
+            assert torch.equal(traced(sequence), fn(sequence))
