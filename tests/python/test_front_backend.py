@@ -556,7 +556,6 @@ def test_rolls_and_unpooling_keep_the_order_in_memory(dynamic):
 
 
 @needs_core
-@needs_core
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     "fn, call",
@@ -585,6 +584,7 @@ def test_checks_of_factorisations_belong_to_the_program(fn, call, dynamic):
     torch.testing.assert_close(torch.autograd.grad(trained(a).sum(), a), torch.autograd.grad(fn(a).sum(), a))
 
 
+@needs_core
 def test_strict_may_name_the_library_calls_it_allows():
     def fn(x):
         return torch.sort(x * 2)[0]

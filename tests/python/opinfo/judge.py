@@ -22,9 +22,7 @@ Nearby = Callable[[], Sequence[tuple[torch.Tensor, torch.Tensor]]]
 def described(t: torch.Tensor) -> str:
     if t.layout != torch.strided:
         return f"{t.layout} {str(t.dtype).removeprefix('torch.')}{tuple(t.shape)}"
-    # Of an axis of one element the stride says nothing: PyTorch's own trace of `sum` and its gradient differs there from eager mode.
-    strides = tuple(0 if n == 1 else stride for n, stride in zip(t.shape, t.stride(), strict=True))
-    return f"{str(t.dtype).removeprefix('torch.')}{tuple(t.shape)} strides {strides}"
+    return f"{str(t.dtype).removeprefix('torch.')}{tuple(t.shape)} strides {t.stride()}"
 
 
 def complaint(
