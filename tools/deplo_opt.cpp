@@ -31,6 +31,8 @@ constexpr std::string_view kUsage = R"(deplo_opt reads IR text of any level, run
 
   --target cpu|cuda         what schedules are for (cpu)
   --vector-bytes N          of a vector register (32)
+  --vector-registers N      how many there are (16)
+  --load-cost N             of a vector load among multiply-adds, in multiply-adds (0: loads keep up)
   --feature NAME            one that the CPU has, as avx512bf16
   --hint s0=32              an example size of a symbol, for costs
   --schedule KERNEL=TEXT    a schedule by hand
@@ -88,6 +90,10 @@ Arguments parse_arguments(const std::vector<std::string>& words) {
       arguments.context.target.name = find_target(value()).name;
     } else if (word == "--vector-bytes") {
       arguments.context.target.vector_bytes = static_cast<int>(to_integer(word, value()));
+    } else if (word == "--vector-registers") {
+      arguments.context.target.vector_registers = static_cast<int>(to_integer(word, value()));
+    } else if (word == "--load-cost") {
+      arguments.context.target.load_cost = static_cast<double>(to_integer(word, value()));
     } else if (word == "--feature") {
       arguments.context.target.features.insert(value());
     } else if (word == "--hint") {

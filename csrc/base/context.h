@@ -15,7 +15,8 @@ struct TargetInfo {
   std::set<std::string> features;  ///< "avx2", "fma", "avx512f", ... or "sm_90"
   int vector_bytes = 32;           ///< 16 (SSE), 32 (AVX2), 64 (AVX-512)
   int vector_registers = 16;
-  int threads = 1;  ///< hint for costs; never baked into code
+  double load_cost = 0;  ///< of a vector load among multiply-adds, in multiply-adds: 0 where loads keep up with them
+  int threads = 1;       ///< hint for costs; never baked into code
   int64_t l1_bytes = 32 << 10;
   int64_t l2_bytes = 512 << 10;
   int64_t l3_bytes = 32 << 20;

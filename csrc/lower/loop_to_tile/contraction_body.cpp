@@ -124,8 +124,14 @@ tile_ir::Block ContractionScheduler::prefetch_panel(const Item& item, Expr k) co
   if (in_rows_) return out;
   const auto narrow = item.lanes.narrow();
   const int64_t lanes_of_line = kCacheLine * 4 / (narrow ? size_of(narrow->dtype) : 4) / (item.pairs ? 2 : 1);
-  for (int64_t line = 0; line < nr_; line += lanes_of_line) {
-    std::vector<Expr> at = packed_lanes(item, k, line, 0);
+  // Every tile of rows reads the panel. Of long lines each fetches a part of the next panel: hints take turns with loads.
+  const int64_t lines = (nr_ + lanes_of_line - 1) / lanes_of_line;
+  const int64_t tiles = item.widened ? 1 : window_ ? lines_ / block_lines_ : row_tiles_;
+  const int64_t turns = lines > kBlockVectors ? std::min(lines, tiles) : 1;
+  const int64_t each = (lines + turns - 1) / turns;
+  for (int64_t line = 0; line < each; ++line) {
+    Expr first = min(mod(sym("rt" + item.tag), (lines + each - 1) / each) * each + line, lines - 1);
+    std::vector<Expr> at = packed_lanes(item, k, (each == lines ? Expr(line) : first) * lanes_of_line, 0);
     Expr& next = at[at.size() - (item.pairs ? 4 : 3)];
     next = min(next + 1, ceildiv(lanes_extent_, nr_) - 1);
     out.push_back(make(tile_ir::Prefetch{item.lanes.param, std::move(at), 2}));

@@ -89,7 +89,9 @@ double ContractionScheduler::padded_work() const {
   if (!items_[0].lanes.is_static) packed += lanes * row_blocks;
   if (!items_[0].rows.is_static) packed += hint(rows_extent_ * lane_groups());
   const double products = items_[0].pairs ? kPairCost : 1;
-  return points * (products * block_cost(hint(rows_extent_), mr_) * static_cast<double>(lanes) + kCopy * static_cast<double>(packed));
+  return points *
+         (products * block_cost(hint(rows_extent_), mr_, block_vectors(), items_[0].pairs ? 0 : ctx_.target.load_cost) * static_cast<double>(lanes) +
+          kCopy * static_cast<double>(packed));
 }
 
 ScheduledContraction ContractionScheduler::apply(const Schedule& schedule) {

@@ -28,12 +28,14 @@ constexpr int64_t kChunkWork = 65536;
 inline int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 inline Expr round_up(Expr a, int64_t b) { return ceildiv(a, b) * b; }
 
-/// What a row costs in register blocks of mr rows, beside its multiply-adds.
-double block_overhead(int64_t mr);
-/// What `rows` rows cost in register blocks of mr.
-double block_cost(int64_t rows, int64_t mr);
+constexpr int64_t kBlockVectors = 2;  // of a register block's rows
+
+/// What a row costs in register blocks of mr rows of `vectors` vectors, beside its multiply-adds.
+double block_overhead(int64_t mr, int64_t vectors, double load_cost);
+/// What `rows` rows cost in such register blocks.
+double block_cost(int64_t rows, int64_t mr, int64_t vectors, double load_cost);
 /// Rows of the register block for `rows` rows.
-int64_t register_rows(int64_t rows, const PassContext& ctx);
+int64_t register_rows(int64_t rows, int64_t vectors, const PassContext& ctx);
 
 struct Operand {
   const analysis::ContractionOperand* source = nullptr;
@@ -172,7 +174,8 @@ class ContractionScheduler {
   // ---- sizes -----------------------------------------------------------------------------------------------------
 
   void choose_sizes();
-  void choose_blocks();
+  void choose_blocks(int64_t vectors);
+  int64_t block_vectors() const { return nr_ / (ctx_.target.vector_bytes / 4); }
 
   /// Whether the operands are bf16 that lie or are packed so that two steps of k are neighbours.
   bool can_pair(const Item& item) const;
@@ -195,6 +198,10 @@ class ContractionScheduler {
   int64_t tile_rows() const { return window_ ? lines_ * rows_[1].extent.value() : row_tiles_ * mr_; }
   std::string row_tile_name() const { return window_ ? rows_[0].name : name_of(rows_); }
   void choose_lane_block();
+  /// How much of the time threads lose with blocks of so many lanes, waiting for one another and packing rows for each block: 1 and more.
+  double block_share(int64_t lane_block) const;
+  /// Another width of the lanes' blocks where threads share them better.
+  void share_lanes();
 
   /// Lines of `inner` lanes that a block packs side by side: many enough to share the rows, and little padding up to whole vectors.
   int64_t lines_of_block(int64_t inner) const;

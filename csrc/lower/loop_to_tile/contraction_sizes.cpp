@@ -10,6 +10,8 @@ namespace {
 constexpr int64_t kWholeDepth = 384;        // k is not split up to here
 constexpr int64_t kDepthBlock = 256;        // KC beyond: a sliver of it stays in L1, and no chain of additions is longer
 constexpr int64_t kStaticLanes = 256;       // lanes of a block whose lane operand was packed before
+constexpr int64_t kWideLanes = 512;         // the same, of register blocks of three vectors, where blocks are left for all threads
+constexpr int64_t kWideUnroll = 2;          // steps of k of such a register block
 constexpr int64_t kStaticRows = 96;         // its rows
 constexpr int64_t kDynamicLanes = 256;      // lanes of a block that packs its lane operand
 constexpr int64_t kNarrowLanes = 96;        // its lanes at least
@@ -19,6 +21,8 @@ constexpr int64_t kWidenedTiles = 3;        // register blocks of a tile that pa
 constexpr int64_t kTailRows = 4;            // of the register blocks that end a tile of any size: fewer hide less of the latency
 constexpr int64_t kFewBlocks = 4;           // fewer parallel iterations leave one of a few threads idle for long
 constexpr int64_t kWantedBlocks = 8;        // parallel iterations that keep a few threads busy
+constexpr int64_t kManyBlocks = 512;        // parallel iterations that any number of threads shares well
+constexpr double kBetterShare = 0.97;       // gain that pays for lanes of another width than the usual
 
 // What a schedule may ask for: beyond, code or memory grows out of proportion.
 constexpr int64_t kMostTile = 1 << 16;
@@ -30,6 +34,27 @@ constexpr int64_t kMostScratch = 64 << 20;  // bytes of a thread
 int64_t balanced(int64_t a, int64_t most) {
   int64_t parts = (a + most - 1) / most;
   return (a + parts - 1) / parts;
+}
+
+/// How much longer all threads are busy than if blocks were shared out evenly, on average over 2, 4 and 8 of them: `outer` times `panels` in groups
+/// of p, each times `tiles` in groups of q, in this order.
+double idle_share(int64_t outer, int64_t panels, int64_t p, int64_t tiles, int64_t q) {
+  const int64_t groups = (panels + p - 1) / p;
+  const int64_t blocks = (tiles + q - 1) / q;
+  const int64_t trips = outer * groups * blocks;
+  if (trips > kManyBlocks) return 1;
+  auto work = [&](int64_t i) { return std::min(p, panels - i / blocks % groups * p) * std::min(q, tiles - i % blocks * q); };
+  double sum = 0;
+  for (int64_t threads : {2, 4, 8}) {
+    int64_t longest = 0;
+    for (int64_t t = 0; t < threads; ++t) {
+      int64_t mine = 0;
+      for (int64_t i = trips * t / threads; i < trips * (t + 1) / threads; ++i) mine += work(i);
+      longest = std::max(longest, mine);
+    }
+    sum += static_cast<double>(threads * longest) / static_cast<double>(outer * panels * tiles);
+  }
+  return sum / 3;
 }
 
 /// A block of k that holds whole runs of its inner axes, so that its elements lie in lines: m times the extents of some innermost axes, where m
@@ -47,42 +72,73 @@ std::optional<int64_t> whole_lines(const std::vector<Axis>& axes, int64_t wanted
   return best && *best >= wanted / 2 ? best : std::nullopt;
 }
 
-/// Rows of a register block at most: two vectors each, beside those that hold operands.
-int64_t most_register_rows(const PassContext& ctx) { return ctx.target.vector_registers >= 32 ? 14 : 6; }
+/// Rows of a register block at most, of `vectors` each, beside the registers that hold operands.
+int64_t most_register_rows(int64_t vectors, const PassContext& ctx) { return (ctx.target.vector_registers - 2 - vectors) / vectors; }
 
 }  // namespace
 
 /// What `rows` rows cost in register blocks of mr: little where little is padding, each row of lanes that is read serves many, and enough
 /// sums are independent of one another to hide the latency of multiply-adds. The constants fit what blocks of 4 to 14 rows took on Zen 4,
 /// with AVX2 and AVX-512, and kChains what convolutions over lines of 7 points took in blocks of 4 and 3.
-double block_overhead(int64_t mr) {
+double block_overhead(int64_t mr, int64_t vectors, double load_cost) {
   constexpr double kReload = 1.2;  // cost of reading the lanes, in rows
-  constexpr double kChains = 4;    // rows that hide the latency
-  auto m = static_cast<double>(mr);
-  return (1 + kReload / m) * std::max(1.0, kChains / m);
+  constexpr double kChains = 8;    // vectors of sums that hide the latency
+  const auto m = static_cast<double>(mr);
+  const auto v = static_cast<double>(vectors);
+  return (1 + kReload / m) * std::max(1.0, kChains / (m * v)) * (1 + load_cost / v);
 }
-double block_cost(int64_t rows, int64_t mr) { return static_cast<double>(round_up(rows, mr)) * block_overhead(mr); }
+double block_cost(int64_t rows, int64_t mr, int64_t vectors, double load_cost) {
+  return static_cast<double>(round_up(rows, mr)) * block_overhead(mr, vectors, load_cost);
+}
 
-int64_t register_rows(int64_t rows, const PassContext& ctx) {
-  int64_t most = most_register_rows(ctx);
+int64_t register_rows(int64_t rows, int64_t vectors, const PassContext& ctx) {
+  int64_t most = most_register_rows(vectors, ctx);
   if (rows <= most) return std::max<int64_t>(rows, 1);
   int64_t best = most;
   for (int64_t mr = most; mr >= std::min<int64_t>(most, 4); --mr)
-    if (block_cost(rows, mr) < block_cost(rows, best)) best = mr;
+    if (block_cost(rows, mr, vectors, 0) < block_cost(rows, best, vectors, 0)) best = mr;
   return best;
 }
 
 void ContractionScheduler::choose_sizes() {
-  choose_blocks();
+  choose_blocks(kBlockVectors);
+  // Three vectors of fewer rows load less for each multiply-add, where their lanes are not many more.
+  if (ctx_.target.load_cost > 0 && lanes_static() && !in_rows_ && !items_[0].pairs) {
+    const double narrow = padded_work() * block_share(lane_block_);
+    choose_blocks(kBlockVectors + 1);
+    if (padded_work() * block_share(lane_block_) >= narrow) choose_blocks(kBlockVectors);
+  }
   for (Item& item : items_) item.widened = can_widen(item) && tile_rows() / mr_ >= kWidenedTiles;
 }
 
-void ContractionScheduler::choose_blocks() {
-  int64_t vector = ctx_.target.vector_bytes / 4;
-  nr_ = 2 * vector;
+double ContractionScheduler::block_share(int64_t lane_block) const {
+  constexpr double kRowCopy = 8;  // cost of packing an element of the rows, in multiply-adds
+  if (!lanes_static() || two_lane_axes() || !lanes_extent_.is_constant() || !rows_extent_.is_constant()) return 1;
+  const int64_t panels = (lanes_extent_.value() + nr_ - 1) / nr_;
+  const int64_t tiles = window_ ? (rows_[0].extent.value() + block_lines_ - 1) / block_lines_ : (rows_extent_.value() + mr_ - 1) / mr_;
+  const double idle =
+      idle_share(std::max<int64_t>(1, hint(count(outer_))), panels, lane_block / nr_, tiles, window_ ? lines_ / block_lines_ : row_tiles_);
+  return idle * (1 + kRowCopy / static_cast<double>(lane_block));
+}
+
+void ContractionScheduler::share_lanes() {
+  if (hint(count(outer_) * rows_extent_ * lanes_extent_ * items_[0].depth) < kWantedBlocks * kChunkWork) return;
+  const int64_t usual = lane_block_;
+  double best = kBetterShare * block_share(usual);
+  for (int64_t lanes = round_up(usual / 2, nr_); lanes <= 2 * usual; lanes += nr_) {
+    if (const double share = block_share(lanes); share < best) {
+      best = share;
+      lane_block_ = lanes;
+    }
+  }
+}
+
+void ContractionScheduler::choose_blocks(int64_t vectors) {
+  nr_ = vectors * (ctx_.target.vector_bytes / 4);
+  tail_ = 0;
   // One version serves all sizes beyond a few rows.
   int64_t rows = rows_extent_.is_constant() ? rows_extent_.value() : std::max(hint(rows_extent_), kDynamicRows);
-  mr_ = rows_extent_.is_constant() ? register_rows(rows, ctx_) : most_register_rows(ctx_);
+  mr_ = rows_extent_.is_constant() ? register_rows(rows, vectors, ctx_) : most_register_rows(vectors, ctx_);
   for (Item& item : items_) {
     int64_t depth = hint(item.depth);
     item.depth_block = item.depth.is_constant() && depth <= kWholeDepth ? std::max<int64_t>(depth, 1) : kDepthBlock;
@@ -92,6 +148,7 @@ void ContractionScheduler::choose_blocks() {
     // Rows that are packed per block are packed with vectors along k.
     if (axes.size() > 1 && !item.rows.is_static && !rows_lie_across()) item.depth_block = whole_lines(axes, kDepthBlock).value_or(item.depth_block);
   }
+  for (Item& item : items_) item.unroll = vectors > kBlockVectors ? kWideUnroll : kDepthUnroll;
   for (Item& item : items_) item.pairs = ctx_.target.features.count("avx512bf16") > 0 && can_pair(item);
   choose_lane_block();
   if (window_) {
@@ -99,7 +156,7 @@ void ContractionScheduler::choose_blocks() {
     return;
   }
   if (in_rows_) {
-    mr_ = register_rows(in_rows_->count, ctx_);
+    mr_ = register_rows(in_rows_->count, vectors, ctx_);
     row_tiles_ = (in_rows_->count + mr_ - 1) / mr_;
     return;
   }
@@ -119,6 +176,7 @@ void ContractionScheduler::choose_blocks() {
   int64_t tiles = std::max<int64_t>(1, most / mr_);
   if (rows_extent_.is_constant()) tiles = balanced((rows + mr_ - 1) / mr_, tiles);
   row_tiles_ = tiles;
+  if (lanes_static() && !across_) share_lanes();
   const bool any_size = !rows_extent_.is_constant() && std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
   if (any_size && mr_ >= 2 * kTailRows) tail_ = kTailRows;
 }
@@ -135,7 +193,7 @@ bool ContractionScheduler::can_pair(const Item& item) const {
 }
 
 void ContractionScheduler::choose_window_sizes() {
-  const int64_t most = most_register_rows(ctx_);
+  const int64_t most = most_register_rows(block_vectors(), ctx_);
   const int64_t lines = window_->line.axis.extent.value();
   const int64_t points = window_->point.axis.extent.value();
   double best = 0;
@@ -172,7 +230,8 @@ std::vector<ContractionScheduler::LineBlocks> ContractionScheduler::line_blocks(
 
 double ContractionScheduler::window_cost(int64_t lines, int64_t points) const {
   double cost = 0;
-  for (const LineBlocks& b : line_blocks(points)) cost += static_cast<double>(b.count * b.points) * block_overhead(lines * b.points);
+  for (const LineBlocks& b : line_blocks(points))
+    cost += static_cast<double>(b.count * b.points) * block_overhead(lines * b.points, block_vectors(), ctx_.target.load_cost);
   return cost * static_cast<double>(round_up(window_->line.axis.extent.value(), lines));
 }
 
@@ -183,6 +242,7 @@ void ContractionScheduler::choose_lane_block() {
     lane_block_ = round_up(lane_lines_ * inner, nr_);
   } else {
     int64_t widest = across_ ? kLeastRows : lanes_static() ? kStaticLanes : kDynamicLanes;
+    if (!across_ && lanes_static() && block_vectors() > kBlockVectors) widest = kWideLanes;
     lane_block_ = lanes_extent_.is_constant() ? round_up(balanced(lanes_extent_.value(), widest), nr_) : widest;
     if (across_ || lanes_static() || in_rows_) return;
     // Narrow blocks pack the rows more often, too few leave threads idle.

@@ -32,7 +32,7 @@ ScheduledContraction apply_cpu_contraction(const loop_ir::Kernel& kernel, const 
   return ContractionScheduler(merge_outer_axes(kernel), statics, ctx).apply(schedule);
 }
 
-int64_t contraction_rows(int64_t rows, const PassContext& ctx) { return round_up(rows, register_rows(rows, ctx)); }
+int64_t contraction_rows(int64_t rows, const PassContext& ctx) { return round_up(rows, register_rows(rows, kBlockVectors, ctx)); }
 
 std::optional<std::vector<Directive>> propose_contraction_rows(const loop_ir::Kernel& kernel, const ContractionRows& rows, const PassContext& ctx) {
   return ContractionScheduler(kernel, {}, ctx).propose_rows(rows);
