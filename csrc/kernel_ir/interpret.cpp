@@ -26,6 +26,7 @@ struct Thread {
   std::map<std::string, int64_t> integers;  ///< symbols, indices and scalar integers
   std::unordered_map<std::string, Lanes> values;
   std::map<std::string, Memory> buffers;
+  std::map<int, std::vector<Lanes>> matrices;  ///< registers of a matrix unit by row
 };
 
 /// Undefined contents: NaN, or an improbable integer, shows a read before the write.
@@ -197,6 +198,52 @@ struct Machine {
 
   void run(const Prefetch& /*s*/, Thread& /*t*/) {}  // outside a buffer it is allowed
   void run(const Barrier& /*s*/, Thread& /*t*/) {}
+
+  void run(const Matrix& s, Thread& t) {
+    constexpr size_t kRows = 16;
+    constexpr size_t kRowBytes = 64;
+    if (s.kind == Matrix::Kind::zero) {
+      t.matrices[s.target] = std::vector<Lanes>(kRows, Lanes(kRows, Scalar::of_float(DType::f32, 0)));
+      return;
+    }
+    if (s.kind == Matrix::Kind::multiply) {
+      std::vector<Lanes>& sums = matrix(t, s.target, DType::f32);
+      const std::vector<Lanes>& a = matrix(t, s.a, DType::bf16);
+      const std::vector<Lanes>& b = matrix(t, s.b, DType::bf16);
+      for (size_t i = 0; i < kRows; ++i)
+        for (size_t j = 0; j < kRows; ++j)
+          for (size_t p = 0; p < kRows; ++p) {
+            Scalar operands[] = {a[i][2 * p], a[i][2 * p + 1], b[p][2 * j], b[p][2 * j + 1], sums[i][j]};
+            sums[i][j] = apply(Fn::dot2, DType::f32, operands, mode, &division_error);
+          }
+      return;
+    }
+    Array& array = *t.buffers.at(s.buffer).array;
+    const int64_t offset = evaluate(s.offset, t.integers);
+    const int64_t stride = evaluate(s.stride, t.integers);
+    const size_t columns = kRowBytes / static_cast<size_t>(size_of(array.dtype));
+    std::vector<Lanes>& rows = s.kind == Matrix::Kind::store ? matrix(t, s.target, DType::f32) : t.matrices[s.target];
+    if (s.kind == Matrix::Kind::load) rows.assign(kRows, Lanes(columns));
+    for (size_t i = 0; i < kRows; ++i)
+      for (size_t j = 0; j < columns; ++j) {
+        const int64_t at = offset + static_cast<int64_t>(i) * stride + static_cast<int64_t>(j);
+        DEPLO_ASSERT(at >= 0 && at < array.count(), "kernel @{}: matrix row {} accesses element {} of {}, which has {}", kernel.name, i, at, s.buffer,
+                     array.count());
+        if (s.kind == Matrix::Kind::load)
+          rows[i][j] = array.get(at);
+        else
+          array.set(at, rows[i][j]);
+      }
+  }
+
+  /// A register that holds rows of this dtype.
+  std::vector<Lanes>& matrix(Thread& t, int number, DType dtype) const {
+    auto it = t.matrices.find(number);
+    DEPLO_ASSERT(it != t.matrices.end(), "kernel @{}: matrix register t{} is read before it is written", kernel.name, number);
+    DEPLO_ASSERT(it->second[0][0].dtype == dtype, "kernel @{}: matrix register t{} holds {}, needed is {}", kernel.name, number,
+                 to_string(it->second[0][0].dtype), to_string(dtype));
+    return it->second;
+  }
 
   void run(const SetError& s, Thread& t) {
     for (const Scalar& lane : t.values.at(s.condition))

@@ -42,6 +42,9 @@ namespace deplo::kernel_ir {
 // and by the interpreter. `first n` is the mask of lanes l < n (n may be negative or exceed the lanes). `if` takes a guard over scalars, or a scalar
 // bool value. Functions of the scalar table apply lane by lane, all operands of one lane count. `error code if c` sets the error word when any lane
 // of the bool value c is true.
+// `matrix` statements work on the eight registers of a matrix unit, each 16 rows of 64 bytes: t0 holds 16 x 16 f32 or 16 x 32 bf16. `matrix t0 = 0`,
+// `matrix t0 = c[p] stride s` and `matrix c[p] stride s = t0` (rows s elements apart), and `matrix t0 += t4 * t6`, which adds, for row i and column
+// j, the products of a[i, 2p] with b[p, 2j] and of a[i, 2p + 1] with b[p, 2j + 1] for the 16 p, in the unit's order; subnormals may count as 0.
 
 struct Type {
   DType dtype = DType::f32;
@@ -182,6 +185,21 @@ struct Prefetch {
   bool operator==(const Prefetch&) const = default;
 };
 
+constexpr int kMatrixRegisters = 8;
+
+/// One instruction of a matrix unit.
+struct Matrix {
+  enum class Kind : uint8_t { zero, load, store, multiply };
+  Kind kind = Kind::zero;
+  int target = 0;      ///< the register written, or stored
+  std::string buffer;  ///< load and store: f32, or bf16 to load
+  Expr offset;
+  Expr stride = 0;  ///< between rows, in elements
+  int a = 0;        ///< multiply: registers
+  int b = 0;
+  bool operator==(const Matrix&) const = default;
+};
+
 struct Barrier {
   bool operator==(const Barrier&) const = default;
 };
@@ -193,7 +211,8 @@ struct SetError {
 };
 
 struct Stmt {
-  std::variant<Let, Splat, FirstLanes, ReduceLanes, Extract, Shuffle, Load, Store, Var, Assign, For, If, Alloc, Prefetch, Barrier, SetError> node;
+  std::variant<Let, Splat, FirstLanes, ReduceLanes, Extract, Shuffle, Load, Store, Var, Assign, For, If, Alloc, Prefetch, Barrier, SetError, Matrix>
+      node;
   Location location{};
   bool operator==(const Stmt&) const = default;
 };

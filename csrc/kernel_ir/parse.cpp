@@ -120,6 +120,7 @@ struct Parser {
       s.level = static_cast<int>(lexer.integer("a cache level"));
       return {s};
     }
+    if (lexer.accept("matrix")) return {matrix()};
     if (lexer.accept("barrier")) return {Barrier{}};
     if (lexer.accept("error")) {
       SetError s;
@@ -137,6 +138,43 @@ struct Parser {
       return {s};
     }
     lexer.fail(fmt::format("expected a statement, found '{}'", lexer.peek().text));
+  }
+
+  int matrix_register() {
+    Token where = lexer.peek();
+    std::string text = lexer.identifier("a matrix register");
+    if (text.size() != 2 || text[0] != 't' || text[1] < '0' || text[1] >= '0' + kMatrixRegisters)
+      lexer.fail(where, fmt::format("'{}' is not a matrix register: t0 to t{}", text, kMatrixRegisters - 1));
+    return text[1] - '0';
+  }
+
+  Matrix matrix() {
+    Matrix s;
+    auto rows = [&] {
+      std::tie(s.buffer, s.offset) = place();
+      lexer.expect("stride");
+      s.stride = parse_expr(lexer);
+    };
+    if (lexer.peek(1).text == "[") {
+      s.kind = Matrix::Kind::store;
+      rows();
+      lexer.expect("=");
+      s.target = matrix_register();
+      return s;
+    }
+    s.target = matrix_register();
+    if (lexer.accept("+=")) {
+      s.kind = Matrix::Kind::multiply;
+      s.a = matrix_register();
+      lexer.expect("*");
+      s.b = matrix_register();
+      return s;
+    }
+    lexer.expect("=");
+    if (lexer.peek().text == "0" && lexer.integer("0") == 0) return s;
+    s.kind = Matrix::Kind::load;
+    rows();
+    return s;
   }
 
   Store store() {

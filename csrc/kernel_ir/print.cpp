@@ -78,6 +78,14 @@ struct Printer {
     line(indent, fmt::format("prefetch {} level {}", place(s.buffer, s.offset), s.level));
   }
   void statement(const Barrier& /*s*/, const std::string& indent) { line(indent, "barrier"); }
+  void statement(const Matrix& s, const std::string& indent) {
+    std::string rows = fmt::format("{} stride {}", place(s.buffer, s.offset), deplo::print(s.stride));
+    std::string what = s.kind == Matrix::Kind::zero    ? fmt::format("t{} = 0", s.target)
+                       : s.kind == Matrix::Kind::load  ? fmt::format("t{} = {}", s.target, rows)
+                       : s.kind == Matrix::Kind::store ? fmt::format("{} = t{}", rows, s.target)
+                                                       : fmt::format("t{} += t{} * t{}", s.target, s.a, s.b);
+    line(indent, "matrix " + what);
+  }
   void statement(const SetError& s, const std::string& indent) {
     line(indent, fmt::format("error {} if {}", loop_ir::to_string(s.code), s.condition));
   }

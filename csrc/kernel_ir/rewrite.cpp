@@ -65,6 +65,10 @@ struct Mapper {
   }
   void fields(Prefetch& s) { index(s.offset); }
   void fields(Barrier& /*s*/) {}
+  void fields(Matrix& s) {
+    index(s.offset);
+    index(s.stride);
+  }
   void fields(SetError& s) { value(s.condition); }
 };
 

@@ -249,6 +249,23 @@ class Verifier {
     require(s.level >= 1 && s.level <= 3, "prefetch", fmt::format("cache level {} is not 1, 2 or 3", s.level));
   }
   void statement(const Barrier& /*s*/) {}
+  void statement(const Matrix& s) {
+    constexpr int64_t kRows = 16;
+    constexpr int64_t kRowBytes = 64;
+    for (int r : {s.target, s.a, s.b}) require(r >= 0 && r < kMatrixRegisters, "matrix", fmt::format("t{} is no register", r));
+    if (s.kind == Matrix::Kind::multiply) require(s.target != s.a && s.target != s.b && s.a != s.b, "matrix", "the registers of a product differ");
+    if (s.kind == Matrix::Kind::zero || s.kind == Matrix::Kind::multiply) return;
+    const std::string where = "matrix rows of " + s.buffer;
+    const DType dtype = buffer(s.buffer, where);
+    const bool written = s.kind == Matrix::Kind::store;
+    require(dtype == DType::f32 || (dtype == DType::bf16 && !written), where, fmt::format("it is {}", to_string(dtype)));
+    require(!written || writable_.count(s.buffer) > 0, where, "it is an input");
+    index(s.offset, where);
+    index(s.stride, where);
+    if (!sizes_.count(s.buffer) || !is_fixed(s.offset) || !is_fixed(s.stride)) return;
+    in_range(points_, s.buffer, s.offset, where);
+    in_range(points_, s.buffer, s.offset + s.stride * (kRows - 1) + kRowBytes / size_of(dtype) - 1, where);
+  }
   void statement(const SetError& s) { require(use(s.condition, "error").dtype == DType::boolean, "error", s.condition + " is not bool"); }
 
   /// The points of an inner scope are a copy. Returns those of the outer one, to be put back.

@@ -51,6 +51,9 @@ class StatementVerifier {
   void guard(const Visible& names, const std::vector<Cond>& conds, const std::string& where) const;
   const BufferInfo& access(const Visible& names, const std::string& buffer, const std::vector<Expr>& index) const;
 
+  /// That an element of a buffer of this dtype lies in it and may be read, or written.
+  void element(const Visible& names, const std::string& buffer, const std::vector<Expr>& index, DType dtype, bool written);
+
   void statement(const Let& s, Visible& names) const;
   void statement(const Load& s, Visible& names) const;
   void statement(const Store& s, Visible& names);

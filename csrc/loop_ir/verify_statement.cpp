@@ -115,6 +115,14 @@ void StatementVerifier::statement(const Store& s, Visible& names) {
   inside(names, s.buffer, s.index, s.guard);
 }
 
+void StatementVerifier::element(const Visible& names, const std::string& buffer, const std::vector<Expr>& index, DType dtype, bool written) {
+  const BufferInfo& info = access(names, buffer, index);
+  require(info.dtype == dtype, fmt::format("{} is {}, needed is {}", buffer, to_string(info.dtype), to_string(dtype)));
+  require(!written || info.writable, "store to the input " + buffer);
+  if (written) stored_.insert(buffer);
+  inside(names, buffer, index, {});
+}
+
 void StatementVerifier::statement(const Check& s, Visible& names) const { expression(names, s.cond.expr, "check"); }
 
 void StatementVerifier::combination(const std::vector<std::string>& results, const std::vector<DType>& dtypes, Combiner combiner,

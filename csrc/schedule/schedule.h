@@ -36,6 +36,7 @@ class Lexer;
 //   partition(a, tail=T)            where a tile of any size ends, register blocks have T rows
 //   unroll(a=U)                     the body is repeated U times
 //   dot(a=2)                        bf16 operands are packed with two steps of a side by side, and multiplied by dot2
+//   dot(a=32)                       so packed, and multiplied in a matrix unit
 //   transpose(a=T)                  with lanes on another axis: tiles of T points of a, along which memory runs, are transposed in registers
 //   pack(c.rows, at=L, pad=P)       the operand of reduction c that lies along its rows (or `lanes`) is copied into panels: at the program's
 //                                   start (`program`) or for each tile (`block`), whose rows are then P elements longer than needed

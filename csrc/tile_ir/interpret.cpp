@@ -151,6 +151,37 @@ struct Machine {
 
   void run(const Barrier& /*s*/, Thread& /*t*/) {}
 
+  void run(const Matrix& s, Thread& t) {
+    Array& sums = *t.buffers.at(s.array);
+    const int64_t rows = sums.shape[0];
+    const int64_t columns = sums.shape[1];
+    /// The element `row` rows and `column` columns on from a place, in dimensions `last` and the one before it, counted from the end.
+    auto element = [&](const Matrix::Place& p, int64_t row, int64_t column, size_t last, int64_t half) {
+      std::vector<Expr> index = p.index;
+      index[index.size() - 1 - last] = index[index.size() - 1 - last] + column;
+      index[index.size() - 2 - last] = index[index.size() - 2 - last] + row;
+      if (last > 0) index.back() = index.back() + half;
+      return place(t, p.buffer, index);
+    };
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; ++j) {
+        const int64_t at = i * columns + j;
+        if (s.kind == Matrix::Kind::zero) sums.set(at, Scalar::of_float(DType::f32, 0));
+        if (s.kind == Matrix::Kind::load) sums.set(at, t.buffers.at(s.a.buffer)->get(element(s.a, i, j, 0, 0)));
+        if (s.kind == Matrix::Kind::store) t.buffers.at(s.a.buffer)->set(element(s.a, i, j, 0, 0), sums.get(at));
+        if (s.kind != Matrix::Kind::multiply) continue;
+        const Array& a = *t.buffers.at(s.a.buffer);
+        const Array& b = *t.buffers.at(s.b.buffer);
+        Scalar sum = sums.get(at);
+        for (int64_t p = 0; p < kMatrixDepth / 2; ++p) {
+          Scalar operands[] = {a.get(element(s.a, i, 2 * p, 0, 0)), a.get(element(s.a, i, 2 * p + 1, 0, 0)), b.get(element(s.b, p, j, 1, 0)),
+                               b.get(element(s.b, p, j, 1, 1)), sum};
+          sum = apply(Fn::dot2, DType::f32, operands, mode, &division_error);
+        }
+        sums.set(at, sum);
+      }
+  }
+
   // Prefetching outside a buffer is allowed.
   void run(const Prefetch& /*s*/, Thread& /*t*/) {}
 

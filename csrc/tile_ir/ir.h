@@ -51,6 +51,11 @@ namespace deplo::tile_ir {
 //   scratch   memory from the runtime, per thread (GPU: per block, its threads share it); the shape may be symbolic in sizes (not axes); base
 //             aligned to 64 bytes
 //   shared    GPU block memory
+//   matrix    the sums of a matrix unit, f32 [m, n] of multiples of 16, one array at a time, for `matrix` statements alone
+// `matrix` statements work on a whole such array t[m, n]: `matrix t = 0`, `matrix t = c[i, j]` and `matrix c[i, j] = t` for the m x n elements of f32
+// memory from there on along its last two dimensions, and `matrix t += a[i, k] * b[p, 0, 0]`, which adds the products of m x 32 bf16 elements of a,
+// from a[i, k] on, and 32 x n of b, pairs of whose rows lie side by side in its last dimension ([32 / 2][n][2]). The order of the additions is
+// the unit's; subnormals may count as 0.
 // `if` runs its body when the guard holds; a guard may use axes. `barrier` joins a GPU block. `prefetch` is a hint.
 // Values, loads, stores, checks and reductions mean what they mean in Loop IR. Reduce axes are loops with kinds (outer first).
 
@@ -104,7 +109,7 @@ struct Scan {
   bool operator==(const Scan&) const = default;
 };
 
-enum class Space : uint8_t { reg, stack, scratch, shared };
+enum class Space : uint8_t { reg, stack, scratch, shared, matrix };
 
 struct Alloc {
   std::string name;
@@ -131,8 +136,26 @@ struct Prefetch {
   bool operator==(const Prefetch&) const = default;
 };
 
+constexpr int64_t kMatrixSide = 16;   ///< rows, and f32 lanes, of one register of a matrix unit
+constexpr int64_t kMatrixDepth = 32;  ///< products that one instruction adds to each sum
+
+/// A statement on a whole matrix array; `a` and `b` are elements where memory begins.
+struct Matrix {
+  enum class Kind : uint8_t { zero, load, store, multiply };
+  struct Place {
+    std::string buffer;
+    std::vector<Expr> index;
+    bool operator==(const Place&) const = default;
+  };
+  Kind kind = Kind::zero;
+  std::string array;
+  Place a;  ///< load, store and multiply
+  Place b;  ///< multiply
+  bool operator==(const Matrix&) const = default;
+};
+
 struct Stmt {
-  std::variant<Let, Load, Store, For, Reduce, Scan, Alloc, If, Check, Barrier, Prefetch> node;
+  std::variant<Let, Load, Store, For, Reduce, Scan, Alloc, If, Check, Barrier, Prefetch, Matrix> node;
   Location location{};
   bool operator==(const Stmt&) const = default;
 };

@@ -73,7 +73,39 @@ struct Parser {
     return stmt;
   }
 
+  Matrix::Place place() {
+    Matrix::Place p;
+    p.buffer = lexer.identifier("a buffer");
+    p.index = parse_shape(lexer);
+    return p;
+  }
+
+  Matrix matrix() {
+    Matrix s;
+    if (lexer.peek(1).text == "[") {
+      s.kind = Matrix::Kind::store;
+      s.a = place();
+      lexer.expect("=");
+      s.array = lexer.identifier("a matrix array");
+      return s;
+    }
+    s.array = lexer.identifier("a matrix array");
+    if (lexer.accept("+=")) {
+      s.kind = Matrix::Kind::multiply;
+      s.a = place();
+      lexer.expect("*");
+      s.b = place();
+      return s;
+    }
+    lexer.expect("=");
+    if (lexer.peek().text == "0" && lexer.integer("0") == 0) return s;
+    s.kind = Matrix::Kind::load;
+    s.a = place();
+    return s;
+  }
+
   Stmt line(bool keyword) {
+    if (keyword && lexer.accept("matrix")) return {matrix()};
     if (keyword && lexer.accept("barrier")) return {Barrier{}};
     if (keyword && lexer.accept("alloc")) return {alloc()};
     if (keyword && lexer.accept("prefetch")) {
@@ -98,7 +130,7 @@ struct Parser {
         s.space = space;
         return s;
       }
-    lexer.fail(fmt::format("expected register, stack, scratch or shared, found '{}'", lexer.peek().text));
+    lexer.fail(fmt::format("expected register, stack, scratch, shared or matrix, found '{}'", lexer.peek().text));
   }
 
   Reduce reduce() {

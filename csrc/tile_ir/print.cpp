@@ -37,6 +37,13 @@ struct Printer {
   void statement(const Prefetch& s, const std::string& indent) {
     line(indent, fmt::format("prefetch {}{}{}", s.buffer, print_shape(s.index), s.level == 1 ? "" : fmt::format(" level {}", s.level)));
   }
+  void statement(const Matrix& s, const std::string& indent) {
+    auto place = [](const Matrix::Place& p) { return p.buffer + print_shape(p.index); };
+    std::string what = s.kind == Matrix::Kind::store ? fmt::format("{} = {}", place(s.a), s.array) : fmt::format("{} = 0", s.array);
+    if (s.kind == Matrix::Kind::load) what = fmt::format("{} = {}", s.array, place(s.a));
+    if (s.kind == Matrix::Kind::multiply) what = fmt::format("{} += {} * {}", s.array, place(s.a), place(s.b));
+    line(indent, "matrix " + what);
+  }
   void statement(const For& s, const std::string& indent) {
     bool alone = s.axis.kind == LoopKind::parallel || s.axis.kind == LoopKind::unroll;
     std::string head = s.axis.kind == LoopKind::serial ? "for"

@@ -16,7 +16,8 @@ inline constexpr std::array kLoopKinds{
     std::pair{LoopKind::thread_y, std::string_view("thread_y")}};
 
 inline constexpr std::array kSpaces{std::pair{Space::reg, std::string_view("register")}, std::pair{Space::stack, std::string_view("stack")},
-                                    std::pair{Space::scratch, std::string_view("scratch")}, std::pair{Space::shared, std::string_view("shared")}};
+                                    std::pair{Space::scratch, std::string_view("scratch")}, std::pair{Space::shared, std::string_view("shared")},
+                                    std::pair{Space::matrix, std::string_view("matrix")}};
 
 std::string_view to_string(LoopKind kind);
 std::string_view to_string(Space space);

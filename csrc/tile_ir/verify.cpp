@@ -15,12 +15,13 @@ constexpr int64_t kMaxCopies = 1024;
 
 /// Names visible at one place of a kernel, and what surrounds it.
 struct Scope : loop_ir::Visible {
-  std::map<std::string, LoopKind> kinds;  ///< of axes
-  std::set<std::string> registers;        ///< arrays that become variables
-  bool parallel = false;                  ///< inside a parallel loop
-  bool lanes = false;                     ///< inside a lanes loop
-  bool nested = false;                    ///< inside any loop but parallel
-  bool reduces = false;                   ///< inside a reduce or scan
+  std::map<std::string, LoopKind> kinds;              ///< of axes
+  std::set<std::string> registers;                    ///< arrays that become variables
+  std::map<std::string, std::vector<Expr>> matrices;  ///< arrays of a matrix unit, and their shapes
+  bool parallel = false;                              ///< inside a parallel loop
+  bool lanes = false;                                 ///< inside a lanes loop
+  bool nested = false;                                ///< inside any loop but parallel
+  bool reduces = false;                               ///< inside a reduce or scan
 };
 
 class Verifier : loop_ir::StatementVerifier {
@@ -28,7 +29,7 @@ class Verifier : loop_ir::StatementVerifier {
   explicit Verifier(const Kernel& kernel) : StatementVerifier("tile @" + kernel.name, kernel.params, kernel.symbols), kernel_(kernel) {}
 
   void run() {
-    Scope scope{parameters(), {}, {}};
+    Scope scope{parameters(), {}, {}, {}};
     for (const std::string& name : symbols_of(kernel_.chunks)) require(is_size(name), "chunks depend on " + name + ", which is not a size");
     block(kernel_.body, std::move(scope));
     check_stored();
@@ -154,9 +155,40 @@ class Verifier : loop_ir::StatementVerifier {
     }
     define_buffer(scope, s.name, {s.dtype, &s.shape, true});
     if (s.space == Space::reg) scope.registers.insert(s.name);
+    if (s.space != Space::matrix) return;
+    auto fits = [](Expr e) { return e.value() > 0 && e.value() % kMatrixSide == 0; };
+    require(s.dtype == DType::f32 && s.shape.size() == 2 && fits(s.shape[0]) && fits(s.shape[1]),
+            fmt::format("the matrix array {} is {}{}, allowed is f32 of two multiples of {}", s.name, to_string(s.dtype), print_shape(s.shape),
+                        kMatrixSide));
+    for (const auto& [other, shape] : scope.matrices) fail(fmt::format("the matrix array {} lies inside the scope of {}", s.name, other));
+    scope.matrices[s.name] = s.shape;
   }
 
   void statement(const Barrier&, Scope& scope) { require(!scope.lanes && !scope.reduces, "a barrier inside a lanes loop or a reduction"); }
+
+  /// That `rows` x `columns` elements from there on, along the last two dimensions or those before `pairs`, lie in the buffer.
+  void matrix_place(const Scope& scope, const Matrix::Place& p, DType dtype, Expr rows, Expr columns, bool pairs, bool written = false) {
+    require(!scope.matrices.count(p.buffer) && !scope.registers.count(p.buffer), fmt::format("{} does not lie in memory", p.buffer));
+    const size_t ends = pairs ? 1 : 0;
+    require(p.index.size() >= 2 + ends, fmt::format("{} has too few dimensions for a matrix", p.buffer));
+    std::vector<Expr> last = p.index;
+    last[last.size() - 2 - ends] = last[last.size() - 2 - ends] + rows - 1;
+    last[last.size() - 1 - ends] = last[last.size() - 1 - ends] + columns - 1;
+    if (pairs) last.back() = last.back() + 1;
+    for (const std::vector<Expr>& index : {p.index, last}) element(scope, p.buffer, index, dtype, written);
+  }
+
+  void statement(const Matrix& s, Scope& scope) {
+    auto array = scope.matrices.find(s.array);
+    require(array != scope.matrices.end(), fmt::format("{} is no matrix array", s.array));
+    require(!scope.lanes, "a matrix statement inside a lanes loop");
+    const std::vector<Expr>& shape = array->second;
+    if (s.kind == Matrix::Kind::load) matrix_place(scope, s.a, DType::f32, shape[0], shape[1], false);
+    if (s.kind == Matrix::Kind::store) matrix_place(scope, s.a, DType::f32, shape[0], shape[1], false, true);
+    if (s.kind != Matrix::Kind::multiply) return;
+    matrix_place(scope, s.a, DType::bf16, shape[0], kMatrixDepth, false);
+    matrix_place(scope, s.b, DType::bf16, kMatrixDepth / 2, shape[1], true);
+  }
 
   // A hint: it may name a place beyond the end.
   void statement(const Prefetch& s, Scope& scope) {

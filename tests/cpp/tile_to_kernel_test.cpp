@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "codegen/codegen.h"
+#include "kernel_ir/interpret.h"
 #include "kernel_ir/ir.h"
 #include "lower/lower.h"
 #include "passes/kernel/expand_math.h"
@@ -852,6 +853,59 @@ class RandomKernel {
 };
 
 }  // namespace
+
+TEST_CASE("matrix units: the interpreters of both levels agree, and compiled code where the CPU has a unit") {
+  const std::string text = R"(tile @k(a: bf16[48, 96], b: bf16[3, 2, 16, 32, 2], c: f32[64, 64], out y: f32[48, 64]) chunks 3
+  parallel i in 0..3:
+    for j in 0..2:
+      alloc t: f32[16, 32] matrix
+      matrix t = c[i*16, j*32]
+      for k in 0..3:
+        matrix t += a[i*16, k*32] * b[k, j, 0, 0, 0]
+      matrix y[i*16, j*32] = t
+      matrix t = 0
+      matrix t += a[i*16, 64] * b[2, j, 0, 0, 0]
+      alloc s: f32[16, 32] scratch
+      matrix s[0, 0] = t
+      for r in 0..16:
+        for lanes l in 0..32:
+          u = load s[r, l]
+          v = load y[i*16 + r, j*32 + l]
+          w = mul(u, v)
+          store y[i*16 + r, j*32 + l] = w
+)";
+  tile_ir::Module module = tile_ir::parse(text);
+  CHECK(tile_ir::parse(tile_ir::print(module)) == module);
+  tile_ir::verify(module);
+  const tile_ir::Kernel& tile = *module.kernels[0];
+  std::mt19937 rng(11);
+  std::vector<Array> inputs;
+  for (const auto& p : tile.params) inputs.push_back(filled(p.dtype, evaluate_shape(p.shape, {}), rng));
+  auto pointers = [](std::vector<Array>& arrays) {
+    std::vector<Array*> out;
+    for (Array& a : arrays) out.push_back(&a);
+    return out;
+  };
+  std::vector<Array> exact = inputs;
+  std::vector<Array> typed = inputs;
+  tile_ir::interpret(tile, pointers(exact), {}, Mode::exact);
+  tile_ir::interpret(tile, pointers(typed), {}, Mode::typed);
+  PassContext context;
+  context.target.vector_bytes = 64;
+  kernel_ir::Module lowered = lower_tile_to_kernel(module, context);
+  INFO(kernel_ir::print(lowered));
+  kernel_ir::verify(*lowered.kernels[0]);
+  CHECK(kernel_ir::parse(kernel_ir::print(lowered)) == lowered);
+  std::vector<Array> kernel = inputs;
+  kernel_ir::interpret(*lowered.kernels[0], pointers(kernel), {}, Mode::typed);
+  for (int64_t k = 0; k < typed[3].count(); ++k) REQUIRE(kernel[3].get(k).f == typed[3].get(k).f);
+  if (!cpu_target_info("").features.contains("amx-bf16")) return;
+  for (int threads : {1, 3}) {
+    std::vector<Array> got = inputs;
+    CHECK(run_native(tile, pointers(got), {}, 64, threads) == 0);
+    same(typed[3], exact[3], got[3], "y");
+  }
+}
 
 TEST_CASE("random kernels") {
   for (unsigned seed = 0; seed < 40; ++seed) {

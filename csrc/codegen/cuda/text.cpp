@@ -354,6 +354,7 @@ class CudaWriter {
     line("{}{} {}[{}];", s.space == Space::shared ? "__shared__ " : "", memory_type(s.dtype), id(s.name), expr(s.count));
   }
   void statement(const Prefetch& /*s*/) {}
+  void statement(const Matrix& /*s*/) { throw UnsupportedError(fmt::format("kernel {}: matrix statements are for CPUs", kernel_.name)); }
   void statement(const Barrier& /*s*/) { line("__syncthreads();"); }
   void statement(const SetError& s) { line("if ({}) *error = {};", id(s.condition), static_cast<int>(s.code)); }
 

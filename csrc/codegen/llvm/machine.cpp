@@ -18,6 +18,8 @@
 #include <llvm/Transforms/Scalar/SROA.h>
 #include <llvm/Transforms/Scalar/SimplifyCFG.h>
 #include <llvm/Transforms/Vectorize/VectorCombine.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -55,6 +57,15 @@ std::string tuning_cpu(const TargetInfo& target) {
   if (target.features.contains("avx512f")) return "znver4";
   if (target.features.contains("avx2")) return "znver3";
   return "x86-64-v2";
+}
+
+/// Whether Linux lets this process use the CPU's matrix unit: the registers are large, so that it must be asked first (arch_prctl of
+/// Documentation/arch/x86/xstate.rst). It refuses where signal stacks are too small for them.
+bool may_use_matrices() {
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
 }
 
 bool has_dot_products(const llvm::Module& module) {
@@ -204,6 +215,8 @@ TargetInfo cpu_target_info(const std::string& features) {
     info.features.insert(avx512.begin(), avx512.end());
     for (const std::string& f : extras)
       if (has(f.c_str())) info.features.insert(f);
+    const std::vector<std::string> matrices{"amx-tile", "amx-bf16"};
+    if (features != "avx512" && all(matrices) && has("avx512bf16") && may_use_matrices()) info.features.insert(matrices.begin(), matrices.end());
   }
   info.vector_bytes = wanted >= 3 ? 64 : wanted == 2 ? 32 : 16;
   info.vector_registers = wanted >= 3 ? 32 : 16;

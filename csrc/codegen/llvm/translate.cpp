@@ -2,6 +2,7 @@
 
 #include <llvm/IR/Constants.h>
 #include <llvm/IR/Intrinsics.h>
+#include <llvm/IR/IntrinsicsX86.h>
 #include <llvm/IR/MDBuilder.h>
 #include <llvm/IR/Verifier.h>
 #include <llvm/Support/raw_ostream.h>
@@ -56,8 +57,10 @@ class Translator {
     define("threads", {DType::i64, 1}, function_->getArg(2));
     b_.SetInsertPoint(body);
     block(kernel_.body);
+    if (matrices_) call(llvm::Intrinsic::x86_tilerelease, {});
     b_.CreateRetVoid();
     b_.SetInsertPoint(entry_);
+    if (matrices_) configure_matrices();
     b_.CreateBr(body);
     attach_alias_scopes();
     std::string complaint;
@@ -523,6 +526,41 @@ class Translator {
                        {place, b_.getInt32(0), b_.getInt32(static_cast<uint32_t>(locality)), b_.getInt32(1)});
   }
 
+  void call(llvm::Intrinsic::ID id, const std::vector<Value*>& operands) {
+    b_.CreateCall(llvm::Intrinsic::getOrInsertDeclaration(&module_, id), operands);
+  }
+
+  /// All eight registers have 16 rows of 64 bytes (Intel's manual, LDTILECFG: palette 1, then columns in bytes from byte 16, rows from byte 48).
+  void configure_matrices() {
+    constexpr int kConfigBytes = 64;
+    std::vector<uint8_t> bytes(kConfigBytes, 0);
+    bytes[0] = 1;
+    for (int t = 0; t < kMatrixRegisters; ++t) {
+      bytes[static_cast<size_t>(16 + 2 * t)] = 64;
+      bytes[static_cast<size_t>(48 + t)] = 16;
+    }
+    auto* data = llvm::ConstantDataArray::get(context_, bytes);
+    auto* config = new llvm::GlobalVariable(module_, data->getType(), true, llvm::GlobalValue::PrivateLinkage, data, "matrix_config");
+    config->setAlignment(llvm::Align(kConfigBytes));
+    call(llvm::Intrinsic::x86_ldtilecfg, {config});
+  }
+
+  void statement(const Matrix& s) {
+    matrices_ = true;
+    auto number = [&](int t) { return b_.getInt8(static_cast<uint8_t>(t)); };
+    if (s.kind == Matrix::Kind::zero) {
+      call(llvm::Intrinsic::x86_tilezero, {number(s.target)});
+    } else if (s.kind == Matrix::Kind::multiply) {
+      call(llvm::Intrinsic::x86_tdpbf16ps, {number(s.target), number(s.a), number(s.b)});
+    } else {
+      const Buffer& memory = buffer(s.buffer);
+      Value* place = address(memory, expr(s.offset));
+      Value* stride = b_.CreateNSWMul(expr(s.stride), integer(size_of(memory.dtype)));
+      const llvm::Intrinsic::ID id = s.kind == Matrix::Kind::load ? llvm::Intrinsic::x86_tileloadd64 : llvm::Intrinsic::x86_tilestored64;
+      call(id, {number(s.target), place, stride});
+    }
+  }
+
   void statement(const Barrier& /*s*/) { throw UnsupportedError(fmt::format("kernel {}: a CPU kernel has no barrier", kernel_.name)); }
   void statement(const SetError& s) { emitter_->set_error_if(emitter_->any(value(s.condition)), s.code); }
 
@@ -543,6 +581,7 @@ class Translator {
   llvm::BasicBlock* entry_ = nullptr;
   Value* error_word_ = nullptr;
   Value* scratch_ = nullptr;
+  bool matrices_ = false;  ///< whether the kernel uses a matrix unit
   std::map<std::string, Buffer> buffers_;
   std::map<std::string, Named> names_;
   std::set<std::string> non_negative_{"thread", "threads"};

@@ -152,7 +152,36 @@ Ref<tile_ir::Stmt> ContractionScheduler::widen_panel(const Item& item) const {
   return loop("kw" + t, 0, depth_of_block(item), LoopKind::serial, std::move(line), item.unroll);
 }
 
+tile_ir::Block ContractionScheduler::matrix_block(const Item& item, bool several, const RowBlocks& rows) const {
+  using tile_ir::kMatrixDepth;
+  using Kind = tile_ir::Matrix::Kind;
+  const std::string& t = item.tag;
+  const std::string sums = "acc" + t + rows.suffix;
+  const Expr row = rows.first + sym("rt" + t) * rows.mr;
+  const Expr k = sym("k" + t);
+  const tile_ir::Matrix::Place tile{"c" + t, {row, sym("pt" + t) * nr_}};
+  tile_ir::Block body;
+  // Each tile of rows fetches some of the next panel's rows under this step.
+  const int64_t pairs = kMatrixDepth / 2;
+  const int64_t share = (pairs + row_tiles_ - 1) / row_tiles_;
+  for (int64_t i = 0; i < share; ++i)
+    for (int64_t lane = 0; lane < nr_; lane += kCacheLine) {
+      const Expr pair = min(mod(sym("rt" + t), row_tiles_) * share + i, pairs - 1);
+      std::vector<Expr> at = packed_lanes(item, k * pairs + pair, lane, 0);
+      at[at.size() - 4] = min(at[at.size() - 4] + 1, ceildiv(lanes_extent_, nr_) - 1);
+      body.push_back(make(tile_ir::Prefetch{item.lanes.param, std::move(at), 2}));
+    }
+  body.push_back(
+      make(tile_ir::Matrix{Kind::multiply, sums, {"pa" + t, {row, k * kMatrixDepth}}, {item.lanes.param, packed_lanes(item, k * pairs, 0, 0)}}));
+  // One chain of sums runs over all blocks of k: each addition brings the products of 32 steps.
+  return {make(tile_ir::Alloc{sums, DType::f32, {rows.mr, nr_}, Space::matrix}),
+          make(several ? tile_ir::Matrix{Kind::load, sums, tile, {}} : tile_ir::Matrix{Kind::zero, sums, {}, {}}),
+          loop("k" + t, 0, floordiv(depth_of_block(item), kMatrixDepth), LoopKind::serial, std::move(body), item.unroll),
+          make(tile_ir::Matrix{Kind::store, sums, tile, {}})};
+}
+
 tile_ir::Block ContractionScheduler::register_block(const Item& item, bool several, const RowBlocks& rows) const {
+  if (item.matrix) return matrix_block(item, several, rows);
   const LineBlocks& points = rows.points;
   const int64_t mr = rows.mr;
   std::string t = item.tag;

@@ -89,7 +89,8 @@ struct Item {
   Expr depth;
   int64_t depth_block = 0;  ///< KC
   int64_t unroll = kDepthUnroll;
-  bool pairs = false;    ///< two steps of k at a time, as bf16
+  bool pairs = false;    ///< steps of k side by side in twos, as bf16
+  bool matrix = false;   ///< pairs that a matrix unit multiplies
   bool widened = false;  ///< a panel of narrow lanes is widened once for all register blocks of a tile
   Expr depth_blocks;
   std::string tag;
@@ -179,6 +180,11 @@ class ContractionScheduler {
 
   /// Whether the operands are bf16 that lie or are packed so that two steps of k are neighbours.
   bool can_pair(const Item& item) const;
+  /// Whether a matrix unit may multiply these pairs.
+  bool can_use_matrix(const Item& item) const;
+  /// Register blocks of the matrix unit's sides, where all products are for it.
+  void choose_matrix_blocks(int64_t rows);
+  void check_matrix_sides(ScheduleReader& reader, const Directive& block) const;
 
   /// Whether the lanes are packed once and narrower than float32.
   static bool can_widen(const Item& item);
@@ -304,6 +310,7 @@ class ContractionScheduler {
     std::string suffix = {};  ///< registers need names of their own
   };
   tile_ir::Block register_block(const Item& item, bool several, const RowBlocks& rows) const;
+  tile_ir::Block matrix_block(const Item& item, bool several, const RowBlocks& rows) const;
 
   /// Sets how many register blocks the tile's valid rows take.
   void count_tiles();

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "kernel_ir/ir.h"
 #include "lower/loop_to_tile/contraction_scheduler.h"
 
 namespace deplo::loop_to_tile {
@@ -13,6 +14,10 @@ constexpr int64_t kStaticLanes = 256;       // lanes of a block whose lane opera
 constexpr int64_t kWideLanes = 512;         // the same, of register blocks of three vectors, where blocks are left for all threads
 constexpr int64_t kWideUnroll = 2;          // steps of k of such a register block
 constexpr int64_t kStaticRows = 96;         // its rows
+constexpr int64_t kMatrixDepthBlock = 512;  // KC of a matrix unit
+constexpr int64_t kMatrixRows = 256;        // rows of a block for it: it takes panels faster than memory brings them
+constexpr int64_t kLeastMatrixRows = 8;     // fewer leave most of it idle, and wait for memory anyway
+constexpr int64_t kMatrixPadding = 32;      // bf16 elements, a line: keeps rows whole lines off each other's cache sets
 constexpr int64_t kDynamicLanes = 256;      // lanes of a block that packs its lane operand
 constexpr int64_t kNarrowLanes = 96;        // its lanes at least
 constexpr int64_t kLeastRows = 128;         // its rows at least where few blocks would leave threads idle
@@ -150,6 +155,9 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
   }
   for (Item& item : items_) item.unroll = vectors > kBlockVectors ? kWideUnroll : kDepthUnroll;
   for (Item& item : items_) item.pairs = ctx_.target.features.count("avx512bf16") > 0 && can_pair(item);
+  const bool matrix = std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return i.pairs && can_use_matrix(i); });
+  for (Item& item : items_) item.matrix = matrix && rows >= kLeastMatrixRows;
+  if (items_[0].matrix) choose_matrix_blocks(rows);
   choose_lane_block();
   if (window_) {
     choose_window_sizes();
@@ -165,7 +173,7 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
     for (Item& item : items_) item.rows.padding = round_up(row_tiles_ * mr_, kCacheLine) + kRowPadding - row_tiles_ * mr_;
     return;
   }
-  int64_t most = lanes_static() ? kStaticRows : kDynamicRows;
+  int64_t most = items_[0].matrix ? kMatrixRows : lanes_static() ? kStaticRows : kDynamicRows;
   bool rows_static = std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
   if (rows_static && !lanes_static()) {
     // Every block of rows packs the lanes anew: one block takes all rows, unless that leaves too few blocks.
@@ -178,7 +186,10 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
   row_tiles_ = tiles;
   if (lanes_static() && !across_) share_lanes();
   const bool any_size = !rows_extent_.is_constant() && std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
-  if (any_size && mr_ >= 2 * kTailRows) tail_ = kTailRows;
+  if (any_size && items_[0].matrix)
+    tail_ = tile_ir::kMatrixSide;
+  else if (any_size && mr_ >= 2 * kTailRows)
+    tail_ = kTailRows;
 }
 
 bool ContractionScheduler::can_widen(const Item& item) { return item.lanes.is_static && !item.pairs && item.lanes.narrow().has_value(); }
@@ -190,6 +201,22 @@ bool ContractionScheduler::can_pair(const Item& item) const {
     return narrow && narrow->dtype == DType::bf16;
   };
   return is_bf16(item.rows) && is_bf16(item.lanes) && item.depth.is_constant() && item.depth.value() % 2 == 0 && item.depth_block % 2 == 0;
+}
+
+bool ContractionScheduler::can_use_matrix(const Item& item) const {
+  return ctx_.target.features.count("amx-bf16") > 0 && can_pair(item) && item.depth.value() % tile_ir::kMatrixDepth == 0;
+}
+
+void ContractionScheduler::choose_matrix_blocks(int64_t rows) {
+  constexpr int64_t side = tile_ir::kMatrixSide;
+  nr_ = 2 * side;
+  // Two registers of rows use each register of lanes twice.
+  mr_ = rows <= side || (rows <= 3 * side && rows > 2 * side) ? side : 2 * side;
+  for (Item& item : items_) {
+    item.unroll = 1;
+    item.depth_block = std::min(item.depth.value(), kMatrixDepthBlock);
+    item.rows.padding = kMatrixPadding;
+  }
 }
 
 void ContractionScheduler::choose_window_sizes() {
@@ -291,7 +318,7 @@ Schedule ContractionScheduler::describe() const {
     const std::string& result = item.contraction->result;
     add("tile", {{depth_name(item), item.depth_block}});
     add("unroll", {{depth_name(item), item.unroll}});
-    if (item.pairs) add("dot", {{depth_name(item), 2}});
+    if (item.pairs) add("dot", {{depth_name(item), item.matrix ? tile_ir::kMatrixDepth : 2}});
     std::vector<Argument> lanes{{result + ".lanes", {}}, {"at", item.lanes.is_static ? "program" : "block"}};
     if (item.widened) lanes.push_back({"widen", {}});
     add("pack", std::move(lanes));
@@ -345,9 +372,13 @@ void ContractionScheduler::read_dot(ScheduleReader& reader, Item& item) const {
   item.pairs = d != nullptr;
   if (!d) return;
   reader.only(*d, {depth_name(item)});
-  reader.number(*d, depth_name(item), 2, 2);
+  const int64_t steps = reader.number(*d, depth_name(item), 2, tile_ir::kMatrixDepth);
+  item.matrix = steps == tile_ir::kMatrixDepth;
+  if (steps != 2 && !item.matrix) reader.fail(*d, fmt::format("allowed: 2, and {} for a matrix unit", tile_ir::kMatrixDepth));
   if (!can_pair(item))
     reader.fail(*d, "it takes bf16 operands, the lanes packed at=program, the rows at=block, and an even number of steps in even tiles");
+  if (item.matrix && (!can_use_matrix(item) || item.depth_block % steps != 0))
+    reader.fail(*d, fmt::format("{} steps at once take a CPU with amx-bf16, and k and its tiles in multiples of as many", steps));
 }
 
 void ContractionScheduler::read_widen(ScheduleReader& reader, Item& item) const {
@@ -447,10 +478,20 @@ void ContractionScheduler::read_register_block(ScheduleReader& reader) {
     read_tail(reader);
   }
   nr_ = reader.number(d, name_of(lanes_), vector, most * vector);
+  check_matrix_sides(reader, d);
   if (nr_ % vector != 0) reader.fail(d, fmt::format("{} is {}, allowed: multiples of the machine's {} lanes", name_of(lanes_), nr_, vector));
   if (mr_ * (nr_ / vector) > most)
     reader.fail(d, fmt::format("{} x {} sums are {} vectors of {} lanes, at most {} are allowed on a machine of {} vector registers", mr_, nr_,
                                mr_ * (nr_ / vector), vector, most, ctx_.target.vector_registers));
+}
+
+void ContractionScheduler::check_matrix_sides(ScheduleReader& reader, const Directive& block) const {
+  constexpr int64_t side = tile_ir::kMatrixSide;
+  if (std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.matrix; })) return;
+  const int64_t registers = mr_ / side * (nr_ / side) + mr_ / side + 1;
+  if (mr_ % side != 0 || nr_ % side != 0 || registers > kernel_ir::kMatrixRegisters)
+    reader.fail(block,
+                fmt::format("{} x {} sums do not fit a matrix unit: allowed are multiples of {} up to 2 x 2 or 1 x 6 of them", mr_, nr_, side));
 }
 
 void ContractionScheduler::read_tail(ScheduleReader& reader) {
@@ -461,6 +502,8 @@ void ContractionScheduler::read_tail(ScheduleReader& reader) {
   if (in_rows_ || std::any_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; }))
     reader.fail(*d, "rows that are packed once, or that are a phase's, lie in blocks of one size");
   tail_ = reader.number(*d, "tail", 1, mr_);
+  if (items_[0].matrix && tail_ % tile_ir::kMatrixSide != 0)
+    reader.fail(*d, fmt::format("the tail is {}, allowed for a matrix unit: multiples of {}", tail_, tile_ir::kMatrixSide));
 }
 
 void ContractionScheduler::read_tiles(ScheduleReader& reader) {

@@ -179,6 +179,11 @@ void Emitter::store(kernel_ir::Store store) {
   append(std::move(store));
 }
 
+void Emitter::matrix(kernel_ir::Matrix matrix) {
+  if (matrix.kind == kernel_ir::Matrix::Kind::store) ++versions_[matrix.buffer];
+  append(std::move(matrix));
+}
+
 void Emitter::barrier() {
   ++memory_;
   append(kernel_ir::Barrier{});

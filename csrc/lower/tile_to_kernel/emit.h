@@ -42,6 +42,7 @@ class Emitter {
   void store(kernel_ir::Store store);
   /// After it, memory holds what other threads wrote.
   void barrier();
+  void matrix(kernel_ir::Matrix matrix);
   std::string var(const std::string& hint, Type type, const std::string& init);
   void assign(const std::string& var, const std::string& value);
   /// A copy of what a var holds now.

@@ -346,6 +346,15 @@ void Lowering::statement(const If& s) {
 }
 
 void Lowering::statement(const Alloc& s) {
+  if (s.space == Space::matrix) {
+    matrix_rows_ = s.shape[0].value() / kMatrixSide;
+    matrix_columns_ = s.shape[1].value() / kMatrixSide;
+    // Sums, a column of a, and one or more registers for b.
+    const int64_t registers = matrix_rows_ * matrix_columns_ + matrix_rows_ + 1;
+    DEPLO_SUPPORT(registers <= kernel_ir::kMatrixRegisters, "{}: {} takes {} matrix registers of {}", kernel_.name, s.name, registers,
+                  kernel_ir::kMatrixRegisters);
+    return;
+  }
   if (plan_.in_registers(s.name)) {
     RegisterArray array;
     array.plan = plan_.registers.at(s.name);
@@ -390,6 +399,48 @@ void Lowering::statement(const Check& s) {
 }
 
 void Lowering::statement(const Barrier& /*s*/) { emit_.barrier(); }
+
+void Lowering::statement(const Matrix& s) {
+  using Kind = kernel_ir::Matrix::Kind;
+  // A place, and how far apart its rows and the registers beside and below each other begin.
+  struct Rows {
+    std::string buffer;
+    Expr offset, stride, right, down;
+  };
+  auto rows_of = [&](const Matrix::Place& p, size_t last, int64_t columns) {
+    const Memory& memory = memory_.at(p.buffer);
+    const size_t row = p.index.size() - 2 - last;
+    const Expr across = memory.strides[row + 1];
+    DEPLO_SUPPORT(across.is(last > 0 ? 2 : 1) && memory.strides.back().is(1), "{}: a row of {} is not contiguous", kernel_.name, p.buffer);
+    const Expr stride = memory.strides[row];
+    return Rows{memory.name, flat(memory, p.index), stride, across * columns, stride * kMatrixSide};
+  };
+  auto emit = [&](Kind kind, int64_t target, const Rows& rows, int64_t down, int64_t right) {
+    kernel_ir::Matrix node{kind, static_cast<int>(target), rows.buffer, tidy(rows.offset + rows.down * down + rows.right * right), rows.stride, 0, 0};
+    emit_.matrix(std::move(node));
+  };
+  const int64_t sums = matrix_rows_ * matrix_columns_;
+  if (s.kind == Matrix::Kind::zero) {
+    for (int64_t t = 0; t < sums; ++t) emit_.matrix({Kind::zero, static_cast<int>(t), {}, 0, 0, 0, 0});
+    return;
+  }
+  if (s.kind != Matrix::Kind::multiply) {
+    const Rows rows = rows_of(s.a, 0, kMatrixSide);
+    for (int64_t t = 0; t < sums; ++t)
+      emit(s.kind == Matrix::Kind::load ? Kind::load : Kind::store, t, rows, t / matrix_columns_, t % matrix_columns_);
+    return;
+  }
+  const Rows a = rows_of(s.a, 0, kMatrixDepth);
+  const Rows b = rows_of(s.b, 1, kMatrixSide);
+  for (int64_t i = 0; i < matrix_rows_; ++i) emit(Kind::load, sums + i, a, i, 0);
+  const int64_t first = sums + matrix_rows_;
+  for (int64_t j = 0; j < matrix_columns_; ++j) {
+    const int64_t right = first + j % (kernel_ir::kMatrixRegisters - first);
+    emit(Kind::load, right, b, 0, j);
+    for (int64_t i = 0; i < matrix_rows_; ++i)
+      emit_.matrix({Kind::multiply, static_cast<int>(i * matrix_columns_ + j), {}, 0, 0, static_cast<int>(sums + i), static_cast<int>(right)});
+  }
+}
 
 void Lowering::statement(const Prefetch& s) {
   const Memory& memory = memory_.at(s.buffer);

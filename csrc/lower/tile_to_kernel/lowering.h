@@ -96,6 +96,7 @@ class Lowering {
   void statement(const tile_ir::Check& s);
   void statement(const tile_ir::Barrier& s);
   void statement(const tile_ir::Prefetch& s);
+  void statement(const tile_ir::Matrix& s);
   void top_level(const tile_ir::Stmt& stmt);
   void parallel_loop(const tile_ir::For& s);
   void device_loop(const tile_ir::For& s);
@@ -214,6 +215,7 @@ class Lowering {
   std::map<std::string, int64_t> multiples_;  ///< what is known to divide a loop variable
   std::vector<std::string> bound_;
   LaneContext* lanes_ = nullptr;
+  int64_t matrix_rows_ = 0, matrix_columns_ = 0;     ///< of the matrix array in scope, in registers
   std::vector<Unrolling> unrolls_;                   ///< inside the lanes loop, none of them under a guard
   std::map<std::string, std::string> placeholders_;  ///< symbol in expressions -> varying value
   Expr scratch_ = 0;                                 ///< bytes in use

@@ -71,6 +71,7 @@ struct Varying {
   void statement(const Check&) {}
   void statement(const Barrier&) {}
   void statement(const Prefetch&) {}
+  void statement(const Matrix&) {}
 };
 
 // ---- widths --------------------------------------------------------------------------------------------------------
@@ -148,6 +149,8 @@ struct Planner {
   void statement(const Prefetch& s) {
     if (auto it = arrays.find(s.buffer); it != arrays.end()) it->second.irregular = true;
   }
+
+  void statement(const Matrix&) {}
 
   void access(const std::string& buffer, const std::vector<Expr>& index, bool store) {
     auto it = arrays.find(buffer);
@@ -360,6 +363,11 @@ struct Planner {
   void trace(const Check& s, std::set<std::string>&) { use(s.cond.expr); }
   void trace(const Barrier&, std::set<std::string>&) {}
   void trace(const Prefetch& s, std::set<std::string>&) { use(s.index); }
+  void trace(const Matrix& s, std::set<std::string>& stores) {
+    use(s.a.index);
+    use(s.b.index);
+    if (s.kind == Matrix::Kind::store) stores.insert(s.a.buffer);
+  }
 
   void run() {
     std::set<std::string> stores;
