@@ -558,7 +558,7 @@ class _Importer:
         is_view = root is not None and root is not item and (root in self.positions or root in shared)
         if is_view and isinstance(base, torch.Tensor) and base.dtype == value.dtype:
             assert root is not None
-            layout = self._layout(value, base)
+            layout = self._layout(value, base, _strides(item))
             if root in self.positions:
                 return Output("view", self.positions[root], True, layout=layout)
             return dataclasses.replace(self._result(returned, self.names[root], base.device), kind="view", layout=layout)
@@ -570,9 +570,9 @@ class _Importer:
             self.devices.append(device)
         return Output("result", returned.index(name))
 
-    def _layout(self, value: torch.Tensor, base: torch.Tensor) -> tuple[list[Any], list[Any], Any]:
+    def _layout(self, value: torch.Tensor, base: torch.Tensor, strides: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
         offset = sizes.expr_of(value.storage_offset()) - sizes.expr_of(base.storage_offset())
-        layout = [sizes.expr_of(s) for s in value.shape], [sizes.expr_of(s) for s in value.stride()], offset
+        layout = [sizes.expr_of(s) for s in value.shape], [sizes.expr_of(s) for s in strides], offset
         for expr in [*layout[0], *layout[1], offset]:
             self._sympy(expr)
         return layout
@@ -590,6 +590,14 @@ def _is_token(node: torch.fx.Node) -> bool:
 def _size(value: Any) -> Any:
     """The sympy expression of a size that may be a node."""
     return sizes.expr_of(value.meta["val"] if isinstance(value, torch.fx.Node) else value)
+
+
+def _strides(node: torch.fx.Node) -> Sequence[Any]:
+    """Strides of a view. A number that is expanded has the stride 0 along every axis (at::inferExpandGeometry), though 1 as a fake tensor where an
+    axis has one element."""
+    value = node.meta["val"]
+    source = node.args[0].meta.get("val") if packet_name(node) == "expand" and isinstance(node.args[0], torch.fx.Node) else None
+    return [0] * value.dim() if isinstance(source, torch.Tensor) and source.dim() == 0 else list(value.stride())
 
 
 def _start(node: torch.fx.Node) -> Any:

@@ -94,20 +94,26 @@ def test_packed_weights_take_no_more_memory_than_the_weights(dtype):
 
 
 def test_layers_of_bf16_use_the_dot_products_of_the_cpu(capsys):
-    has = "avx512bf16" in json.loads(core().env(""))["cpu features"]
-    for features in ("native", "avx2"):
+    found = json.loads(core().env(""))["cpu features"]
+    pairs = "avx512bf16" in found
+    unit = "amx-bf16" in found
+    sets = {"native": (pairs and not unit, unit), "avx2": (False, False)} | ({"avx512": (pairs, False)} if "avx512f" in found else {})
+    for features, (uses_pairs, uses_unit) in sets.items():
         texts = {}
         for level in ("tile", "asm"):
             expression = "nn.Linear(256, 96).bfloat16()(r(40, 256).bfloat16())"
             assert not main(["compile", "-c", expression, "--ir", level, "--option", f"features={features}"])
             texts[level] = capsys.readouterr().out
-        used = has and features == "native"
-        assert ("dot(" in texts["tile"]) == used
-        assert ("vdpbf16ps" in texts["asm"]) == used
+        assert ("dot(r0.k0=2)" in texts["tile"]) == uses_pairs
+        assert ("dot(r0.k0=32)" in texts["tile"]) == uses_unit
+        assert ("vdpbf16ps" in texts["asm"]) == uses_pairs
+        assert ("tdpbf16ps" in texts["asm"]) == uses_unit
 
 
-@pytest.mark.parametrize("features", ["native", "avx2", "sse"])
+@pytest.mark.parametrize("features", ["native", "avx512", "avx2", "sse"])
 def test_pairs_of_bf16_are_as_exact_as_eager(features):
+    if features == "avx512" and "avx512f" not in json.loads(core().env(""))["cpu features"]:
+        features = "native"  # a CPU without them has no pairs to leave out
     layer = torch.nn.Linear(256, 96).bfloat16().requires_grad_(False)
     x = torch.randn(40, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
     wanted = torch.nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double())

@@ -87,8 +87,9 @@ std::vector<Value> functional(Builder& b, const Call& call) {
   bool has_reserve = call.op() == "aten._batch_norm_with_update_functional.default";
   if (!has_reserve && !call.boolean("training")) {
     std::vector<Value> results = with_given_statistics(b, call);
-    results.push_back(call.tensor("running_mean"));
-    results.push_back(call.tensor("running_var"));
+    // PyTorch gives them back in the dtype of the saved statistics.
+    results.push_back(conform(b, call.tensor("running_mean"), call.result(last - 1)));
+    results.push_back(conform(b, call.tensor("running_var"), call.result(last)));
     return results;
   }
   double momentum = call.real("momentum");
