@@ -118,7 +118,9 @@ std::vector<Value> flash_attention(Builder& b, const Call& call) {
   Value top = b.reduce(Combiner::max, scores, {last}, true);
   Value e = b.apply(Fn::exp, {b.apply(Fn::sub, {scores, top})});
   Value total = b.reduce(Combiner::sum, e, {last}, true);
-  Value out = weighted_values(b, p, b.apply(Fn::div, {e, total}));
+  // As in eager's kernel, the sums are divided, not each weight: fewer divisions and roundings.
+  Value sums = weighted_values(b, p, e);
+  Value out = b.apply(Fn::div, {sums, total});
   Value empty = b.apply(Fn::eq, top, -kInfinity);
   Value zero = constant_like(b, out, 0);
   std::vector<Value> results = {conform(b, b.apply(Fn::where, {empty, zero, out}), call.result(0))};

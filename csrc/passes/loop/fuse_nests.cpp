@@ -190,11 +190,15 @@ struct Fuser {
     return total;
   }
 
-  // A contraction gives up an axis: rows of its result stay in cache, its other operand is read for every block of rows.
-  bool keep_rows(const NestGroup& joined, const std::set<std::string>& flow) {
+  // A contraction gives up an axis: rows of its result stay in cache, its other operand is read for every block of rows. What follows rows that
+  // do so already (an attention's epilogue) costs no more of that.
+  bool keep_rows(const NestGroup& rows, const NestGroup& joined, const std::set<std::string>& flow) {
     double saved = 0;
     for (const std::string& b : flow) saved += bytes(b) * (graph.is_private(b) ? 2 : 1);
-    return saved >= bytes_read_again(joined);
+    const bool already = rows.axes.size() == joined.axes.size() && std::any_of(rows.body.begin(), rows.body.end(), [](const auto& stmt) {
+                           return std::holds_alternative<loop_ir::For>(stmt->node);
+                         });
+    return saved >= bytes_read_again(joined) - (already ? bytes_read_again(rows) : 0);
   }
 
   // Two contractions in one nest: gates over the same rows, with equal reductions.
@@ -269,7 +273,7 @@ struct Fuser {
       if (gives_up_batch(a, pairs) || parts_rows(a, pairs)) return false;
       if (contracts_b && !chainable(a, b, flow)) return false;
       loop_ir::Names scratch = names[first];
-      return keep_rows(join(a.nest, b.nest, pairs, scratch), flow);
+      return keep_rows(a.nest, join(a.nest, b.nest, pairs, scratch), flow);
     }
     if (pairs.empty() && !(a.nest.axes.empty() && b.nest.axes.empty())) return one_after_the_other && std::max(a.points, b.points) <= kSmallIteration;
     if (whole_a && whole_b) return true;
