@@ -123,3 +123,16 @@ def test_pairs_of_bf16_are_as_exact_as_eager(features):
         eager = layer(x)
     error, allowed = ((y.double() - wanted).abs().max() for y in (got, eager))
     assert error <= allowed + torch.finfo(torch.bfloat16).eps * wanted.abs().max() / 2
+
+
+@pytest.mark.parametrize("rows", [8, 17, 33, 130])
+@pytest.mark.parametrize(("depth", "lanes"), [(32, 1), (96, 40), (544, 300), (1056, 65), (70, 64)])
+def test_layers_of_bf16_of_any_size_are_as_exact_as_eager(rows, depth, lanes):
+    generator = torch.Generator().manual_seed(rows)
+    layer = torch.nn.Linear(depth, lanes).bfloat16().requires_grad_(False)
+    x = torch.randn(rows, 2 * depth, generator=generator).bfloat16()[:, ::2]
+    wanted = torch.nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+    with torch.no_grad():
+        got = torch.compile(layer, backend="deplo", options={"strict": True, "guard": True}, dynamic=False)(x)
+        error, allowed = ((y.double() - wanted).abs().max() for y in (got, layer(x)))
+    assert error <= allowed + torch.finfo(torch.bfloat16).eps * wanted.abs().max() / 2

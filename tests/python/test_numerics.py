@@ -174,3 +174,20 @@ def test_the_measured_results_are_deplos(monkeypatch):
     for count in range(1, 21):
         numerics.compiled(torch.exp)(torch.ones(count))
         assert len(calls) == count
+
+
+@needs_core
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(300, 64), (4225, 4), (50000, 8)])
+def test_sums_of_columns_are_as_exact_as_eager(dtype, shape):
+    def total(x):
+        return x.sum(0)
+
+    fast = torch.compile(total, backend="deplo", options={"strict": True}, dynamic=False)
+    errors = []
+    for seed in range(4):
+        x = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+        exact = x.numpy().astype(np.longdouble).sum(0)
+        errors.append([float(abs(y.numpy().astype(np.longdouble) - exact).max()) for y in (fast(x), total(x))])
+    error, eager = (max(column) for column in zip(*errors, strict=True))
+    assert error <= eager + 2 * torch.finfo(dtype).eps * float(np.abs(exact).max())

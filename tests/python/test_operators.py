@@ -192,3 +192,15 @@ def test_a_number_is_searched_in_the_dtype_that_it_makes_of_the_sequence(value):
             traced = make_fx(fn, decomposition_table=decompositions())(sequence)
             assert "searchsorted" not in traced.code and "bucketize" not in traced.code
             assert torch.equal(traced(sequence), fn(sequence))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scaled_additions_are_rounded_once_as_in_eager_mode(dtype):
+    x, y = torch.randn(2, 500, 7, dtype=dtype, generator=torch.Generator().manual_seed(0)).unbind()
+    calls = (torch.add, torch.sub, torch.rsub)
+
+    def scaled(x, y):
+        return [call(x, y, alpha=alpha) for call in calls for alpha in (-3.125, 0.3)]
+
+    for got, wanted in zip(torch.compile(scaled, backend="deplo", options={"strict": True})(x, y), scaled(x, y), strict=True):
+        assert torch.equal(got, wanted)

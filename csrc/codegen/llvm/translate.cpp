@@ -535,9 +535,9 @@ class Translator {
     constexpr int kConfigBytes = 64;
     std::vector<uint8_t> bytes(kConfigBytes, 0);
     bytes[0] = 1;
-    for (int t = 0; t < kMatrixRegisters; ++t) {
-      bytes[static_cast<size_t>(16 + 2 * t)] = 64;
-      bytes[static_cast<size_t>(48 + t)] = 16;
+    for (size_t t = 0; t < kMatrixRegisters; ++t) {
+      bytes[16 + 2 * t] = 64;
+      bytes[48 + t] = 16;
     }
     auto* data = llvm::ConstantDataArray::get(context_, bytes);
     auto* config = new llvm::GlobalVariable(module_, data->getType(), true, llvm::GlobalValue::PrivateLinkage, data, "matrix_config");

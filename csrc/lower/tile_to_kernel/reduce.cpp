@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "lower/tile_to_kernel/lowering.h"
@@ -12,11 +13,12 @@ namespace {
 
 // One accumulator takes at most so many elements before it is added to an outer one: the error grows with both counts, not their product.
 constexpr int64_t kChain = 128;
+constexpr int64_t kShortChain = 16;  // of sums along no lanes, whose blocks cost one addition each: eager mode sums so (ATen's cascade_sum)
 
 // Whether reassociating in blocks keeps a long chain of float additions accurate.
 bool rounds(const Reduce& s) {
   bool adds = s.combiner == Combiner::sum || s.combiner == Combiner::welford || s.combiner == Combiner::online_softmax;
-  return adds && is_float(s.dtypes[0]) && s.dtypes[0] != DType::f64;
+  return adds && is_float(s.dtypes[0]);
 }
 
 int uses_of(const Block& body, const std::string& name) {
@@ -45,6 +47,7 @@ struct Lowering::Reduction {
   size_t groups = 1;             ///< times those along the last serial axis
   size_t group = 0;              ///< the one that the point being lowered adds to
   const Let* product = nullptr;  ///< the multiplication that feeds a sum alone: fused with it
+  int64_t chain = 0;             ///< elements that one accumulator takes
 };
 
 void Lowering::statement(const Reduce& s) {
@@ -102,7 +105,13 @@ void Lowering::reduce_axes(Reduction& r, size_t at, std::vector<State>& accumula
   Expr lo = resolve(r.s.axes[at].lo);
   Expr hi = resolve(r.s.axes[at].hi);
   auto all = most_trips(r, at);
-  if (!rounds(r.s) || (all && *all <= kChain) || r.s.axes[at].kind == LoopKind::unroll) return reduce_axis(r, at, lo, hi, accumulators);
+  if (r.chain == 0) {
+    // Four levels of blocks.
+    const bool cheap = r.s.combiner == Combiner::sum && !r.lanes;
+    r.chain = cheap && all ? std::clamp(static_cast<int64_t>(std::ceil(std::pow(static_cast<double>(*all), 0.25))), kShortChain, kChain) : kChain;
+  }
+  if (!rounds(r.s) || (all && *all <= std::min(2 * r.chain, kChain)) || r.s.axes[at].kind == LoopKind::unroll)
+    return reduce_axis(r, at, lo, hi, accumulators);
   reduce_in_blocks(r, at, lo, hi, accumulators);
 }
 
@@ -113,11 +122,11 @@ void Lowering::reduce_in_blocks(Reduction& r, size_t at, Expr lo, Expr hi, std::
   bool last = at + 1 == r.s.axes.size();
   int64_t each = &axis == r.lanes ? r.loop.lanes * r.loop.in_flight : axis.step * (last ? static_cast<int64_t>(r.groups) : 1);
   // A long inner loop makes a block of every index, and blocks itself.
-  int64_t block = inner && *inner <= kChain ? kChain / *inner * each : each;
+  int64_t block = inner && *inner <= r.chain ? r.chain / *inner * each : each;
   auto extent = bounds(hi - lo, ranges_).hi;
   if (!extent) extent = expected(hi - lo);
   std::vector<int64_t> sizes{block};
-  while (sizes.size() < 3 && (extent ? *extent / sizes.back() > kChain : sizes.size() < 2)) sizes.push_back(sizes.back() * kChain);
+  while (sizes.size() < 3 && (extent ? *extent / sizes.back() > r.chain : sizes.size() < 2)) sizes.push_back(sizes.back() * r.chain);
   reduce_blocks(r, at, lo, hi, sizes, accumulators);
 }
 

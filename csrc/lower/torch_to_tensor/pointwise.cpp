@@ -44,16 +44,25 @@ Value scaled_by(Builder& b, const Call& call, const Value& x, std::string_view n
   return mul_values(b, x, scalar_operand(b, call, name, x.type.dtype));
 }
 
+// x + alpha * y, or x - alpha * y. Of floats it is rounded once, as in eager's vectors.
+Value add_scaled(Builder& b, const Call& call, const Value& x, const Value& y, bool minus) {
+  if (is_float(x.type.dtype) && !is_one(call, "alpha")) {
+    Value alpha = scalar_operand(b, call, "alpha", x.type.dtype);
+    return b.apply(Fn::fma, {y, minus ? b.apply(Fn::neg, {alpha}) : alpha, x});
+  }
+  Value scaled = scaled_by(b, call, y, "alpha");
+  return minus ? b.apply(Fn::sub, {x, scaled}) : add_values(b, x, scaled);
+}
+
 Values add(Builder& b, const Call& call) {
   DType dtype = compute_dtype(call);
-  Value other = scaled_by(b, call, operand(b, call, "other", dtype), "alpha");
-  return finish(b, call, add_values(b, operand(b, call, "self", dtype), other));
+  return finish(b, call, add_scaled(b, call, operand(b, call, "self", dtype), operand(b, call, "other", dtype), false));
 }
 
 Values subtract(Builder& b, const Call& call, std::string_view from, std::string_view what) {
   DType dtype = compute_dtype(call);
   DEPLO_SUPPORT(dtype != DType::boolean, "subtraction of bool");
-  return finish(b, call, b.apply(Fn::sub, {operand(b, call, from, dtype), scaled_by(b, call, operand(b, call, what, dtype), "alpha")}));
+  return finish(b, call, add_scaled(b, call, operand(b, call, from, dtype), operand(b, call, what, dtype), true));
 }
 
 Values sub(Builder& b, const Call& call) { return subtract(b, call, "self", "other"); }
