@@ -228,7 +228,7 @@ class _Importer:
             self.used_symbols.setdefault(str(symbol.name), symbol)
         return sizes.outer_text(expr)
 
-    def _type(self, value: torch.Tensor, what: str) -> str:
+    def _type(self, value: torch.Tensor, what: str, strides: Sequence[Any] | None = None) -> str:
         if value.layout != torch.strided or value.is_nested:
             raise UnsupportedError(f"{what} has the layout {value.layout}")
         if value.dtype not in DTYPES:
@@ -239,8 +239,8 @@ class _Importer:
         if value.is_neg() or value.is_conj():
             raise UnsupportedError(f"{what} is a lazily negated or conjugated view")
         shape = [self._expr(size) for size in value.shape]
-        strides = [self._expr(stride) for stride in value.stride()]
-        return f"{DTYPES[value.dtype]}[{', '.join(shape)}] strides [{', '.join(strides)}]"
+        steps = [self._expr(stride) for stride in (value.stride() if strides is None else strides)]
+        return f"{DTYPES[value.dtype]}[{', '.join(shape)}] strides [{', '.join(steps)}]"
 
     def _own(self, node: torch.fx.Node, value: torch.Tensor) -> None:
         self.owner.setdefault(storage_of(value), node)
@@ -375,7 +375,7 @@ class _Importer:
         if value is None:
             return []
         if isinstance(value, torch.Tensor):
-            shown = self._type(value, str(node.target))
+            shown = self._type(value, str(node.target), _strides(node))
             self.names[node] = name = self._fresh(node.name)
             self._own(node, value)
             return [f"{name}: {shown}"]

@@ -1,6 +1,7 @@
 // Reads IR text of any level, runs passes and lowerings by name, prints the IR that results: kUsage.
 
 #include <algorithm>
+#include <charconv>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -58,12 +59,14 @@ std::pair<std::string, std::string> split_pair(const std::string& option, const 
   return {text.substr(0, at), text.substr(at + 1)};
 }
 
-int64_t to_integer(const std::string& option, const std::string& text) {
-  try {
-    return std::stoll(text);
-  } catch (const std::logic_error&) {
-    throw UserError(fmt::format("{} takes an integer, not '{}'", option, text));
-  }
+/// All of `text` as a number.
+template <class Number>
+Number to_number(const std::string& option, const std::string& text) {
+  Number value = 0;
+  const char* end = text.data() + text.size();
+  auto [stop, fault] = std::from_chars(text.data(), end, value);
+  DEPLO_CHECK(fault == std::errc() && stop == end, "{} takes {}, not '{}'", option, std::is_integral_v<Number> ? "an integer" : "a number", text);
+  return value;
 }
 
 Arguments parse_arguments(const std::vector<std::string>& words) {
@@ -89,16 +92,16 @@ Arguments parse_arguments(const std::vector<std::string>& words) {
     } else if (word == "--target") {
       arguments.context.target.name = find_target(value()).name;
     } else if (word == "--vector-bytes") {
-      arguments.context.target.vector_bytes = static_cast<int>(to_integer(word, value()));
+      arguments.context.target.vector_bytes = static_cast<int>(to_number<int64_t>(word, value()));
     } else if (word == "--vector-registers") {
-      arguments.context.target.vector_registers = static_cast<int>(to_integer(word, value()));
+      arguments.context.target.vector_registers = static_cast<int>(to_number<int64_t>(word, value()));
     } else if (word == "--load-cost") {
-      arguments.context.target.load_cost = static_cast<double>(to_integer(word, value()));
+      arguments.context.target.load_cost = to_number<double>(word, value());
     } else if (word == "--feature") {
       arguments.context.target.features.insert(value());
     } else if (word == "--hint") {
       auto [name, size] = split_pair(word, value());
-      arguments.context.hints[name] = to_integer(word, size);
+      arguments.context.hints[name] = to_number<int64_t>(word, size);
     } else if (word == "--disable") {
       arguments.context.disabled.insert(value());
     } else if (word == "--schedule") {

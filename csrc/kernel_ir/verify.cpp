@@ -263,8 +263,8 @@ class Verifier {
     index(s.offset, where);
     index(s.stride, where);
     if (!sizes_.count(s.buffer) || !is_fixed(s.offset) || !is_fixed(s.stride)) return;
-    in_range(points_, s.buffer, s.offset, where);
-    in_range(points_, s.buffer, s.offset + s.stride * (kRows - 1) + kRowBytes / size_of(dtype) - 1, where);
+    for (int64_t row : {int64_t{0}, kRows - 1})
+      for (int64_t column : {int64_t{0}, kRowBytes / size_of(dtype) - 1}) in_range(points_, s.buffer, s.offset + s.stride * row + column, where);
   }
   void statement(const SetError& s) { require(use(s.condition, "error").dtype == DType::boolean, "error", s.condition + " is not bool"); }
 

@@ -75,6 +75,7 @@ class Verifier : loop_ir::StatementVerifier {
   }
 
   void register_index(const Scope& scope, const std::string& buffer, const std::vector<Expr>& index) const {
+    require(!scope.matrices.count(buffer), fmt::format("{} is a matrix array, which `matrix` statements alone take", buffer));
     if (!scope.registers.count(buffer)) return;
     for (size_t d = 0; d < index.size(); ++d)
       for (const std::string& name : symbols_of(index[d])) {
@@ -193,6 +194,7 @@ class Verifier : loop_ir::StatementVerifier {
   // A hint: it may name a place beyond the end.
   void statement(const Prefetch& s, Scope& scope) {
     access(scope, s.buffer, s.index);
+    require(!scope.matrices.count(s.buffer), fmt::format("{} is a matrix array, which `matrix` statements alone take", s.buffer));
     require(s.level >= 1 && s.level <= 3, fmt::format("prefetch to level {}", s.level));
   }
 

@@ -196,7 +196,7 @@ def test_a_number_is_searched_in_the_dtype_that_it_makes_of_the_sequence(value):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_scaled_additions_are_rounded_once_as_in_eager_mode(dtype):
-    x, y = torch.randn(2, 500, 7, dtype=dtype, generator=torch.Generator().manual_seed(0)).unbind()
+    x, y = torch.randn(2, 512, 8, dtype=dtype, generator=torch.Generator().manual_seed(0)).unbind()
     calls = (torch.add, torch.sub, torch.rsub)
 
     def scaled(x, y):

@@ -11,9 +11,9 @@ namespace {
 constexpr int64_t kWholeDepth = 384;        // k is not split up to here
 constexpr int64_t kDepthBlock = 256;        // KC beyond: a sliver of it stays in L1, and no chain of additions is longer
 constexpr int64_t kStaticLanes = 256;       // lanes of a block whose lane operand was packed before
-constexpr int64_t kWideLanes = 512;         // the same, of register blocks of three vectors, where blocks are left for all threads
-constexpr int64_t kWideUnroll = 2;          // steps of k of such a register block
 constexpr int64_t kStaticRows = 96;         // its rows
+constexpr int64_t kWideLanes = 512;         // lanes of a block of register blocks of three vectors
+constexpr int64_t kWideUnroll = 2;          // steps of k of such a register block
 constexpr int64_t kMatrixDepthBlock = 512;  // KC of a matrix unit
 constexpr int64_t kMatrixRows = 256;        // rows of a block for it: it takes panels faster than memory brings them
 constexpr int64_t kLeastMatrixRows = 8;     // fewer leave most of it idle, and wait for memory anyway
@@ -195,7 +195,7 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
 bool ContractionScheduler::can_widen(const Item& item) { return item.lanes.is_static && !item.pairs && item.lanes.narrow().has_value(); }
 
 bool ContractionScheduler::can_pair(const Item& item) const {
-  if (rows_lie_across() || window_ || !item.lanes.is_static || item.rows.is_static) return false;
+  if (in_rows_ || rows_lie_across() || window_ || !item.lanes.is_static || item.rows.is_static) return false;
   auto is_bf16 = [](const Operand& operand) {
     auto narrow = operand.narrow();
     return narrow && narrow->dtype == DType::bf16;
@@ -490,8 +490,8 @@ void ContractionScheduler::check_matrix_sides(ScheduleReader& reader, const Dire
   if (std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.matrix; })) return;
   const int64_t registers = mr_ / side * (nr_ / side) + mr_ / side + 1;
   if (mr_ % side != 0 || nr_ % side != 0 || registers > kernel_ir::kMatrixRegisters)
-    reader.fail(block,
-                fmt::format("{} x {} sums do not fit a matrix unit: allowed are multiples of {} up to 2 x 2 or 1 x 6 of them", mr_, nr_, side));
+    reader.fail(
+        block, fmt::format("{} x {} sums do not fit a matrix unit: allowed are multiples of {} up to 2 x 2, 1 x 6 or 3 x 1 of them", mr_, nr_, side));
 }
 
 void ContractionScheduler::read_tail(ScheduleReader& reader) {
@@ -502,7 +502,8 @@ void ContractionScheduler::read_tail(ScheduleReader& reader) {
   if (in_rows_ || std::any_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; }))
     reader.fail(*d, "rows that are packed once, or that are a phase's, lie in blocks of one size");
   tail_ = reader.number(*d, "tail", 1, mr_);
-  if (items_[0].matrix && tail_ % tile_ir::kMatrixSide != 0)
+  const bool matrix = std::any_of(items_.begin(), items_.end(), [](const Item& i) { return i.matrix; });
+  if (matrix && tail_ % tile_ir::kMatrixSide != 0)
     reader.fail(*d, fmt::format("the tail is {}, allowed for a matrix unit: multiples of {}", tail_, tile_ir::kMatrixSide));
 }
 

@@ -44,8 +44,10 @@ Value scaled_by(Builder& b, const Call& call, const Value& x, std::string_view n
   return mul_values(b, x, scalar_operand(b, call, name, x.type.dtype));
 }
 
-// x + alpha * y, or x - alpha * y. Of floats it is rounded once, as in eager's vectors.
+// x + alpha * y, or x - alpha * y. Of floats it is rounded once, as in eager's vectors of float32 and float64.
 Value add_scaled(Builder& b, const Call& call, const Value& x, const Value& y, bool minus) {
+  const bool truth = call.has("alpha") && !call.is_symbolic("alpha") && call.number("alpha").dtype == DType::boolean;
+  DEPLO_SUPPORT(!truth || x.type.dtype == DType::boolean, "a bool alpha for {}", to_string(x.type.dtype));
   if (is_float(x.type.dtype) && !is_one(call, "alpha")) {
     Value alpha = scalar_operand(b, call, "alpha", x.type.dtype);
     return b.apply(Fn::fma, {y, minus ? b.apply(Fn::neg, {alpha}) : alpha, x});
