@@ -204,3 +204,26 @@ def test_scaled_additions_are_rounded_once_as_in_eager_mode(dtype):
 
     for got, wanted in zip(torch.compile(scaled, backend="deplo", options={"strict": True})(x, y), scaled(x, y), strict=True):
         assert torch.equal(got, wanted)
+
+
+def test_a_bool_alpha_is_refused_as_in_eager_mode():
+    def fn(x, y):
+        return torch.add(x, y, alpha=True)
+
+    x = torch.randn(3)
+    for call in (fn, torch.compile(fn, backend="deplo")):
+        with pytest.raises(RuntimeError, match="Boolean alpha only supported for Boolean results"):
+            call(x, x)
+
+
+@pytest.mark.parametrize("shape", [(1,), (2, 1), (1, 3, 1)])
+def test_a_number_that_is_expanded_has_the_strides_of_eager_mode(shape):
+    def fn(x):
+        return x.sum().expand(shape)
+
+    x = torch.randn(4, requires_grad=True)
+    compiled = torch.compile(fn, backend="deplo", dynamic=False)
+    assert compiled(x.detach()).stride() == fn(x.detach()).stride()
+    total = torch.compile(lambda t: t.view(2, 1, 2).sum(), backend="deplo", dynamic=False)
+    (got,), (wanted,) = (torch.autograd.grad(call(x), x) for call in (total, lambda t: t.view(2, 1, 2).sum()))
+    assert got.stride() == wanted.stride()
