@@ -182,6 +182,12 @@ void same(const Array& wanted, const Array& exact, const Array& got, const std::
 
 using Prepare = std::function<void(std::vector<Array>&)>;
 
+std::vector<Array*> pointers(std::vector<Array>& arrays) {
+  std::vector<Array*> out;
+  for (Array& a : arrays) out.push_back(&a);
+  return out;
+}
+
 // The Tile interpreter and the compiled Kernel IR agree at every vector width and number of threads.
 void agree(const std::string& text, const Sizes& sizes = {}, const Prepare& prepare = {}) {
   tile_ir::Module module = tile_ir::parse(text);
@@ -191,11 +197,6 @@ void agree(const std::string& text, const Sizes& sizes = {}, const Prepare& prep
   std::vector<Array> inputs;
   for (const auto& p : kernel.params) inputs.push_back(filled(p.dtype, evaluate_shape(p.shape, sizes), rng));
   if (prepare) prepare(inputs);
-  auto pointers = [](std::vector<Array>& arrays) {
-    std::vector<Array*> out;
-    for (Array& a : arrays) out.push_back(&a);
-    return out;
-  };
   std::vector<Array> wanted = inputs;
   std::vector<Array> exact = inputs;
   bool wanted_error = false;
@@ -881,11 +882,6 @@ TEST_CASE("matrix units: the interpreters of both levels agree, and compiled cod
   std::mt19937 rng(11);
   std::vector<Array> inputs;
   for (const auto& p : tile.params) inputs.push_back(filled(p.dtype, evaluate_shape(p.shape, {}), rng));
-  auto pointers = [](std::vector<Array>& arrays) {
-    std::vector<Array*> out;
-    for (Array& a : arrays) out.push_back(&a);
-    return out;
-  };
   std::vector<Array> exact = inputs;
   std::vector<Array> typed = inputs;
   tile_ir::interpret(tile, pointers(exact), {}, Mode::exact);
