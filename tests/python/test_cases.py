@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,11 @@ def each(cases: list[Case]) -> pytest.MarkDecorator:
 
 
 class Layer(torch.nn.Module):
-    """A case's function with its last inputs as parameters."""
+    """A function with its last inputs as parameters."""
 
-    def __init__(self, case: Case, weights: Sequence[torch.Tensor]) -> None:
+    def __init__(self, fn: Callable[..., Any], weights: Sequence[torch.Tensor]) -> None:
         super().__init__()
-        self.fn = case.fn
+        self.fn = fn
         self.weights = torch.nn.ParameterList(torch.nn.Parameter(weight, requires_grad=False) for weight in weights)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
@@ -124,7 +124,7 @@ def kernels_of(records: list[Record]) -> list[list[str]]:
 def test_full_size(case: Case):
     inputs = case.inputs(case.full)
     data = inputs[: len(inputs) - case.weights]
-    compiled = Compiler()(Layer(case, inputs[len(data) :]), {"threads": case.threads})
+    compiled = Compiler()(Layer(case.fn, inputs[len(data) :]), {"threads": case.threads})
     with collect_records() as records:
         got = compiled(*data)
     check(case, got, inputs, case.full)
@@ -291,3 +291,27 @@ def test_a_batch_of_sequences_is_one_contraction(name, dynamic):
     wanted, eager = fn(*[x.double() for x in inputs]), fn(*inputs)
     error, theirs = ((y.double() - wanted).abs().max() for y in (Compiler()(fn, dynamic=dynamic)(*inputs), eager))
     assert error <= theirs + 4 * torch.finfo(torch.float32).eps * wanted.abs().max()
+
+
+HEADS = {
+    "heads": lambda x, w, b: F.linear(x, w, b).unflatten(-1, (3, 32)).transpose(1, 2).contiguous(),
+    "heads and positions": lambda x, w, b: F.gelu(F.linear(x, w, b).unflatten(-1, (3, 32)).transpose(1, 2)) + x.mean(-1)[:, None, :, None],
+    "heads of two layers": lambda x, w, b: (F.linear(x, w).unflatten(-1, (6, 16)).permute(2, 0, 1, 3) + b[-1]).contiguous(),
+    "positions outside of sequences": lambda x, w, b: F.linear(x, w, b).transpose(0, 1).contiguous(),
+    "columns": lambda x, w, b: F.linear(x, w, b).transpose(1, 2).contiguous(),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize("name", HEADS)
+def test_a_layer_stores_its_result_where_a_permutation_wants_it(name, dynamic):
+    torch.manual_seed(0)
+    layer = Layer(HEADS[name], [torch.randn(96, 64), torch.randn(96)])
+    kernels = 2 if name == "heads and positions" or (name == "columns" and dynamic) else 1
+    for length in (24, 7):
+        x = torch.randn(2, length, 64)
+        graph = deplo.explain(layer, x, dynamic=dynamic, options={"strict": True}).graphs[0]
+        assert sum(k.calls for k in graph.kernels if not k.name.startswith("pack")) == kernels, [k.name for k in graph.kernels]
+        wanted, eager = layer.double()(x.double()), layer.float()(x)
+        error, theirs = ((y.double() - wanted).abs().max() for y in (Compiler()(layer, dynamic=dynamic)(x), eager))
+        assert error <= theirs + 4 * torch.finfo(torch.float32).eps * wanted.abs().max()

@@ -227,3 +227,19 @@ def test_a_number_that_is_expanded_has_the_strides_of_eager_mode(shape):
     total = torch.compile(lambda t: t.view(2, 1, 2).sum(), backend="deplo", dynamic=False)
     (got,), (wanted,) = (torch.autograd.grad(call(x), x) for call in (total, lambda t: t.view(2, 1, 2).sum()))
     assert got.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize("function", ["pow", "atan2", "fmod", "hypot", "remainder", "copysign", "nextafter"])
+@pytest.mark.parametrize("value", [2.0, 0.5, 10.0, 1.0, 3.0])
+def test_functions_of_whole_numbers_and_constants_need_no_other_function(function, value):
+    """LLVM makes a call of libm's pow(2, n) one of ldexp, of pow(10, n) one of exp10."""
+    take = getattr(torch, function)
+
+    def fn(n):
+        x = n.to(torch.float64)
+        constant = torch.full((), value, dtype=torch.float64)
+        return take(constant, x), take(x, constant)
+
+    n = torch.arange(-5, 6)
+    for got, wanted in zip(torch.compile(fn, backend="deplo", options={"strict": True})(n), fn(n), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=4e-16, atol=0, equal_nan=True)

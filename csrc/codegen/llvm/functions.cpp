@@ -173,12 +173,18 @@ Value* FunctionEmitter::call_per_lane(const std::string& symbol, llvm::Type* ele
   DEPLO_ASSERT(callable_address(symbol), "generated code may not call {}", symbol);
   std::vector<llvm::Type*> parameters(x.size(), element);
   auto callee = module_.getOrInsertFunction(symbol, llvm::FunctionType::get(element, parameters, false));
-  if (lanes == 1) return b_.CreateCall(callee, x);
+  // The function of the table and no other: LLVM would turn pow(2, x) into ldexp(1, x).
+  auto call = [&](const std::vector<Value*>& arguments) {
+    llvm::CallInst* made = b_.CreateCall(callee, arguments);
+    made->addFnAttr(llvm::Attribute::NoBuiltin);
+    return made;
+  };
+  if (lanes == 1) return call(x);
   Value* result = llvm::PoisonValue::get(llvm::FixedVectorType::get(element, static_cast<unsigned>(lanes)));
   for (int lane = 0; lane < lanes; ++lane) {
     std::vector<Value*> arguments;
     for (Value* v : x) arguments.push_back(b_.CreateExtractElement(v, static_cast<uint64_t>(lane)));
-    result = b_.CreateInsertElement(result, b_.CreateCall(callee, arguments), static_cast<uint64_t>(lane));
+    result = b_.CreateInsertElement(result, call(arguments), static_cast<uint64_t>(lane));
   }
   return result;
 }

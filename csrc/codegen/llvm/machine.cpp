@@ -226,6 +226,6 @@ TargetInfo cpu_target_info(const std::string& features) {
   return info;
 }
 
-std::string codegen_version() { return "llvm " LLVM_VERSION_STRING " deplo-codegen 3"; }
+std::string codegen_version() { return "llvm " LLVM_VERSION_STRING " deplo-codegen 4"; }
 
 }  // namespace deplo

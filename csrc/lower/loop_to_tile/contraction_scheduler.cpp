@@ -211,6 +211,8 @@ bool ContractionScheduler::continues(const std::string& axis, Expr span) const {
   });
 }
 
+bool ContractionScheduler::whole_vectors(Expr span) const { return span.is_constant() && span.value() % (ctx_.target.vector_bytes / 4) == 0; }
+
 bool ContractionScheduler::classify() {
   auto unit = contiguous_axis();
   if (!unit) return false;
@@ -354,19 +356,23 @@ void ContractionScheduler::group_lanes() {
     for (const auto& a : lane_class_)
       if (hint(a.extent) > hint(lanes_[0].extent)) lanes_ = {a};
   Expr span = unit_.extent;
-  bool grew = lanes_[0].name == unit_.name;
-  while (grew) {
-    grew = false;
+  // The axis that comes next: one that continues the lanes in every store, else the innermost one if no vector of lanes would cross into it.
+  auto next = [&]() -> const Axis* {
+    auto taken = [&](const Axis& a) { return std::any_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l == a; }); };
+    for (const auto& a : lane_class_)
+      if (!taken(a) && continues(a.name, span)) return &a;
+    if (!whole_vectors(span)) return nullptr;
+    for (size_t i = lane_class_.size(); i-- > 0;)
+      if (!taken(lane_class_[i])) return &lane_class_[i];
+    return nullptr;
+  };
+  while (lanes_[0].name == unit_.name || lanes_.size() > 1) {
     // Lanes that are packed per block are packed one whole inner axis at a time, which must be short and known.
     if (!lanes_static() && (lanes_.size() == 2 || !unit_.extent.is_constant() || unit_.extent.value() > kWidestInnerAxis)) break;
-    for (const auto& a : lane_class_) {
-      bool taken = std::any_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l == a; });
-      if (taken || !continues(a.name, span)) continue;
-      lanes_.insert(lanes_.begin(), a);
-      span = span * a.extent;
-      grew = true;
-      break;
-    }
+    const Axis* a = next();
+    if (!a) break;
+    lanes_.insert(lanes_.begin(), *a);
+    span = span * a->extent;
   }
   lanes_extent_ = count(lanes_);
   for (const auto& a : lane_class_)

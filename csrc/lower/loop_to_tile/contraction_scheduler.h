@@ -143,6 +143,9 @@ class ContractionScheduler {
   /// Whether the axis steps on in every store where `span` points of the contiguous one end.
   bool continues(const std::string& axis, Expr span) const;
 
+  /// Whether no vector of lanes crosses from one `span` of the contiguous axis into the next: these may lie apart (heads of a layer).
+  bool whole_vectors(Expr span) const;
+
   /// Sorts the outer axes into rows, lanes and the rest, and each contraction's operands likewise.
   bool classify();
 
@@ -158,7 +161,8 @@ class ContractionScheduler {
   /// Whether a schedule gives the lanes to another axis than the stores' contiguous one.
   bool is_across(const Schedule& schedule) const;
 
-  /// The lanes are the contiguous axis, and with it the axis that continues it in every store; other axes of its class run outside.
+  /// The lanes are the contiguous axis, and with it the axes that continue it in every store, or step from one row of whole vectors to the
+  /// next; other axes of its class run outside.
   void group_lanes();
   bool lanes_static() const;
   bool prepare(Operand& operand, const analysis::ContractionOperand& source);

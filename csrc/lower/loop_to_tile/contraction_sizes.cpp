@@ -426,8 +426,8 @@ void ContractionScheduler::read_lanes(ScheduleReader& reader) {
   for (size_t i = names.size() - 1; i-- > 0;) {
     auto axis = std::find_if(lane_class_.begin(), lane_class_.end(), [&](const Axis& a) { return a.name == names[i]; });
     bool taken = std::any_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l.name == names[i]; });
-    if (axis == lane_class_.end() || taken || !continues(names[i], span))
-      reader.fail(d, fmt::format("{} does not continue {} in every store", names[i], name_of(lanes_)));
+    if (axis == lane_class_.end() || taken || !(continues(names[i], span) || whole_vectors(span)))
+      reader.fail(d, fmt::format("{} does not continue {} in every store, nor are these whole vectors", names[i], name_of(lanes_)));
     lanes_.insert(lanes_.begin(), *axis);
     span = span * axis->extent;
   }

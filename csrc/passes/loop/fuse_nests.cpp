@@ -27,6 +27,7 @@ constexpr double kRowBlock = 128;           ///< rows of a contraction whose fus
 constexpr double kCores = 8;                ///< that read a shared operand each for itself
 constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
 constexpr size_t kSiblingsTried = 4;
+constexpr int64_t kWidestVector = 16;  ///< floats of any machine's vectors
 constexpr double kSmallKernel = 4096;  ///< points below which a kernel without anything in common with another may still share its step
 constexpr size_t kSmallTogether = 16;  ///< such kernels in one
 
@@ -215,14 +216,15 @@ struct Fuser {
     return true;
   }
 
+  bool is_packed_once(const analysis::ContractionOperand& operand) const {
+    return std::all_of(operand.buffers.begin(), operand.buffers.end(), [&](const std::string& name) { return graph.buffer(name).is_static; });
+  }
+
   // A contraction may follow another over the same rows (attention) if those rows are seen by it alone, and neither has an operand that
   // is packed once for all calls: a chain of layers runs faster one by one.
   bool chainable(const Group& a, const Group& b, const std::set<std::string>& flow) {
     for (const std::string& name : flow)
       if (!graph.is_private(name)) return false;
-    auto is_packed_once = [&](const analysis::ContractionOperand& operand) {
-      return std::all_of(operand.buffers.begin(), operand.buffers.end(), [&](const std::string& name) { return graph.buffer(name).is_static; });
-    };
     for (const Group* g : {&a, &b})
       for (const auto& c : g->contractions)
         if (is_packed_once(c.a) || is_packed_once(c.b)) return false;
@@ -342,8 +344,8 @@ struct Fuser {
     pairs = std::move(found);
   }
 
-  // What follows a contraction may see one of its axes as several (the rows of a batch of sequences): split as the reader has them, all are
-  // shared. Where the parts do not lie next to each other in what the reader stores, the contraction would lose its long rows or lanes.
+  // What follows a contraction may see one of its axes as several (the rows of a batch of sequences, the heads of a layer): split as the reader
+  // has them, all are shared.
   void split_for(size_t first, size_t second, const std::set<std::string>& flow, std::optional<AxisPairs>& pairs) {
     Group& a = groups[first];
     const Group& b = groups[second];
@@ -360,7 +362,7 @@ struct Fuser {
           auto axis = std::find_if(a.nest.axes.begin(), a.nest.axes.end(), [&](const Axis& x) { return Expr::symbol(x.name) == store->index[d]; });
           if (axis == a.nest.axes.end()) continue;
           auto parts = joined_axes(load->index[d], b.nest.axes);
-          if (parts.size() > 1 && lie_together(b.nest.body, parts) && simplify(extents(parts) - axis->extent, symbols).is(0))
+          if (parts.size() > 1 && may_lie_so(a, axis->name, b.nest.body, parts) && simplify(extents(parts) - axis->extent, symbols).is(0))
             splits[axis->name] = parts;
         }
       });
@@ -418,22 +420,40 @@ struct Fuser {
     return rest.is(0) ? parts : std::vector<Axis>();
   }
 
-  // Whether every store has the parts as it would have the whole: row-major beside each other.
-  bool lie_together(const Block& body, const std::vector<Axis>& parts) const {
-    bool together = true;
+  // In every contraction, the operand that the axis does not belong to is packed once for all calls.
+  bool are_rows_of_layers(const Group& a, const std::string& axis) const {
+    return std::all_of(a.contractions.begin(), a.contractions.end(), [&](const analysis::Contraction& c) {
+      const auto& other = c.a.axes.count(axis) > 0 ? c.b : c.a;
+      return other.axes.count(axis) == 0 && is_packed_once(other);
+    });
+  }
+
+  // Whether every store keeps the contraction's long lanes: it has the parts as it would have the whole, row-major beside each other, or whole
+  // vectors of the innermost one (heads apart), or its contiguous axis is none of them, or lanes can run along packed weights instead.
+  bool may_lie_so(const Group& a, const std::string& axis, const Block& body, const std::vector<Axis>& parts) const {
+    const Expr inner_extent = parts.back().extent;
+    const bool known = std::all_of(parts.begin(), parts.end(), [](const Axis& part) { return part.extent.is_constant(); });
+    const bool keeps_lanes =
+        inner_extent.is_constant() && (inner_extent.value() % kWidestVector == 0 || (known && parts.size() == 2 && are_rows_of_layers(a, axis)));
+    bool fine = true;
     loop_ir::visit(body, [&](const Stmt& stmt, const auto&) {
       const auto* store = std::get_if<Store>(&stmt.node);
       if (!store) return;
       Expr offset = 0;
       const Buffer& b = graph.buffer(store->buffer);
       for (size_t d = 0; d < store->index.size(); ++d) offset = offset + store->index[d] * b.strides[d];
-      for (size_t k = 0; k + 1 < parts.size(); ++k) {
-        auto outer = linear_coefficient(offset, parts[k].name);
+      bool together = true;
+      bool contiguous = false;
+      for (size_t k = 0; k < parts.size(); ++k) {
+        auto step = linear_coefficient(offset, parts[k].name);
+        contiguous = contiguous || !step || (step->is(1) && (k + 1 < parts.size() || !keeps_lanes));
+        if (k + 1 == parts.size()) break;
         auto inner = linear_coefficient(offset, parts[k + 1].name);
-        together = together && outer && inner && simplify(*outer - *inner * parts[k + 1].extent, graph.program().symbols).is(0);
+        together = together && step && inner && simplify(*step - *inner * parts[k + 1].extent, graph.program().symbols).is(0);
       }
+      fine = fine && (together || !contiguous);
     });
-    return together;
+    return fine;
   }
 
   // Nests that read the same large input at the same places, and share all their axes.

@@ -1,6 +1,8 @@
 #include "passes/tensor/compose_maps.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "base/error.h"
 #include "tensor_ir/rewrite.h"
@@ -44,8 +46,76 @@ std::vector<Cond> without_implied(const std::vector<Cond>& guard, const Ranges& 
   return kept;
 }
 
+bool is_plain(const IndexMap& map) { return map.indirects.empty() && map.sources.size() == 1 && map.sources[0].guard.empty(); }
+
+/// How many elements of each value the graph reads once views have vanished: a value that only maps read is worth what these keep.
+std::map<std::string, Expr> demands(const Graph& graph) {
+  std::map<std::string, Expr> maps;  // what plain maps of a value keep
+  std::set<std::string> whole;       // read as they are
+  for (const Output& output : graph.outputs)
+    if (const auto* value = std::get_if<ValueName>(&output.value.value)) whole.insert(value->name);
+  for (const auto& write : graph.writes) whole.insert(write.value);
+  std::map<std::string, Expr> result;
+  for (size_t at = graph.ops.size(); at-- > 0;) {
+    const Op& op = *graph.ops[at];
+    for (const Value& value : op.results) {
+      Expr size = product(value.type.shape);
+      auto kept = maps.find(value.name);
+      Expr views = kept == maps.end() ? Expr(0) : kept->second;
+      result[value.name] = simplify(whole.count(value.name) ? size + views : views, graph.symbols);
+    }
+    const auto* map = std::get_if<IndexMap>(&op.node);
+    const bool pointwise = std::holds_alternative<Elementwise>(op.node);
+    bool fewer = false;
+    if (op.results.size() == 1) {
+      Expr size = product(op.results[0].type.shape);
+      fewer = provably_nonnegative(size - result[op.results[0].name] - 1, graph.symbols);
+    }
+    for (const std::string& name : operands_of(op)) {
+      if ((map && is_plain(*map)) || (pointwise && fewer)) {
+        auto [it, fresh] = maps.try_emplace(name, 0);
+        it->second = it->second + result[op.results[0].name];
+      } else {
+        whole.insert(name);
+      }
+    }
+  }
+  return result;
+}
+
+Cond negated(const Cond& cond) { return {Cond::Kind::ge0, Expr(-1) - cond.expr}; }
+
+/// If the first condition holds, so does the second.
+bool implies(const Cond& given, const Cond& cond, const Ranges& ranges) {
+  if (given.kind != Cond::Kind::ge0 || cond.kind != Cond::Kind::ge0) return given == cond;
+  return provably_nonnegative(cond.expr - given.expr, ranges);
+}
+
+/// One of the guards holds at every point, as those of the parts of a concatenation do.
+bool cover(const std::vector<std::vector<Cond>>& guards, const Ranges& ranges) {
+  if (std::any_of(guards.begin(), guards.end(), [](const auto& guard) { return guard.empty(); })) return true;
+  if (guards.empty() || guards[0][0].kind != Cond::Kind::ge0) return false;
+  const Cond split = guards[0][0];
+  for (const Cond& given : {split, negated(split)}) {
+    std::vector<std::vector<Cond>> left;
+    for (const auto& guard : guards) {
+      std::vector<Cond> open;
+      bool never = false;
+      for (const Cond& cond : guard) {
+        if (implies(given, cond, ranges)) continue;
+        never = never || (cond.kind == Cond::Kind::ge0 && implies(given, negated(cond), ranges));
+        open.push_back(cond);
+      }
+      if (!never) left.push_back(std::move(open));
+    }
+    if (!cover(left, ranges)) return false;
+  }
+  return true;
+}
+
 struct Composer {
   Editor& editor;
+  const std::map<std::string, Expr>& demand;
   TensorType type;  ///< of the map
   std::string provenance;
 
@@ -87,6 +157,16 @@ struct Composer {
     return map;
   }
 
+  /// Every point has a source: the fill is never seen.
+  bool is_total(const IndexMap& map, const std::vector<Expr>& shape) const {
+    std::vector<std::vector<Cond>> guards;
+    for (const Source& source : map.sources) guards.push_back(source.guard);
+    Ranges known = editor.symbols();
+    for (size_t d = 0; d < map.axes.size(); ++d) known[map.axes[d]] = axis_range(shape[d]);
+    for (const Indirect& j : map.indirects) known[j.name] = axis_range(j.extent);
+    return cover(guards, known);
+  }
+
   const IndexMap* map_of(const std::string& name) const {
     const Op* op = editor.definition(name);
     return op ? std::get_if<IndexMap>(&op->node) : nullptr;
@@ -99,7 +179,7 @@ struct Composer {
     if (!inner) return false;
     // An indirect coordinate is read at every point of a map: it may not move under a guard.
     if (!inner->indirects.empty() && !outer.guard.empty()) return false;
-    bool total = !inner->sources.empty() && inner->sources.back().guard.empty();
+    const bool total = is_total(*inner, editor.value(outer.operand).type.shape);
     bool fill_matters = !total && !(k + 1 == map.sources.size() && (outer.guard.empty() || same_literal(inner->fill, map.fill)));
     if (fill_matters || map.sources.size() + inner->sources.size() > kMaxSources) return false;
     Substitution values;
@@ -154,7 +234,11 @@ struct Composer {
     return map;
   }
 
-  bool keeps_fewer(const TensorType& source) const { return provably_nonnegative(product(source.shape) - product(type.shape) - 1, editor.symbols()); }
+  /// All that is read of an op's result is less than it computes.
+  bool needs_fewer(const Value& source) const {
+    auto it = demand.find(source.name);
+    return it != demand.end() && provably_nonnegative(product(source.type.shape) - it->second - 1, editor.symbols());
+  }
 
   bool is_identity(const IndexMap& map) const {
     if (!map.indirects.empty() || map.sources.size() != 1 || !map.sources[0].guard.empty()) return false;
@@ -169,8 +253,7 @@ struct Composer {
   Value emit(const std::string& name, const IndexMap& given, bool may_vanish) {
     IndexMap map = composed(given);
     if (may_vanish && is_identity(map)) return editor.value(map.sources[0].operand);
-    bool plain = map.indirects.empty() && map.sources.size() == 1 && map.sources[0].guard.empty();
-    if (plain) {
+    if (is_plain(map)) {
       const std::string operand = map.sources[0].operand;
       const Op* op = editor.definition(operand);
       const auto* node = op ? std::get_if<Elementwise>(&op->node) : nullptr;
@@ -181,7 +264,7 @@ struct Composer {
         Expr e = simplify(substitute(node->index, values), ranges());
         return editor.emit(make_index(name, type, axis_names(type.shape.size()), e, provenance));
       }
-      if (node && editor.uses(operand) == 1 && keeps_fewer(op->results[0].type)) return push(name, *op, *node, map);
+      if (node && needs_fewer(op->results[0])) return push(name, *op, *node, map);
     }
     return editor.emit(make_map({name, type}, std::move(map), provenance));
   }
@@ -195,7 +278,7 @@ struct Composer {
       DType dtype = editor.value(operand).type.dtype;
       moved.sources[0].operand = operand;
       moved.fill = {dtype, 0, 0};
-      operands.push_back(Composer{editor, {dtype, type.shape}, op.provenance}.emit(editor.fresh(), moved, true));
+      operands.push_back(Composer{editor, demand, {dtype, type.shape}, op.provenance}.emit(editor.fresh(), moved, true));
     }
     return editor.emit(make_elementwise(name, node.fn, type.dtype, operands, op.provenance));
   }
@@ -204,12 +287,13 @@ struct Composer {
 }  // namespace
 
 Graph compose_maps(Graph graph, const PassContext&) {
-  return Editor(graph).run([](Editor& editor, const Ref<Op>& op) {
+  const std::map<std::string, Expr> demand = demands(graph);
+  return Editor(graph).run([&demand](Editor& editor, const Ref<Op>& op) {
     const auto* map = std::get_if<IndexMap>(&op->node);
     const Value result = op->results.empty() ? Value{} : op->results[0];
     if (const auto* scatter = std::get_if<Scatter>(&op->node)) {
       Scatter entered = *scatter;
-      Composer{editor, result.type, op->provenance}.enter(entered.indirects);
+      Composer{editor, demand, result.type, op->provenance}.enter(entered.indirects);
       editor.emit(make_scatter(result, std::move(entered), op->provenance));
       return;
     }
@@ -217,7 +301,7 @@ Graph compose_maps(Graph graph, const PassContext&) {
       editor.emit(op);
       return;
     }
-    Composer composer{editor, result.type, op->provenance};
+    Composer composer{editor, demand, result.type, op->provenance};
     // An identity stays where an output needs memory of its own.
     IndexMap simplest = composer.composed(*map);
     if (composer.is_identity(simplest) && editor.replace(result.name, simplest.sources[0].operand)) return;

@@ -2,7 +2,8 @@
 
 A float may be as far from the float64 answer as eager's own answer is, and a few ulp farther. For functions of single elements, the distance is taken
 in ulps of each element, for all others in ulps of the largest one. Where a sum cancels, an ulp of the result says little: there the bound is what the
-float64 answer moves by when the inputs move by a few ulp, and eager's largest error at those inputs.
+float64 answer moves by when the inputs move by a few ulp, and eager's largest error at those inputs. Inputs of whole numbers do not move; the results
+of eager's operators do instead.
 
 Float64 has two judges. Functions of a single number are judged by mpmath (deplo.numerics). For all others eager's own rounding error is measured: its
 operators run again with every result moved by at most an ulp, and a result may be as far from eager's as those runs are, and a few ulp farther.
