@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engines import Compiler, same
-from program_cases import CASES, Case
+from program_cases import CASES, Case, w
 from torch.utils._pytree import tree_leaves
 
 import deplo
@@ -315,3 +315,24 @@ def test_a_layer_stores_its_result_where_a_permutation_wants_it(name, dynamic):
         wanted, eager = layer.double()(x.double()), layer.float()(x)
         error, theirs = ((y.double() - wanted).abs().max() for y in (Compiler()(layer, dynamic=dynamic)(x), eager))
         assert error <= theirs + 4 * torch.finfo(torch.float32).eps * wanted.abs().max()
+
+
+ROWS = {
+    "layer": lambda x, v, w, b: F.linear(x, w, b),
+    "gate": lambda x, v, w, b: F.silu(F.linear(x, v)) * F.linear(x, w, b),
+    "batch": lambda x, v, w, b: torch.stack([v, w]).bmm(torch.stack([x[0], x[0].cos()]).unsqueeze(-1)).squeeze(-1) + b,
+    "scaled": lambda x, v, w, b: (w * x * 0.25).sum(1) + b,
+}
+
+
+@pytest.mark.parametrize("features", ["native", "sse"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ROWS)
+def test_sums_side_by_side_of_any_length(name, dtype, dynamic, features):
+    torch.manual_seed(0)
+    compiled = Compiler()(ROWS[name], {"guard": True, "features": features}, dynamic=dynamic)
+    for n, k in ((37, 300), (64, 4200), (130, 257), (3, 40)) if dtype == torch.float32 else ((37, 300), (64, 512)):
+        inputs = [torch.randn(1, k), w(n, k), w(n, k), torch.randn(n)]
+        inputs = [x.to(dtype) for x in inputs]
+        same(compiled(*inputs), ROWS[name](*inputs), exact=ROWS[name](*[x.double() for x in inputs]))

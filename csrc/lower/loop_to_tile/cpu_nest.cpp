@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "lower/loop_to_tile/nest_converter.h"
+#include "lower/loop_to_tile/streams.h"
 
 namespace deplo {
 namespace {
@@ -71,6 +72,12 @@ class NestScheduler {
     for (const auto& a : ordered_) serial_.push_back(a.name);
     if (lanes.empty()) {
       converter_.propose_lanes(*nest_.inner, inner_lanes_);
+      for (const auto& a : free_)
+        if (auto streams = ordered_.empty() ? propose_streams(kernel_, *nest_.inner, a, ctx_) : std::nullopt) {
+          streamed_ = a;
+          streams_ = streams->count;
+          inner_lanes_.set_vectors(streams->vectors);
+        }
       return;
     }
     // A long vector axis is cut into blocks, which join the parallel axes.
@@ -135,6 +142,7 @@ class NestScheduler {
       add("transpose", {{transposed_->name, side_}});
     }
     if (lane_tile_ != 0) add("tile", {{lane_axis_->name, lane_tile_}});
+    if (streamed_) add("register_block", {{streamed_->name, streams_}});
     if (lane_axis_) {
       arguments = {{lane_axis_->name, {}}};
       if (in_flight_ != 1) arguments.push_back({"by", in_flight_});
@@ -150,6 +158,7 @@ class NestScheduler {
     for (const auto& a : ordered_) known.push_back(a.name);
     read_lanes(reader);
     read_transpose(reader);
+    read_streams(reader);
     const Directive& parallel = reader.one("parallel");
     parallel_ = reader.names(parallel);
     for (const std::string& name : parallel_) {
@@ -165,11 +174,13 @@ class NestScheduler {
     read_order(reader, known);
     for (const auto& a : free_) {
       bool taken = arguments.count(a.name) > 0 || std::count(serial_.begin(), serial_.end(), a.name) > 0;
-      bool tiled = (transposed_ && a.name == transposed_->name) || (lane_axis_ && a.name == lane_axis_->name && lane_tile_ != 0);
+      bool tiled = (transposed_ && a.name == transposed_->name) || (lane_axis_ && a.name == lane_axis_->name && lane_tile_ != 0) ||
+                   (streamed_ && a.name == streamed_->name);
       bool lanes = lane_axis_ && a.name == lane_axis_->name;
       if ((tiled && !arguments.count(a.name)) || (!taken && !lanes)) reader.fail(parallel, fmt::format("{} is missing", a.name));
     }
-    reader.finish(fmt::format("parallel, reorder, tile of the axis with the lanes, transpose and vectorize, over the axes {}", joined(known)));
+    reader.finish(
+        fmt::format("parallel, reorder, tile of the axis with the lanes, register_block, transpose and vectorize, over the axes {}", joined(known)));
   }
 
   void read_lanes(ScheduleReader& reader) {
@@ -211,6 +222,18 @@ class NestScheduler {
     transposed_tile_ = reader.number(*tile, name, 1, kMostTile);
   }
 
+  void read_streams(ScheduleReader& reader) {
+    if (reader.all("register_block").empty()) return;
+    const Directive& d = reader.one("register_block");
+    std::string name = d.arguments.empty() ? "" : d.arguments[0].name;
+    const loop_ir::Axis* along = find(free_, name);
+    if (!along || lane_axis_ || !ordered_.empty() || !can_stream(*nest_.inner))
+      reader.fail(d, "it takes one parallel axis of a nest of float32 sums over one axis each, with the lanes, and straight-line statements");
+    reader.only(d, {name});
+    streamed_ = *along;
+    streams_ = reader.number(d, name, 1, kMostSide);
+  }
+
   /// Axes that run in order keep theirs; others may be put among them.
   void read_order(ScheduleReader& reader, const std::vector<std::string>& known) {
     auto all = reader.all("reorder");
@@ -238,10 +261,11 @@ class NestScheduler {
     for (const std::string& name : parallel_) {
       const loop_ir::Axis& a = *find(free_, name);
       bool lanes = lane_axis_ && name == lane_axis_->name;
-      if (!lanes && !(transposed_ && name == transposed_->name))
+      bool streamed = streamed_ && name == streamed_->name;
+      if (!lanes && !streamed && !(transposed_ && name == transposed_->name))
         free.push_back(a);
       else
-        free.push_back({name + "_block", ceildiv(a.extent, lanes ? lane_tile_ : transposed_tile_)});
+        free.push_back({name + "_block", ceildiv(a.extent, lanes ? lane_tile_ : streamed ? streams_ : transposed_tile_)});
     }
     Substitution outer = unflatten(free, sym("par"));
     Substitution& map = converter_.map();
@@ -255,7 +279,9 @@ class NestScheduler {
       return {make(tile_ir::For{axis(lane_axis_->name, lo, hi, LoopKind::lanes, 1, in_flight_), std::move(body)})};
     };
     tile_ir::Block body;
-    if (!transposed_) {
+    if (streamed_) {
+      body = stream_sums(*nest_.inner, *streamed_, outer.at(streamed_->name + "_block") * streams_, streams_, ctx_, converter_, inner_lanes_);
+    } else if (!transposed_) {
       body = in_lanes(converter_.convert(*nest_.inner, !lane_axis_, inner_lanes_));
     } else {
       Expr first = outer.at(transposed_->name + "_block") * transposed_tile_;
@@ -346,6 +372,8 @@ class NestScheduler {
   std::optional<loop_ir::Axis> transposed_;
   int64_t transposed_tile_ = 0;
   int64_t side_ = 0;
+  std::optional<loop_ir::Axis> streamed_;
+  int64_t streams_ = 1;
   int64_t chunk_work_ = kChunkOperations;
   InnerLanes inner_lanes_;
 

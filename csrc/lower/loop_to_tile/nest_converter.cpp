@@ -102,6 +102,10 @@ void InnerLanes::add(const std::vector<loop_ir::Axis>& axes, const std::string& 
   }
 }
 
+void InnerLanes::set_vectors(int64_t by) {
+  for (auto& [where, choice] : choices) choice.by = by;
+}
+
 int64_t column_vectors(const PassContext& ctx) { return ctx.target.vector_registers / kRegistersPerColumn; }
 
 NestConverter::NestConverter(const loop_ir::Kernel& kernel, const PassContext& ctx) : kernel_(kernel), ctx_(ctx) {

@@ -30,6 +30,8 @@ struct InnerLanes {
   std::string take(const std::vector<loop_ir::Axis>& axes, bool allowed, const std::string& why, int64_t& by);
   /// Gives this loop nest the lanes on one of its axes, or on none.
   void add(const std::vector<loop_ir::Axis>& axes, const std::string& lanes, int64_t by);
+  /// So many vectors in flight for every choice.
+  void set_vectors(int64_t by);
 };
 
 /// Vectors of a block of columns that are reduced side by side.
@@ -56,6 +58,8 @@ class NestConverter {
   /// Merges neighbours (i, j) into one axis of extent I*J where every access moves along i by J times its step along j.
   void merge(std::vector<loop_ir::Axis>& axes);
   int64_t hint(Expr e) const;
+  /// Of an access, in elements.
+  Expr offset(const std::string& buffer, const std::vector<Expr>& index) const;
   const std::vector<const loop_ir::Store*>& colliding() const { return colliding_; }
   static bool is_straight(const loop_ir::Block& block);
 
@@ -67,7 +71,6 @@ class NestConverter {
     bool reduced;     ///< inside of a reduction
   };
   void collect_accesses(const loop_ir::Block& block, bool reduced);
-  Expr offset(const std::string& buffer, const std::vector<Expr>& index) const;
   bool mergeable(const loop_ir::Axis& outer, const loop_ir::Axis& inner) const;
   bool mentions_merged(Expr e, const loop_ir::Axis& outer, const loop_ir::Axis& inner) const;
   tile_ir::Block convert(const loop_ir::Block& block, bool vectorize);
