@@ -200,8 +200,7 @@ struct Machine {
   void run(const Barrier& /*s*/, Thread& /*t*/) {}
 
   void run(const Matrix& s, Thread& t) {
-    constexpr size_t kRows = 16;
-    constexpr size_t kRowBytes = 64;
+    constexpr auto kRows = static_cast<size_t>(kMatrixRows);
     if (s.kind == Matrix::Kind::zero) {
       t.matrices[s.target] = std::vector<Lanes>(kRows, Lanes(kRows, Scalar::of_float(DType::f32, 0)));
       return;
@@ -221,7 +220,7 @@ struct Machine {
     Array& array = *t.buffers.at(s.buffer).array;
     const int64_t offset = evaluate(s.offset, t.integers);
     const int64_t stride = evaluate(s.stride, t.integers);
-    const size_t columns = kRowBytes / static_cast<size_t>(size_of(array.dtype));
+    const size_t columns = static_cast<size_t>(kMatrixRowBytes / size_of(array.dtype));
     std::vector<Lanes>& rows = s.kind == Matrix::Kind::store ? matrix(t, s.target, DType::f32) : t.matrices[s.target];
     if (s.kind == Matrix::Kind::load) rows.assign(kRows, Lanes(columns));
     for (size_t i = 0; i < kRows; ++i)

@@ -186,6 +186,8 @@ struct Prefetch {
 };
 
 constexpr int kMatrixRegisters = 8;
+constexpr int64_t kMatrixRows = 16;
+constexpr int64_t kMatrixRowBytes = 64;
 
 /// One instruction of a matrix unit.
 struct Matrix {

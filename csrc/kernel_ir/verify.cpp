@@ -250,8 +250,6 @@ class Verifier {
   }
   void statement(const Barrier& /*s*/) {}
   void statement(const Matrix& s) {
-    constexpr int64_t kRows = 16;
-    constexpr int64_t kRowBytes = 64;
     for (int r : {s.target, s.a, s.b}) require(r >= 0 && r < kMatrixRegisters, "matrix", fmt::format("t{} is no register", r));
     if (s.kind == Matrix::Kind::multiply) require(s.target != s.a && s.target != s.b && s.a != s.b, "matrix", "the registers of a product differ");
     if (s.kind == Matrix::Kind::zero || s.kind == Matrix::Kind::multiply) return;
@@ -263,8 +261,9 @@ class Verifier {
     index(s.offset, where);
     index(s.stride, where);
     if (!sizes_.count(s.buffer) || !is_fixed(s.offset) || !is_fixed(s.stride)) return;
-    for (int64_t row : {int64_t{0}, kRows - 1})
-      for (int64_t column : {int64_t{0}, kRowBytes / size_of(dtype) - 1}) in_range(points_, s.buffer, s.offset + s.stride * row + column, where);
+    for (int64_t row : {int64_t{0}, kMatrixRows - 1})
+      for (int64_t column : {int64_t{0}, kMatrixRowBytes / size_of(dtype) - 1})
+        in_range(points_, s.buffer, s.offset + s.stride * row + column, where);
   }
   void statement(const SetError& s) { require(use(s.condition, "error").dtype == DType::boolean, "error", s.condition + " is not bool"); }
 

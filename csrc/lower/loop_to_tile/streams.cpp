@@ -136,120 +136,177 @@ std::optional<Streams> propose_streams(const loop_ir::Kernel& kernel, const loop
   return streams;
 }
 
-tile_ir::Block stream_sums(const loop_ir::Block& block, const loop_ir::Axis& axis, Expr first, int64_t streams, const PassContext& ctx,
-                           NestConverter& converter, InnerLanes& lanes) {
-  std::vector<const Reduce*> sums = sums_of(block);
-  const Substitution before = converter.map();
-  auto at = [&](Expr point, const loop_ir::Block& stmts, const std::string& k = "", Expr place = 0) {
-    Substitution& map = converter.map();
-    for (auto& [name, value] : map) value = substitute(value, {{axis.name, point}});
-    map[axis.name] = point;
+namespace {
+
+/// Builds the body for one block of streams.
+class StreamBuilder {
+ public:
+  StreamBuilder(const loop_ir::Block& block, const loop_ir::Axis& axis, Expr first, int64_t streams, const PassContext& ctx, NestConverter& converter,
+                InnerLanes& lanes)
+      : block_(block), axis_(axis), first_(first), streams_(streams), converter_(converter), lanes_(lanes), sums_(sums_of(block)) {
+    for (const Reduce* sum : sums_) lanes_.take(sum->axes, true, "", vectors_);
+    width_ = vectors_ * ctx.target.vector_bytes / 4;
+    const std::string& k = sums_[0]->axes[0].name;
+    // Axes of the result: none of the kernel's own names.
+    stream_ = axis.name + ".stream";
+    lane_ = k + ".lane";
+    step_ = k + ".step";
+    part_ = k + ".block";
+  }
+
+  tile_ir::Block build() {
+    const Expr extent = sums_[0]->axes[0].extent;
+    const Expr steps = floordiv(extent, width_);
+    tile_ir::Block totals;
+    tile_ir::Block inside;
+    tile_ir::Block clear;
+    tile_ir::Block zeros;
+    tile_ir::Block step;
+    tile_ir::Block add;
+    tile_ir::Block rest;
+    for (size_t j = 0; j < sums_.size(); ++j) {
+      totals.push_back(make(tile_ir::Alloc{number("total", j), DType::f32, {streams_}, Space::stack}));
+      inside.push_back(make(tile_ir::Alloc{number("acc", j), DType::f32, {streams_, width_}, Space::reg}));
+      set_to_zero(number("none", j), number("total", j), {sym(stream_)}, clear);
+      tile_ir::Block zero;
+      set_to_zero(number("zero", j), number("acc", j), {sym(stream_), sym(lane_)}, zero);
+      zeros.push_back(in_lanes(std::move(zero)));
+      add_step(j, step);
+      add_part(j, add);
+      add_rest(j, steps * width_, extent, rest);
+    }
+    tile_ir::Block out = std::move(totals);
+    out.push_back(each(std::move(clear)));
+    inside.push_back(each(std::move(zeros)));
+    inside.push_back(make(tile_ir::For{loop_to_tile::axis(step_, 0, min(kChain, steps - sym(part_) * kChain)), {each(std::move(step))}}));
+    inside.push_back(each(std::move(add)));
+    out.push_back(make(tile_ir::For{loop_to_tile::axis(part_, 0, ceildiv(steps, kChain)), std::move(inside)}));
+    if (!(extent.is_constant() && extent.value() % width_ == 0)) out.push_back(each(std::move(rest)));
+    out.push_back(finish());
+    return out;
+  }
+
+ private:
+  static std::string number(const char* name, size_t j) { return name + std::to_string(j); }
+
+  static Ref<tile_ir::Stmt> load(const std::string& name, const std::string& buffer, std::vector<Expr> index) {
+    return make(loop_ir::Load{name, DType::f32, buffer, std::move(index), {}, {}});
+  }
+
+  static Ref<tile_ir::Stmt> store(const std::string& buffer, std::vector<Expr> index, const std::string& value) {
+    return make(loop_ir::Store{buffer, std::move(index), value, {}, Combiner::set});
+  }
+
+  static Ref<tile_ir::Stmt> let(const std::string& name, Fn fn, std::vector<std::string> operands) {
+    return make(loop_ir::Let{name, DType::f32, fn, std::move(operands), {}, 0});
+  }
+
+  static void set_to_zero(const std::string& zero, const std::string& buffer, std::vector<Expr> index, tile_ir::Block& into) {
+    into.push_back(make(loop_ir::Let{zero, DType::f32, Fn::constant, {}, Scalar::of_float(DType::f32, 0), 0}));
+    into.push_back(store(buffer, std::move(index), zero));
+  }
+
+  Ref<tile_ir::Stmt> each(tile_ir::Block body) const {
+    return make(tile_ir::For{tile_ir::Axis{stream_, 0, streams_, 1, LoopKind::unroll, 1}, std::move(body)});
+  }
+
+  Ref<tile_ir::Stmt> in_lanes(tile_ir::Block body) const {
+    return make(tile_ir::For{loop_to_tile::axis(lane_, 0, width_, LoopKind::lanes), std::move(body)});
+  }
+
+  /// The last point of the axis again where it ends inside of the block: what that gives is not stored.
+  Expr point() const { return min(first_ + sym(stream_), axis_.extent - 1); }
+
+  tile_ir::Block at(Expr point, const loop_ir::Block& stmts, const std::string& k = "", Expr place = 0) {
+    Substitution& map = converter_.map();
+    const Substitution before = map;
+    for (auto& [name, value] : map) value = substitute(value, {{axis_.name, point}});
+    map[axis_.name] = point;
     if (!k.empty()) map[k] = place;
-    tile_ir::Block out = converter.convert(stmts, false, lanes);
+    tile_ir::Block out = converter_.convert(stmts, false, lanes_);
     map = before;
     return out;
-  };
-  int64_t vectors = 1;
-  for (const Reduce* sum : sums) lanes.take(sum->axes, true, "", vectors);
-  const int64_t width = vectors * ctx.target.vector_bytes / 4;
-  const Expr extent = sums[0]->axes[0].extent;
-  // Axes of the result: none of the kernel's own names.
-  const std::string stream_axis = axis.name + ".stream";
-  const std::string lane_axis = sums[0]->axes[0].name + ".lane";
-  const std::string step_axis = sums[0]->axes[0].name + ".step";
-  const std::string block_axis = sums[0]->axes[0].name + ".block";
-  const Expr stream = sym(stream_axis);
-  const Expr lane = sym(lane_axis);
-  const Expr steps = floordiv(extent, width);
-  const Expr blocks = ceildiv(steps, kChain);
-  // The last points again where the axis ends: what they give is not stored.
-  const Expr point = min(first + stream, axis.extent - 1);
-  auto each = [&](tile_ir::Block body) {
-    return make(tile_ir::For{tile_ir::Axis{stream_axis, 0, streams, 1, LoopKind::unroll, 1}, std::move(body)});
-  };
-  auto number = [](const char* name, size_t j) { return name + std::to_string(j); };
-  auto load = [](const std::string& name, const std::string& buffer, std::vector<Expr> index) {
-    return make(loop_ir::Load{name, DType::f32, buffer, std::move(index), {}, {}});
-  };
-  auto store = [](const std::string& buffer, std::vector<Expr> index, const std::string& value) {
-    return make(loop_ir::Store{buffer, std::move(index), value, {}, Combiner::set});
-  };
-  auto in_lanes = [&](tile_ir::Block body) { return make(tile_ir::For{loop_to_tile::axis(lane_axis, 0, width, LoopKind::lanes), std::move(body)}); };
+  }
 
-  tile_ir::Block out;
-  tile_ir::Block clear;
-  tile_ir::Block zeros;
-  tile_ir::Block step;
-  tile_ir::Block add;
-  tile_ir::Block rest;
-  for (size_t j = 0; j < sums.size(); ++j) {
-    const Reduce& sum = *sums[j];
-    const std::string& k = sum.axes[0].name;
-    const std::string total = number("total", j);
-    out.push_back(make(tile_ir::Alloc{total, DType::f32, {streams}, Space::stack}));
-    clear.push_back(make(loop_ir::Let{number("none", j), DType::f32, Fn::constant, {}, Scalar::of_float(DType::f32, 0), 0}));
-    clear.push_back(store(total, {stream}, number("none", j)));
-    zeros.push_back(in_lanes({make(loop_ir::Let{number("zero", j), DType::f32, Fn::constant, {}, Scalar::of_float(DType::f32, 0), 0}),
-                              store(number("acc", j), {stream, lane}, number("zero", j))}));
-    // One step: a vector of each stream.
-    for (auto& stmt : at(point, needed_before(block, sum))) step.push_back(stmt);
+  /// A vector of each stream.
+  void add_step(size_t j, tile_ir::Block& into) {
+    const Reduce& sum = *sums_[j];
+    for (auto& stmt : at(point(), needed_before(block_, sum))) into.push_back(stmt);
     tile_ir::Block inner;
     const loop_ir::Let* product = product_of(sum);
-    for (auto& stmt : at(point, sum.body, k, ((sym(block_axis) * kChain) + sym(step_axis)) * width + lane)) {
-      const auto* let = std::get_if<loop_ir::Let>(&stmt->node);
-      if (!product || !let || let->name != product->name) inner.push_back(stmt);
+    for (auto& stmt : at(point(), sum.body, sum.axes[0].name, (sym(part_) * kChain + sym(step_)) * width_ + sym(lane_))) {
+      const auto* made = std::get_if<loop_ir::Let>(&stmt->node);
+      if (!product || !made || made->name != product->name) inner.push_back(stmt);
     }
-    inner.push_back(load(number("old", j), number("acc", j), {stream, lane}));
-    if (product)
-      inner.push_back(
-          make(loop_ir::Let{number("new", j), DType::f32, Fn::fma, {product->operands[0], product->operands[1], number("old", j)}, {}, 0}));
-    else
-      inner.push_back(make(loop_ir::Let{number("new", j), DType::f32, Fn::add, {number("old", j), sum.operands[0]}, {}, 0}));
-    inner.push_back(store(number("acc", j), {stream, lane}, number("new", j)));
-    step.push_back(in_lanes(std::move(inner)));
-    // What a block brings, and what is left of the axis.
-    auto add_to_total = [&](const std::string& value, tile_ir::Block& into) {
-      into.push_back(load(value + "_before", total, {stream}));
-      into.push_back(make(loop_ir::Let{value + "_after", DType::f32, Fn::add, {value + "_before", value}, {}, 0}));
-      into.push_back(store(total, {stream}, value + "_after"));
-    };
-    tile_ir::Reduce across{{number("part", j)},
-                           {DType::f32},
-                           Combiner::sum,
-                           {number("term", j)},
-                           {loop_to_tile::axis(lane_axis, 0, width, LoopKind::lanes, 1, vectors)},
-                           {load(number("term", j), number("acc", j), {stream, lane})}};
-    add.push_back(make(std::move(across)));
-    add_to_total(number("part", j), add);
-    for (auto& stmt : at(point, needed_before(block, sum))) rest.push_back(stmt);
-    tile_ir::Reduce tail{
-        {number("tail", j)}, {DType::f32}, Combiner::sum, sum.operands, {loop_to_tile::axis(k, steps * width, extent, LoopKind::lanes, 1, 1)},
-        at(point, sum.body)};
-    rest.push_back(make(std::move(tail)));
-    add_to_total(number("tail", j), rest);
+    inner.push_back(load(number("old", j), number("acc", j), {sym(stream_), sym(lane_)}));
+    inner.push_back(product ? let(number("new", j), Fn::fma, {product->operands[0], product->operands[1], number("old", j)})
+                            : let(number("new", j), Fn::add, {number("old", j), sum.operands[0]}));
+    inner.push_back(store(number("acc", j), {sym(stream_), sym(lane_)}, number("new", j)));
+    into.push_back(in_lanes(std::move(inner)));
   }
-  out.push_back(each(std::move(clear)));
-  tile_ir::Block in_block;
-  for (size_t j = 0; j < sums.size(); ++j) in_block.push_back(make(tile_ir::Alloc{number("acc", j), DType::f32, {streams, width}, Space::reg}));
-  in_block.push_back(each(std::move(zeros)));
-  const Expr in_this = min(kChain, steps - sym(block_axis) * kChain);
-  in_block.push_back(make(tile_ir::For{loop_to_tile::axis(step_axis, 0, in_this), {each(std::move(step))}}));
-  in_block.push_back(each(std::move(add)));
-  out.push_back(make(tile_ir::For{loop_to_tile::axis(block_axis, 0, blocks), std::move(in_block)}));
-  if (!(extent.is_constant() && extent.value() % width == 0)) out.push_back(each(std::move(rest)));
-  // All else, in lanes along the axis.
-  tile_ir::Block last;
-  size_t j = 0;
-  for (const auto& stmt : block) {
-    if (const auto* sum = std::get_if<Reduce>(&stmt->node)) {
-      last.push_back(load(sum->results[0], number("total", j++), {stream}));
-      continue;
+
+  void add_to_total(size_t j, const std::string& value, tile_ir::Block& into) const {
+    into.push_back(load(value + "_before", number("total", j), {sym(stream_)}));
+    into.push_back(let(value + "_after", Fn::add, {value + "_before", value}));
+    into.push_back(store(number("total", j), {sym(stream_)}, value + "_after"));
+  }
+
+  /// What the accumulators hold.
+  void add_part(size_t j, tile_ir::Block& into) const {
+    const std::string term = number("term", j);
+    into.push_back(make(tile_ir::Reduce{{number("part", j)},
+                                        {DType::f32},
+                                        Combiner::sum,
+                                        {term},
+                                        {loop_to_tile::axis(lane_, 0, width_, LoopKind::lanes, 1, vectors_)},
+                                        {load(term, number("acc", j), {sym(stream_), sym(lane_)})}}));
+    add_to_total(j, number("part", j), into);
+  }
+
+  /// The points beyond the last whole step.
+  void add_rest(size_t j, Expr from, Expr extent, tile_ir::Block& into) {
+    const Reduce& sum = *sums_[j];
+    for (auto& stmt : at(point(), needed_before(block_, sum))) into.push_back(stmt);
+    into.push_back(make(tile_ir::Reduce{{number("tail", j)},
+                                        {DType::f32},
+                                        Combiner::sum,
+                                        sum.operands,
+                                        {loop_to_tile::axis(sum.axes[0].name, from, extent, LoopKind::lanes, 1, 1)},
+                                        at(point(), sum.body)}));
+    add_to_total(j, number("tail", j), into);
+  }
+
+  /// All else, in lanes along the axis.
+  Ref<tile_ir::Stmt> finish() {
+    tile_ir::Block body;
+    size_t j = 0;
+    for (const auto& stmt : block_) {
+      if (const auto* sum = std::get_if<Reduce>(&stmt->node)) {
+        body.push_back(load(sum->results[0], number("total", j++), {sym(stream_)}));
+        continue;
+      }
+      for (auto& converted : at(first_ + sym(stream_), {stmt})) body.push_back(converted);
     }
-    for (auto& converted : at(first + stream, {stmt})) last.push_back(converted);
+    return make(tile_ir::For{loop_to_tile::axis(stream_, 0, min(streams_, axis_.extent - first_), LoopKind::lanes), std::move(body)});
   }
-  const Expr valid = min(streams, axis.extent - first);
-  out.push_back(make(tile_ir::For{loop_to_tile::axis(stream_axis, 0, valid, LoopKind::lanes), std::move(last)}));
-  return out;
+
+  const loop_ir::Block& block_;
+  const loop_ir::Axis& axis_;
+  Expr first_;
+  int64_t streams_;
+  NestConverter& converter_;
+  InnerLanes& lanes_;
+  std::vector<const Reduce*> sums_;
+  int64_t vectors_ = 1;
+  int64_t width_ = 1;
+  std::string stream_, lane_, step_, part_;
+};
+
+}  // namespace
+
+tile_ir::Block stream_sums(const loop_ir::Block& block, const loop_ir::Axis& axis, Expr first, int64_t streams, const PassContext& ctx,
+                           NestConverter& converter, InnerLanes& lanes) {
+  return StreamBuilder(block, axis, first, streams, ctx, converter, lanes).build();
 }
 
 }  // namespace deplo::loop_to_tile

@@ -11,6 +11,7 @@
 #include "passes/loop/program_graph.h"
 #include "passes/loop/share_axes.h"
 #include "passes/loop/split_axes.h"
+#include "passes/loop/split_for_reader.h"
 
 namespace deplo {
 namespace {
@@ -27,7 +28,6 @@ constexpr double kRowBlock = 128;           ///< rows of a contraction whose fus
 constexpr double kCores = 8;                ///< that read a shared operand each for itself
 constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
 constexpr size_t kSiblingsTried = 4;
-constexpr int64_t kWidestVector = 16;  ///< floats of any machine's vectors
 constexpr double kSmallKernel = 4096;  ///< points below which a kernel without anything in common with another may still share its step
 constexpr size_t kSmallTogether = 16;  ///< such kernels in one
 
@@ -216,8 +216,8 @@ struct Fuser {
     return true;
   }
 
-  bool is_packed_once(const analysis::ContractionOperand& operand) const {
-    return std::all_of(operand.buffers.begin(), operand.buffers.end(), [&](const std::string& name) { return graph.buffer(name).is_static; });
+  BufferOf buffers() const {
+    return [this](const std::string& name) -> const Buffer& { return graph.buffer(name); };
   }
 
   // A contraction may follow another over the same rows (attention) if those rows are seen by it alone, and neither has an operand that
@@ -227,7 +227,7 @@ struct Fuser {
       if (!graph.is_private(name)) return false;
     for (const Group* g : {&a, &b})
       for (const auto& c : g->contractions)
-        if (is_packed_once(c.a) || is_packed_once(c.b)) return false;
+        if (is_packed_once(c.a, buffers()) || is_packed_once(c.b, buffers())) return false;
     return true;
   }
 
@@ -350,110 +350,14 @@ struct Fuser {
     Group& a = groups[first];
     const Group& b = groups[second];
     if (a.contractions.empty() || !b.contractions.empty()) return;
-    const Ranges& symbols = graph.program().symbols;
-    std::map<std::string, std::vector<Axis>> splits;
-    loop_ir::visit(a.nest.body, [&](const Stmt& stmt, const auto&) {
-      const auto* store = std::get_if<Store>(&stmt.node);
-      if (!store || !flow.count(store->buffer)) return;
-      loop_ir::visit(b.nest.body, [&](const Stmt& reader, const auto&) {
-        const auto* load = std::get_if<Load>(&reader.node);
-        if (!load || load->buffer != store->buffer) return;
-        for (size_t d = 0; d < store->index.size(); ++d) {
-          auto axis = std::find_if(a.nest.axes.begin(), a.nest.axes.end(), [&](const Axis& x) { return Expr::symbol(x.name) == store->index[d]; });
-          if (axis == a.nest.axes.end()) continue;
-          auto parts = joined_axes(load->index[d], b.nest.axes);
-          if (parts.size() > 1 && may_lie_so(a, axis->name, b.nest.body, parts) && simplify(extents(parts) - axis->extent, symbols).is(0))
-            splits[axis->name] = parts;
-        }
-      });
-    });
-    if (splits.empty()) return;
     loop_ir::Names taken = names[first];
-    loop_ir::Renaming renaming;
-    std::vector<Axis> axes;
-    for (const Axis& axis : a.nest.axes) {
-      auto split = splits.find(axis.name);
-      if (split == splits.end()) {
-        axes.push_back(axis);
-        continue;
-      }
-      Expr whole = 0;
-      for (const Axis& part : split->second) {
-        axes.push_back({taken.fresh(axis.name), part.extent});
-        whole = whole * part.extent + Expr::symbol(axes.back().name);
-      }
-      renaming.exprs[axis.name] = whole;
-    }
-    Block body = loop_ir::make_nest(axes, loop_ir::copy_block(a.nest.body, renaming, nullptr));
-    loop_ir::Nest nest = loop_ir::peel(loop_ir::clean(body, symbols));
-    NestGroup split{nest.axes, nest.body};
-    auto found = shared_by_dependence(split, b.nest, flow);
-    if (!found || !covers(*found, split) || !covers(*found, b.nest)) return;
-    a.nest = std::move(split);
+    auto split = split_for_reader(a.nest, a.contractions, b.nest, flow, buffers(), graph.program().symbols, taken);
+    if (!split) return;
+    auto found = shared_by_dependence(*split, b.nest, flow);
+    if (!found || !covers(*found, *split) || !covers(*found, b.nest)) return;
+    a.nest = std::move(*split);
     names[first] = std::move(taken);
     pairs = std::move(found);
-  }
-
-  static Expr extents(const std::vector<Axis>& axes) {
-    Expr all = 1;
-    for (const Axis& axis : axes) all = all * axis.extent;
-    return all;
-  }
-
-  // The axes, outer first, of which `place` is the row-major position; none if it is not one.
-  static std::vector<Axis> joined_axes(Expr place, const std::vector<Axis>& axes) {
-    std::vector<Axis> parts;
-    Expr rest = place;
-    Expr step = 1;
-    for (bool found = true; found && !rest.is(0);) {
-      found = false;
-      for (const Axis& axis : axes) {
-        auto coefficient = linear_coefficient(rest, axis.name);
-        if (!coefficient || !(*coefficient == step) || axis.extent.is(1)) continue;
-        parts.insert(parts.begin(), axis);
-        rest = rest - Expr::symbol(axis.name) * step;
-        step = step * axis.extent;
-        found = true;
-        break;
-      }
-    }
-    return rest.is(0) ? parts : std::vector<Axis>();
-  }
-
-  // In every contraction, the operand that the axis does not belong to is packed once for all calls.
-  bool are_rows_of_layers(const Group& a, const std::string& axis) const {
-    return std::all_of(a.contractions.begin(), a.contractions.end(), [&](const analysis::Contraction& c) {
-      const auto& other = c.a.axes.count(axis) > 0 ? c.b : c.a;
-      return other.axes.count(axis) == 0 && is_packed_once(other);
-    });
-  }
-
-  // Whether every store keeps the contraction's long lanes: it has the parts as it would have the whole, row-major beside each other, or whole
-  // vectors of the innermost one (heads apart), or its contiguous axis is none of them, or lanes can run along packed weights instead.
-  bool may_lie_so(const Group& a, const std::string& axis, const Block& body, const std::vector<Axis>& parts) const {
-    const Expr inner_extent = parts.back().extent;
-    const bool known = std::all_of(parts.begin(), parts.end(), [](const Axis& part) { return part.extent.is_constant(); });
-    const bool keeps_lanes =
-        inner_extent.is_constant() && (inner_extent.value() % kWidestVector == 0 || (known && parts.size() == 2 && are_rows_of_layers(a, axis)));
-    bool fine = true;
-    loop_ir::visit(body, [&](const Stmt& stmt, const auto&) {
-      const auto* store = std::get_if<Store>(&stmt.node);
-      if (!store) return;
-      Expr offset = 0;
-      const Buffer& b = graph.buffer(store->buffer);
-      for (size_t d = 0; d < store->index.size(); ++d) offset = offset + store->index[d] * b.strides[d];
-      bool together = true;
-      bool contiguous = false;
-      for (size_t k = 0; k < parts.size(); ++k) {
-        auto step = linear_coefficient(offset, parts[k].name);
-        contiguous = contiguous || !step || (step->is(1) && (k + 1 < parts.size() || !keeps_lanes));
-        if (k + 1 == parts.size()) break;
-        auto inner = linear_coefficient(offset, parts[k + 1].name);
-        together = together && step && inner && simplify(*step - *inner * parts[k + 1].extent, graph.program().symbols).is(0);
-      }
-      fine = fine && (together || !contiguous);
-    });
-    return fine;
   }
 
   // Nests that read the same large input at the same places, and share all their axes.
