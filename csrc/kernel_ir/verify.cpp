@@ -93,6 +93,7 @@ class Verifier {
     require(values_.count(name) == 0, name, "is defined twice");
     require(type.lanes >= 1, name, "has no lanes");
     values_[name] = type;
+    defined_.push_back(name);
   }
 
   Type use(const std::string& name, const std::string& where) const {
@@ -211,7 +212,7 @@ class Verifier {
     index(s.hi, s.name);
     index(s.step, s.name);
     require(decide(less_equal(s.step, 0), symbols_) != std::optional<bool>(true), s.name, "the step " + deplo::print(s.step) + " does not go on");
-    auto outer = values_;
+    const Scope outer = scope();
     Points points = enter();
     define(s.name, {DType::i64, 1});
     if (is_fixed(s.lo) && is_fixed(s.hi) && s.step.is_constant())
@@ -219,7 +220,7 @@ class Verifier {
     else
       points_.add_unknown();
     block(s.body);
-    values_ = std::move(outer);
+    leave(outer);
     points_ = std::move(points);
   }
   void statement(const If& s) {
@@ -236,6 +237,7 @@ class Verifier {
   }
   void statement(const Alloc& s) {
     require(buffers_.emplace(s.name, s.dtype).second, s.name, "buffer is declared twice");
+    arrays_.push_back(s.name);
     writable_.insert(s.name);
     index(s.count, s.name);
     if (s.space == Space::scratch) index(s.offset, s.name);
@@ -274,16 +276,24 @@ class Verifier {
     return outer;
   }
 
+  /// How many values and arrays there are.
+  struct Scope {
+    size_t values;
+    size_t arrays;
+  };
+  Scope scope() const { return {defined_.size(), arrays_.size()}; }
+  void leave(const Scope& outer) {
+    for (; defined_.size() > outer.values; defined_.pop_back()) values_.erase(defined_.back());
+    for (; arrays_.size() > outer.arrays; arrays_.pop_back()) {
+      buffers_.erase(arrays_.back());
+      sizes_.erase(arrays_.back());
+    }
+  }
+
   void block(const Block& statements) {
-    auto values = values_;
-    auto buffers = buffers_;
-    auto sizes = sizes_;
-    Points points = enter();
+    const Scope outer = scope();
     for (const auto& stmt : statements) located(stmt->location, [&] { std::visit([&](const auto& s) { statement(s); }, stmt->node); });
-    values_ = std::move(values);
-    buffers_ = std::move(buffers);
-    sizes_ = std::move(sizes);
-    points_ = std::move(points);
+    leave(outer);
   }
 
   const Kernel& kernel_;
@@ -292,6 +302,8 @@ class Verifier {
   const Ranges symbols_;
   std::map<std::string, Expr> first_lanes_;  ///< of masks, how many lanes they have on
   std::map<std::string, Type> values_;
+  std::vector<std::string> defined_;  ///< in the order of the text, as are arrays
+  std::vector<std::string> arrays_;
   std::map<std::string, DType> buffers_;
   std::set<std::string> writable_;
   std::set<std::string> vars_;

@@ -39,6 +39,14 @@ struct Group {
   size_t small = 1;                                 ///< kernels that it is made of which have nothing in common
 };
 
+/// Two nests as they were before one of them was split.
+struct Backup {
+  NestGroup first;
+  NestGroup second;
+  loop_ir::Names names_of_first;
+  loop_ir::Names names_of_second;
+};
+
 struct Fuser {
   ProgramGraph graph;
   const PassContext& context;
@@ -142,6 +150,11 @@ struct Fuser {
       }
     }
     return true;
+  }
+
+  bool writes_versions(size_t at) {
+    const auto& writes = graph.nodes()[at].writes;
+    return std::any_of(writes.begin(), writes.end(), [&](const std::string& b) { return graph.is_versioned(b); });
   }
 
   static bool same_place(const NestGroup& nest, const std::string& buffer) {
@@ -294,18 +307,21 @@ struct Fuser {
       pairs = siblings(first, second);
       if (pairs.empty()) return false;
     } else {
-      NestGroup whole = b.nest;
-      loop_ir::Names whole_names = names[second];
       auto found = shared_by_dependence(a.nest, b.nest, flow);
-      NestGroup producer = a.nest;
-      loop_ir::Names producer_names = names[first];
-      if (!found || !covers(*found, b.nest)) split_as(first, second, flow, found);
-      if (!found || !covers(*found, b.nest)) split_for(first, second, flow, found);
+      std::optional<Backup> backup;
+      if (!found || !covers(*found, b.nest)) {
+        // Splits change a nest; contractions alone ask for them.
+        if (!a.contractions.empty()) backup = Backup{a.nest, b.nest, names[first], names[second]};
+        split_as(first, second, flow, found);
+        if (!found || !covers(*found, b.nest)) split_for(first, second, flow, found);
+      }
       if (!found || !profitable(first, second, *found, flow)) {
-        a.nest = std::move(producer);
-        names[first] = std::move(producer_names);
-        b.nest = std::move(whole);
-        names[second] = std::move(whole_names);
+        if (backup) {
+          a.nest = std::move(backup->first);
+          b.nest = std::move(backup->second);
+          names[first] = std::move(backup->names_of_first);
+          names[second] = std::move(backup->names_of_second);
+        }
         return false;
       }
       pairs = std::move(*found);
@@ -313,10 +329,11 @@ struct Fuser {
     if (graph.reaches(first, second, true) || graph.reaches(second, first)) return false;
     for (size_t w : graph.overwriters(first))
       if (graph.reaches(w, second)) return false;
-    loop_ir::Names taken = names[first];
+    std::optional<loop_ir::Names> taken;
+    if (writes_versions(first) || writes_versions(second)) taken = names[first];
     NestGroup joined = join(a.nest, b.nest, pairs, names[first]);
-    if (!meets_in_place(first, second, joined)) {
-      names[first] = std::move(taken);
+    if (taken && !meets_in_place(first, second, joined)) {
+      names[first] = std::move(*taken);
       return false;
     }
     b.nest = std::move(joined);
@@ -472,9 +489,11 @@ struct Fuser {
     fuse_small();
     for (size_t at = 0; at < groups.size(); ++at) {
       if (!graph.nodes()[at].alive || !graph.nodes()[at].is_kernel) continue;
+      const auto& inner = graph.nodes()[at].inside;
+      const std::set<std::string> inside(inner.begin(), inner.end());
       auto is_private = [&](const std::string& b) {
-        return graph.is_private(b) && graph.writers(b)[0] == at &&
-               std::all_of(graph.readers(b).begin(), graph.readers(b).end(), [&](size_t r) { return r == at; });
+        return inside.count(b) > 0 || (graph.is_private(b) && graph.writers(b)[0] == at &&
+                                       std::all_of(graph.readers(b).begin(), graph.readers(b).end(), [&](size_t r) { return r == at; }));
       };
       graph.set_body(
           at, localize(groups[at].nest, is_private, [&](const std::string& b) -> const Buffer& { return graph.buffer(b); }, graph.program().symbols));

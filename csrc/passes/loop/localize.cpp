@@ -215,7 +215,7 @@ struct Forwarder {
   }
 
   Block block(const Block& body) {
-    auto saved = last;
+    std::vector<std::string> stored;  // here: seen no longer behind the block
     Renaming renaming;
     Block out;
     for (const auto& original : body) {
@@ -227,7 +227,10 @@ struct Forwarder {
           continue;
         }
       } else if (const auto* store = std::get_if<Store>(&stmt->node)) {
-        if (stored_once.count(store->buffer)) last[store->buffer] = {store->index, store->value};
+        if (stored_once.count(store->buffer)) {
+          last[store->buffer] = {store->index, store->value};
+          stored.push_back(store->buffer);
+        }
       } else if (const auto* loop = std::get_if<For>(&stmt->node)) {
         stmt = make_for({loop->axis, loop->extent}, block(loop->body));
       } else if (const auto* reduce = std::get_if<Reduce>(&stmt->node)) {
@@ -243,13 +246,12 @@ struct Forwarder {
       }
       out.push_back(std::move(stmt));
     }
-    last = std::move(saved);
+    for (const std::string& buffer : stored) last.erase(buffer);
     return out;
   }
 
   // Operands are defined in the body: one that forwards to an outer value stays a definition there.
   Block with_operands(const Block& body, std::vector<std::string>& operands, Block& then) {
-    auto saved = last;
     Renaming renaming;
     Block out;
     for (const auto& original : body) {
@@ -266,7 +268,6 @@ struct Forwarder {
     for (std::string& operand : operands)
       if (auto it = renaming.values.find(operand); it != renaming.values.end()) operand = it->second;
     if (!renaming.values.empty()) then = copy_block(then, renaming, nullptr);
-    last = std::move(saved);
     return out;
   }
 };

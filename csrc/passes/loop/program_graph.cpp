@@ -93,6 +93,11 @@ void ProgramGraph::forget_accesses(size_t at) {
   }
 }
 
+bool ProgramGraph::may_vanish(const std::string& name) const {
+  auto it = buffers_.find(name);
+  return it != buffers_.end() && it->second->kind != BufferKind::input && returned_.count(name) == 0 && versioned_.count(name) == 0;
+}
+
 bool ProgramGraph::is_private(const std::string& name) {
   auto it = buffers_.find(name);
   if (it == buffers_.end() || it->second->kind == BufferKind::input || returned_.count(name)) return false;
@@ -109,15 +114,29 @@ void ProgramGraph::set_body(size_t at, loop_ir::Block body) {
 
 void ProgramGraph::join(size_t from, size_t into, loop_ir::Block body) {
   Node& node = nodes_[into];
+  const std::set<std::string> reads = nodes_[from].reads;
+  const std::set<std::string> writes = nodes_[from].writes;
+  std::vector<std::string> inside = std::move(nodes_[from].inside);
+  remove(from);
   node.body = std::move(body);
-  for (const std::string& b : nodes_[from].reads)
+  for (const std::string& b : reads)
     if (node.reads.insert(b).second) readers_[b].insert(into);
-  for (const std::string& b : nodes_[from].writes) {
+  for (const std::string& b : writes) {
+    // What flowed between the two alone is nobody else's to ask for.
+    const auto& readers = readers_[b];
+    if (writers_[b].empty() && readers.size() == 1 && *readers.begin() == into && !node.writes.count(b) && !nodes_[from].updated.count(b) &&
+        may_vanish(b)) {
+      readers_[b].clear();
+      node.reads.erase(b);
+      node.inside.push_back(b);
+      continue;
+    }
     if (!node.writes.insert(b).second) continue;
     auto& list = writers_[b];
     list.insert(std::lower_bound(list.begin(), list.end(), into), into);
   }
-  remove(from);
+  if (inside.size() > node.inside.size()) std::swap(inside, node.inside);
+  node.inside.insert(node.inside.end(), std::make_move_iterator(inside.begin()), std::make_move_iterator(inside.end()));
 }
 
 void ProgramGraph::rename_buffer(const std::string& from, const std::string& to) {

@@ -25,6 +25,7 @@ class ProgramGraph {
     LibraryStep library;
     std::set<std::string> reads;
     std::set<std::string> writes;
+    std::vector<std::string> inside;  ///< buffers that flowed between kernels that this one is made of, and that no other one sees
   };
 
   explicit ProgramGraph(loop_ir::Module module);
@@ -53,7 +54,8 @@ class ProgramGraph {
   void add_order(size_t first, size_t second);
 
   void set_body(size_t node, loop_ir::Block body);
-  /// `body` of node `into` holds what node `from` did, too, which disappears.
+  /// `body` of node `into` holds what node `from` did, too, which disappears. Private buffers that only the two of them saw are `inside` from now
+  /// on, and in no list of reads, writes, readers or writers, until the body is set again.
   void join(size_t from, size_t into, loop_ir::Block body);
   /// Steps that name buffer `from` name `to` instead.
   void rename_buffer(const std::string& from, const std::string& to);
@@ -77,6 +79,8 @@ class ProgramGraph {
   loop_ir::Module finish();
 
  private:
+  /// No input, not returned, written once: what only one kernel sees need not exist.
+  bool may_vanish(const std::string& buffer) const;
   void index_accesses(size_t node);
   void forget_accesses(size_t node);
   void record_order();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 #include <set>
 
 #include "loop_ir/params.h"
@@ -53,21 +52,18 @@ bool takes_place(const Ref<Stmt>& loop, const std::string& old, const std::strin
   return before > 0 && before == count_uses(nest.body, old) && count_uses(nest.body, next) == 1;
 }
 
-Block without(const Block& block, const std::string& gone, const std::string& instead) {
+/// Buffers by the names of those that take their place, and no declaration of them.
+Block renamed(const Block& block, const std::map<std::string, std::string>& instead) {
   Block kept;
   for (const auto& stmt : block)
-    if (const auto* local = std::get_if<Local>(&stmt->node); !local || local->name != gone) kept.push_back(stmt);
+    if (const auto* local = std::get_if<Local>(&stmt->node); !local || !instead.count(local->name)) kept.push_back(stmt);
   return rewrite(kept, [&](const Ref<Stmt>& stmt) -> Block {
-    if (const auto* load = std::get_if<Load>(&stmt->node); load && load->buffer == gone) {
-      Load s = *load;
-      s.buffer = instead;
-      return {make_stmt(std::move(s))};
-    }
-    if (const auto* store = std::get_if<Store>(&stmt->node); store && store->buffer == gone) {
-      Store s = *store;
-      s.buffer = instead;
-      return {make_stmt(std::move(s))};
-    }
+    auto changed = [&](auto access) -> Block {
+      access.buffer = instead.at(access.buffer);
+      return {make_stmt(std::move(access))};
+    };
+    if (const auto* load = std::get_if<Load>(&stmt->node); load && instead.count(load->buffer)) return changed(*load);
+    if (const auto* store = std::get_if<Store>(&stmt->node); store && instead.count(store->buffer)) return changed(*store);
     return {stmt};
   });
 }
@@ -80,8 +76,8 @@ std::map<std::string, std::pair<size_t, size_t>> find_spans(const Block& block) 
   return spans;
 }
 
-/// A local, and another one that it can be written over.
-std::optional<std::pair<std::string, std::string>> find_pair(const Block& block) {
+/// Locals by the ones that they are written over, which end where they begin.
+std::map<std::string, std::string> find_places(const Block& block) {
   auto spans = find_spans(block);
   std::vector<const Local*> locals;
   std::map<size_t, std::vector<const Local*>> ending;  ///< by the statement that uses them last
@@ -90,18 +86,27 @@ std::optional<std::pair<std::string, std::string>> find_pair(const Block& block)
       locals.push_back(local);
       ending[spans.at(local->name).second].push_back(local);
     }
+  std::map<std::string, std::string> places;
+  std::set<std::string> taken;
   for (const Local* next : locals) {
     size_t first = spans.at(next->name).first;
-    for (const Local* old : ending[first])
-      if (next->name != old->name && next->dtype == old->dtype && next->shape == old->shape && takes_place(block[first], old->name, next->name))
-        return std::pair{next->name, old->name};
+    for (const Local* old : ending[first]) {
+      bool fits = next->name != old->name && next->dtype == old->dtype && next->shape == old->shape && !taken.count(old->name);
+      if (!fits || !takes_place(block[first], old->name, next->name)) continue;
+      places[next->name] = old->name;
+      taken.insert(old->name);
+      break;
+    }
   }
-  return std::nullopt;
+  // A place may have been taken from another: the first one's is everybody's.
+  for (auto& [name, place] : places)
+    for (auto it = places.find(place); it != places.end(); it = places.find(place)) place = it->second;
+  return places;
 }
 
-Block share(Block block) {
-  while (auto pair = find_pair(block)) block = without(block, pair->first, pair->second);
-  return block;
+Block share(const Block& block) {
+  auto places = find_places(block);
+  return places.empty() ? block : renamed(block, places);
 }
 
 }  // namespace
@@ -117,7 +122,7 @@ Module share_locals(Module module, const PassContext&) {
       shared.body = share(shared.body);
       return {make_stmt(std::move(shared))};
     });
-    body = share(std::move(body));
+    body = share(body);
     if (body == kernel->body) continue;
     Kernel changed = *kernel;
     changed.body = std::move(body);
