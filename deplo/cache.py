@@ -48,10 +48,13 @@ def warn_if_unusable(folder: str) -> None:
 def entries(folder: str) -> list[tuple[str, int]]:
     """Paths and sizes in bytes of the entries; none if there is no such folder."""
     found = []
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as items:
-        for item in items:
-            if _ENTRY.fullmatch(item.name) and item.is_file(follow_symlinks=False) and _is_ours(item.path):
-                found.append((item.path, item.stat().st_size))
+    try:
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as items:
+            for item in items:
+                if _ENTRY.fullmatch(item.name) and item.is_file(follow_symlinks=False) and _is_ours(item.path):
+                    found.append((item.path, item.stat().st_size))
+    except OSError as error:
+        raise UserError(f"the cache folder {folder} cannot be read: {error.strerror}") from None
     return sorted(found)
 
 

@@ -183,10 +183,10 @@ def _view_reader(output: Output, symbols: dict[str, tuple[int, int | None]]) -> 
 def repack(model: torch.nn.Module) -> None:
     """Makes compiled code pack the parameters and buffers of `model` anew at its next call.
 
-    Needed only after writes that PyTorch does not count: through `.data`, numpy or another library. Raises TypeError for anything but a module.
+    Needed only after writes that PyTorch does not count: through `.data`, numpy or another library. Raises UserError for anything but a module.
     """
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"repack takes a torch.nn.Module, not {type(model).__name__}")
+        raise UserError(f"repack takes a torch.nn.Module, not {type(model).__name__}")
     for tensor in (*model.parameters(), *model.buffers()):
         if not tensor.is_inference():  # those have no version, and what is made of them is not kept
             torch.autograd.graph.increment_version(tensor)

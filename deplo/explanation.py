@@ -12,6 +12,7 @@ import torch
 
 from .backend import Record, collect_records, compile_with
 from .capture import sum_of, unwrapped_errors
+from .errors import UserError
 from .measure import Machine, measure_machine
 from .options import Options, read_options
 from .terminal import quantity, seconds, show_table, table_text
@@ -201,8 +202,10 @@ def explain(
     """Compiles `model(*inputs, **keywords)` afresh, runs it `repeats` times with each kernel timed, and says what became of it.
 
     `backward` also runs and explains the gradient of the sum of the outputs. The model's compiled code elsewhere is dropped
-    (torch._dynamo.reset). Raises UserError for bad options.
+    (torch._dynamo.reset). Raises UserError for bad options and for what cannot be called.
     """
+    if not callable(model):
+        raise UserError(f"explain takes a function or a torch.nn.Module, not {type(model).__name__}")
     checked = options if isinstance(options, Options) else read_options(options=options)
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:

@@ -519,6 +519,8 @@ class _Importer:
             return self._float_pair("add" if expr.is_Add else "mul", first, expr.func(*rest))
         if kind in ("FloatTrueDiv", "IntTrueDiv"):
             return self._float_pair("div", *expr.args)
+        if kind == "FloatPow" and expr.args[1].is_number:
+            return f"aten.pow.Tensor_Scalar(self={self._float(expr.args[0])}, exponent={_float_text(float(expr.args[1]))})"
         if kind == "OpaqueUnaryFn_sqrt":
             return f"aten.sqrt.default(self={self._float(expr.args[0])})"
         raise UnsupportedError(f"the symbolic number {expr} uses {kind}, for which Torch IR has no call")

@@ -13,7 +13,9 @@ import torch
 
 
 def _double(value: Any) -> Any:
-    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    return value.to(torch.complex128) if value.is_complex() else value.double()
 
 
 def compare(result: Any, fn: Callable[..., Any], inputs: Sequence[Any], reference: Callable[..., Any] | None = None, seed: int = 0) -> str:
@@ -36,7 +38,8 @@ def compare(result: Any, fn: Callable[..., Any], inputs: Sequence[Any], referenc
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    a, b = a.detach().double(), b.detach().double()
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    a, b = a.detach().to(wide), b.detach().to(wide)
     same = (a == b) | (a.isnan() & b.isnan())
     return float(torch.where(same, 0.0, (a - b).abs()).max())
 

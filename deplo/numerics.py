@@ -153,7 +153,7 @@ def functions() -> list[Function]:
         ("xlogy", torch.xlogy, lambda x, y: mp.mpf(0) if x == 0 else x * mp.log(y), (0, 10)),
     ]
     rows = [Function(*row) for row in unary] + [Function(*row, arity=2) for row in binary]  # type: ignore[arg-type]
-    formulas = {"rsqrt", "sinc", "sigmoid", "logsigmoid", "logit", "silu", "gelu", "gelu_tanh", "mish", "softplus", "tanhshrink", "hardsigmoid"}
+    formulas = {"sinc", "sigmoid", "logsigmoid", "logit", "silu", "gelu", "gelu_tanh", "mish", "softplus", "tanhshrink", "hardsigmoid"}
     formulas |= {"hardswish", "special_entr", "logaddexp", "xlogy"}
     return [dataclasses.replace(row, formula=row.name in formulas) for row in rows]
 

@@ -256,7 +256,7 @@ def test_repack_after_a_write_that_pytorch_does_not_count():
         layer.weight.data.mul_(2)
         deplo.repack(layer)
         same(compiled(x), layer(x), exact=copy.deepcopy(layer).double()(x.double()))
-    with pytest.raises(TypeError, match="torch.nn.Module, not Tensor"):
+    with pytest.raises(deplo.UserError, match="torch.nn.Module, not Tensor"):
         deplo.repack(x)
 
 

@@ -352,3 +352,13 @@ def test_interpolation_of_any_size(name, guards_added):
             check(compiled(x), fn(x), exact(fn, x))
     assert compiler.graphs <= 2  # Dynamo may compare the sizes with those of its first call
     assert set(guards_added) == {0}
+
+
+def test_roots_of_quotients_of_sizes_are_compiled():
+    def fn(x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    compiled = torch.compile(fn, backend="deplo", dynamic=True, options={"strict": True})
+    for shape in ((1, 4, 5), (2, 7, 12)):
+        x = torch.randn(shape)
+        same(compiled(x), fn(x), exact=fn(x.double()))

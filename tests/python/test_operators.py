@@ -243,3 +243,11 @@ def test_functions_of_whole_numbers_and_constants_need_no_other_function(functio
     n = torch.arange(-5, 6)
     for got, wanted in zip(torch.compile(fn, backend="deplo", options={"strict": True})(n), fn(n), strict=True):
         torch.testing.assert_close(got, wanted, rtol=4e-16, atol=0, equal_nan=True)
+
+
+def test_windows_may_be_broadcast_over_a_batch_when_they_are_added_up():
+    def fn(v):
+        return torch.ops.aten.unfold_backward(v, [2, 52], 1, 16, 4)
+
+    v = torch.randn(1, 10, 16)
+    same(torch.compile(fn, backend="deplo", options={"strict": True})(v), fn(v), exact=fn(v.double()))

@@ -20,7 +20,24 @@ Formula sigmoid_of(const Formula& x) { return 1.0 / ((-x).with(Fn::exp) + 1.0); 
 
 Formula sigmoid(const Call&, const Formula& x) { return sigmoid_of(x); }
 Formula silu(const Call&, const Formula& x) { return x / ((-x).with(Fn::exp) + 1.0); }
-Formula rsqrt(const Call&, const Formula& x) { return 1.0 / x.with(Fn::sqrt); }
+
+// Square root and quotient each round. What they leave over is known exactly, and one step of Newton's method takes it back:
+// with s = sqrt(x) and r = 1 / s, it is r (1 - x r^2) / 2 where x = s^2 + rest. Small numbers are scaled, whose rest would underflow.
+Formula rsqrt(const Call&, const Formula& given) {
+  const bool wide = given.value.type.dtype == DType::f64;
+  const double scale = wide ? 0x1p256 : 0x1p64;
+  const Formula small = both(less(given, 1 / scale), greater(given, 0.0));
+  const Formula x = select(small, given * scale, given);
+  auto fma = [&](const Formula& a, const Formula& b, const Formula& c) { return Formula{x.b, x.b->apply(Fn::fma, {a.value, b.value, c.value})}; };
+  const Formula s = x.with(Fn::sqrt);
+  const Formula r = 1.0 / s;
+  const Formula rest = fma(-s, s, x);
+  const Formula step = fma(rest * r * -0.5, r, fma(-s, r, s.literal(1)));
+  // 0, infinity and NaN have no rest.
+  const Formula better = select(is_nan(step), r, fma(r, step, r));
+  return select(small, better * std::sqrt(scale), better);
+}
+
 Formula reciprocal(const Call&, const Formula& x) { return 1.0 / x; }
 Formula frac(const Call&, const Formula& x) { return x - x.with(Fn::trunc); }
 Formula deg2rad(const Call&, const Formula& x) { return x * (M_PI / 180); }

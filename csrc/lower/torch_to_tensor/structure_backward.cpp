@@ -72,6 +72,9 @@ std::vector<Value> unfold_backward(Builder& b, const Call& call) {
   // Window w covers w*step + [0, size); the last one at or before the element, and those before it.
   Expr window = floordiv(axis(dim), step) - axis(rank);
   std::vector<Expr> index = axes_from(0, rank);
+  // A gradient that is the same along another dimension may have it once (batched istft's window).
+  for (int64_t d = 0; d < rank; ++d)
+    if (grad.type.shape[d].is(1) && !shape[d].is(1)) index[d] = 0;
   index[dim] = window;
   index.push_back(axis(dim) - window * step);
   std::vector<Cond> guard = {{Cond::Kind::ge0, window}, less(window, grad.type.shape[dim]), less(axis(dim) - window * step, size)};
