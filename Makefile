@@ -104,7 +104,8 @@ architectures: build ## every architecture of tests/python/architectures.py at m
 	@$(PY) -m pytest -q -n $(JOBS) tests/architectures
 
 guard: build ## the cases, gradients, models and random programs with every buffer between guard pages
-	@DEPLO_GUARD=1 $(PY) -m pytest -q -n $(JOBS) $(addprefix tests/python/test_,cases.py convolutions.py models.py architectures.py dynamic.py fuzz.py front_backend.py operators.py opinfo.py)
+	@DEPLO_GUARD=1 $(PY) -m pytest -q -n $(JOBS) $(addprefix tests/python/test_,cases.py convolutions.py models.py architectures.py dynamic.py fuzz.py front_backend.py front_models.py mutation.py numerics.py \
+	  operators.py opinfo.py rules_overloads.py training.py)
 
 bench: build ## eager, Inductor and deplo side by side
 	@$(PY) benchmarks/run.py

@@ -39,6 +39,12 @@ def main() -> int:
     shown = [results[unit.name] for unit in wanted if unit.name in results]
     report(shown, arguments.verbose)
     shares(shown, _read(arguments.beside) if arguments.beside else {})
+    if arguments.beside and not os.path.exists(arguments.beside):
+        print(f"(no results of another engine in {arguments.beside}: make opinfo-inductor writes them)")
+    if arguments.engine == "deplo":
+        from opinfo.overloads import print_share
+
+        print_share(shown)
     return 1 if any(result["status"] in ("failed", "wrong", "crashed", "timeout") for result in shown) else 0
 
 

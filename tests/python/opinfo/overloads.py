@@ -1,0 +1,41 @@
+"""Core overloads that have a rule and were called in ATen all the same, as profiler and records saw it: the share that samples show to be generated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from deplo.operators import GENERATED, MISSING, Operator
+
+OUTSIDE = "outside of the program"  # a graph of complex numbers, or what the harness itself calls
+FOR_A_LIBRARY_CALL = "the next call wants its operand contiguous"  # a copy that ATen's own kernel asks for
+
+
+def left_to_aten(results: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
+    """Overloads by name, with the reasons of their own for which units (with a `library` of reasons by call) left them to ATen."""
+    left: dict[str, set[str]] = {}
+    for result in results:
+        for call, reason in result["library"].items():
+            if reason not in (OUTSIDE, FOR_A_LIBRARY_CALL):
+                left.setdefault(call, set()).add(reason)
+    return left
+
+
+def core_share(table: Iterable[Operator], results: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """Core overloads that deplo means to generate: those that it generated in every unit, and those that it did not, or has no rule for."""
+    left = left_to_aten(results)
+    meant = [op for op in table if op.is_core and op.kind in (GENERATED, MISSING)]
+    made = [op.name for op in meant if op.kind == GENERATED and op.name not in left]
+    return made, [op.name for op in meant if op.name not in made]
+
+
+def print_share(results: list[dict[str, Any]]) -> None:
+    """The share of core overloads without a call in ATen, and the reasons of the others."""
+    from deplo.operators import operators
+
+    left = left_to_aten(results)
+    made, rest = core_share(operators(), results)
+    total = len(made) + len(rest)
+    print(f"\ncore overloads generated in all units: {len(made)} of {total} ({100 * len(made) / total:.1f} %)")
+    for name in rest:
+        print(f"  {name}: {'; '.join(sorted(left.get(name, {'no decomposition rule'})))[:200]}")
