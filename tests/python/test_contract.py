@@ -197,24 +197,40 @@ def test_a_forked_child_calls_what_was_compiled_and_compiles():
 _DDP = """
 import copy, os, sys, torch, torch.distributed as dist
 from torch import nn
+from deplo.backend import collect_records
+
+class Net(nn.Module):  # Dynamo captures none of a bare nn.Sequential
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.narrow(nn.functional.gelu(self.wide(x)))
+
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
 rank = dist.get_rank()
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
-reference = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)))
-reference.module.load_state_dict(model.state_dict())
-judge = nn.parallel.DistributedDataParallel(copy.deepcopy(model).double())
-ddp = torch.compile(nn.parallel.DistributedDataParallel(model), backend="deplo")
-for net in (ddp, reference, judge):
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for step in range(3):
-        x = torch.randn(5, 8, generator=torch.Generator().manual_seed(10 * step + rank))
-        optimizer.zero_grad()
-        net(x.to(next(net.parameters()).dtype)).square().mean().backward()
-        optimizer.step()
-for got, eager, exact in zip(model.parameters(), reference.parameters(), judge.parameters(), strict=True):
-    error, of_eager = ((p - exact).abs().max() for p in (got, eager))
-    assert error <= of_eager + 6 * torch.finfo(got.dtype).eps * exact.abs().max(), (error, of_eager)
+model = Net()
+reference, judge = (nn.parallel.DistributedDataParallel(m) for m in (copy.deepcopy(model), copy.deepcopy(model).double()))
+ddp = torch.compile(nn.parallel.DistributedDataParallel(model), backend="deplo", options={"strict": True})
+with collect_records() as records:
+    for net in (ddp, reference, judge):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(3):
+            x = torch.randn(5, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+            optimizer.zero_grad()
+            net(x.to(next(net.parameters()).dtype)).square().mean().backward()
+            optimizer.step()
+kinds = {record.kind for record in records if record.program is not None and not record.fallback}
+assert kinds == {"forward", "backward"}, records
+for p, q, r in zip(model.parameters(), reference.parameters(), judge.parameters(), strict=True):
+    for got, eager, exact in ((p, q, r), (p.grad, q.grad, r.grad)):
+        error, of_eager = ((t - exact).abs().max() for t in (got, eager))
+        assert error <= of_eager + 6 * torch.finfo(got.dtype).eps * exact.abs().max(), (error, of_eager)
+mine = torch.cat([p.detach().flatten() for p in model.parameters()])
+first = mine.clone()
+dist.broadcast(first, 0)
+assert torch.equal(mine, first), "the ranks have gone apart"
 dist.destroy_process_group()
 """
 
