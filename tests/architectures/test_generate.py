@@ -1,10 +1,11 @@
-"""Greedy generation with a static cache gives eager mode's tokens, by generate()'s own loop around a compiled forward."""
+"""Greedy generation gives eager mode's tokens: by a loop with a static cache, and by generate() around a compiled forward."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from architectures import ARCHITECTURES, DECODERS
+from test_architectures import check_generation
 from transformers import StaticCache
 
 from deplo import backend
@@ -57,3 +58,8 @@ def test_generate(name: str) -> None:
     options = read_options(options={"strict": True})
     model.forward = torch.compile(model.forward, backend=lambda gm, inputs: backend.compile_with(options, gm, inputs))
     assert torch.equal(model.generate(ids, **settings), expected)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "t5", "bart"])
+def test_generate_with_a_static_cache(name: str) -> None:
+    check_generation(name)
