@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -150,6 +151,30 @@ def test_gradients_of_any_batch_and_length():
             assert (got - true).abs().max() <= (eager - true).abs().max() + 32 * torch.finfo(torch.float32).eps * largest
         first = first or compiler.graphs
     assert compiler.graphs == first
+
+
+def test_a_prompt_of_any_length_fills_a_static_cache():
+    from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+
+    torch.manual_seed(0)
+    config = LlamaConfig(64, 32, 48, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
+    model = LlamaForCausalLM(config).eval()
+    wide = copy.deepcopy(model).double()
+
+    def prefill(fn, ids, dtype=torch.float32):
+        """Logits, keys and values. The cache is there before the first call, as between prompts."""
+        cache = StaticCache(config, 64)
+        cache.early_initialization(2, 2, 8, dtype, torch.device("cpu"))
+        logits = fn(input_ids=ids, past_key_values=cache, cache_position=torch.arange(ids.shape[1]), use_cache=True).logits
+        return [logits, *(tensor for layer in cache.layers for tensor in (layer.keys, layer.values))]
+
+    compiler = Compiler()
+    compiled = compiler(model)
+    with torch.no_grad(), backend.collect_records() as records:
+        for length in (9, 33, 2, 64, *range(3, 61, 4), 63):
+            ids = torch.randint(64, (2, length), generator=torch.Generator().manual_seed(length))
+            same(prefill(compiled, ids), prefill(model, ids), exact=prefill(wide, ids, torch.float64))
+    assert 1 <= len(records) <= compiler.graphs <= 2 and all(record.program is not None for record in records)
 
 
 def test_strides_are_symbols_too():
