@@ -258,6 +258,46 @@ def test_nested_subgraphs(fn):
         assert (got - eager).abs().max() <= 64 * torch.finfo(x.dtype).eps * eager.abs().max()
 
 
+def region(x):
+    step = torch.compiler.nested_compile_region(lambda x: torch.tanh(x) * x)
+    return step(step(x))
+
+
+def checkpointed_branch(x):
+    return torch.cond(x.sum() > 0, checkpointed, lambda x: x.cos(), (x,))
+
+
+@pytest.mark.parametrize("nested", [cond, scan, region, checkpointed, checkpointed_branch])
+def test_gradients_through_nested_subgraphs(nested):
+    """What stays in eager mode says why; what is around it is generated."""
+
+    def fn(x, w):
+        return (nested(x @ w) * w[0]).softmax(-1)
+
+    def gradients(call, dtype, *inputs):
+        x, w, along = (t.to(dtype, copy=True) for t in inputs)
+        y = call(x.requires_grad_(), w.requires_grad_())
+        return y, *torch.autograd.grad(y, (x, w), along)
+
+    compiled = torch.compile(fn, backend="deplo", dynamic=True)
+    with warnings.catch_warnings(record=True) as caught, backend.collect_records() as records:
+        warnings.simplefilter("always")
+        for length, shift in ((5, -1), (9, 1)):  # the one branch and the other
+            generator = torch.Generator().manual_seed(length)
+            x, along = torch.randn(length, 16, generator=generator), torch.randn(length, 16, generator=generator)
+            w = torch.randn(16, 16, generator=generator).abs() / 16 * shift
+            got, eager, exact = (
+                gradients(f, dtype, x.abs(), w, along) for f, dtype in ((compiled, torch.float32), (fn, torch.float32), (fn, torch.float64))
+            )
+            same(got, eager, exact=exact)
+    assert {record.kind for record in records} == {"forward", "backward"} and any(record.program is not None for record in records)
+    texts = [str(w.message) for w in caught if issubclass(w.category, FallbackWarning)]
+    reason = {cond: "cond", scan: "scan", region: "invoke_subgraph", checkpointed_branch: "cond"}.get(nested)
+    assert bool(texts) == (reason is not None) and all(f"deplo does not compile that: {reason} is not an ATen overload" in text for text in texts), (
+        texts
+    )
+
+
 def test_checkpoint_with_gradients_is_generated():
     compiler = Compiler()
     compiled = compiler(checkpointed, dynamic=True)
