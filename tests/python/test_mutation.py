@@ -288,3 +288,61 @@ def test_an_update_whose_base_another_rank_reads():
     x = torch.arange(4.0)
     compiled = torch.compile(fn, backend="deplo", options={"strict": True})
     same(compiled(x), fn(x), exact=fn(x.double()))
+
+
+def both(make):
+    """What `make` gives of twice the input, which is an output too."""
+
+    def fn(x):
+        y = x * 2
+        return y, make(y)
+
+    return fn
+
+
+ALIASES = {
+    "an input": lambda x: (x, x * 2),
+    "an input flattened": lambda x: (x.view(-1), x.sum() * 2),
+    "a slice": lambda x: (x[1:3], x * 2),
+    "a transpose and a row": lambda x: (x.t(), x[0], x + 1),
+    "a view of a view": lambda x: (x[1:].t()[2], x * 2),
+    "halves": lambda x: (*x.chunk(2), x.sum()),
+    "rows": lambda x: (*x.unbind(0), x * 2),
+    "a diagonal": lambda x: (x.diagonal(), x * 2),
+    "by strides": lambda x: (x.as_strided((3,), (7,), 1), x * 2),
+    "expanded": lambda x: (x[0].expand(4, 6), x * 2),
+    "no copies": lambda x: (x.contiguous(), x.to(torch.float32), x * 2),
+    "copies": lambda x: (x.clone(), x.t().reshape(-1), x.t().contiguous()),
+    "views of what is written": lambda x: (x.detach().mul_(2).sum(), x[1], x.view(-1)),
+    "an output twice": both(lambda y: y),
+    "a transposed output": both(lambda y: y.t()),
+    "a row of an output": both(lambda y: y[3]),
+    "parts of a value": lambda x: (lambda y: (y[0], y[1:].t()))(x * 2),
+}
+
+
+def relations(tensors) -> list:
+    """Who shares memory with whom and from where on, and what autograd takes for a view of what."""
+    pointers = [t.untyped_storage().data_ptr() for t in tensors]
+    bases = [None if t._base is None else [t._base is other for other in tensors] for t in tensors]
+    return [[[a == b for a in pointers] for b in pointers], [(t._is_view(), t.storage_offset(), t.stride()) for t in tensors], bases]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "grad"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize("name", ALIASES)
+def test_outputs_share_memory_as_in_eager(name, dynamic, grad):
+    fn = ALIASES[name]
+    x = torch.randn(6, 6)
+    y = x.clone()
+    with torch.set_grad_enabled(grad), collect_records() as records:
+        ours = [x, *torch.compile(fn, backend="deplo", options={"strict": True}, dynamic=dynamic)(x.requires_grad_(grad))]
+        theirs = [y, *fn(y.requires_grad_(grad))]
+    assert records and all(record.program is not None for record in records)
+    assert relations(ours) == relations(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        if 0 in other.stride():
+            continue  # one element may not be written twice
+        mine.mul_(3)
+        other.mul_(3)
+        same(ours, theirs)
