@@ -282,6 +282,41 @@ def test_forward_keeps_no_more_than_with_the_tables_of_inductor(name):
     assert kept_bytes(model, x, decompositions(training=True)) <= kept_bytes(model, x, select_decomp_table())
 
 
+def saved_bytes(model: nn.Module, given: dict, backend: str) -> int:
+    """Bytes of the memory that a compiled forward keeps for backward, but for parameters, buffers and inputs."""
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend)
+    compiled(**given)
+    known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers(), *given.values()) if isinstance(t, torch.Tensor)}
+    kept = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() not in known:
+            kept[memory.data_ptr()] = memory.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = compiled(**given)
+    assert result.requires_grad and kept
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("name", ["bert-base", "resnet-50", "llama-block-s32", "unet", "mlp", "attention"])
+def test_forward_saves_no_more_than_with_the_partitioner_alone(name):
+    torch.manual_seed(0)
+    if name in KEPT:
+        model, shape = KEPT[name]()
+        given = {"input" if isinstance(model, nn.Sequential) else "x": torch.randn(shape)}
+    else:
+        model, inputs = build(name)
+        given = inputs(0)
+    with collect_records() as records:
+        ours = saved_bytes(model.train(), given, "deplo")
+    assert records and records[0].kind == "forward" and all(record.program is not None for record in records)
+    assert ours <= saved_bytes(model, given, "aot_eager_decomp_partition")
+
+
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "dilation", "ceil"), [(3, 2, 1, 1, False), ((2, 3), (1, 2), (0, 1), (2, 1), True), (12, 5, 0, 1, True)]
 )
