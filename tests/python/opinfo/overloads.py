@@ -1,4 +1,4 @@
-"""Core overloads that have a rule and were called in ATen all the same, as profiler and records saw it: the share that samples show to be generated."""
+"""Core overloads that have a rule and were called in ATen all the same, by profiler and records: the share that samples show to be generated."""
 
 from __future__ import annotations
 
