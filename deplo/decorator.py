@@ -26,7 +26,8 @@ def jit(
     """Compiles a function or a module, as a call or a decorator, with or without arguments.
 
     The arguments are those of torch.compile: `dynamic=True` makes all sizes symbolic from the first call, `fullgraph=True` makes a
-    graph break an error. Raises UserError for a bad option at once, not at the first call.
+    graph break an error. Raises UserError for an unknown option or a value of the wrong type at once, for one that only the core can judge (features,
+    disable, schedule) at the first call.
     """
     read_options(mode, options)
     if fn is None:

@@ -83,12 +83,23 @@ def loss_of(y: torch.Tensor) -> torch.Tensor:
     )
 
 
+def neighbour(model: torch.nn.Module, seed: int) -> torch.nn.Module:
+    """A copy whose parameters are moved by at most an ulp."""
+    net, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            shares = torch.rand(parameter.shape, generator=generator) * 2 - 1
+            parameter.mul_(1 + shares * torch.finfo(parameter.dtype).eps)
+    return net
+
+
 @pytest.mark.parametrize("name", ["bert-base", "resnet-50", "llama-block-s32", "unet"])
 def test_ten_steps_follow_eager(name):
     model, inputs = build(name)
     reference, judge = copy.deepcopy(model), copy.deepcopy(model).double()
+    others = [neighbour(model, seed) for seed in range(4)]
     losses = {}
-    for net in (judge, reference, model):
+    for net in (judge, reference, *others, model):
         optimizer = torch.optim.AdamW(net.parameters(), lr=2e-4)
         compiled = net is model
         whole = compiled and name == "llama-block-s32"  # the optimizer, too
@@ -107,13 +118,13 @@ def test_ten_steps_follow_eager(name):
             step()
             losses[net].append(loss.item())
     assert losses[model] == pytest.approx(losses[reference], rel=1e-4)
-    # Statistics of ten steps: what eager mode is off by doubles where the steps before went another way by as much.
-    for got, eager, exact in zip(model.buffers(), reference.buffers(), judge.buffers(), strict=True):
+    # Ten steps of AdamW carry an ulp far: statistics are held to where eager mode itself arrives from parameters an ulp away.
+    for got, exact, *eager in zip(*(net.buffers() for net in (model, judge, reference, *others)), strict=True):
         if got.is_floating_point():
-            allowed = harness.allowed_error(2 * harness.max_error(eager, exact), torch.finfo(got.dtype).eps)
+            allowed = harness.allowed_error(max(harness.max_error(there, exact) for there in eager), torch.finfo(got.dtype).eps)
             assert harness.max_error(got, exact) <= allowed
         else:
-            assert torch.equal(got, eager)
+            assert torch.equal(got, eager[0])
 
 
 @pytest.mark.parametrize("name", ["bert-base", "llama-block-s32", "unet", "resnet-50"])
