@@ -301,34 +301,40 @@ struct Fuser {
     if (is_static[first] != is_static[second]) return false;
     if (first == second || a.fixed || b.fixed || !graph.nodes()[first].alive || !graph.nodes()[second].alive) return false;
     std::set<std::string> flow = flows(first, second);
-    AxisPairs pairs;
     if (by_input) {
       if (!flow.empty() || !flows(second, first).empty()) return false;
-      pairs = siblings(first, second);
-      if (pairs.empty()) return false;
-    } else {
-      auto found = shared_by_dependence(a.nest, b.nest, flow);
-      std::optional<Backup> backup;
-      if (!found || !covers(*found, b.nest)) {
-        // Splits change a nest; contractions alone ask for them.
-        if (!a.contractions.empty()) backup = Backup{a.nest, b.nest, names[first], names[second]};
-        split_as(first, second, flow, found);
-        if (!found || !covers(*found, b.nest)) split_for(first, second, flow, found);
-      }
-      if (!found || !profitable(first, second, *found, flow)) {
-        if (backup) {
-          a.nest = std::move(backup->first);
-          b.nest = std::move(backup->second);
-          names[first] = std::move(backup->names_of_first);
-          names[second] = std::move(backup->names_of_second);
-        }
-        return false;
-      }
-      pairs = std::move(*found);
+      AxisPairs pairs = siblings(first, second);
+      return !pairs.empty() && may_join(first, second) && join_groups(first, second, pairs);
     }
+    auto pairs = shared_by_dependence(a.nest, b.nest, flow);
+    std::optional<Backup> backup;
+    if (!pairs || !covers(*pairs, b.nest)) {
+      // Splits change a nest; contractions alone ask for them.
+      if (!a.contractions.empty()) backup = Backup{a.nest, b.nest, names[first], names[second]};
+      split_as(first, second, flow, pairs);
+      if (!pairs || !covers(*pairs, b.nest)) split_for(first, second, flow, pairs);
+    }
+    if (pairs && profitable(first, second, *pairs, flow) && may_join(first, second) && join_groups(first, second, *pairs)) return true;
+    if (backup) {
+      a.nest = std::move(backup->first);
+      b.nest = std::move(backup->second);
+      names[first] = std::move(backup->names_of_first);
+      names[second] = std::move(backup->names_of_second);
+    }
+    return false;
+  }
+
+  // Nothing must run between the two.
+  bool may_join(size_t first, size_t second) {
     if (graph.reaches(first, second, true) || graph.reaches(second, first)) return false;
-    for (size_t w : graph.overwriters(first))
-      if (graph.reaches(w, second)) return false;
+    const auto& later = graph.overwriters(first);
+    return std::none_of(later.begin(), later.end(), [&](size_t w) { return graph.reaches(w, second); });
+  }
+
+  // False, and nothing has changed, if the two would meet in what one of them overwrites.
+  bool join_groups(size_t first, size_t second, const AxisPairs& pairs) {
+    Group& a = groups[first];
+    Group& b = groups[second];
     std::optional<loop_ir::Names> taken;
     if (writes_versions(first) || writes_versions(second)) taken = names[first];
     NestGroup joined = join(a.nest, b.nest, pairs, names[first]);
