@@ -310,6 +310,15 @@ Cond less(Expr a, Expr b) { return {Cond::Kind::ge0, b - a - 1}; }
 Cond less_equal(Expr a, Expr b) { return {Cond::Kind::ge0, b - a}; }
 Cond equal(Expr a, Expr b) { return {Cond::Kind::eq0, a - b}; }
 Cond not_equal(Expr a, Expr b) { return {Cond::Kind::ne0, a - b}; }
+
+Cond negated(const Cond& cond) {
+  switch (cond.kind) {
+    case Cond::Kind::ge0: return {Cond::Kind::ge0, Expr(-1) - cond.expr};
+    case Cond::Kind::eq0: return {Cond::Kind::ne0, cond.expr};
+    case Cond::Kind::ne0: break;
+  }
+  return {Cond::Kind::eq0, cond.expr};
+}
 Range axis_range(Expr extent) { return {Expr(0), extent - 1}; }
 
 Expr substitute(Expr e, const Substitution& values) {

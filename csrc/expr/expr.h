@@ -81,6 +81,8 @@ Cond less(Expr a, Expr b);        ///< a < b
 Cond less_equal(Expr a, Expr b);  ///< a <= b
 Cond equal(Expr a, Expr b);
 Cond not_equal(Expr a, Expr b);
+/// Holds where the other does not.
+Cond negated(const Cond& cond);
 
 /// Inclusive bounds of a symbol, themselves expressions; a missing bound is infinite.
 struct Range {

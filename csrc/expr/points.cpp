@@ -9,15 +9,6 @@
 namespace deplo {
 namespace {
 
-Cond negated(const Cond& cond) {
-  switch (cond.kind) {
-    case Cond::Kind::ge0: return {Cond::Kind::ge0, Expr(-1) - cond.expr};
-    case Cond::Kind::eq0: return {Cond::Kind::ne0, cond.expr};
-    case Cond::Kind::ne0: return {Cond::Kind::eq0, cond.expr};
-  }
-  return cond;
-}
-
 Range numbers_of(const Range& range, const Ranges& numbers) {
   Range r;
   if (range.lo)

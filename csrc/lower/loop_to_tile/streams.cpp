@@ -27,19 +27,20 @@ std::vector<const Reduce*> sums_of(const loop_ir::Block& block) {
   return sums;
 }
 
-/// Names that a statement defines, and those that it reads.
 std::string defined_by(const loop_ir::Stmt& stmt) {
   if (const auto* let = std::get_if<loop_ir::Let>(&stmt.node)) return let->name;
   if (const auto* load = std::get_if<Load>(&stmt.node)) return load->name;
   return "";
 }
 
+/// Names of values, axes and buffers that a statement reads.
 void collect_reads(const loop_ir::Stmt& stmt, std::set<std::string>& reads) {
   std::visit(Overloaded{[&](const loop_ir::Let& s) {
                           reads.insert(s.operands.begin(), s.operands.end());
                           collect_symbols(s.index, reads);
                         },
                         [&](const Load& s) {
+                          reads.insert(s.buffer);
                           for (const Expr& e : s.index) collect_symbols(e, reads);
                           for (const Cond& c : s.guard) collect_symbols(c.expr, reads);
                         },
@@ -90,6 +91,7 @@ bool can_stream(const loop_ir::Block& block) {
     const auto* reduce = std::get_if<Reduce>(&stmt->node);
     if (!reduce) {
       if (!NestConverter::is_straight({stmt})) return false;
+      if (const auto* store = std::get_if<loop_ir::Store>(&stmt->node)) results.insert(store->buffer);
       continue;
     }
     if (reduce->combiner != Combiner::sum || reduce->dtypes[0] != DType::f32 || reduce->axes.size() != 1) return false;
@@ -98,7 +100,7 @@ bool can_stream(const loop_ir::Block& block) {
     for (const auto& inner : reduce->body)
       if (std::holds_alternative<loop_ir::Check>(inner->node) || std::holds_alternative<loop_ir::Store>(inner->node)) return false;
   }
-  // A sum that another one waits for is not read beside it.
+  // What waits for another sum, or for a store, is not read beside it.
   for (const Reduce* sum : sums) {
     std::set<std::string> reads;
     for (const auto& stmt : sum->body) collect_reads(*stmt, reads);

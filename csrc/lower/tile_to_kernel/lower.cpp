@@ -28,15 +28,6 @@ bool sets_error(const Let& s) {
   return !is_float(s.dtype) && (s.fn == Fn::trunc_div || s.fn == Fn::floor_div || s.fn == Fn::fmod || s.fn == Fn::remainder);
 }
 
-Cond negated(const Cond& cond) {
-  switch (cond.kind) {
-    case Cond::Kind::ge0: return {Cond::Kind::ge0, Expr(-1) - cond.expr};
-    case Cond::Kind::eq0: return {Cond::Kind::ne0, cond.expr};
-    case Cond::Kind::ne0: break;
-  }
-  return {Cond::Kind::eq0, cond.expr};
-}
-
 }  // namespace
 
 Lowering::Lowering(const Kernel& kernel, const PassContext& context) : kernel_(kernel), context_(context), plan_(make_plan(kernel, context)) {

@@ -83,8 +83,6 @@ std::map<std::string, Expr> demands(const Graph& graph) {
   return result;
 }
 
-Cond negated(const Cond& cond) { return {Cond::Kind::ge0, Expr(-1) - cond.expr}; }
-
 /// If the first condition holds, so does the second.
 bool implies(const Cond& given, const Cond& cond, const Ranges& ranges) {
   if (given.kind != Cond::Kind::ge0 || cond.kind != Cond::Kind::ge0) return given == cond;
