@@ -1,5 +1,7 @@
 #include "lower/torch_to_tensor/convolution.h"
 
+#include <numeric>
+
 #include "base/error.h"
 
 // Convolutions of any rank as contractions over an affine access; the group is an axis of its own, so that indices stay affine.
@@ -78,33 +80,143 @@ Value correlate(Builder& b, const Value& x, const Value& w, const Shape& out, co
   return merge_groups(b, b.contract(left, right, 1 + static_cast<int>(kernel.size()), dtype), grouped, 1, w.type.shape[0]);
 }
 
+namespace {
+
+// Output i meets tap k and input m where i + padding = k*dilation + m*stride. With g = gcd(stride, dilation), period = stride/g, step = dilation/g
+// and k = k0 + j*period, the outputs of phase k0 are the i of i + padding = g*(k0*step + q*period), and m = q - j*step: a correlation without
+// stride that makes no product with zeros between inputs. i + padding that g does not divide are 0.
+struct Phases {
+  int64_t stride, gcd, period, step;
+  int64_t inverse;  // of step modulo period
+  Expr padding, out;
+  struct Range {
+    int64_t first, count;  // phases k0 = first ... with as many taps each
+    Expr taps;
+    bool partial = false;  // some of these taps lie behind the kernel's end
+  };
+  std::vector<Range> ranges;
+
+  // q runs along a dimension of its own from the least one that an output of the range has. That of one phase alone counts
+  // i // stride, so that every output of this remainder has its place and none else.
+  Expr remainder(const Range& range) const { return mod(range.first * step * gcd - padding, stride); }
+  Expr first_q(const Range& range) const {
+    if (range.count == 1) return floordiv(floordiv(remainder(range) + padding, gcd) - range.first * step, period);
+    return ceildiv(ceildiv(padding, gcd) - (range.first + range.count - 1) * step, period);
+  }
+  Expr count_q(const Range& range) const {
+    if (range.count == 1) return ceildiv(out, stride);
+    return floordiv(floordiv(padding + out - 1, gcd) - range.first * step, period) + 1 - first_q(range);
+  }
+  // Where output i lies among those of a range, and whether it does.
+  void place(const Range& range, Expr i, tensor_ir::Source& source) const {
+    if (range.count == 1) {
+      source.index.push_back(floordiv(i, stride));
+      if (stride > 1) source.guard.push_back({Cond::Kind::eq0, mod(i, stride) - remainder(range)});
+      return;
+    }
+    Expr shifted = floordiv(i + padding, gcd);
+    Expr k0 = mod(shifted * inverse, period);
+    source.index.push_back(floordiv(shifted - (step == 1 ? Expr(0) : k0 * step), period) - first_q(range));
+    source.index.push_back(k0 - range.first);
+    if (gcd > 1) source.guard.push_back({Cond::Kind::eq0, mod(i + padding, gcd)});
+    if (range.first > 0) source.guard.push_back(less_equal(range.first, k0));
+    if (range.first + range.count < period) source.guard.push_back(less(k0, range.first + range.count));
+  }
+};
+
+Phases phases_of(Expr kernel, Expr stride, Expr dilation, Expr padding, Expr out) {
+  auto s = stride.as_constant();
+  auto d = dilation.as_constant();
+  DEPLO_SUPPORT(s && d, "transposed convolution of symbolic stride or dilation");
+  int64_t gcd = std::gcd(*s, *d);
+  Phases phases{*s, gcd, *s / gcd, *d / gcd, 0, padding, out, {}};
+  while (phases.period > 1 && phases.inverse * phases.step % phases.period != 1) ++phases.inverse;
+  auto size = kernel.as_constant();
+  if (!size) {
+    phases.ranges.push_back({0, phases.period, ceildiv(kernel, phases.period), phases.period > 1});
+    return phases;
+  }
+  int64_t rest = *size % phases.period;
+  int64_t taps = *size / phases.period;
+  if (rest > 0) phases.ranges.push_back({0, rest, taps + 1});
+  if (taps > 0) phases.ranges.push_back({rest, phases.period - rest, taps});
+  return phases;
+}
+
+// The operands of an adjoint and the axes that all its parts share.
+struct Adjoint {
+  Value x, w;
+  const Shape& out;
+  const Window& window;
+  DType dtype;
+  bool grouped;
+  Expr c_size, a_size;
+  std::vector<Phases> phases;  // per spatial dimension
+};
+
+// The outputs of one range of phases per dimension as [n, g, a, q, k0, q, k0, ...] without the k0 of single phases, and which they are.
+tensor_ir::Source phase_outputs(Builder& b, const Adjoint& adjoint, const std::vector<Phases::Range>& ranges) {
+  Space space;
+  Expr n = space.add(adjoint.x.type.shape[0]);
+  Expr g = adjoint.grouped ? space.add(adjoint.window.groups) : Expr(0);
+  Expr a = space.add(adjoint.a_size);
+  std::vector<Expr> q;
+  std::vector<Expr> k0;
+  for (size_t d = 0; d < ranges.size(); ++d) {
+    q.push_back(space.add(adjoint.phases[d].count_q(ranges[d])) + adjoint.phases[d].first_q(ranges[d]));
+    k0.push_back(ranges[d].count == 1 ? Expr(ranges[d].first) : space.add(ranges[d].count) + ranges[d].first);
+  }
+  size_t free_axes = space.shape.size();
+  Expr c = space.add(adjoint.c_size);
+  Access access;
+  access.index = {n, channel(adjoint.grouped, g, adjoint.c_size, c)};
+  std::vector<Expr> w_index = {access.index[1], a};
+  std::vector<Cond> w_guard;
+  for (size_t d = 0; d < ranges.size(); ++d) {
+    Expr tap = ranges[d].taps.is(1) ? Expr(0) : space.add(ranges[d].taps);
+    Expr position = q[d] - tap * adjoint.phases[d].step;
+    access.index.push_back(position);
+    access.guard.push_back({Cond::Kind::ge0, position});
+    access.guard.push_back(less(position, adjoint.x.type.shape[d + 2]));
+    w_index.push_back(k0[d] + tap * adjoint.phases[d].period);
+    if (ranges[d].partial) w_guard.push_back(less(w_index.back(), adjoint.w.type.shape[d + 2]));
+  }
+  access.guard.insert(access.guard.end(), w_guard.begin(), w_guard.end());
+  Value left = guarded_map(b, adjoint.x, space.shape, access.index, access.guard, 0);
+  Value right = guarded_map(b, adjoint.w, space.shape, w_index, w_guard, 0);
+  Value part = b.contract(left, right, static_cast<int>(space.shape.size() - free_axes), adjoint.dtype);
+  tensor_ir::Source source{part.name, {axis(0)}, {}};
+  if (adjoint.grouped) source.index.push_back(floordiv(axis(1), adjoint.a_size));
+  source.index.push_back(adjoint.grouped ? mod(axis(1), adjoint.a_size) : axis(1));
+  for (size_t d = 0; d < ranges.size(); ++d) adjoint.phases[d].place(ranges[d], axis(static_cast<int64_t>(d) + 2), source);
+  return source;
+}
+
+}  // namespace
+
 Value correlate_adjoint(Builder& b, const Value& x, const Value& w, const Shape& out, const Window& window, DType dtype) {
   bool grouped = !window.groups.is(1);
-  Expr c_size = part_of(w.type.shape[0], window.groups);
-  Expr a_size = w.type.shape[1];
-  Space space;
-  Expr n = space.add(x.type.shape[0]);
-  Expr g = grouped ? space.add(window.groups) : Expr(0);
-  Expr a = space.add(a_size);
-  std::vector<Expr> i = space.add(out);
-  Expr c = space.add(c_size);
-  Shape kernel = spatial_of(w);
-  std::vector<Expr> k = space.add(kernel);
-  Access access;
-  access.index = {n, channel(grouped, g, c_size, c)};
+  Adjoint adjoint{
+      operand(b, x, dtype), operand(b, w, dtype), out, window, dtype, grouped, part_of(w.type.shape[0], window.groups), w.type.shape[1], {}};
+  std::vector<std::vector<Phases::Range>> parts = {{}};
   for (size_t d = 0; d < out.size(); ++d) {
-    Expr stride = window.stride[d];
-    Expr scaled_position = i[d] + window.padding[d] - k[d] * window.dilation[d];
-    access.index.push_back(floordiv(scaled_position, stride));
-    access.guard.push_back({Cond::Kind::ge0, scaled_position});
-    access.guard.push_back(less(scaled_position, x.type.shape[d + 2] * stride));
-    if (!stride.is(1)) access.guard.push_back({Cond::Kind::eq0, mod(scaled_position, stride)});
+    adjoint.phases.push_back(phases_of(w.type.shape[d + 2], window.stride[d], window.dilation[d], window.padding[d], out[d]));
+    std::vector<std::vector<Phases::Range>> longer;
+    for (const auto& part : parts) {
+      for (const Phases::Range& range : adjoint.phases[d].ranges) {
+        longer.push_back(part);
+        longer.back().push_back(range);
+      }
+    }
+    parts = std::move(longer);
   }
-  std::vector<Expr> w_index = {channel(grouped, g, c_size, c), a};
-  w_index.insert(w_index.end(), k.begin(), k.end());
-  Value left = guarded_map(b, operand(b, x, dtype), space.shape, access.index, access.guard, 0);
-  Value right = b.remap(operand(b, w, dtype), space.shape, w_index);
-  return merge_groups(b, b.contract(left, right, 1 + static_cast<int>(kernel.size()), dtype), grouped, 1, a_size * window.groups);
+  tensor_ir::IndexMap map;
+  map.axes = axis_names(out.size() + 2);
+  map.fill = is_float(dtype) ? Scalar::of_float(dtype, 0) : Scalar::of_int(dtype, 0);
+  for (const auto& ranges : parts) map.sources.push_back(phase_outputs(b, adjoint, ranges));
+  Shape shape = {x.type.shape[0], adjoint.a_size * window.groups};
+  shape.insert(shape.end(), out.begin(), out.end());
+  return b.map({dtype, shape}, std::move(map));
 }
 
 Value correlate_weight(Builder& b, const Value& y, const Value& x, const Shape& kernel, const Window& window, DType dtype) {

@@ -12,8 +12,10 @@ namespace {
 
 using namespace loop_ir;
 
-constexpr double kLeastReads = 4;   ///< of each element of a parameter in a call: a training step copies anew
-constexpr double kMoreAlong = 1.5;  ///< times as many accesses that another dimension should serve
+constexpr double kLeastReads = 4;      ///< of each element of a parameter in a call: a training step copies anew
+constexpr double kOperandReads = 512;  ///< of each element of an operand: blocks of a contraction pack it again and again
+constexpr double kLongAxis = 16;       ///< iterations; shorter ones do not fill vectors
+constexpr double kMoreAlong = 1.5;     ///< times as many accesses that another dimension should serve
 
 /// One load or store, and the loops around it.
 struct Access {
@@ -27,6 +29,7 @@ struct Access {
 struct KernelAccesses {
   std::vector<Access> all;
   std::set<std::string> operands;  ///< buffers that contractions read
+  std::set<std::string> summed;    ///< axes that they sum over
 };
 
 struct Chooser {
@@ -46,8 +49,10 @@ struct Chooser {
     Kernel kernel;
     kernel.symbols = graph.program().symbols;
     kernel.body = graph.nodes()[at].body;
-    for (const auto& c : analysis::find_contractions(kernel))
+    for (const auto& c : analysis::find_contractions(kernel)) {
       for (const auto* operand : {&c.a, &c.b}) found.operands.insert(operand->buffers.begin(), operand->buffers.end());
+      for (const auto& axis : c.axes_of(analysis::AxisClass::k)) found.summed.insert(axis.name);
+    }
     std::map<std::string, std::vector<Expr>> locals;
     visit(kernel.body, [&](const Stmt& stmt, const std::vector<Axis>& loops) {
       if (const auto* local = std::get_if<Local>(&stmt.node)) locals[local->name] = contiguous_strides(local->shape);
@@ -143,6 +148,42 @@ struct Chooser {
     graph.set_shape(name, moved_last(buffer.shape, best));
   }
 
+  // ---- operands of contractions ---------------------------------------------------------------------------------------
+
+  /// The dimension of an operand that should lie innermost: none where a long axis runs along the memory already, and none of an image, whose
+  /// points are no single axis.
+  std::optional<size_t> dimension_to_pack_along(const Access& access, const std::set<std::string>& summed) const {
+    std::optional<size_t> found;
+    for (const Axis& axis : access.loops) {
+      const bool is_long = size(axis.extent) >= kLongAxis;
+      auto along = linear_coefficient(access.offset, axis.name);
+      if (!along || (is_long && along->is(1))) return std::nullopt;
+      if (along->is(0) || summed.count(axis.name)) continue;
+      auto own = std::find(access.index.begin(), access.index.end(), Expr::symbol(axis.name));
+      if (own == access.index.end()) return std::nullopt;
+      if (is_long && !found) found = static_cast<size_t>(own - access.index.begin());
+    }
+    return found;
+  }
+
+  void lay_out_operands(size_t at) {
+    if (!is_fused(at)) return;
+    const KernelAccesses accesses = accesses_of(at);
+    for (const std::string& name : accesses.operands) {
+      if (!graph.program().find_buffer(name) || graph.is_versioned(name) || is_parameter(name) || graph.nodes()[at].writes.count(name)) continue;
+      std::optional<size_t> d;
+      double points = 0;
+      size_t loads = 0;
+      for (const Access& access : accesses.all) {
+        if (access.buffer != name) continue;
+        d = dimension_to_pack_along(access, accesses.summed);
+        points = access.points;
+        ++loads;
+      }
+      if (loads == 1 && d && points >= kOperandReads * size(product(graph.buffer(name).shape))) redirect(at, name, copy_of(at, name, *d), *d);
+    }
+  }
+
   // ---- parameters ----------------------------------------------------------------------------------------------------
 
   void lay_out_parameters(size_t at) {
@@ -185,7 +226,10 @@ struct Chooser {
     std::vector<std::string> names;
     for (const Buffer& buffer : graph.program().buffers) names.push_back(buffer.name);
     for (const std::string& name : names) lay_out_temporary(name);
-    for (size_t at = 0, count = graph.nodes().size(); at < count; ++at) lay_out_parameters(at);
+    for (size_t at = 0, count = graph.nodes().size(); at < count; ++at) {
+      lay_out_parameters(at);
+      lay_out_operands(at);
+    }
     return graph.finish();
   }
 };
