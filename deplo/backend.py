@@ -24,6 +24,7 @@ from torch._dynamo.exc import ShortenTraceback
 from .cache import warn_if_unusable
 from .core import core
 from .decompositions import decompositions
+from .eager_calls import calls_as_in_eager_mode
 from .errors import Error, FallbackWarning, InternalError, UnsupportedError, UserError
 from .executable import Executable
 from .fx_import import Imported, import_graph, storage_of
@@ -87,7 +88,8 @@ def compile_with(
         decompositions=decompositions(training),
         keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = compiler(gm, example_inputs)
+    with calls_as_in_eager_mode():
+        compiled: Callable[..., Any] = compiler(gm, example_inputs)
     return checked_places(gm, example_inputs, compiled, options.strict) if compilation.has_bases else compiled
 
 

@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 import torch
+import torch.nn.functional as F
 from engines import needs_core, same
 
 pytestmark = needs_core
@@ -260,3 +261,47 @@ def test_windows_may_be_broadcast_over_a_batch_when_they_are_added_up():
 
     v = torch.randn(1, 10, 16)
     same(torch.compile(fn, backend="deplo", options={"strict": True})(v), fn(v), exact=fn(v.double()))
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("sizes", [(4, 8), (4, 7), (5, 3), (4, 4), (6, 2), (1, 4)], ids=str)
+@pytest.mark.parametrize("mode", ["linear", "bilinear", "trilinear"])
+def test_interpolation_multiplies_what_eager_mode_multiplies(mode, sizes, align_corners):
+    """PyTorch traces a + (b - a) * weight, NaN where a is infinite; eager mode adds a * (1 - weight) and b * weight, dimension by dimension."""
+    dims = {"linear": 1, "bilinear": 2, "trilinear": 3}[mode]
+
+    def resized(x):
+        return F.interpolate(x, [sizes[1]] * dims, mode=mode, align_corners=align_corners)
+
+    compiled = torch.compile(resized, backend="deplo", dynamic=False, options={"strict": True})
+    for value in (torch.inf, -torch.inf, torch.nan):
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            x = torch.rand(1, 1, *[sizes[0]] * dims, generator=torch.Generator().manual_seed(0)).to(dtype)
+            x.view(-1)[min(1, x.numel() - 1)] = value
+            wanted = resized(x)
+            torch.testing.assert_close(compiled(x), wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize("mode", ["linear", "bilinear", "trilinear"])
+@pytest.mark.parametrize("how", [{"size": 7}, {"scale_factor": 2}, {"scale_factor": 1.5, "recompute_scale_factor": True}], ids=str)
+def test_gradients_of_interpolation(how, mode, dynamic):
+    dims = {"linear": 1, "bilinear": 2, "trilinear": 3}[mode]
+    how = {name: [value] * dims if name == "size" else value for name, value in how.items()}
+    memory_formats = {1: [torch.contiguous_format], 2: [torch.contiguous_format, torch.channels_last]}
+    for memory_format in memory_formats.get(dims, [torch.contiguous_format, torch.channels_last_3d]):
+        torch._dynamo.reset()
+        x = torch.randn(2, 3, *[5, 6, 4][:dims], generator=torch.Generator().manual_seed(0))
+        results = []
+        for call, dtype in ((torch.compile(F.interpolate, backend="deplo", dynamic=dynamic, options={"strict": True}), torch.float32),) + (
+            (F.interpolate, torch.float32),
+            (F.interpolate, torch.float64),
+        ):
+            given = x.to(dtype, memory_format=memory_format).requires_grad_()
+            y = call(given, mode=mode, **how)
+            seed = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(dtype, memory_format=memory_format)
+            results.append([y, *torch.autograd.grad(y, given, seed)])
+        for got, eager, wanted in zip(*results, strict=True):
+            assert (got.dtype, got.shape, got.stride()) == (eager.dtype, eager.shape, eager.stride())
+            # Products of weights and sums of at most 27 terms of the size of the largest: each rounds by half an ulp.
+            assert (got - wanted).abs().max() <= (eager - wanted).abs().max() + 4 * torch.finfo(torch.float32).eps * wanted.abs().max()

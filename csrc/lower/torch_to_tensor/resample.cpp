@@ -163,7 +163,8 @@ std::vector<Tap> taps_of(Builder& b, Interpolation mode, const Resample& r, int6
   int64_t first = mode == Interpolation::linear ? 0 : -1;
   std::vector<Tap> taps;
   for (size_t k = 0; k < weights.size(); ++k) {
-    int64_t offset = first + static_cast<int64_t>(k);
+    // Eager keeps an image of its own size as it is: the neighbour's weight of 0 goes to the element itself.
+    int64_t offset = mode == Interpolation::linear && b.same_size(r.in, r.out) ? 0 : first + static_cast<int64_t>(k);
     taps.push_back(closed ? closed_tap(closed_whole, offset, r, weights[k]) : indirect_tap(b, whole, offset, r, d, weights[k]));
   }
   return taps;

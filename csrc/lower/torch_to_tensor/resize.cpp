@@ -50,6 +50,46 @@ Corner corner_of(Builder& b, const Taps& taps, const std::vector<size_t>& choice
   return corner;
 }
 
+// One image interpolated along its dimensions, the last one first: so eager does, whose products of 0 and infinity are these and no others.
+class Interpolator {
+ public:
+  Interpolator(Builder& b, const Value& x, const Taps& taps, const Shape& out) : b_(b), x_(x), taps_(taps), out_(out) {}
+  Value run() { return along(0); }
+
+ private:
+  Builder& b_;
+  const Value& x_;
+  const Taps& taps_;
+  const Shape& out_;
+  std::vector<const Tap*> chosen_;  // of the dimensions before
+
+  Value along(size_t k) {
+    if (k == taps_.size()) return element();
+    std::optional<Value> sum;
+    for (const Tap& tap : taps_[k]) {
+      chosen_.push_back(&tap);
+      Value v = along(k + 1);
+      chosen_.pop_back();
+      if (tap.weight) v = b_.apply(Fn::mul, {v, b_.remap(*tap.weight, out_, {axis(static_cast<int64_t>(out_.size() - taps_.size() + k))})});
+      sum = sum ? b_.apply(Fn::add, {*sum, v}) : v;
+    }
+    return *sum;
+  }
+
+  Value element() {
+    tensor_ir::IndexMap map;
+    map.axes = axis_names(out_.size());
+    std::vector<Expr> index = axes_from(0, static_cast<int64_t>(out_.size() - taps_.size()));
+    for (const Tap* tap : chosen_) {
+      index.push_back(tap->index);
+      if (tap->indirect) map.indirects.push_back(*tap->indirect);
+    }
+    map.sources.push_back({x_.name, index, {}});
+    map.fill.dtype = x_.type.dtype;
+    return b_.map({x_.type.dtype, out_}, std::move(map));
+  }
+};
+
 template <Interpolation mode, int spatial>
 std::vector<Value> upsample(Builder& b, const Call& call) {
   Value input = call.tensor("self");
@@ -60,21 +100,7 @@ std::vector<Value> upsample(Builder& b, const Call& call) {
   Value x = weighted ? b.cast(input, dtype) : input;
   const Shape out = call.result().shape;
   Taps taps = all_taps(b, call, mode, x.type.shape, out, spatial, dtype);
-  std::optional<Value> sum;
-  for_each_combination(taps, [&](const std::vector<size_t>& choice) {
-    Corner corner = corner_of(b, taps, choice, out);
-    tensor_ir::IndexMap map;
-    map.axes = axis_names(out.size());
-    map.indirects = corner.indirects;
-    std::vector<Expr> index = axes_from(0, static_cast<int64_t>(out.size()) - spatial);
-    index.insert(index.end(), corner.index.begin(), corner.index.end());
-    map.sources.push_back({x.name, index, {}});
-    map.fill.dtype = x.type.dtype;
-    Value v = b.map({x.type.dtype, out}, std::move(map));
-    if (corner.weight) v = b.apply(Fn::mul, {v, *corner.weight});
-    sum = sum ? b.apply(Fn::add, {*sum, v}) : v;
-  });
-  return {conform(b, *sum, call.result())};
+  return {conform(b, Interpolator(b, x, taps, out).run(), call.result())};
 }
 
 // Nearest by an integer factor repeats each element: the gradient sums a block of the same size.

@@ -1,0 +1,70 @@
+"""Calls that PyTorch's tracer takes apart by other formulas than eager mode's, kept as calls of ATen for deplo's rules.
+
+Linear interpolation is traced as a + (b - a) * weight, which is NaN where a is infinite; eager mode adds a * (1 - weight) and b * weight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+_PACKETS = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+_lock = threading.RLock()  # the kernels belong to the process
+
+
+@contextlib.contextmanager
+def calls_as_in_eager_mode() -> Iterator[None]:
+    """While AOTAutograd traces inside, linear interpolation stays one call. Outside of tracing PyTorch does not ask for these kernels."""
+    with _lock:
+        saved: list[tuple[Any, dict[Any, Any]]] = []
+        try:
+            for overload, kernels in _kernels():
+                saved.append((overload, dict(overload.py_kernels)))
+                for key, kernel in kernels.items():
+                    overload.py_kernels.pop(key, None)
+                    if kernel:
+                        overload.py_kernels[key] = kernel
+                overload._dispatch_cache.clear()
+            yield
+        finally:
+            for overload, before in saved:
+                overload.py_kernels.clear()
+                overload.py_kernels.update(before)
+                overload._dispatch_cache.clear()
+
+
+def _kernels() -> list[tuple[Any, dict[Any, Any]]]:
+    """Overloads, with the kernels in Python that they have while deplo traces; None: PyTorch's own in C++."""
+    import torch
+    from torch._C import DispatchKey
+
+    found: list[tuple[Any, dict[Any, Any]]] = []
+    for name in _PACKETS:
+        packet, backward = getattr(torch.ops.aten, name), getattr(torch.ops.aten, name + "_backward")
+        sized = _sized(packet.default)
+        found.append((packet.vec, {DispatchKey.Autograd: sized, DispatchKey.CompositeImplicitAutograd: sized}))
+        found.append((packet.default, {DispatchKey.Autograd: None, DispatchKey.CompositeImplicitAutograd: None}))
+        found.append((backward.default, {DispatchKey.Meta: _gradient}))
+    return found
+
+
+def _gradient(grad: Any, output_size: Sequence[Any], input_size: Sequence[Any], *rest: Any) -> Any:
+    """What the gradient looks like: PyTorch knows it for numbers only."""
+    from torch._prims_common import suggest_memory_format
+
+    return grad.new_empty(input_size).to(memory_format=suggest_memory_format(grad))
+
+
+def _sized(call: Any) -> Callable[..., Any]:
+    """The overload that takes a size or factors, by the one that takes both: PyTorch's own, in C++, makes symbolic sizes constants."""
+    from torch._decomp import decompositions
+
+    size_of: Any = decompositions.upsample_compute_output_size
+
+    def vec(x: Any, output_size: Sequence[Any] | None, align_corners: bool, scale_factors: Sequence[float] | None) -> Any:
+        size = size_of(x.size(), output_size, scale_factors)
+        return call(x, size, align_corners, *(scale_factors or (None,) * len(size)))
+
+    return vec
