@@ -60,6 +60,39 @@ def test_models(tmp_path):
     assert all(row["aten"] == "none" and row["deplo %"] > 0 and row["eager %"] > 0 for row in rows)
 
 
+@needs_core
+def test_first_calls_compile_nothing_where_the_cache_is_warm(tmp_path):
+    path = tmp_path / "first.json"
+    models = ("bert-base", "llama-block-s1")
+    result = script("first_call.py", "--models", ",".join(models), "--size", "tiny", "--threads", "1", "--warm", "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    *rows, per_call = json.loads(path.read_text())["rows"]
+    assert [(row["model"], row["cache"]) for row in rows] == [(name, cache) for cache in ("cold", "warm") for name in models]
+    for row in rows:
+        assert row["deplo s"] == pytest.approx(row["import s"] + row["compile s"])
+        assert row["import s"] > 0 and row["compile s"] > 0 and row["deplo s"] < row["first call s"] and row["call 3 ms"] > 0
+        assert row["later graphs"] == 0 and (row["compiled"] == 0) == (row["cache"] == "warm")
+        assert row["error deplo"] <= harness.allowed_error(row["error eager"], row["eps"])
+    assert all(per_call[f"{name} us"] > 0 for name in ("eager", "empty", "deplo")) and "deplo beyond empty us" in per_call
+    assert all(name in result.stdout for name in models) and "one call, eight elements" in result.stdout
+
+
+@needs_core
+def test_training(tmp_path):
+    path = tmp_path / "training.json"
+    models = ("bert-base", "gpt2")
+    result = script("training.py", "--models", ",".join(models), "--size", "tiny", *QUICK, "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    written = json.loads(path.read_text())
+    assert written["machine"]["flops"] > 0 and written["machine"]["bandwidth"] > 0 and written["machine"]["threads"] == 1
+    assert [row["model"] for row in written["rows"]] == list(models)
+    for row in written["rows"]:
+        assert row["eager ms"] > 0 and row["deplo ms"] > 0 and row["vs eager"] > 0
+        assert row["aten"] == "fill_x1 ones_likex1"  # the gradient of the loss itself
+        assert 0 < row["error deplo"] <= harness.allowed_error(row["error eager"], torch.finfo(torch.float32).eps)
+    assert "geometric mean vs eager" in result.stdout
+
+
 def test_wrong_numbers_fail_the_run(capsys):
     good = {"case": "a", "eps": 1e-7, "error eager": 1e-7, "error deplo": 2e-7}
     assert harness.report_wrong([good]) == 0
@@ -71,8 +104,9 @@ def test_wrong_numbers_fail_the_run(capsys):
 def test_bad_names_are_told():
     result = script("run.py", "--suite", "tyni")
     assert result.returncode == 2 and "the suites are" in result.stderr
-    result = script("models.py", "--models", "bert")
-    assert result.returncode == 2 and "bert-base" in result.stderr
+    for name in ("models.py", "training.py", "first_call.py"):
+        result = script(name, "--models", "bert")
+        assert result.returncode == 2 and "bert-base" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["resnet-50", "t5-small"])
