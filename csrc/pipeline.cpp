@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 #include <sstream>
 #include <string_view>
 #include <tuple>
 
+#include "base/closest.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "lower/lower.h"
@@ -212,33 +212,11 @@ std::vector<std::string> pass_names() {
   return names;
 }
 
-/// The known word with the fewest letters changed; empty if none is near.
-std::string closest(const std::string& word, const std::vector<std::string>& known) {
-  std::string best;
-  size_t least = std::max<size_t>(2, word.size() / 3) + 1;
-  for (const std::string& candidate : known) {
-    std::vector<size_t> row(candidate.size() + 1);  // edits that make the first j letters of the candidate of the letters so far
-    std::iota(row.begin(), row.end(), size_t{0});
-    for (size_t i = 0; i < word.size(); ++i) {
-      size_t diagonal = row[0]++;
-      for (size_t j = 0; j < candidate.size(); ++j) {
-        size_t replaced = diagonal + (word[i] == candidate[j] ? 0 : 1);
-        diagonal = row[j + 1];
-        row[j + 1] = std::min({row[j] + 1, row[j + 1] + 1, replaced});
-      }
-    }
-    if (row.back() >= least) continue;
-    least = row.back();
-    best = candidate;
-  }
-  return best;
-}
-
 void check_name(const std::string& action, const std::string& name, const std::vector<std::string>& known) {
   if (std::find(known.begin(), known.end(), name) != known.end()) return;
   std::string close = closest(name, known);
-  throw UserError(
-      fmt::format("cannot {} '{}'{}: expected one of {}", action, name, close.empty() ? "" : ", did you mean '" + close + "'?", joined(known)));
+  throw UserError(fmt::format("cannot {} '{}'{} one of {}", action, name, close.empty() ? ": expected" : ", did you mean '" + close + "'? Expected",
+                              joined(known)));
 }
 
 }  // namespace

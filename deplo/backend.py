@@ -30,7 +30,7 @@ from .executable import Executable
 from .fx_import import Imported, import_graph, storage_of
 from .inputs import InputInfo, describe_inputs, static_names, takes_bases
 from .mixed import Mixed
-from .options import Options, read_options
+from .options import KEYS, Options, read_options
 from .progress import progress
 
 _Backend = TypeVar("_Backend", bound=Callable[..., Any])
@@ -54,7 +54,13 @@ def raises_own_errors(function: _Backend) -> _Backend:
 
 @functools.cache
 def _own_error(kind: Any) -> Any:
-    return type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    def initialise(self: Any, text: str, **keywords: Any) -> None:
+        ShortenTraceback.__init__(self, text, **keywords)
+        self.text = text
+
+    # Dynamo appends advice about its own internals to `args`.
+    members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__init__": initialise, "__str__": lambda self: self.text}
+    return type(kind.__name__, (kind, ShortenTraceback), members)
 
 
 @raises_own_errors
@@ -77,7 +83,7 @@ def compile_with(
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    check_operators(options.allow_library or ())
+    check_options(options)
     compilation = (make or Compilation)(options, describe_inputs(gm, example_inputs))
     training = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
     compiler = aot_autograd(
@@ -233,6 +239,21 @@ def compile_text(imported: Imported, options: Options) -> Any:
         raise InternalError(f"[core] {type(error).__name__}: {error}; replay with: python -m deplo compile {path} --ir kernel") from error
 
 
+def check_options(options: Options) -> None:
+    """Raises UserError for what deplo/options.py alone cannot judge: names of operators, passes and CPU features, and text of schedules."""
+    check_operators(options.allow_library or ())
+    target = Options({name: key.default for name, key in KEYS.items()}).replace(target=options.target)
+    for name in ("disable", "dump", "stop_after", "features", "schedule"):
+        value = getattr(options, name)
+        if value == KEYS[name].default:
+            continue
+        try:
+            core().check_options(target.replace(**{name: value}).to_json())
+        except UserError as error:
+            shown = "" if name == "schedule" else f" is {', '.join(value) if isinstance(value, tuple) else value!r}"
+            raise UserError(f"option {name!r}{shown}: {error}") from None
+
+
 def check_operators(names: Sequence[str]) -> None:
     """Raises UserError for a name of `allow_library` that is no operator of PyTorch: such a name would allow nothing."""
     known = {name.replace("::", ".") for name in torch._C._dispatch_get_all_op_names()} if names else set()
@@ -241,7 +262,7 @@ def check_operators(names: Sequence[str]) -> None:
         if name.removesuffix(".default") not in known:
             close = difflib.get_close_matches(name, known, n=1)
             raise UserError(
-                f"allow_library names {name!r}, which is no operator of PyTorch; "
+                f"option 'allow_library' names {name!r}, which is no operator of PyTorch; "
                 + (f"did you mean {close[0]}?" if close else "expected one such as aten.sort")
             )
 

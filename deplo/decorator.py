@@ -26,16 +26,16 @@ def jit(
     """Compiles a function or a module, as a call or a decorator, with or without arguments.
 
     The arguments are those of torch.compile: `dynamic=True` makes all sizes symbolic from the first call, `fullgraph=True` makes a
-    graph break an error. Raises UserError for an unknown option or a value of the wrong type at once, for one that only the core can judge (features,
-    disable, schedule) at the first call.
+    graph break an error. Raises UserError for unknown options and bad values at once; torch.compile does so at the first call.
     """
-    read_options(mode, options)
+    checked = read_options(mode, options)
     if fn is None:
         return lambda decorated: jit(decorated, mode=mode, options=options, dynamic=dynamic, fullgraph=fullgraph)
     import torch
 
-    from .backend import deplo
+    from .backend import check_options, deplo
 
+    check_options(checked)
     chosen: Any = {"options": dict(options)} if options else {}
     if mode is not None and options:
         # torch.compile takes one of the two; the mode's options are defaults for the others.

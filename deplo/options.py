@@ -9,7 +9,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .errors import UserError
@@ -42,10 +42,15 @@ def _number_of_text(text: str) -> int:
     return _threads(int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else text)
 
 
+def _nearest(value: Any, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(value), known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
 def _one_of(*choices: str) -> Callable[[Any], str]:
     def check(value: Any) -> str:
         if value not in choices:
-            raise ValueError("one of " + ", ".join(map(repr, choices)))
+            raise ValueError("one of " + ", ".join(map(repr, choices)) + _nearest(value, choices))
         return str(value)
 
     return check
@@ -212,9 +217,7 @@ def packaged_nvrtc() -> str:
 def _checked(name: str, value: Any, where: str, text: bool = False) -> Any:
     """`value` as option `name` has it; `text`: it's from a variable or the command line."""
     if name not in KEYS:
-        close = difflib.get_close_matches(str(name), KEYS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else "."
-        raise UserError(f"unknown option {name!r}{hint} Known options: {', '.join(sorted(KEYS))}.")
+        raise UserError(f"unknown option {name!r}{_nearest(name, KEYS) or '.'} Known options: {', '.join(sorted(KEYS))}.")
     try:
         return KEYS[name].read(value) if text else KEYS[name].check(value)
     except ValueError as error:
@@ -227,8 +230,8 @@ def read_options(mode: str | None = None, options: Mapping[str, Any] | None = No
     Raises UserError for an unknown key (with a suggestion and the known ones), a value out of range, or an unknown mode.
     """
     if mode not in _MODES:
-        known = ", ".join(repr(m) for m in _MODES if m)
-        raise UserError(f"unknown mode {mode!r}. Known modes: {known}.")
+        known = [m for m in _MODES if m]
+        raise UserError(f"unknown mode {mode!r}{_nearest(mode, known) or '.'} Known modes: {', '.join(map(repr, known))}.")
     _name_unknown_variables()
     values: dict[str, Any] = dict(_MODES[mode])
     for name, key in KEYS.items():

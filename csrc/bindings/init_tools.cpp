@@ -81,6 +81,9 @@ void init_tools(py::module_& module) {
       },
       py::arg("text"), py::arg("level"), py::arg("options") = "{}", py::arg("file") = "<text>", py::call_guard<py::gil_scoped_release>(),
       "IR text of any level lowered to torch, tensor, loop, tile, kernel, llvm, asm or cuda.");
+  module.def(
+      "check_options", [](const std::string& options) { check_options(parse_options(options)); }, py::arg("options"),
+      "Raises UserError for options that no compilation takes.");
   module.def("level_of", &level_of, py::arg("text"), py::arg("file") = "<text>", "The level of IR text.");
   module.def("interpret", &interpret, py::arg("text"), py::arg("inputs"), py::arg("mode") = "typed",
              "Runs IR text of any level by its interpreter on tensors: the outputs, then the inputs that it wrote. mode 'exact' computes in float64 "

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "pipeline.h"
 #include "runtime/backend.h"
+#include "schedule/schedule.h"
 
 namespace deplo {
 namespace {
@@ -74,14 +75,19 @@ bool is_dumped(const std::string& level, const CompileOptions& options) {
   return std::any_of(texts.begin(), texts.end(), [&](const MachineText& text) { return text.level == level && !text.suffix.empty(); });
 }
 
-Compiled run_levels(const std::string& text, const std::string& file, const CompileOptions& options, const std::string& stop_after, bool by_hand,
-                    Dumper& dumper) {
+PipelineOptions checked_pipeline(const CompileOptions& options) {
   PipelineOptions pipeline;
   pipeline.stop_after = options.stop_after;
   pipeline.dump = is_dumped(options.dump, options) ? "" : options.dump;
   pipeline.verify_each = options.verify;
-  pipeline.by_hand = by_hand;
   check_names(options.context, pipeline);
+  return pipeline;
+}
+
+Compiled run_levels(const std::string& text, const std::string& file, const CompileOptions& options, const std::string& stop_after, bool by_hand,
+                    Dumper& dumper) {
+  PipelineOptions pipeline = checked_pipeline(options);
+  pipeline.by_hand = by_hand;
   pipeline.stop_after = stop_after;
 #ifndef NDEBUG
   pipeline.verify_each = true;
@@ -139,6 +145,12 @@ const MachineText* machine_text(const std::string& level, const std::string& tar
 }
 
 }  // namespace
+
+void check_options(const CompileOptions& options) {
+  checked_pipeline(options);
+  for (const auto& [kernel, text] : options.context.schedules)
+    parse_schedules(text, kernel.empty() ? "<schedule>" : fmt::format("<schedule of {}>", kernel));
+}
 
 CompiledGraph compile_text(const std::string& text, const CompileOptions& options, runtime::LibraryFactory library) {
   const Backend& backend = backend_of(options.context.target.name);

@@ -38,6 +38,9 @@ struct CompiledGraph {
 /// UserError (malformed text, bad options), UnsupportedError, InternalError.
 CompiledGraph compile_text(const std::string& text, const CompileOptions& options, runtime::LibraryFactory library);
 
+/// Refuses names of passes and levels that do not exist, and schedules that do not parse. Throws UserError.
+void check_options(const CompileOptions& options);
+
 /// IR text of any level lowered to `level`: tensor, loop, tile, kernel, llvm, asm or cuda (torch for Torch IR itself).
 std::string lower_text(const std::string& text, const std::string& file, const std::string& level, const CompileOptions& options);
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import deplo
 from deplo import options
 from deplo.core import INTERFACE, check_interface
 from deplo.errors import UserError
@@ -130,23 +131,54 @@ def test_cache_folder_is_shown_and_cleared_without_touching_other_files(tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stop_after": "xyz"}, "cannot stop after 'xyz': expected one of share_calls, "),
-        ({"stop_after": "fuse_nest"}, "cannot stop after 'fuse_nest', did you mean 'fuse_nests'?"),
-        ({"disable": ["compose_map"]}, "cannot disable 'compose_map', did you mean 'compose_maps'?"),
-        ({"dump": "kernels"}, "cannot dump 'kernels', did you mean 'kernel'?"),
+        ({"stop_after": "xyz"}, "option 'stop_after' is 'xyz': cannot stop after 'xyz': expected one of share_calls, "),
+        (
+            {"stop_after": "fuse_nest"},
+            "option 'stop_after' is 'fuse_nest': cannot stop after 'fuse_nest', did you mean 'fuse_nests'? Expected one of ",
+        ),
+        (
+            {"disable": ["compose_map", "fuse_nests"]},
+            "option 'disable' is 'compose_map, fuse_nests': cannot disable 'compose_map', did you mean 'compose_maps'?",
+        ),
+        ({"disable": ["lower_to_loop"]}, "cannot disable 'lower_to_loop': expected one of share_calls, "),
+        ({"dump": "kernels"}, "option 'dump' is 'kernels': cannot dump 'kernels', did you mean 'kernel'?"),
+        ({"dump": "nolevel"}, "cannot dump 'nolevel': expected one of"),
+        (
+            {"features": "avx9"},
+            "option 'features' is 'avx9': no CPU features are called 'avx9', did you mean 'avx2'? Expected one of native, avx512, avx2, sse",
+        ),
+        ({"features": "neon,sve"}, "no CPU features are called 'neon,sve': expected one of native, avx512, avx2, sse"),
+        ({"schedule": "tile m 4"}, "option 'schedule': <schedule>:1:8: expected '(', found '4'"),
+        ({"schedule": {"k0": "nest tile(m=)"}}, "option 'schedule': <schedule of k0>:1:13: expected "),
+        ({"target": "cdua"}, "option 'target' is 'cdua', expected one of 'cpu', 'cuda'; did you mean 'cuda'?"),
+        ({"tune": "fats"}, "option 'tune' is 'fats', expected one of 'off', 'fast', 'full'; did you mean 'fast'?"),
+        ({"arch": "sm_1"}, "option 'arch' is 'sm_1', expected an architecture from 'sm_75' on"),
+        ({"guard": 1}, "option 'guard' is 1, expected True or False"),
+        ({"allow_library": ["aten.sorrt"]}, "option 'allow_library' names 'aten.sorrt', which is no operator of PyTorch; did you mean aten.sort"),
     ],
+    ids=str,
 )
-def test_names_of_passes_are_suggested(options, message):
-    with pytest.raises(Exception, match=re.escape(message)):
+def test_one_line_names_option_and_value(options, message):
+    with pytest.raises(UserError, match=re.escape(message)) as at_once:
+        deplo.jit(lambda x: x + 1, options=options)
+    with pytest.raises(UserError, match=re.escape(message)) as at_first_call:
         torch.compile(lambda x: x + 1, backend="deplo", options=options)(torch.ones(3))
+    assert str(at_first_call.value) == str(at_once.value) and "\n" not in str(at_once.value)
+
+
+def test_a_variable_s_value_is_judged_too(monkeypatch):
+    monkeypatch.setenv("DEPLO_FEATURES", "avx9")
+    with pytest.raises(UserError, match="option 'features' is 'avx9'.*did you mean 'avx2'"):
+        deplo.jit(lambda x: x + 1)
+
+
+def test_text_of_a_gpu_is_dumped_for_a_gpu_only():
+    deplo.jit(lambda x: x + 1, options={"dump": "cuda", "target": "cuda"})
+    with pytest.raises(UserError, match="cannot dump 'cuda'"):
+        deplo.jit(lambda x: x + 1, options={"dump": "cuda"})
 
 
 def test_dumps_stop_where_they_are_told_to(capfd, fresh_inference):
     torch.compile(lambda x: (x + 1).exp(), backend="deplo", options={"dump": "all", "stop_after": "fuse_producers"})(torch.ones(3))
     shown = [line for line in capfd.readouterr().err.splitlines() if line.startswith("# ")]
     assert shown[0].startswith("# torch/import") and shown[-1].startswith("# loop/fuse_producers")
-
-
-def test_names_of_levels_and_passes_are_checked():
-    with pytest.raises(Exception, match="cannot dump 'nolevel': expected one of"):
-        torch.compile(lambda x: x + 1, backend="deplo", options={"dump": "nolevel"})(torch.ones(3))

@@ -25,7 +25,9 @@
 #include <cctype>
 #include <mutex>
 
+#include "base/closest.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "codegen/codegen.h"
 #include "codegen/llvm/single_lane_stores.h"
 #include "codegen/llvm/translate.h"
@@ -101,6 +103,14 @@ void optimize(llvm::Module& module, llvm::TargetMachine& machine) {
   pipeline.addPass(llvm::createModuleToFunctionPassAdaptor(std::move(passes)));
   pipeline.run(module, modules);
   split_single_lane_stores(module);
+}
+
+void check_known(const std::string& features) {
+  const std::vector<std::string> known{"native", "avx512", "avx2", "sse"};
+  if (features.empty() || std::find(known.begin(), known.end(), features) != known.end()) return;
+  std::string close = closest(features, known);
+  throw UserError(fmt::format("no CPU features are called '{}'{} one of {}", features,
+                              close.empty() ? ": expected" : ", did you mean '" + close + "'? Expected", joined(known)));
 }
 
 }  // namespace
@@ -187,6 +197,7 @@ std::string cpu_assembly_text(const kernel_ir::Kernel& kernel, const PassContext
 }
 
 TargetInfo cpu_target_info(const std::string& features) {
+  check_known(features);
   TargetInfo info;
   llvm::StringMap<bool> host = llvm::sys::getHostCPUFeatures();
   auto has = [&](const char* f) { return host.lookup(f); };
@@ -206,9 +217,7 @@ TargetInfo cpu_target_info(const std::string& features) {
     wanted = 2;
   else if (features == "sse")
     wanted = 1;
-  else
-    DEPLO_CHECK(features.empty() || features == "native", "features: '{}' is unknown; known are native, avx512, avx2, sse", features);
-  DEPLO_CHECK(wanted <= found, "features: this CPU ({}) has no {}", std::string(llvm::sys::getHostCPUName()), features);
+  DEPLO_CHECK(wanted <= found, "this CPU ({}) has no {}", std::string(llvm::sys::getHostCPUName()), features);
   if (wanted >= 1) info.features.insert(sse.begin(), sse.end());
   if (wanted >= 2) info.features.insert(avx2.begin(), avx2.end());
   if (wanted >= 3) {
