@@ -19,16 +19,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
-from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.exc import ShortenTraceback, TorchDynamoException
 
+from .aliases import Places, checked_call
 from .cache import warn_if_unusable
 from .core import core
 from .decompositions import decompositions
 from .eager_calls import calls_as_in_eager_mode
 from .errors import Error, FallbackWarning, InternalError, UnsupportedError, UserError
 from .executable import Executable
-from .fx_import import Imported, import_graph, storage_of
-from .inputs import InputInfo, describe_inputs, static_names, takes_bases
+from .fx_import import Imported, import_graph
+from .inputs import InputInfo, describe_inputs, static_names, takes_bases, written_inputs
 from .mixed import Mixed
 from .options import KEYS, Options, read_options
 from .progress import progress
@@ -94,9 +95,25 @@ def compile_with(
         decompositions=decompositions(training),
         keep_inference_input_mutations=True,
     )
-    with calls_as_in_eager_mode():
-        compiled: Callable[..., Any] = compiler(gm, example_inputs)
-    return checked_places(gm, example_inputs, compiled, options.strict) if compilation.has_bases else compiled
+    places = Places(gm, example_inputs)
+    try:
+        with calls_as_in_eager_mode():
+            compiled: Callable[..., Any] = compiler(gm, example_inputs)
+    except (AssertionError, RuntimeError) as error:
+        # AOTAutograd's for writes to some kinds of views, as one of another dtype.
+        if isinstance(error, TorchDynamoException) or not any(places.groups):
+            raise
+        refusal = UnsupportedError(f"inputs share memory, which AOTAutograd does not take: {str(error).splitlines()[0]}")
+        if options.strict:
+            raise refusal from error
+        _publish(Record("whole", fallback=str(refusal)))
+        warn_fallback("whole", refusal)
+        return gm
+    if compilation.has_bases:  # which of those that share memory are written, AOTAutograd does not tell
+        compilation.written.update(i for i, group in enumerate(places.groups) if group)
+    if not compilation.written:
+        return compiled
+    return checked_call(gm, places, compiled, compilation.written, compilation.has_bases, compilation.differentiates, options.strict)
 
 
 @dataclasses.dataclass
@@ -143,6 +160,8 @@ class Compilation:
     def __init__(self, options: Options, inputs: list[InputInfo]) -> None:
         self.options = options
         self.inputs = inputs
+        self.written: set[int] = set()  # inputs of Dynamo's graph
+        self.differentiates = False  # the graph keeps values for its gradient
         self.has_bases = False  # some inputs share memory: the graph takes their base and views it by strides
 
     def forward(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -155,7 +174,10 @@ class Compilation:
         return self._compile("inference", gm, static_names(gm))
 
     def _compile(self, kind: str, gm: torch.fx.GraphModule, static: set[str] | None) -> Callable[..., Any]:
-        self.has_bases = self.has_bases or takes_bases(gm)
+        if kind != "backward":
+            self.has_bases = takes_bases(gm)
+            self.written = written_inputs(gm)
+            self.differentiates = kind == "forward"
         try:
             return self._recorded(kind, gm, static)
         except UnsupportedError as error:
@@ -304,33 +326,6 @@ def warn_fallback(kind: str, error: Error, calls: int = 0) -> None:
     what = f"{calls} calls of the {kind} graph run" if calls > 1 else f"one call of the {kind} graph runs" if calls else f"the {kind} graph runs"
     why = "deplo has a bug there" if isinstance(error, InternalError) else "deplo does not compile that"
     warnings.warn(f"{what} in eager mode, {why}: {error}", FallbackWarning, stacklevel=2)
-
-
-def checked_places(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compiled: Callable[..., Any], strict: bool) -> Callable[..., Any]:
-    """`compiled` for calls whose inputs lie in their shared storages as `example_inputs` do, else Dynamo's graph op by op.
-
-    AOTAutograd writes their storage offsets into the graph, and Dynamo does not guard them.
-    """
-    tensors = {i: x for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor) and torch._C._has_storage(x)}
-    storages = [storage_of(x) for x in tensors.values()]
-    fakes = [node.meta.get("example_value") for node in gm.graph.nodes if node.op == "placeholder"]
-    fixed = []
-    for i, x in tensors.items():
-        offset = fakes[i].storage_offset() if isinstance(fakes[i], torch.Tensor) else x.storage_offset()
-        if storages.count(storage_of(x)) > 1 and not isinstance(offset, torch.SymInt):  # a symbol is passed at each call
-            fixed.append((i, offset))
-
-    def call(*args: Any) -> Any:
-        moved = next((i for i, offset in fixed if args[i].storage_offset() != offset), None)
-        if moved is None:
-            return compiled(*args)
-        error = UnsupportedError(f"inputs share memory, and input {moved} lies elsewhere in it than when the graph was compiled")
-        if strict:
-            raise error
-        warn_fallback("whole", error)
-        return gm(*args)
-
-    return call
 
 
 def trace_artifact(name: str, text: str) -> None:

@@ -69,6 +69,14 @@ def takes_bases(gm: torch.fx.GraphModule) -> bool:
     return bool(kinds & {"ViewBaseAOTInput", "SyntheticBaseAOTInput"})
 
 
+def written_inputs(gm: torch.fx.GraphModule) -> set[int]:
+    """Which inputs of Dynamo's graph a forward or inference graph writes, itself or by AOTAutograd's code around it; bases left out."""
+    metadata = getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
+    nodes = [node for node in gm.graph.nodes if node.op == "placeholder" and "Token" not in type(node.meta.get("desc")).__name__]
+    infos = getattr(metadata, "input_info", ())
+    return {index for node, info in zip(nodes, infos, strict=False) if info.mutates_data and (index := outer_index(node)) is not None}
+
+
 def static_names(gm: torch.fx.GraphModule) -> set[str] | None:
     """Names of the placeholders whose storage AOTAutograd knows to stay; for forward and inference graphs only."""
     context = torch._guards.TracingContext.try_get()
