@@ -174,8 +174,11 @@ def _view_reader(output: Output, symbols: dict[str, tuple[int, int | None]]) -> 
 
     def read(results: list[Any], inputs: list[Any]) -> torch.Tensor:
         base: torch.Tensor = inputs[output.index] if output.of_input else results[output.index]
+        if output.detached == "base":
+            base = base.detach()
         values = layout(inputs)
-        return base.as_strided(values[:rank], values[rank : 2 * rank], base.storage_offset() + values[-1])
+        view = base.as_strided(values[:rank], values[rank : 2 * rank], base.storage_offset() + values[-1])
+        return view.detach() if output.detached == "itself" else view
 
     return read
 

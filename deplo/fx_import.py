@@ -52,6 +52,7 @@ class Output:
     of_input: bool = False  # a view of an input, not of a result
     value: Any = None  # of a constant
     layout: Any = None  # of a view: sizes, strides and the offset from its base, as sympy expressions
+    detached: str = ""  # of a view: autograd takes it for no view ("itself"), or for one of a detached tensor ("base")
 
     def layout_exprs(self) -> list[Any]:
         return [*self.layout[0], *self.layout[1], self.layout[2]] if self.layout else []
@@ -560,10 +561,8 @@ class _Importer:
         is_view = root is not None and root is not item and (root in self.positions or root in shared)
         if is_view and isinstance(base, torch.Tensor) and base.dtype == value.dtype:
             assert root is not None
-            layout = self._layout(value, base, _strides(item))
-            if root in self.positions:
-                return Output("view", self.positions[root], True, layout=layout)
-            return dataclasses.replace(self._result(returned, self.names[root], base.device), kind="view", layout=layout)
+            result = Output("view", self.positions[root], True) if root in self.positions else self._result(returned, self.names[root], base.device)
+            return dataclasses.replace(result, kind="view", layout=self._layout(value, base, _strides(item)), detached=self._detached(item, root))
         return self._result(returned, self.names[item], value.device)
 
     def _result(self, returned: list[str], name: str, device: torch.device | None) -> Output:
@@ -571,6 +570,16 @@ class _Importer:
             returned.append(name)
             self.devices.append(device)
         return Output("result", returned.index(name))
+
+    def _detached(self, item: torch.fx.Node, root: torch.fx.Node) -> str:
+        """Where a chain of views from `root` to `item` detaches: at its end, before, or (empty) nowhere. With a gradient, detach is alias."""
+        ops = (torch.ops.aten.detach.default, torch.ops.aten.alias.default) if self.name == "forward" else (torch.ops.aten.detach.default,)
+        node: Any = item
+        while isinstance(node, torch.fx.Node) and node is not root and node.args:
+            if node.target in ops:
+                return "itself" if node is item else "base"
+            node = node.args[0]
+        return ""
 
     def _layout(self, value: torch.Tensor, base: torch.Tensor, strides: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
         offset = sizes.expr_of(value.storage_offset()) - sizes.expr_of(base.storage_offset())

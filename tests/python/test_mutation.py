@@ -317,6 +317,9 @@ ALIASES = {
     "an output twice": both(lambda y: y),
     "a transposed output": both(lambda y: y.t()),
     "a row of an output": both(lambda y: y[3]),
+    "detached": both(lambda y: y.detach()),
+    "a row detached": both(lambda y: y[1].detach()),
+    "a row of what is detached": both(lambda y: y.detach()[1]),
     "parts of a value": lambda x: (lambda y: (y[0], y[1:].t()))(x * 2),
 }
 
@@ -325,7 +328,8 @@ def relations(tensors) -> list:
     """Who shares memory with whom and from where on, and what autograd takes for a view of what."""
     pointers = [t.untyped_storage().data_ptr() for t in tensors]
     bases = [None if t._base is None else [t._base is other for other in tensors] for t in tensors]
-    return [[[a == b for a in pointers] for b in pointers], [(t._is_view(), t.storage_offset(), t.stride()) for t in tensors], bases]
+    gradients = [t.requires_grad for t in tensors]
+    return [gradients, [[a == b for a in pointers] for b in pointers], [(t._is_view(), t.storage_offset(), t.stride()) for t in tensors], bases]
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "grad"])
@@ -346,3 +350,18 @@ def test_outputs_share_memory_as_in_eager(name, dynamic, grad):
         mine.mul_(3)
         other.mul_(3)
         same(ours, theirs)
+
+
+def test_what_is_detached_may_be_written_where_eager_allows_it():
+    """A view made under no_grad forbids later writes to its base with gradients on; a detached tensor is none."""
+
+    def fn(x):
+        y = x * 2
+        return y, y.detach()
+
+    for call in (fn, torch.compile(fn, backend="deplo", options={"strict": True})):
+        y, detached = call(torch.ones(4))
+        with torch.enable_grad():
+            y.mul_(torch.ones(4, requires_grad=True))
+            same(detached.mul_(3), torch.full((4,), 6.0))
+        assert y.requires_grad and not detached.requires_grad and not detached._is_view() and detached._base is None
