@@ -186,10 +186,8 @@ class Compilation:
             parts = Mixed.split(gm, self.options.target)
             if parts is None:
                 return self._in_eager(kind, gm, error)
-            warn_fallback(kind, error, len(parts.refused))
             _publish(Record(kind, left=[(str(node.target), why) for node, why in parts.refused.items()]))
-            for part in parts.parts:
-                part.call = self._part(kind, part.gm, static)
+            self._compile_parts(kind, parts, static, error)
             return parts.boxed()
         except InternalError as error:
             if self.options.strict:
@@ -202,11 +200,23 @@ class Compilation:
         _publish(record)
         return run
 
-    def _part(self, kind: str, gm: torch.fx.GraphModule, static: set[str] | None) -> Callable[..., Any]:
-        try:
-            return self._recorded(kind, gm, static)
-        except (UnsupportedError, InternalError) as error:
-            return self._in_eager(kind, gm, error)
+    def _compile_parts(self, kind: str, parts: Mixed, static: set[str] | None, error: UnsupportedError) -> None:
+        """Gives each part its call, with one warning for all calls that stay in eager mode: `error` says why the first one does."""
+        calls, refused = len(parts.refused), 0
+        reasons = [str(error)]
+        for part in parts.parts:
+            try:
+                part.call = self._recorded(kind, part.gm, static)
+            except UnsupportedError as why:  # a size that its calls share, say
+                _publish(Record(kind, fallback=str(why)))
+                part.call = eager(part.gm)
+                calls += sum(1 for node in part.gm.graph.nodes if node.op == "call_function")
+                refused += 1
+                reasons += [str(why)] if str(why) not in reasons else []
+            except InternalError as bug:
+                part.call = self._in_eager(kind, part.gm, bug)
+        more = " (deplo.explain lists more reasons)" if len(reasons) > 2 else ""
+        warn_fallback(kind, UnsupportedError("; ".join(reasons[:2]) + more), 0 if refused == len(parts.parts) else calls)
 
     def _in_eager(self, kind: str, gm: torch.fx.GraphModule, error: Error) -> Callable[..., Any]:
         _publish(Record(kind, fallback=str(error)))

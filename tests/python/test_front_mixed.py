@@ -71,3 +71,19 @@ def test_explain_names_what_stays_in_aten():
 
     text = str(deplo.explain(lambda x: torch.fft.fft(x).abs() + 1, torch.ones(4)))
     assert "stay in ATen" in text and "_fft_r2c" in text and "complex" in text
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_sizes_that_depend_on_values_give_one_warning(compiler, fullgraph):
+    def fn(x):
+        places = x.nonzero().squeeze(1)
+        return ((places * 2).float() + 1).exp(), torch.unique(x) + 1, torch.softmax(x, 0)
+
+    x = torch.tensor([1.0, 0.0, 3.0])
+    with torch.no_grad(), pytest.warns(FallbackWarning) as caught:
+        result = torch.compile(fn, backend=deplo.deplo, fullgraph=fullgraph)(x)
+    same(result, fn(x))
+    (text,) = [str(w.message) for w in caught if w.category is FallbackWarning]
+    assert "\n" not in text and "of the inference graph run in eager mode, deplo does not compile that: " in text
+    assert "the size u0 depends on the values of a tensor, not on the sizes of the inputs" in text and "test_front_mixed.py" in text
