@@ -18,6 +18,7 @@ _MODES = {
     None: {},
     "default": {},
     "reduce-overhead": {},
+    "lite": {},
     "max-autotune": {"tune": "full"},
     "max-autotune-no-cudagraphs": {"tune": "full"},
 }

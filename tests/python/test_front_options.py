@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -72,6 +73,25 @@ def test_modes():
     assert read_options("max-autotune", {"tune": "off"}).tune == "off"
     with pytest.raises(UserError, match="unknown mode 'fastest'"):
         read_options("fastest")
+
+
+@pytest.mark.parametrize("compile_with", [deplo.jit, lambda fn, mode: torch.compile(fn, backend="deplo", mode=mode)], ids=["jit", "torch.compile"])
+def test_every_mode_of_torch_compile_is_taken(compile_with, fresh_inference):
+    x = torch.arange(5.0)
+    for mode in (None, "default", "reduce-overhead", "lite", "max-autotune", "max-autotune-no-cudagraphs"):
+        torch._dynamo.reset()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert torch.equal(compile_with(lambda x: x * 2 + 1, mode=mode)(x), x * 2 + 1)
+        texts = {str(w.message) for w in caught}
+        assert texts == ({"tune='full' does nothing yet: schedules come from heuristics only"} if mode and "autotune" in mode else set())
+    with pytest.raises(UserError, match="unknown mode 'reduce-overheads'; did you mean 'reduce-overhead'\\? Known modes: 'default', "):
+        compile_with(lambda x: x + 1, mode="reduce-overheads")(x)
+
+
+def test_modes_of_torch_compile_are_all_known():
+    known = set(torch._inductor.list_mode_options())
+    assert known <= set(options._MODES)
 
 
 def test_variables_are_defaults_and_checked(monkeypatch):
