@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import private_torch
 import pytest
 
 _C = pytest.importorskip("deplo._C")
@@ -26,3 +27,17 @@ def test_examples_of_ir(file: str, level: str, text: str):
 
 def test_every_level_has_an_example():
     assert {level for _, level, _ in BLOCKS} == set(LEVELS)
+
+
+def test_what_is_not_public_in_torch_is_listed():
+    """docs/front.md names each, and the files that use it."""
+    rows = [
+        line.split(" | ") for line in (ROOT / "docs/front.md").read_text().split("| used | where | why |")[1].splitlines() if line.startswith("| `")
+    ]
+    assert all(len(row) == 4 and row[2].strip() and row[3].strip(" |") for row in rows)
+    used = private_torch.uses()
+    listed = {name: set(re.findall("`([^`]+)`", row[1])) for row in rows for name in re.findall("`([^`]+)`", row[0])}
+    assert set(listed) == set(used)
+    for row in rows:
+        names = re.findall("`([^`]+)`", row[0])
+        assert set(re.findall("`([^`]+)`", row[1])) == set().union(*(used[name] for name in names)), names
