@@ -26,6 +26,38 @@ with torch.no_grad(), collect_records() as records:
 caches = [json.loads(record.program.describe())["cache"] for record in records]
 print(json.dumps([sum(c["compiled"] for c in caches), sum(c["disk_hits"] for c in caches), error, allowed]))
 """
+MANY_KERNELS = """
+import json, os, threading, time, torch
+from deplo.capture import capture
+from deplo.core import core
+from deplo.options import read_options
+options = read_options(options={"cache_dir": "off"}).to_json()
+text = capture(lambda x: [torch.softmax(x[:n, :n] @ x[:n, : n + 3], -1) for n in range(9, 33, 2)], [torch.randn(40, 40)])[0].torch_ir
+seen, done = {}, threading.Event()
+
+def spent(thread):
+    try:
+        fields = open(f"/proc/self/task/{thread}/stat").read().rsplit(")", 1)[1].split()
+    except OSError:  # it has ended
+        return 0
+    return int(fields[11]) + int(fields[12])
+
+def watch():
+    while not done.is_set():
+        for thread in os.listdir("/proc/self/task"):
+            seen[thread] = max(seen.get(thread, 0), spent(thread))
+        time.sleep(0.001)
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+time.sleep(0.05)
+before = dict(seen)
+program = core().compile(text, options)
+done.set()
+watcher.join()
+new = [ticks for thread, ticks in seen.items() if thread not in before]
+print(json.dumps([json.loads(program.describe())["cache"]["compiled"], sum(ticks > 0 for ticks in new), len(new)]))
+"""
 SOFTMAX = """
 import json, torch
 from deplo.core import core
@@ -165,3 +197,16 @@ def test_off_leaves_no_file(tmp_path, monkeypatch):
     process = start(SOFTMAX, "off", tmp_path)
     assert outcome(process) == [1, 0]
     assert not list(tmp_path.iterdir())
+
+
+@needs_core
+def test_kernels_compile_on_all_cores_at_once():
+    """Threads that the compilation starts, and the processor time that the system counts for them."""
+    for cores in sorted(os.sched_getaffinity(0)), sorted(os.sched_getaffinity(0))[:1]:
+        command = ["taskset", "-c", ",".join(map(str, cores)), sys.executable, "-c", MANY_KERNELS]
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, "DEPLO_VERIFY": "0"}, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        kernels, worked, started = json.loads(done.stdout.splitlines()[-1])
+        assert kernels >= 12
+        assert started <= min(len(cores), kernels) - 1  # the calling thread compiles too
+        assert (worked > 0) == (len(cores) > 1)
