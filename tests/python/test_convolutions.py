@@ -12,6 +12,7 @@ from engines import Compiler
 from torch import nn
 
 import deplo
+from deplo.backend import collect_records
 from deplo.capture import capture
 from deplo.options import read_options
 
@@ -189,3 +190,42 @@ def test_no_product_with_a_zero_between_inputs(case):
     assert torch.allclose(got[..., ~phase].double(), wanted[..., ~phase], rtol=1e-5, atol=1e-5)
     reached = transposed(torch.ones_like(x), (weight == torch.inf).float(), None, case) > 0
     assert bool((got[reached] == torch.inf).all())
+
+
+# Of sizes at which all windows of the input, side by side, take megabytes.
+LARGE = [
+    (1, 64, 64, 56, 56, 3, 1, 1, 1, 1),
+    (1, 32, 32, 112, 112, 3, 1, 1, 1, 1),
+    (4, 16, 32, 64, 64, 5, 1, 2, 1, 1),
+    (1, 3, 64, 224, 224, 7, 2, 3, 1, 1),
+    (1, 64, 128, 56, 56, 3, 2, 1, 1, 1),
+    (1, 32, 32, 64, 64, 3, 1, 4, 4, 1),
+    (2, 32, 64, 48, 48, 3, 1, 1, 1, 4),
+    (1, 128, 128, 28, 28, 3, 1, 1, 1, 1),
+]
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_no_copy_of_all_windows(shape, memory_format):
+    """im2col copies each element of the input into every window that it lies in; temporaries and a thread's scratch memory stay far below."""
+    module, inputs = prepared(shape, memory_format)
+    torch._dynamo.reset()
+    with torch.no_grad(), collect_records() as records:
+        result = torch.compile(module, backend="deplo", options={"strict": True})(*inputs)
+    memory = json.loads(records[0].program.describe())["memory"]
+    windows = shape[0] * shape[1] * shape[5] ** 2 * result.shape[2] * result.shape[3] * 4
+    assert memory["arena_bytes"] + memory["scratch_bytes_per_thread"] <= windows / 10
+    assert memory["scratch_bytes_per_thread"] <= 1 << 18  # as large as caches of a core, whatever the image
+
+
+def test_scratch_memory_does_not_grow_with_the_image():
+    sizes = []
+    for side in (28, 56, 112):
+        module, inputs = prepared((1, 32, 32, side, side, 3, 1, 1, 1, 1), torch.contiguous_format)
+        torch._dynamo.reset()
+        with torch.no_grad(), collect_records() as records:
+            torch.compile(module, backend="deplo", options={"strict": True}, dynamic=False)(*inputs)
+        memory = json.loads(records[0].program.describe())["memory"]
+        sizes.append(memory["arena_bytes"] + memory["scratch_bytes_per_thread"])
+    assert sizes[2] <= 2 * sizes[0]  # the image is sixteen times as large
