@@ -149,7 +149,7 @@ class AliasCheck {
       spans.push_back({data, data + tensor.storage().nbytes(), place, &tensor});
       return;
     }
-    auto size = static_cast<int64_t>(tensor.element_size());
+    int64_t size = tensor.element_size();
     int64_t last = 0;
     for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
     data += tensor.storage_offset() * size;
