@@ -125,6 +125,25 @@ def test_one_kernel_with_bias_and_activation_and_no_copy_of_the_image(form, memo
     assert graph.description["memory"]["temporaries"] == 0
 
 
+# The contractions of all phases, and a kernel that puts their results together with bias and activation.
+STRIDED = {
+    "phases of one and two taps a dimension": (nn.ConvTranspose2d(32, 48, 3, stride=2, padding=1, output_padding=1), 4 + 1),
+    "equal phases": (nn.ConvTranspose2d(32, 48, 4, stride=2, padding=1, groups=2), 1 + 1),
+}
+
+
+@pytest.mark.parametrize("memory_format", FORMATS[2], ids=str)
+@pytest.mark.parametrize("form", STRIDED)
+def test_phases_of_strided_transposed_convolutions_keep_their_results_only(form, memory_format):
+    conv, kernels = STRIDED[form]
+    conv = conv.requires_grad_(False)
+    x = torch.randn(2, conv.in_channels, 13, 13, generator=torch.Generator().manual_seed(0)).to(memory_format=memory_format)
+    (graph,) = deplo.explain(nn.Sequential(conv, nn.ReLU()), x, options={"strict": True}).graphs
+    assert [k.calls for k in graph.kernels if not k.once] == [1] * kernels
+    # With padding, a phase has an output more in each dimension than the 13 that are read.
+    assert graph.description["memory"]["arena_bytes"] <= 2 * 48 * 4 * (13 + 1) ** 2 * 4
+
+
 # spatial sizes, kernel, stride, padding, output_padding, dilation, groups; channels are 4 a group, filters 3
 TRANSPOSED = [
     ((9,), 3, 2, 1, 1, 1, 1),

@@ -317,6 +317,8 @@ ALIASES = {
     "an output twice": both(lambda y: y),
     "a transposed output": both(lambda y: y.t()),
     "a row of an output": both(lambda y: y[3]),
+    "the whole of an output": both(lambda y: y[:]),
+    "an alias": both(lambda y: torch.ops.aten.alias(y)),
     "detached": both(lambda y: y.detach()),
     "a row detached": both(lambda y: y[1].detach()),
     "a row of what is detached": both(lambda y: y.detach()[1]),

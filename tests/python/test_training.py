@@ -83,6 +83,10 @@ def loss_of(y: torch.Tensor) -> torch.Tensor:
     )
 
 
+# Eager's own runs from parameters an ulp apart end further from each other than twice the error of one of them.
+FAR_APART = {"unet"}
+
+
 def neighbour(model: torch.nn.Module, seed: int) -> torch.nn.Module:
     """A copy whose parameters are moved by at most an ulp."""
     net, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
@@ -121,8 +125,9 @@ def test_ten_steps_follow_eager(name):
     # Ten steps of AdamW carry an ulp far: statistics are held to where eager mode itself arrives from parameters an ulp away.
     for got, exact, *eager in zip(*(net.buffers() for net in (model, judge, reference, *others)), strict=True):
         if got.is_floating_point():
-            allowed = harness.allowed_error(max(harness.max_error(there, exact) for there in eager), torch.finfo(got.dtype).eps)
-            assert harness.max_error(got, exact) <= allowed
+            errors = [harness.max_error(there, exact) for there in eager]
+            most = max(errors) if name in FAR_APART else min(max(errors), 2 * errors[0])
+            assert harness.max_error(got, exact) <= harness.allowed_error(most, torch.finfo(got.dtype).eps)
         else:
             assert torch.equal(got, eager[0])
 
