@@ -248,3 +248,14 @@ def test_scratch_memory_does_not_grow_with_the_image():
         memory = json.loads(records[0].program.describe())["memory"]
         sizes.append(memory["arena_bytes"] + memory["scratch_bytes_per_thread"])
     assert sizes[2] <= 2 * sizes[0]  # the image is sixteen times as large
+
+
+def test_eager_mode_refuses_output_padding_of_a_stride():
+    x, weight = torch.randn(1, 4, 5), torch.randn(4, 2, 3)
+
+    def padded(x, weight):
+        return F.conv_transpose1d(x, weight, stride=2, output_padding=2)
+
+    for call in (padded, torch.compile(padded, backend="deplo")):
+        with pytest.raises(RuntimeError, match="output padding must be smaller than either stride or dilation"):
+            call(x, weight)

@@ -268,7 +268,12 @@ std::vector<Value> convolution(Builder& b, const Call& call) {
   DEPLO_SUPPORT(type.dtype != DType::boolean, "convolution of bool");
   DType dtype = compute_type(type.dtype);
   Shape out(type.shape.begin() + 2, type.shape.end());
-  Value y = call.boolean("transposed") ? correlate_adjoint(b, x, w, out, window, dtype) : correlate(b, x, w, out, window, dtype);
+  const bool transposed = call.boolean("transposed");
+  const std::vector<Expr> more = spatial_argument(call, "output_padding", out.size(), {0});
+  for (size_t d = 0; d < out.size() && transposed; ++d)
+    DEPLO_SUPPORT(!provably_nonnegative(more[d] - max(window.stride[d], window.dilation[d]), b.ranges()), "output padding of {} at stride {}",
+                  print(more[d]), print(window.stride[d]));
+  Value y = transposed ? correlate_adjoint(b, x, w, out, window, dtype) : correlate(b, x, w, out, window, dtype);
   if (auto bias = call.optional_tensor("bias")) y = b.apply(Fn::add, {y, per_channel(b, b.cast(*bias, dtype), y.type.shape)});
   return {conform(b, y, type)};
 }
