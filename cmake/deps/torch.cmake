@@ -9,4 +9,5 @@ add_library(deplo_torch INTERFACE)
 target_include_directories(deplo_torch SYSTEM INTERFACE ${TORCH_ROOT}/include ${TORCH_ROOT}/include/torch/csrc/api/include ${Python3_INCLUDE_DIRS})
 target_link_directories(deplo_torch INTERFACE ${TORCH_ROOT}/lib)
 target_link_libraries(deplo_torch INTERFACE torch_python torch torch_cpu c10)
-target_compile_definitions(deplo_torch INTERFACE TORCH_API_INCLUDE_EXTENSION_H)
+# Its folder holds headers of an fmt, too, of another version than the one that deplo_fmt compiled: they stay headers alone.
+target_compile_definitions(deplo_torch INTERFACE TORCH_API_INCLUDE_EXTENSION_H FMT_HEADER_ONLY=1)

@@ -193,7 +193,20 @@ Expr simplify_division(Expr a, Expr b, const Ranges& ranges, bool want_mod) {
   return want_mod ? mod(rest, b) : quotient + floordiv(rest, b);
 }
 
-// k * (a mod b) + k*b * (a floordiv b) is k * a; it takes the place of the mod wherever that leaves fewer terms.
+// The remainders a mod c, with c a multiple of b, that e divides by b.
+std::vector<Expr> divided_remainders(Expr e, Expr a, Expr b) {
+  std::vector<Expr> found;
+  for (const Term& term : terms_of(e))
+    for (const Expr& atom : term.atoms) {
+      if (atom.kind() != ExprKind::floordiv || atom.operands()[1] != b) continue;
+      Expr m = atom.operands()[0];
+      if (m.kind() == ExprKind::mod && m.operands()[0] == a && exact_quotient(m.operands()[1], b)) found.push_back(m);
+    }
+  return found;
+}
+
+// k * (a mod b) + k*b * (a floordiv b) is k * a; it takes the place of the mod wherever that leaves fewer terms. So does
+// k * (a mod b) + k*b * ((a mod c) floordiv b), which is k * (a mod c) for multiples c of b.
 Expr recombine(Expr e) {
   auto terms = terms_of(e);
   for (const Term& term : terms) {
@@ -205,12 +218,15 @@ Expr recombine(Expr e) {
       rest.atoms.erase(rest.atoms.begin() + static_cast<long>(i));
       Expr k = from_terms({rest});
       Expr partner = k * b * floordiv(a, b);
-      auto partner_terms = terms_of(partner);
-      bool present = partner_terms.size() == 1 && std::any_of(terms.begin(), terms.end(), [&](const Term& t) {
-                       return t.atoms == partner_terms[0].atoms && t.coefficient == partner_terms[0].coefficient;
-                     });
+      auto present = [&](Expr x) {
+        auto parts = terms_of(x);
+        return parts.size() == 1 && std::any_of(terms.begin(), terms.end(),
+                                                [&](const Term& t) { return t.atoms == parts[0].atoms && t.coefficient == parts[0].coefficient; });
+      };
       Expr without = e - from_terms({term}) - partner + k * a;
-      if (present || terms_of(without).size() < terms.size()) return recombine(without);
+      if (present(partner) || terms_of(without).size() < terms.size()) return recombine(without);
+      for (const Expr& m : divided_remainders(e, a, b))
+        if (present(k * b * floordiv(m, b))) return recombine(e - from_terms({term}) - k * b * floordiv(m, b) + k * m);
     }
   }
   return e;

@@ -16,7 +16,9 @@ struct Sharer {
   std::map<std::string, std::string> available;  ///< right-hand side -> name, for what the current scope sees
   std::map<std::string, std::string> renamed;
   Substitution renamed_exprs;
-  std::map<std::string, int> version;  ///< of a written buffer: how many stores so far
+  std::map<std::string, int> version;    ///< of a written buffer: how many stores so far
+  std::map<std::string, Expr> integers;  ///< of index values and constants whose dtype holds them
+  std::map<std::string, bool> truths;    ///< of comparisons that the ranges decide
 
   Expr expr(Expr e) const { return simplify(renamed_exprs.empty() ? e : substitute(e, renamed_exprs), ranges); }
   std::string value(const std::string& name) const {
@@ -45,9 +47,56 @@ struct Sharer {
     // A later scope may define the name anew.
     renamed.erase(name);
     renamed_exprs.erase(name);
+    note(*stmt, name);
     available[key] = name;
     added.push_back(key);
     out.push_back(std::move(stmt));
+  }
+
+  static bool holds(DType dtype, int64_t value) { return Scalar::of_int(dtype, value).i == value; }
+
+  // What is known of a value that is defined now.
+  void note(const Stmt& stmt, const std::string& name) {
+    integers.erase(name);
+    truths.erase(name);
+    const auto* let = std::get_if<Let>(&stmt.node);
+    if (!let || is_float(let->dtype) || (let->fn != Fn::index && let->fn != Fn::constant)) return;
+    if (let->dtype == DType::boolean)
+      truths[name] = let->literal.i != 0;
+    else if (let->fn == Fn::constant)
+      integers[name] = let->literal.i;
+    else if (Interval range = bounds(let->index, ranges); range.lo && range.hi && holds(let->dtype, *range.lo) && holds(let->dtype, *range.hi))
+      integers[name] = let->index;
+  }
+
+  // A comparison of integers that the ranges decide.
+  std::optional<bool> truth(const Let& s) const {
+    if (s.operands.size() != 2) return std::nullopt;
+    auto a = integers.find(s.operands[0]);
+    auto b = integers.find(s.operands[1]);
+    if (a == integers.end() || b == integers.end()) return std::nullopt;
+    switch (s.fn) {
+      case Fn::lt: return decide(less(a->second, b->second), ranges);
+      case Fn::le: return decide(less_equal(a->second, b->second), ranges);
+      case Fn::gt: return decide(less(b->second, a->second), ranges);
+      case Fn::ge: return decide(less_equal(b->second, a->second), ranges);
+      case Fn::eq: return decide(equal(a->second, b->second), ranges);
+      case Fn::ne: return decide(not_equal(a->second, b->second), ranges);
+      default: return std::nullopt;
+    }
+  }
+
+  // The operand that a choice or a conjunction comes to, if a truth that is known leaves no other.
+  std::optional<std::string> chosen(const Let& s) const {
+    auto known = [&](size_t k) -> std::optional<bool> {
+      auto it = truths.find(s.operands[k]);
+      return it == truths.end() ? std::nullopt : std::optional(it->second);
+    };
+    if (s.fn == Fn::where) return known(0) ? std::optional(s.operands[*known(0) ? 1 : 2]) : std::nullopt;
+    if (s.dtype != DType::boolean || (s.fn != Fn::bit_and && s.fn != Fn::bit_or)) return std::nullopt;
+    for (size_t k : {0, 1})
+      if (known(k)) return s.operands[*known(k) == (s.fn == Fn::bit_and) ? 1 - k : k];
+    return std::nullopt;
   }
 
   Block block(const Block& body) {
@@ -73,7 +122,13 @@ struct Sharer {
         s.index = 0;
       }
     }
+    if (auto known = truth(s)) s = Let{s.name, s.dtype, Fn::constant, {}, Scalar::of_int(s.dtype, *known), {}};
     std::string name = s.name;
+    if (auto operand = chosen(s)) {
+      renamed[name] = *operand;
+      renamed_exprs[name] = Expr::symbol(*operand);
+      return;
+    }
     std::string text = print(s);
     // The dtype is part of the meaning, the name is not.
     std::string key = std::string(to_string(s.dtype)) + text.substr(text.find('='));
@@ -412,7 +467,7 @@ struct Hoister {
 Block hoist_invariants(const Block& block, const Ranges& symbols) { return Hoister{symbols}.walk(block, {}); }
 
 Block clean(const Block& block, const Ranges& symbols) {
-  Sharer sharer{symbols, {}, {}, {}, {}};
+  Sharer sharer{symbols, {}, {}, {}, {}, {}, {}};
   Block shared = sharer.block(block);
   return Dropper{}.block(shared);
 }

@@ -34,6 +34,7 @@ TEST_CASE("ranges remove floordiv and mod") {
   CHECK(simplify(mod(i * s + j, s), ranges) == j);
   CHECK(simplify(floordiv(j * 16 + i, 64), ranges) == floordiv(j, 4));
   CHECK(simplify(floordiv(j, 7) * 7 + mod(j, 7), ranges) == j);
+  CHECK(simplify(floordiv(j, 21) * 42 + floordiv(mod(j, 21), 7) * 14 + mod(j, 7) * 2, ranges) == j * 2);
   CHECK(decide(less(j, s), ranges) == std::optional<bool>(true));
   CHECK(decide(less(i, 15), ranges) == std::nullopt);
 }

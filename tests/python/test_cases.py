@@ -317,6 +317,33 @@ def test_a_layer_stores_its_result_where_a_permutation_wants_it(name, dynamic):
         assert error <= theirs + 4 * torch.finfo(torch.float32).eps * wanted.abs().max()
 
 
+CONCATENATIONS = {  # kernels, packing aside, and the module
+    "columns": (2, lambda x, v, w: torch.cat([F.linear(x, v), F.linear(x, w).relu()], -1)),
+    "rows": (2, lambda x, v, w: torch.cat([F.linear(x, v), F.linear(x * 2, v)], 1).sigmoid()),
+    "beside an input": (3, lambda x, v, w: torch.cat([F.linear(x, v), x.relu(), F.linear(x, w)], -1)),
+    "stacked": (2, lambda x, v, w: torch.stack([F.linear(x, v), F.linear(x + 1, v)], 1)),
+    "nested": (3, lambda x, v, w: torch.cat([torch.cat([F.linear(x, v), F.linear(x, w)], -1), F.linear(x - 1, v)], -1)),
+    "batched": (2, lambda x, v, w: torch.cat([x @ x.transpose(1, 2), (x * 2) @ x.transpose(1, 2)], -1)),
+    "images": (2, lambda x, v, w: torch.cat([F.conv1d(x.mT, v.unflatten(1, (64, 1))), F.conv1d(x.mT, w.unflatten(1, (64, 1))).relu()], 1)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize("name", CONCATENATIONS)
+def test_contractions_store_their_parts_of_a_concatenation(name, dynamic):
+    torch.manual_seed(0)
+    kernels, join = CONCATENATIONS[name]
+    layer = Layer(join, [torch.randn(48, 64), torch.randn(80, 64)])
+    for length in (24, 7):
+        x = torch.randn(2, length, 64)
+        graph = deplo.explain(layer, x, dynamic=dynamic, options={"strict": True}).graphs[0]
+        names = [k.name for k in graph.kernels if not k.name.startswith("pack") and not k.name.endswith("_small")]  # of two versions, one
+        assert len(names) == kernels, names
+        wanted, eager = layer.double()(x.double()), layer.float()(x)
+        error, theirs = ((y.double() - wanted).abs().max() for y in (Compiler()(layer, dynamic=dynamic)(x), eager))
+        assert error <= theirs + 4 * torch.finfo(torch.float32).eps * wanted.abs().max()
+
+
 ROWS = {
     "layer": lambda x, v, w, b: F.linear(x, w, b),
     "gate": lambda x, v, w, b: F.silu(F.linear(x, v)) * F.linear(x, w, b),

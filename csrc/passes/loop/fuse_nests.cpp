@@ -12,6 +12,7 @@
 #include "passes/loop/share_axes.h"
 #include "passes/loop/split_axes.h"
 #include "passes/loop/split_for_reader.h"
+#include "passes/loop/split_index_set.h"
 
 namespace deplo {
 namespace {
@@ -30,6 +31,8 @@ constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched 
 constexpr size_t kSiblingsTried = 4;
 constexpr double kSmallKernel = 4096;  ///< points below which a kernel without anything in common with another may still share its step
 constexpr size_t kSmallTogether = 16;  ///< such kernels in one
+constexpr size_t kMostParts = 16;      ///< kernels that one falls apart into
+constexpr double kStepBytes = 65536;   ///< bytes that move in the time that one more step takes
 
 struct Group {
   NestGroup nest;
@@ -301,6 +304,7 @@ struct Fuser {
     if (is_static[first] != is_static[second]) return false;
     if (first == second || a.fixed || b.fixed || !graph.nodes()[first].alive || !graph.nodes()[second].alive) return false;
     std::set<std::string> flow = flows(first, second);
+    if (std::any_of(flow.begin(), flow.end(), [&](const auto& b) { return graph.writers(b).size() > 1; })) return false;
     if (by_input) {
       if (!flow.empty() || !flows(second, first).empty()) return false;
       AxisPairs pairs = siblings(first, second);
@@ -381,6 +385,98 @@ struct Fuser {
     a.nest = std::move(*split);
     names[first] = std::move(taken);
     pairs = std::move(found);
+  }
+
+  // A contraction that can take what a part of its reader does with its result as an epilogue.
+  bool takes(size_t first, const NestGroup& nest, const NestGroup& part, size_t second, const std::string& flow) {
+    const Ranges& symbols = graph.program().symbols;
+    auto all = [&](const NestGroup& a, const NestGroup& b) {
+      auto pairs = shared_by_dependence(a, b, {flow});
+      return pairs && covers(*pairs, a) && covers(*pairs, b);
+    };
+    if (!may_join(first, second)) return false;
+    if (all(nest, part)) return true;
+    loop_ir::Names scratch = names[first];
+    auto split = split_for_reader(nest, groups[first].contractions, part, {flow}, buffers(), symbols, scratch);
+    if (split && all(*split, part)) return true;
+    scratch = names[second];
+    loop_ir::Nest apart = loop_ir::peel(split_axes_of(loop_ir::make_nest(part.axes, part.body), symbols, scratch));
+    return all(nest, {apart.axes, apart.body});
+  }
+
+  /// What a contraction hands to one part of its reader alone.
+  struct Handover {
+    size_t from = 0;
+    std::string buffer;
+    NestGroup nest;  ///< of the contraction, cut to what the part reads
+  };
+  std::optional<Handover> handover(size_t at, const std::vector<NestGroup>& parts, const NestGroup& part) {
+    auto reads = [](const NestGroup& nest, const std::string& b) {
+      bool read = false;
+      loop_ir::visit(nest.body, [&](const Stmt& stmt, const auto&) {
+        const auto* load = std::get_if<Load>(&stmt.node);
+        read = read || (load && load->buffer == b);
+      });
+      return read;
+    };
+    std::optional<Handover> best;
+    for (const std::string& b : graph.nodes()[at].reads) {
+      if (!graph.is_private(b) || graph.readers(b).size() != 1 || (best && bytes(b) <= bytes(best->buffer)) || !reads(part, b)) continue;
+      if (std::count_if(parts.begin(), parts.end(), [&](const NestGroup& p) { return reads(p, b); }) > 1) continue;
+      const size_t w = graph.writers(b)[0];
+      if (w == at || groups[w].contractions.empty() || groups[w].fixed || is_static[w]) continue;
+      NestGroup nest = cut_to_reader(groups[w].nest, part, b, graph.program().symbols);
+      if (takes(w, nest, part, at, b)) best = Handover{w, b, std::move(nest)};
+    }
+    return best;
+  }
+
+  bool stores_each_element_once(size_t at) {
+    const auto& writes = graph.nodes()[at].writes;
+    return is_pointwise(groups[at].nest) && std::all_of(writes.begin(), writes.end(), [&](const std::string& b) {
+             bool guarded = false;
+             return !graph.is_versioned(b) && has_own_places(groups[at].nest, b, guarded) && !guarded && covers_buffer(groups[at].nest, b);
+           });
+  }
+
+  // What puts together the results of contractions (a concatenation, a padding, the phases of a stride) falls apart, so that each of them
+  // stores its own part.
+  void split_parts(size_t at) {
+    if (groups[at].fixed || is_static[at] || !groups[at].contractions.empty() || !stores_each_element_once(at)) return;
+    const auto& reads = graph.nodes()[at].reads;
+    if (std::none_of(reads.begin(), reads.end(), [&](const auto& b) {
+          return graph.is_private(b) && !groups[graph.writers(b)[0]].contractions.empty() && graph.readers(b).size() == 1;
+        }))
+      return;
+    std::vector<NestGroup> parts = split_index_set(groups[at].nest, graph.program().symbols, kMostParts);
+    if (parts.size() < 2) return;
+    std::vector<Handover> handovers;
+    double saved = 0;
+    for (const NestGroup& part : parts) {
+      auto found = handover(at, parts, part);
+      if (!found) continue;
+      saved += 2 * bytes(found->buffer);
+      handovers.push_back(std::move(*found));
+    }
+    const size_t more_steps = std::max(parts.size() - handovers.size(), size_t{1}) - 1;
+    if (saved <= static_cast<double>(more_steps) * kStepBytes) return;
+    for (Handover& h : handovers) {
+      graph.set_body(h.from, loop_ir::clean(loop_ir::make_nest(h.nest.axes, h.nest.body), graph.program().symbols));
+      loop_ir::Nest nest = loop_ir::peel(graph.nodes()[h.from].body);
+      groups[h.from].nest = {nest.axes, nest.body};
+      find_contractions(h.from);
+    }
+    std::vector<Block> bodies;
+    for (const NestGroup& part : parts) bodies.push_back(loop_ir::make_nest(part.axes, part.body));
+    graph.split(at, bodies);
+    for (NestGroup& part : parts) {
+      Group g;
+      g.points = points_of(bodies[static_cast<size_t>(&part - parts.data())]);
+      g.nest = std::move(part);
+      groups.push_back(std::move(g));
+      names.push_back(names[at]);
+      is_static.push_back(false);
+    }
   }
 
   // Nests that read the same large input at the same places, and share all their axes.
@@ -487,8 +583,11 @@ struct Fuser {
     // What shares no axis with its reader hides the axes that others could share: it comes last.
     for (bool apart : {false, true}) {
       one_after_the_other = apart;
-      for (size_t at = 0; at < groups.size(); ++at)
-        if (graph.nodes()[at].alive && !groups[at].fixed) fuse_into(at);
+      for (size_t at = 0; at < groups.size(); ++at) {
+        if (!graph.nodes()[at].alive || groups[at].fixed) continue;
+        split_parts(at);
+        if (graph.nodes()[at].alive) fuse_into(at);
+      }
       for (size_t at = 0; at < groups.size(); ++at)
         if (graph.nodes()[at].alive && !groups[at].fixed) fuse_siblings(at);
     }

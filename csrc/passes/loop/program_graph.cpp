@@ -211,6 +211,25 @@ size_t ProgramGraph::add_kernel(loop_ir::Block body, size_t like) {
   return nodes_.size() - 1;
 }
 
+std::vector<size_t> ProgramGraph::split(size_t at, const std::vector<loop_ir::Block>& bodies) {
+  std::vector<size_t> parts;
+  for (const loop_ir::Block& body : bodies) {
+    parts.push_back(add_kernel(body, at));
+    nodes_[parts.back()].updated = nodes_[parts.back()].writes;
+    set_body(parts.back(), body);
+  }
+  const std::set<std::string> writes = nodes_[at].writes;
+  remove(at);
+  for (const std::string& b : writes) {
+    versioned_.insert(b);
+    for (size_t r : readers_[b]) {
+      if (std::find(parts.begin(), parts.end(), r) != parts.end()) continue;
+      for (size_t part : parts) add_order(part, r);
+    }
+  }
+  return parts;
+}
+
 void ProgramGraph::add_order(size_t first, size_t second) {
   before_[second].insert(first);
   after_[first].insert(second);

@@ -50,6 +50,8 @@ class ProgramGraph {
   std::string add_buffer(const std::string& hint, DType dtype, std::vector<Expr> shape);
   /// A new kernel that keeps the order that `like` had to keep.
   size_t add_kernel(loop_ir::Block body, size_t like);
+  /// New kernels in place of one, each of which stores some elements of what that one wrote and keeps the others. They may run in any order.
+  std::vector<size_t> split(size_t at, const std::vector<loop_ir::Block>& bodies);
   /// `second` must run after `first`.
   void add_order(size_t first, size_t second);
 
