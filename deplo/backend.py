@@ -188,7 +188,7 @@ class Compilation:
                 return self._in_eager(kind, gm, error)
             _publish(Record(kind, left=[(str(node.target), why) for node, why in parts.refused.items()]))
             self._compile_parts(kind, parts, static, error)
-            return parts.boxed()
+            return parts.boxed(saves=kind == "forward")
         except InternalError as error:
             if self.options.strict:
                 raise
@@ -265,10 +265,9 @@ def compile_text(imported: Imported, options: Options) -> Any:
     except (UserError, UnsupportedError):
         raise
     except InternalError as error:
-        raise InternalError(f"{error}; replay with: python -m deplo compile {write_replay(imported.text)} --ir kernel") from error
+        raise InternalError(f"{error}; {replay_of(imported.text, options)}") from error
     except (Error, RuntimeError, ValueError, LookupError, TypeError) as error:
-        path = write_replay(imported.text)
-        raise InternalError(f"[core] {type(error).__name__}: {error}; replay with: python -m deplo compile {path} --ir kernel") from error
+        raise InternalError(f"[core] {type(error).__name__}: {error}; {replay_of(imported.text, options)}") from error
 
 
 def check_options(options: Options) -> None:
@@ -304,6 +303,11 @@ def check_library_calls(program: Any, allowed: Sequence[str]) -> None:
     for call in json.loads(program.describe())["library"]:
         if call["op"] not in allowed and call["op"].rpartition(".")[0] not in allowed:
             raise UnsupportedError(f"{call['op']} stays in ATen ({call['reason']}), which allow_library does not name")
+
+
+def replay_of(text: str, options: Options) -> str:
+    """How to see the failure again: the graph in a file, and the command that takes it through every level."""
+    return f"replay with: python -m deplo compile {write_replay(text)} --ir {'asm' if options.target == 'cpu' else 'cuda'}"
 
 
 def write_replay(text: str) -> str:

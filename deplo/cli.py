@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from .errors import Error, UserError
 from .options import KEYS, Options, read_options
@@ -45,8 +45,17 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _Parser(argparse.ArgumentParser):
+    """Commands that take no file know one only to say what to do with it; beside an expression it is like any other word."""
+
+    def error(self, message: str) -> NoReturn:
+        if not self.prog.endswith(" compile"):
+            message = message.replace("argument FILE.ir: not allowed with argument -c", "unrecognized arguments beside -c EXPR")
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m deplo", description="A compiler for PyTorch that generates all of its code.")
+    parser = _Parser(prog="python -m deplo", description="A compiler for PyTorch that generates all of its code.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     compile_ = _command(commands, "compile", "print an expression or a file of IR at one level", _compile)
@@ -77,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(commands: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[:1].upper() + text[1:] + ".")
     parser.set_defaults(run=run)
     return parser
 

@@ -30,7 +30,7 @@ REASONS: dict[str, str] = {
     "fractional_max_pool3d.default": OURS,
     "fractional_max_pool3d_backward.default": OURS,
     "isin.Tensor_Tensor": _FORMULA,
-    "ldexp.Tensor": _FORMULA,
+    "ldexp.Tensor": OURS,
     "linalg_cross.default": _FORMULA,
     "linspace.Scalar_Tensor": _FORMULA,
     "linspace.Tensor_Scalar": _FORMULA,
@@ -41,6 +41,10 @@ REASONS: dict[str, str] = {
     "logspace.default": _FORMULA,
     "max_unpool2d.default": OURS,
     "max_unpool3d.default": OURS,
+    "multi_margin_loss.default": OURS,
+    "multi_margin_loss_backward.default": OURS,
+    "multilabel_margin_loss_backward.default": OURS,
+    "multilabel_margin_loss_forward.default": OURS,
     "mvlgamma.default": _FORMULA,
     "renorm.default": _FORMULA,
     "roll.default": OURS,
@@ -187,6 +191,11 @@ def _ours() -> dict[Any, Any]:
         aten.searchsorted.Scalar: searchsorted,
         aten.searchsorted.Tensor: searchsorted,
         aten.segment_reduce.default: _segment_reduce,
+        aten.ldexp.Tensor: _ldexp,
+        aten.multi_margin_loss.default: _multi_margin_loss,
+        aten.multi_margin_loss_backward.default: _multi_margin_loss_backward,
+        aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
+        aten.multilabel_margin_loss_backward.default: _multilabel_margin_loss_backward,
         **pools,
         **dict.fromkeys(backward, fractional_max_pool_backward),
     }
@@ -203,6 +212,96 @@ def _fractional_starts(sample: Any, room: Any, count: Any) -> Any:
     sample = sample.unsqueeze(-1)
     starts = ((number.to(sample.dtype) + sample) * step).to(torch.int64) - (sample * step).to(torch.int64)
     return torch.where(number == count - 1, room, starts)
+
+
+def _ldexp(x: Any, n: Any) -> Any:
+    """x * 2^n, rounded once where n is whole, as eager mode does; else, as there, the product."""
+    import torch
+
+    if not x.is_floating_point() or n.is_floating_point():
+        return x * torch.pow(x.new_full((), 2.0, dtype=x.dtype if x.is_floating_point() else torch.float32), n)
+    if n.dtype == torch.bool or x.is_complex() or n.is_complex():
+        return NotImplemented
+
+    def power(exponent: Any) -> Any:
+        return ((exponent + 1023) << 52).view(torch.float64)
+
+    n = n.to(torch.int64)
+    if x.dtype != torch.float64:  # exact in float64, so that nothing is rounded twice
+        return (x.to(torch.float64) * power(n.clamp(-400, 400))).to(torch.float32).to(x.dtype)
+    n = n.clamp(-2200, 2200)
+    for _ in range(2):  # steps down that leave the bits of x as they are, if the last one can round
+        step = torch.where(n > 1023, 1023, torch.where(n < -1022, -969, 0))
+        x, n = x * power(step), n - step
+    return x * power(n.clamp(-1022, 1023))
+
+
+def _rows(x: Any) -> Any:
+    """[N, C] of a matrix, a vector or a number."""
+    return x.reshape(1, -1) if x.dim() < 2 else x
+
+
+def _margins(x: Any, target: Any, margin: float) -> tuple[Any, Any, Any]:
+    """[N, C] of multi_margin_loss: margin - x[target] + x, whether it counts (NaN does not), and [N, 1] of the target."""
+    import torch
+
+    x, target = _rows(x), target.reshape(-1, 1)
+    z = margin - x.gather(1, target) + x
+    return z, (z > 0) & (torch.arange(x.shape[1], device=x.device) != target), target
+
+
+def _multi_margin_loss(x: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1) -> Any:
+    """ATen/native/LossMultiMargin.cpp: sums over classes of max(0, margin - x[target] + x)^p * weight[target] / C."""
+    import torch
+
+    z, counts, place = _margins(x, target, margin)
+    terms = torch.where(counts, z if p == 1 else z * z, 0.0)
+    if weight is not None:
+        terms = terms * weight[place]
+    rows = terms.sum(1) / z.shape[1]
+    return rows.view(target.shape) if reduction == 0 else rows.mean() if reduction == 1 else rows.sum()
+
+
+def _multi_margin_loss_backward(grad: Any, x: Any, target: Any, p: Any, margin: Any, weight: Any = None, reduction: int = 1) -> Any:
+    import torch
+
+    z, counts, place = _margins(x, target, margin)
+    scale = 1.0 / (z.shape[1] * (z.shape[0] if reduction == 1 else 1))
+    terms = torch.where(counts, scale if p == 1 else 2 * scale * z, 0.0).to(x.dtype)
+    if weight is not None:
+        terms = terms * weight[place]
+    terms = terms.scatter_add(1, place, -terms.sum(1, keepdim=True))
+    return (terms * (grad.reshape(-1, 1) if reduction == 0 else grad)).view(x.shape)
+
+
+def _margins_of_lists(x: Any, target: Any) -> tuple[Any, Any, tuple[Any, Any]]:
+    """Of multilabel_margin_loss, whose lists of targets end at the first -1: [N, C, C] of 1 - x[target] + x and whether it counts; [N, C] places."""
+    import torch
+
+    x, target = _rows(x), _rows(target)
+    classes = torch.arange(x.shape[1], device=x.device)
+    listed = (target < 0).to(torch.int64).cumsum(1) == 0
+    place = torch.where(listed, target, 0)
+    z = 1 - x.gather(1, place).unsqueeze(2) + x.unsqueeze(1)
+    is_target = ((place.unsqueeze(2) == classes) & listed.unsqueeze(2)).any(1)
+    return z, listed.unsqueeze(2) & ~is_target.unsqueeze(1) & (z > 0), (place, is_target)
+
+
+def _multilabel_margin_loss(x: Any, target: Any, reduction: int) -> Any:
+    """ATen/native/LossMultiLabelMargin.cpp: sums over targets and other classes of max(0, 1 - x[target] + x) / C."""
+    import torch
+
+    z, counts, (_, is_target) = _margins_of_lists(x, target)
+    rows = torch.where(counts, z, 0.0).sum((1, 2)) / z.shape[2]
+    loss = rows.view(target.shape[:-1]) if reduction == 0 else rows.mean() if reduction == 1 else rows.sum()
+    return loss, is_target.to(x.dtype).view(target.shape)
+
+
+def _multilabel_margin_loss_backward(grad: Any, x: Any, target: Any, reduction: int, is_target: Any) -> Any:
+    z, counts, (place, _) = _margins_of_lists(x, target)
+    terms = counts.to(x.dtype) / (z.shape[2] * (z.shape[0] if reduction == 1 else 1))
+    result = terms.sum(1).scatter_add(1, place, -terms.sum(2))
+    return (result * (grad.reshape(-1, 1) if reduction == 0 else grad)).view(x.shape)
 
 
 def _segment_reduce(

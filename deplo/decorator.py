@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
+from .errors import UserError
 from .options import read_options
 
 _T = TypeVar("_T", bound=Callable[..., Any])
@@ -26,11 +27,13 @@ def jit(
     """Compiles a function or a module, as a call or a decorator, with or without arguments.
 
     The arguments are those of torch.compile: `dynamic=True` makes all sizes symbolic from the first call, `fullgraph=True` makes a
-    graph break an error. Raises UserError for unknown options and bad values at once; torch.compile does so at the first call.
+    graph break an error. Raises UserError for unknown options, bad values and what cannot be called at once; torch.compile does so at the first call.
     """
     checked = read_options(mode, options)
     if fn is None:
         return lambda decorated: jit(decorated, mode=mode, options=options, dynamic=dynamic, fullgraph=fullgraph)
+    if not callable(fn):
+        raise UserError(f"deplo.jit takes a function or a torch.nn.Module, not {type(fn).__name__}")
     import torch
 
     from .backend import check_options, deplo

@@ -1,6 +1,7 @@
 """Calls that PyTorch's tracer takes apart by other formulas than eager mode's, kept as calls of ATen for deplo's rules.
 
 Linear interpolation is traced as a + (b - a) * weight, which is NaN where a is infinite; eager mode adds a * (1 - weight) and b * weight.
+Margin losses are traced without the end of a list of targets (torch 2.13 counts what stands behind it), and NaN passes their threshold.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _PACKETS = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+_LOSSES = ("multi_margin_loss", "multilabel_margin_loss")
 _lock = threading.RLock()  # the kernels belong to the process
 
 
 @contextlib.contextmanager
 def calls_as_in_eager_mode() -> Iterator[None]:
-    """While AOTAutograd traces inside, linear interpolation stays one call. Outside of tracing PyTorch does not ask for these kernels."""
+    """While AOTAutograd traces inside, the calls named above stay calls. Outside of tracing PyTorch does not ask for these kernels."""
     with _lock:
         saved: list[tuple[Any, dict[Any, Any]]] = []
         try:
@@ -47,7 +49,25 @@ def _kernels() -> list[tuple[Any, dict[Any, Any]]]:
         found.append((packet.vec, {DispatchKey.Autograd: sized, DispatchKey.CompositeImplicitAutograd: sized}))
         found.append((packet.default, {DispatchKey.Autograd: None, DispatchKey.CompositeImplicitAutograd: None}))
         found.append((backward.default, {DispatchKey.Meta: _gradient}))
+    for name in _LOSSES:
+        forward = getattr(torch.ops.aten, name if name == "multi_margin_loss" else name + "_forward").default
+        kernels: dict[Any, Any] = {DispatchKey.Autograd: None, DispatchKey.CompositeImplicitAutograd: None, DispatchKey.Meta: _loss}
+        found.append((forward, kernels if name == "multi_margin_loss" else kernels | {DispatchKey.Meta: _loss_and_targets}))
+        found.append((getattr(torch.ops.aten, name + "_backward").default, {DispatchKey.Meta: _gradient_of_loss}))
     return found
+
+
+def _loss(x: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1) -> Any:
+    """One number for each row, or one for all."""
+    return x.new_empty(target.shape if reduction == 0 else ())
+
+
+def _loss_and_targets(x: Any, target: Any, reduction: int) -> Any:
+    return x.new_empty(target.shape[:-1] if reduction == 0 else ()), x.new_empty(target.shape)
+
+
+def _gradient_of_loss(grad: Any, x: Any, *rest: Any, **named: Any) -> Any:
+    return x.new_empty(x.shape)
 
 
 def _gradient(grad: Any, output_size: Sequence[Any], input_size: Sequence[Any], *rest: Any) -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from .backend import Record, collect_records, compile_with
 from .capture import sum_of, unwrapped_errors
@@ -199,10 +201,11 @@ def explain(
     repeats: int = 3,
     **keywords: Any,
 ) -> Explanation:
-    """Compiles `model(*inputs, **keywords)` afresh, runs it `repeats` times with each kernel timed, and says what became of it.
+    """Compiles `model(*inputs, **keywords)` afresh, runs it once and `repeats` times more with each kernel timed, and says what became of it.
 
-    `backward` also runs and explains the gradient of the sum of the outputs. The model's compiled code elsewhere is dropped
-    (torch._dynamo.reset). Raises UserError for bad options and for what cannot be called.
+    What the runs change in tensors among the inputs, in the model's buffers and gradients and in the state of random numbers is put back;
+    what they do in Python (counters, prints) is done as often. `backward` also runs and explains the gradient of the sum of the outputs. The
+    model's compiled code elsewhere is dropped (torch._dynamo.reset). Raises UserError for bad options and for what cannot be called.
     """
     if not callable(model):
         raise UserError(f"explain takes a function or a torch.nn.Module, not {type(model).__name__}")
@@ -213,7 +216,7 @@ def explain(
 
     torch._dynamo.reset()
     result = None
-    with collect_records() as records, unwrapped_errors():
+    with collect_records() as records, unwrapped_errors(), _put_back(model, inputs, keywords):
         compiled = torch.compile(model, backend=backend, dynamic=dynamic)
         for turn in range(1 + repeats):
             if turn == 1:
@@ -223,6 +226,25 @@ def explain(
                 sum_of(result).backward()  # type: ignore[no-untyped-call]
     torch._dynamo.reset()
     return Explanation([report_of(record) for record in records], result, measure_machine())
+
+
+@contextlib.contextmanager
+def _put_back(model: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[None]:
+    """Runs leave tensors, gradients and random numbers as they were."""
+    given = [leaf for leaf in tree_leaves((inputs, keywords)) if isinstance(leaf, torch.Tensor)]
+    module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
+    values = [(x, x._version, x.detach().clone()) for x in [*given, *module.buffers()] if not x.is_inference()]
+    gradients = [(x, None if x.grad is None else x.grad.clone()) for x in [*given, *module.parameters()] if x.is_leaf and x.requires_grad]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        with torch.no_grad():
+            for x, version, before in values:
+                if x._version != version:
+                    x.copy_(before)
+        for x, gradient in gradients:
+            x.grad = gradient
 
 
 def _profile(records: list[Record]) -> None:

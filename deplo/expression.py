@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import logging
 import types
 import warnings
 from collections.abc import Callable
@@ -44,6 +45,8 @@ class _Hoist(ast.NodeTransformer):
 
 def parse_expression(text: str, seed: int = 0) -> tuple[Callable[..., Any], list[torch.Tensor]]:
     """A function of one argument for each `r(...)` in `text`, and seeded random values for them. Raises UserError for bad syntax."""
+    if not text.strip():
+        raise UserError("-c got no expression: it takes one in Python, such as 'torch.softmax(r(4, 8), -1)'")
     try:
         tree = ast.parse(text.strip(), filename="<expression>", mode="eval")
     except SyntaxError as error:
@@ -75,6 +78,8 @@ def _try(function: Callable[..., Any], inputs: list[torch.Tensor]) -> None:
     """Runs it without data, so that a mistake is said in the expression's words and not in the compiler's."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # PyTorch logs what is raised here, too
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -83,6 +88,8 @@ def _try(function: Callable[..., Any], inputs: list[torch.Tensor]) -> None:
         return  # its shapes are known only with data
     except Exception as error:
         raise UserError(f"<expression>: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
+    finally:
+        logging.disable(level)
 
 
 def _evaluate(node: ast.expr, names: dict[str, Any]) -> Any:

@@ -466,7 +466,8 @@ class _Importer:
                 return self.names[value]
             value = value.meta.get("val")
             if isinstance(value, torch.Tensor):
-                raise UnsupportedError(f"{node.target} uses a tensor that is not a value of the graph{_where(node)}")
+                what = "that is not a value of the graph" if value.dtype in DTYPES else f"of {str(value.dtype).removeprefix('torch.')}"
+                raise UnsupportedError(f"{node.target} uses a tensor {what}{_where(node)}")
         if isinstance(value, sympy.Expr):
             return self._sympy(value)
         if isinstance(value, torch.SymFloat):

@@ -46,22 +46,26 @@ class Mixed:
         steps = [_extract(gm, step) if isinstance(step, list) else step for step in runs]
         return Mixed(gm, steps, {node: why for node, why in refused.items() if node.op == "call_function"})
 
-    def boxed(self) -> Callable[[list[Any]], Any]:
-        """The function for AOTAutograd."""
+    def boxed(self, saves: bool = False) -> Callable[[list[Any]], Any]:
+        """The function for AOTAutograd; `saves` if some results are for a backward graph, which was traced with their strides."""
 
         def call(args: list[Any]) -> Any:
             values: dict[torch.fx.Node, Any] = dict(zip(self.placeholders, args, strict=True))
             args.clear()
+
+            def result(node: torch.fx.Node) -> Any:
+                return _as_traced(node, values[node]) if saves else values[node]
+
             for step, dead in zip(self.steps, self._dead, strict=True):
                 if isinstance(step, Part):
                     assert step.call is not None
-                    results = step.call([values[node] for node in step.inputs])
+                    results = step.call([_as_traced(node, values[node]) for node in step.inputs])
                     values.update(zip(step.outputs, results, strict=True))
                 else:
                     values[step] = self._run(step, values)
                 for node in dead:
                     values.pop(node, None)
-            return torch.fx.node.map_arg(self.output.args[0], values.__getitem__)
+            return torch.fx.node.map_arg(self.output.args[0], result)
 
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
@@ -81,6 +85,27 @@ class Mixed:
             dead.append([node for node in reads if node not in seen])
             seen.update(reads)
         return dead[::-1]
+
+
+def _as_traced(node: torch.fx.Node, value: Any) -> Any:
+    """A result of ATen in the order of dimensions that the graph was traced with: some kernels give another one than PyTorch's shape rules say."""
+    traced = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, torch.Tensor) or not isinstance(traced, torch.Tensor) or value.layout != torch.strided:
+        return value
+    try:
+        steps = [int(step) for step in traced.stride()]  # at the sizes of the first call: their order is the same for all
+    except Exception:  # sizes that depend on data have no value
+        return value
+    order = sorted(range(value.dim()), key=lambda d: (steps[d], -d))
+    wanted, size = [0] * value.dim(), 1
+    for d in order:
+        wanted[d] = size
+        size *= max(value.shape[d], 1)
+    same = all(given == step or extent == 1 for given, step, extent in zip(value.stride(), wanted, value.shape, strict=True))
+    span = 1 + sum((extent - 1) * step for step, extent in zip(value.stride(), value.shape, strict=True))
+    if same or span != value.numel():  # the latter has gaps or repeats, as views do
+        return value
+    return torch.empty_strided(value.shape, wanted, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _is_tensor_call(node: torch.fx.Node) -> bool:

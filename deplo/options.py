@@ -257,6 +257,6 @@ def _name_unknown_variables() -> None:
         if not name.startswith("DEPLO_") or name in known or name in _OTHER_VARIABLES or name in _named:
             continue
         _named.add(name)
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else f". Known variables: {', '.join(sorted(known))}."
+        close = difflib.get_close_matches(name.removeprefix("DEPLO_"), [other.removeprefix("DEPLO_") for other in known], n=1)
+        hint = f"; did you mean DEPLO_{close[0]}?" if close else f". Known variables: {', '.join(sorted(known))}."
         warnings.warn(f"nothing reads the variable {name}{hint}", stacklevel=3)

@@ -66,6 +66,13 @@ def test_bad_command_line_shows_usage(capsys):
 
 
 @needs_core
+@pytest.mark.parametrize("arguments", [["run", "-c", "r(3)", "r(4)"], ["explain", "-c", "r(3)", "--ir", "loop"]])
+def test_arguments_that_a_command_does_not_have(capsys, arguments):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "unrecognized arguments" in capsys.readouterr().err
+
+
 def test_broken_file_names_line_and_column(capsys, tmp_path):
     path = tmp_path / "broken.ir"
     path.write_text(SOFTMAX.replace("dim=-1", "dim="))
@@ -318,6 +325,27 @@ def test_a_file_is_not_run(capsys):
 def test_unknown_functions_are_refused_before_anything_is_shown(capsys):
     status, out, err = run(capsys, "numerics", "nosuch")
     assert status == 1 and not out and "nosuch is no function or reduction" in err
+
+
+def test_explain_puts_back_what_its_runs_change():
+    x = torch.zeros(3)
+    deplo.explain(lambda x: x.add_(1), x)
+    assert x.eq(0).all()
+    norm, state = torch.nn.BatchNorm1d(3), torch.get_rng_state()
+    norm.weight.grad = torch.full((3,), 7.0)
+    deplo.explain(torch.nn.Sequential(norm, torch.nn.Dropout()), torch.randn(4, 3), backward=True)
+    assert norm.running_mean.eq(0).all() and norm.num_batches_tracked == 0 and norm.weight.grad.eq(7).all() and norm.bias.grad is None
+    deplo.explain(torch.nn.Dropout(), torch.ones(8))
+    after = torch.get_rng_state()
+    torch.set_rng_state(state)
+    torch.randn(4, 3)
+    assert torch.equal(after, torch.get_rng_state())
+
+
+def test_explain_names_the_dtype_of_what_stays_in_aten():
+    with pytest.warns(deplo.FallbackWarning):
+        report = deplo.explain(lambda x: torch.fft.fft(x).abs().sin(), torch.randn(4))
+    assert "uses a tensor of complex64" in str(report)
 
 
 def test_explain_shows_the_reason_of_a_fallback():

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from engines import needs_core, same
 
+import deplo
+
 pytestmark = needs_core
 
 
@@ -305,3 +307,154 @@ def test_gradients_of_interpolation(how, mode, dynamic):
             assert (got.dtype, got.shape, got.stride()) == (eager.dtype, eager.shape, eager.stride())
             # Products of weights and sums of at most 27 terms of the size of the largest: each rounds by half an ulp.
             assert (got - wanted).abs().max() <= (eager - wanted).abs().max() + 4 * torch.finfo(torch.float32).eps * wanted.abs().max()
+
+
+def equal(compiled, f, *inputs):
+    got, wanted = compiled(*inputs), f(*inputs)
+    assert got.dtype == wanted.dtype and got.shape == wanted.shape
+    alike = (got == wanted) & (got.signbit() == wanted.signbit()) | (got.isnan() & wanted.isnan())
+    assert alike.all(), (got[~alike], wanted[~alike])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+def test_the_next_number_of_every_number_of_16_bits(dtype):
+    compiled = torch.compile(torch.nextafter, backend="deplo", dynamic=False, options={"strict": True})
+    x = torch.arange(1 << 16).to(torch.int16).view(torch.float16 if dtype == torch.float16 else torch.bfloat16).to(dtype)
+    for y in (x.flip(0), x, -x, *(torch.full_like(x, end) for end in (0.0, -0.0, float("inf"), float("-inf"), float("nan")))):
+        equal(compiled, torch.nextafter, x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+def test_ldexp_is_rounded_once_over_the_whole_range(dtype):
+    compiled = torch.compile(torch.ldexp, backend="deplo", dynamic=False, options={"strict": True})
+    torch.manual_seed(0)
+    wide = torch.randint(-(1 << 63), (1 << 63) - 1, (20000,)).view(torch.float64)
+    narrow = torch.randint(-(1 << 31), 1 << 31, (20000,)).to(torch.int32).view(torch.float32)
+    x = wide if dtype == torch.float64 else narrow.to(dtype)
+    for span in (40, 300, 2300):
+        equal(compiled, torch.ldexp, x, torch.randint(-span, span, x.shape))
+    torch._dynamo.reset()
+    equal(compiled, torch.ldexp, torch.tensor([0.0, -0.0, 1e-38, float("inf"), float("nan")]).to(dtype), torch.tensor(130))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_margin_losses(reduction, dynamic):
+    """Lists of targets end at the first -1, and NaN exceeds no margin: PyTorch's tracer has formulas that know neither."""
+    torch.manual_seed(0)
+    nan = float("nan")
+    lists = torch.tensor([[3, 0, -1, 1, 2, 2], [5, 5, 1, -1, 0, 0], [0, 1, 2, 3, 4, 5], [-1, -1, 2, 2, 1, 0]])
+    weight = torch.rand(6)
+    cases = [
+        (lambda x, t: F.multilabel_margin_loss(x, t, reduction=reduction), torch.randn(4, 6), lists),
+        (lambda x, t: F.multilabel_margin_loss(x, t, reduction=reduction), torch.randn(6), lists[0]),
+        (lambda x, t: F.multilabel_margin_loss(x, t, reduction=reduction), torch.tensor([[1.0, nan, 0.5]]), torch.tensor([[2, -1, 1]])),
+        (lambda x, t: F.multi_margin_loss(x, t, margin=0.7, reduction=reduction), torch.randn(7, 6), torch.randint(0, 6, (7,))),
+        (lambda x, t: F.multi_margin_loss(x, t, p=2, weight=weight, reduction=reduction), torch.randn(7, 6), torch.randint(0, 6, (7,))),
+        (lambda x, t: F.multi_margin_loss(x, t, reduction=reduction), torch.tensor([[1.0, nan, 0.5]]), torch.tensor([0])),
+        (lambda x, t: F.multi_margin_loss(x, t, reduction=reduction), torch.randn(6), torch.tensor(2)),
+    ]
+    for f, x, target in cases:
+        torch._dynamo.reset()
+        ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+        got, wanted = torch.compile(f, backend="deplo", dynamic=dynamic, options={"strict": True})(ours, target), f(theirs, target)
+        torch.testing.assert_close(got, wanted, equal_nan=True)
+        got.sum().backward()
+        wanted.sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True)
+
+
+def test_the_gradient_of_a_large_difference_is_finite():
+    x = torch.tensor([2.5e38] + [1.0] * 9, requires_grad=True)
+    torch.compile(lambda x: F.mse_loss(x, torch.zeros(10)), backend="deplo", options={"strict": True})(x).backward()
+    torch.testing.assert_close(x.grad, torch.tensor([5e37] + [0.2] * 9))
+
+
+REFUSED = {
+    "clamp": lambda x: x.clamp(-3000, 3000),
+    "clamp_max": lambda x: x.clamp_max(3000),
+    "pow": lambda x: x**300,
+    "hardtanh": lambda x: F.hardtanh(x, -3000, 3000),
+    "threshold": lambda x: F.threshold(x, 300, 400),
+    "addcmul": lambda x: torch.addcmul(x, x, x, value=300),
+    "alpha": lambda x: torch.add(x, x, alpha=300),
+    "pad": lambda x: F.pad(x, (1, 1), value=300),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_numbers_that_a_dtype_does_not_hold_are_refused_as_in_eager_mode(name):
+    x = torch.tensor([1, -2, 100], dtype=torch.int8)
+    with pytest.raises(RuntimeError, match="without overflow"):
+        REFUSED[name](x)
+    with pytest.raises(RuntimeError, match="without overflow"):
+        torch.compile(REFUSED[name], backend="deplo")(x)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_grids_of_no_numbers(rank, mode, padding):
+    """Where eager mode looks for a coordinate that is NaN or infinite depends on padding and rank."""
+    image = torch.arange(1.0, 5**rank + 1).view(1, 1, *[5] * rank)
+    points = [[v if d == k else 0.1 for d in range(rank)] for v in (float("nan"), float("inf"), -float("inf"), 0.3) for k in range(rank)]
+    grid = torch.tensor(points).view(1, *[1] * (rank - 1), len(points), rank)
+    for align in (False, True):
+        for dtype in (torch.float32, torch.float64):
+
+            def f(image, grid, align=align):
+                return F.grid_sample(image, grid, mode=mode, padding_mode=padding, align_corners=align)
+
+            compiled = torch.compile(f, backend="deplo", dynamic=False, options={"strict": True})
+            torch.testing.assert_close(compiled(image.to(dtype), grid.to(dtype)), f(image.to(dtype), grid.to(dtype)), equal_nan=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_maxima_of_bags_pass_over_nan_but_in_front(dynamic):
+    torch.manual_seed(0)
+    bags = [
+        (torch.randint(0, 6, (4, 3)), {}),
+        (torch.randint(0, 6, (9,)), {"offsets": torch.tensor([0, 0, 3, 4, 9])}),
+        (torch.randint(0, 6, (9,)), {"offsets": torch.tensor([0, 2, 3, 4]), "padding_idx": 2}),
+        (torch.empty(0, dtype=torch.int64), {"offsets": torch.tensor([0, 0])}),
+    ]
+    for indices, keywords in bags:
+        torch._dynamo.reset()
+
+        def f(indices, table, keywords=keywords):
+            return F.embedding_bag(indices, table, mode="max", **keywords)
+
+        compiled = torch.compile(f, backend="deplo", dynamic=dynamic, options={"guard": True})
+        for _ in range(4):
+            table = torch.randn(6, 3)
+            for value, share in ((float("nan"), 0.3), (-float("inf"), 0.2), (float("inf"), 0.1)):
+                table[torch.rand(6, 3) < share] = value
+            ours, theirs = (table.clone().requires_grad_() for _ in range(2))
+            got, wanted = compiled(indices, ours), f(indices, theirs)
+            torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+            got.nan_to_num(1, 1, 1).sum().backward()
+            wanted.nan_to_num(1, 1, 1).sum().backward()
+            torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True)
+
+
+def test_bool_seen_as_bytes():
+    x = torch.randn(45)
+    for f in (lambda x: (x > 0).view(torch.uint8) * 2, lambda x: (x > 0).view(torch.int8).sum()):
+        assert torch.equal(torch.compile(f, backend="deplo", options={"strict": True})(x), f(x))
+    bits = torch.arange(9).to(torch.uint8)
+    assert torch.equal(torch.compile(lambda x: ~(x & 1).view(torch.bool), backend="deplo")(bits), ~(bits & 1).view(torch.bool))
+
+
+def test_results_of_aten_that_lie_otherwise_than_traced():
+    """PyTorch's shape rules say other strides of angle() than its kernel gives: what follows was compiled for the traced ones."""
+    x = torch.randn(3, 4, dtype=torch.complex64)
+    for f in (lambda x: x.T.angle() + 1, lambda x: x.T.angle() * x.T.angle().sin()):
+        torch._dynamo.reset()
+        ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+        with pytest.warns(deplo.FallbackWarning):
+            got = torch.compile(f, backend="deplo")(ours)
+        wanted = f(theirs)
+        torch.testing.assert_close(got, wanted)
+        got.sum().backward()
+        wanted.sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad)

@@ -5,6 +5,7 @@
 #include <llvm/IR/LegacyPassManager.h>
 #include <llvm/MC/TargetRegistry.h>
 #include <llvm/Passes/PassBuilder.h>
+#include <llvm/Support/CommandLine.h>
 #include <llvm/Support/SHA256.h>
 #include <llvm/Support/TargetSelect.h>
 #include <llvm/Support/raw_ostream.h>
@@ -35,9 +36,18 @@
 namespace deplo {
 namespace {
 
+// Loops keep a pointer for each array rather than one index for all of them: a multiply-add whose operand in memory has an index is two
+// instructions to Intel's cores, and with half as many loads in flight a layer of one row reads 8 % slower.
+void prefer_pointers() {
+  auto& options = llvm::cl::getRegisteredOptions();
+  auto found = options.find("lsr-insns-cost");
+  if (found != options.end()) found->second->addOccurrence(0, "lsr-insns-cost", "false");
+}
+
 void initialize_target() {
   static std::once_flag once;
   std::call_once(once, [] {
+    prefer_pointers();
     LLVMInitializeX86TargetInfo();
     LLVMInitializeX86Target();
     LLVMInitializeX86TargetMC();
@@ -235,6 +245,6 @@ TargetInfo cpu_target_info(const std::string& features) {
   return info;
 }
 
-std::string codegen_version() { return "llvm " LLVM_VERSION_STRING " deplo-codegen 4"; }
+std::string codegen_version() { return "llvm " LLVM_VERSION_STRING " deplo-codegen 5"; }
 
 }  // namespace deplo

@@ -82,7 +82,10 @@ Formula hardshrink(const Call& call, const Formula& x) {
   return select(inside, x.literal(0), x);
 }
 
-Formula threshold(const Call& call, const Formula& x) { return select(less_equal(x, call.real("threshold")), x.literal(call.real("value")), x); }
+Formula threshold(const Call& call, const Formula& x) {
+  for (const char* name : {"threshold", "value"}) require_fit(call, name, call.result().dtype);
+  return select(less_equal(x, call.real("threshold")), x.literal(call.real("value")), x);
+}
 
 Formula logit(const Call& call, const Formula& x) {
   if (!call.has("eps")) return call.ignore("eps"), (x / (1.0 - x)).with(Fn::log);
@@ -91,7 +94,10 @@ Formula logit(const Call& call, const Formula& x) {
   return (z / (1.0 - z)).with(Fn::log);
 }
 
-Formula hardtanh(const Call& call, const Formula& x) { return clamp(x, call.real("min_val", -1.0), call.real("max_val", 1.0)); }
+Formula hardtanh(const Call& call, const Formula& x) {
+  for (const char* name : {"min_val", "max_val"}) require_fit(call, name, call.result().dtype);
+  return clamp(x, call.real("min_val", -1.0), call.real("max_val", 1.0));
+}
 Formula relu6(const Call&, const Formula& x) { return clamp(x, 0, 6); }
 
 Formula sinc(const Call&, const Formula& x) {

@@ -31,6 +31,16 @@ Value rows_at(Builder& b, const Value& table, const Value& index) {
   return b.map({table.type.dtype, shape}, std::move(map));
 }
 
+// v at the coordinates `at`, in which j is place[i0, i1]: 0 where v is empty.
+Value entries_at(Builder& b, const Value& v, const Value& place, std::vector<Expr> at) {
+  IndexMap map;
+  map.axes = axis_names(2);
+  map.indirects.push_back({"j", place.name, axes_from(0, 2), v.type.shape[0], false});
+  map.sources.push_back({v.name, std::move(at), {less(0, v.type.shape[0])}});
+  map.fill.dtype = v.type.dtype;
+  return b.map({v.type.dtype, place.type.shape}, std::move(map));
+}
+
 // base with `updates` combined into the rows base[index[i0]].
 Value into_rows(Builder& b, const Value& base, const Value& index, const Value& updates, Combiner combiner) {
   Scatter scatter;
@@ -105,23 +115,27 @@ std::vector<Value> embedding_bag(Builder& b, const Call& call) {
   Value sizes = bags.sizes(b);
   Value result, winners;
   if (mode == kMax) {
+    // What is greater than the greatest so far takes its place: NaN stays where it comes first, and is passed over elsewhere.
+    Value last = size_value(b, DType::i64, indices.type.shape[0]);
+    Value number = b.apply(Fn::where, {b.apply(Fn::eq, {rows, rows}), rows, constant_like(b, rows, -std::numeric_limits<double>::infinity())});
+    Value start = into_rows(b, b.broadcast(last, {count}), bags.bag,
+                            b.apply(Fn::where, {bags.kept, b.index(DType::i64, indices.type.shape, axis(0)), b.broadcast(last, indices.type.shape)}),
+                            Combiner::min);
+    Value begins = b.remap(start, shape, {axis(0)});
+    Value leader = entries_at(b, rows, b.apply(Fn::where, {b.apply(Fn::lt, {begins, last}), begins, whole(b, {}, 0)}), {Expr::symbol("j"), axis(1)});
+    Value no_number = b.apply(Fn::bit_and, {b.apply(Fn::lt, {begins, last}), b.apply(Fn::ne, {leader, leader})});
     Value lowest = b.constant(rows.type.dtype, shape, -std::numeric_limits<double>::infinity());
-    Value highest = into_rows(b, lowest, bags.bag, bags.masked(b, rows, -std::numeric_limits<double>::infinity()), Combiner::max);
+    Value highest = into_rows(b, lowest, bags.bag, bags.masked(b, number, -std::numeric_limits<double>::infinity()), Combiner::max);
     Value empty = b.remap(b.apply(Fn::eq, {sizes, whole(b, {}, 0)}), shape, {axis(0)});
-    result = b.apply(Fn::where, {empty, constant_like(b, highest, 0), highest});
+    result = b.apply(Fn::where, {empty, constant_like(b, highest, 0), b.apply(Fn::where, {no_number, leader, highest})});
     // The first of the equal ones wins.
     Value position = b.index(DType::i64, rows.type.shape, axis(0));
-    Value last = size_value(b, DType::i64, indices.type.shape[0]);
-    Value wins = b.apply(Fn::bit_and, {b.apply(Fn::eq, {rows, rows_at(b, highest, bags.bag)}), b.remap(bags.kept, rows.type.shape, {axis(0)})});
+    Value wins = b.apply(Fn::bit_and, {b.apply(Fn::eq, {number, rows_at(b, highest, bags.bag)}), b.remap(bags.kept, rows.type.shape, {axis(0)})});
     Value first = into_rows(b, b.broadcast(last, shape), bags.bag, b.apply(Fn::where, {wins, position, last}), Combiner::min);
+    first = b.apply(Fn::where, {no_number, begins, first});
     Value found = b.apply(Fn::lt, {first, last});
-    IndexMap map;
-    map.axes = axis_names(2);
-    Value safe = b.apply(Fn::where, {found, first, whole(b, {}, 0)});
-    map.indirects.push_back({"j", safe.name, axes_from(0, 2), indices.type.shape[0], false});
-    map.sources.push_back({indices.name, {Expr::symbol("j")}, {}});
-    map.fill.dtype = DType::i64;
-    winners = b.apply(Fn::where, {found, b.map({DType::i64, shape}, std::move(map)), whole(b, {}, 0)});
+    Value winner = entries_at(b, indices, b.apply(Fn::where, {found, first, whole(b, {}, 0)}), {Expr::symbol("j")});
+    winners = b.apply(Fn::where, {found, winner, whole(b, {}, 0)});
   } else {
     DEPLO_SUPPORT(mode == kSum || mode == kMean, "mode {}", mode);
     result = into_rows(b, b.constant(rows.type.dtype, shape, 0), bags.bag, bags.masked(b, rows, 0), Combiner::sum);

@@ -49,7 +49,25 @@ struct Sampler {
     return b.apply(Fn::where, {moves, speed, number(speed, 0)});
   }
 
-  Value clipped(const Value& v, int k) const { return b.apply(Fn::min, {b.apply(Fn::max, v, 0), extent_value(k, 1)}); }
+  struct Place {
+    Value index;   ///< i64, inside the input
+    Value inside;  ///< bool; only zeros padding can be outside
+  };
+
+  // NaN goes to the lower end in two dimensions and to the upper one in three, as in eager mode's kernels.
+  Value clipped(const Value& v, int k) const {
+    Value kept = b.apply(Fn::min, {b.apply(Fn::max, v, 0), extent_value(k, 1)});
+    Value end = spatial == 2 ? number(kept, 0) : b.broadcast(extent_value(k, 1), kept.type.shape);
+    return b.apply(Fn::where, {b.apply(Fn::eq, {kept, kept}), kept, end});
+  }
+
+  // Eager mode's kernel of three dimensions leaves out what lies outside, that of two multiplies it by 0.
+  Value counted(const std::vector<Place>& places, const Value& factor) const {
+    if (spatial == 2 || padding != kZeros) return factor;
+    Value inside = places[0].inside;
+    for (int k = 1; k < spatial; ++k) inside = b.apply(Fn::bit_and, {inside, places[k].inside});
+    return b.apply(Fn::where, {inside, factor, number(factor, 0)});
+  }
 
   // Reflection about the borders (low and high are twice their positions), then clipping.
   Value reflected(const Value& v, int k) const {
@@ -70,11 +88,6 @@ struct Sampler {
     if (padding == kReflection) return clipped(reflected(v, k), k);
     return v;
   }
-
-  struct Place {
-    Value index;   ///< i64, inside the input
-    Value inside;  ///< bool; only zeros padding can be outside
-  };
 
   // `whole` is a float without fraction. Compared as floats, so that huge coordinates do not wrap.
   Place place(const Value& whole, int k) const {
@@ -196,7 +209,7 @@ std::vector<Value> grid_sampler(Builder& b, const Call& call) {
   sampling.for_each([&](const std::vector<Sampler::Place>& places, const std::vector<const Neighbour*>& chosen) {
     Value term = s.read(places, out);
     if (s.mode != kNearest) {
-      term = b.apply(Fn::mul, {term, b.remap(weight_of(b, chosen), out, point_axes(spatial))});
+      term = b.apply(Fn::mul, {term, b.remap(s.counted(places, weight_of(b, chosen)), out, point_axes(spatial))});
     }
     sum = sum ? b.apply(Fn::add, {*sum, term}) : term;
   });
@@ -239,7 +252,7 @@ std::vector<Value> grid_sampler_backward(Builder& b, const Call& call) {
       Value slope = chosen[k]->slope;
       for (int other = 0; other < spatial; ++other)
         if (other != k) slope = b.apply(Fn::mul, {slope, chosen[other]->weight});
-      Value term = b.apply(Fn::mul, {held, slope});
+      Value term = b.apply(Fn::mul, {held, s.counted(places, slope)});
       to_grid[k] = to_grid[k] ? b.apply(Fn::add, {*to_grid[k], term}) : term;
     }
   });

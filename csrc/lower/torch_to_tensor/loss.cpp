@@ -53,7 +53,12 @@ std::vector<Value> mse_loss(Builder& b, const Call& call) {
 
 std::vector<Value> mse_loss_backward(Builder& b, const Call& call) {
   Loss l = loss_of(b, call);
-  return l.gradient(b.apply(Fn::mul, b.apply(Fn::sub, {l.x, l.target}), 2));
+  // The factor first, as in eager mode: twice a large difference is infinite.
+  Value factor = b.constant(l.dtype(), {}, 2.0);
+  if (l.reduction == kMean) factor = b.cast(divide_by_size(b, b.constant(DType::f64, {}, 2.0), l.count()), l.dtype());
+  Value grad = b.cast(call.tensor("grad_output"), l.dtype());
+  Value g = b.apply(Fn::mul, {b.apply(Fn::mul, {b.apply(Fn::sub, {l.x, l.target}), factor}), grad});
+  return {conform(b, b.broadcast(g, call.result().shape), call.result())};
 }
 
 std::vector<Value> smooth_l1_loss(Builder& b, const Call& call) {

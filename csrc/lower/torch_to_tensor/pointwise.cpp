@@ -31,6 +31,22 @@ Values binary(Builder& b, const Call& call) {
   return finish(b, call, b.apply(fn, {operand(b, call, "self", dtype), operand(b, call, "other", dtype)}));
 }
 
+// Of 16 bits: the next one of the integers that their bits are. From a zero it is the least number, with y's sign.
+Values next_after(Builder& b, const Call& call) {
+  const DType dtype = call.result().dtype;
+  if (size_of(dtype) != 2) return binary<Fn::nextafter>(b, call);
+  const Shape& shape = call.result().shape;
+  const Formula from{&b, b.broadcast(operand(b, call, "self", dtype), shape)};
+  const Formula x{&b, b.cast(from.value, compute_type(dtype))};
+  const Formula y{&b, b.broadcast(operand(b, call, "other", compute_type(dtype)), shape)};
+  const Formula bits{&b, b.bitcast(from.value, DType::i16)};
+  const Formula away = x.with(Fn::lt, y).with(Fn::eq, greater(x, 0));
+  const Formula next = select(away, bits + 1.0, bits - 1.0);
+  const Formula least = select(greater(y, 0), bits.literal(1), bits.literal(-32767));
+  const Formula moved{&b, b.cast(b.bitcast(select(equals(x, 0), least, next).value, dtype), compute_type(dtype))};
+  return finish(b, call, select(x.with(Fn::eq, y), y, select(is_nan(x), x, select(is_nan(y), y, moved))).value);
+}
+
 // For bool, sum is `or` and product is `and`.
 Value add_values(Builder& b, const Value& x, const Value& y) { return b.apply(x.type.dtype == DType::boolean ? Fn::bit_or : Fn::add, {x, y}); }
 Value mul_values(Builder& b, const Value& x, const Value& y) { return b.apply(x.type.dtype == DType::boolean ? Fn::bit_and : Fn::mul, {x, y}); }
@@ -40,6 +56,7 @@ bool is_one(const Call& call, std::string_view name) { return !call.is_symbolic(
 Value scaled_by(Builder& b, const Call& call, const Value& x, std::string_view name) {
   if (is_one(call, name)) return x;
   bool whole = call.is_symbolic(name) || !is_float(call.number(name, 1.0).dtype);
+  if (!is_float(x.type.dtype)) require_fit(call, name, x.type.dtype);
   DEPLO_SUPPORT(is_float(x.type.dtype) || whole, "a float {} for {}", name, to_string(x.type.dtype));
   return mul_values(b, x, scalar_operand(b, call, name, x.type.dtype));
 }
@@ -49,6 +66,7 @@ Value add_scaled(Builder& b, const Call& call, const Value& x, const Value& y, b
   const bool truth = call.has("alpha") && !call.is_symbolic("alpha") && call.number("alpha").dtype == DType::boolean;
   DEPLO_SUPPORT(!truth || x.type.dtype == DType::boolean, "a bool alpha for {}", to_string(x.type.dtype));
   if (is_float(x.type.dtype) && !is_one(call, "alpha")) {
+    require_fit(call, "alpha", call.result().dtype);
     Value alpha = scalar_operand(b, call, "alpha", x.type.dtype);
     return b.apply(Fn::fma, {y, minus ? b.apply(Fn::neg, {alpha}) : alpha, x});
   }
@@ -113,11 +131,7 @@ Values div(Builder& b, const Call& call) {
 template <Fn fn>
 Values comparison(Builder& b, const Call& call) {
   DType dtype = common_dtype(call, {"self", "other"});
-  if (!call.is_tensor("other") && !call.is_symbolic("other")) {
-    Scalar number = call.number("other");
-    // Eager refuses a number that the dtype cannot hold.
-    DEPLO_SUPPORT(fits(number, dtype), "{} does not hold {}", to_string(dtype), number.as_double());
-  }
+  require_fit(call, "other", dtype);
   return finish(b, call, b.apply(fn, {operand(b, call, "self", dtype), operand(b, call, "other", dtype)}));
 }
 
@@ -141,6 +155,7 @@ Values number_extreme(Builder& b, const Call& call) {
 // The bounds may be missing, numbers or tensors.
 Value bounded(Builder& b, const Call& call, Value x, Fn fn, std::string_view name) {
   if (!call.has(name)) return call.ignore(name), x;
+  require_fit(call, name, call.result().dtype);
   return b.apply(fn, {operand(b, call, name, x.type.dtype), x});  // of zeros of either sign x's is kept
 }
 
@@ -192,9 +207,11 @@ Values pow_scalar(Builder& b, const Call& call) {
     return finish(b, call, b.apply(Fn::pow, {x, scalar_operand(b, call, "exponent", dtype)}));
   }
   Scalar exponent = call.number("exponent");
+  if (size_of(call.result().dtype) == 2) require_fit(call, "exponent", call.result().dtype);
   if (is_float(dtype)) return finish(b, call, float_power(b, x, exponent.as_double()));
   DEPLO_SUPPORT(dtype != DType::boolean, "powers of bool");
   DEPLO_SUPPORT(!is_float(exponent.dtype) && exponent.i >= 0, "an integer to the power {}", exponent.as_double());
+  require_fit(call, "exponent", dtype);
   return finish(b, call, b.apply(Fn::pow, {x, b.constant_int(dtype, {}, exponent.i)}));
 }
 
@@ -372,11 +389,14 @@ bool fits(const Scalar& number, DType dtype) {
   return Scalar::of_int(dtype, number.i).i == number.i;
 }
 
+void require_fit(const Call& call, std::string_view name, DType dtype) {
+  if (!call.has(name) || call.is_symbolic(name) || call.is_tensor(name)) return;
+  Scalar number = call.number(name);
+  DEPLO_SUPPORT(fits(number, dtype), "{} does not hold {}", to_string(dtype), number.as_double());
+}
+
 Value checked_scalar(Builder& b, const Call& call, std::string_view name, DType dtype) {
-  if (!call.is_symbolic(name) && !call.is_tensor(name)) {
-    Scalar number = call.number(name);
-    DEPLO_SUPPORT(fits(number, dtype), "{} does not hold {}", to_string(dtype), number.as_double());
-  }
+  require_fit(call, name, dtype);
   return operand(b, call, name, dtype);
 }
 
@@ -485,7 +505,7 @@ const std::vector<Row>& pointwise_rules() {
         {"aten.ne.Scalar", comparison<Fn::ne>},
         {"aten.ne.Tensor", comparison<Fn::ne>},
         {"aten.neg.default", negate},
-        {"aten.nextafter.default", binary<Fn::nextafter>},
+        {"aten.nextafter.default", next_after},
         {"aten.pow.Scalar", pow_tensors},
         {"aten.pow.Tensor_Scalar", pow_scalar},
         {"aten.pow.Tensor_Tensor", pow_tensors},

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "lower/torch_to_tensor/formula.h"
+#include "lower/torch_to_tensor/pointwise.h"
 
 namespace deplo::rules {
 namespace {
@@ -51,7 +52,9 @@ Values view_dtype(Builder& b, const Call& call) {
   Value x = call.tensor("self");
   DType dtype = call.result().dtype;
   DEPLO_SUPPORT(size_of(dtype) == size_of(x.type.dtype), "a view of {} as {}", to_string(x.type.dtype), to_string(dtype));
-  return {b.bitcast(x, dtype)};
+  // A byte of bool is 0 or 1; one that was an integer may be any, and keeps its bits.
+  DEPLO_SUPPORT(dtype != DType::boolean || x.type.dtype == DType::boolean, "a view of {} as bool", to_string(x.type.dtype));
+  return {x.type.dtype == DType::boolean ? b.cast(x, dtype) : b.bitcast(x, dtype)};
 }
 
 Values expand(Builder& b, const Call& call) {
@@ -318,6 +321,7 @@ Values constant_pad(Builder& b, const Call& call) {
     before[rank - 1 - k] = pads[2 * k];
     after[rank - 1 - k] = pads[2 * k + 1];
   }
+  require_fit(call, "value", x.type.dtype);
   Scalar number = call.number("value", 0.0);
   Scalar fill = deplo::apply(Fn::cast, x.type.dtype, &number, Mode::typed, nullptr);
   return {b.pad(x, before, after, fill)};
