@@ -29,7 +29,7 @@ REASONS: dict[str, str] = {
     "fractional_max_pool2d_backward.default": OURS,
     "fractional_max_pool3d.default": OURS,
     "fractional_max_pool3d_backward.default": OURS,
-    "isin.Tensor_Tensor": _FORMULA,
+    "isin.Tensor_Tensor": OURS,
     "ldexp.Tensor": OURS,
     "linalg_cross.default": _FORMULA,
     "linspace.Scalar_Tensor": _FORMULA,
@@ -118,7 +118,7 @@ def _ours() -> dict[Any, Any]:
     def searchsorted(
         sequence: torch.Tensor, x: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: torch.Tensor | None = None
     ) -> Any:
-        """A binary search of as many steps as the length has bits. NaN lies behind all numbers."""
+        """A binary search of as many steps as the length has bits."""
         length = sequence.shape[-1] if sequence.dim() else None
         if not isinstance(length, int):
             return NotImplemented
@@ -133,16 +133,30 @@ def _ours() -> dict[Any, Any]:
         def taken(values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
             return aten.index.Tensor(values, [at]) if values.dim() == 1 else values.gather(-1, at)
 
-        place = torch.zeros(x.shape, dtype=torch.int64, device=x.device)
-        step = 1 << length.bit_length() >> 1
-        while step:
-            probe = place + step
-            at = (probe - 1).clamp(max=length - 1)
+        first, last = (torch.full(x.shape, end, dtype=torch.int64, device=x.device) for end in (0, length))
+        for _ in range(length.bit_length()):
+            # The places of ATen's bisection, so that sequences out of order and with NaN give what they give there.
+            middle = (first + last) // 2
+            at = middle.clamp(max=length - 1)
             value = taken(sequence, at if sorter is None else taken(sorter, at))
-            behind = value > x if right else value >= x
-            place = torch.where(behind | (probe > length), place, probe)
-            step //= 2
+            before = ~(value > x if right else value >= x)
+            open_ = first < last
+            first, last = torch.where(open_ & before, middle + 1, first), torch.where(open_ & ~before, middle, last)
+        place = first
         return (place.to(torch.int32) if out_int32 else place).contiguous()
+
+    def isin(x: torch.Tensor, other: torch.Tensor, *, assume_unique: bool = False, invert: bool = False) -> Any:
+        """A comparison with each, or a search among the others in order; NaN, which stands last there, is in nothing."""
+        count = other.numel()
+        if not isinstance(count, int) or x.dtype != other.dtype or x.dtype == torch.bool:
+            return NotImplemented
+        if count <= 32:
+            found = (x.unsqueeze(-1) == other.flatten()).any(-1)
+        else:
+            ordered = other.flatten().sort().values
+            place = searchsorted(torch.where(ordered.isnan(), math.inf, ordered) if x.is_floating_point() else ordered, x)
+            found = ordered[place.clamp(max=count - 1)] == x
+        return ~found if invert else found
 
     def bucketize(x: Any, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
         return searchsorted(boundaries, x, out_int32=out_int32, right=right)
@@ -186,6 +200,7 @@ def _ours() -> dict[Any, Any]:
         aten.max_unpool3d.default: max_unpool,
         aten.embedding_renorm.default: embedding_renorm,
         aten.log_sigmoid_forward.default: log_sigmoid,
+        aten.isin.Tensor_Tensor: isin,
         aten.bucketize.Scalar: bucketize,
         aten.bucketize.Tensor: bucketize,
         aten.searchsorted.Scalar: searchsorted,

@@ -458,3 +458,46 @@ def test_results_of_aten_that_lie_otherwise_than_traced():
         got.sum().backward()
         wanted.sum().backward()
         torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def wild(*shape):
+    """Numbers among which NaN, infinities, zeros of both signs and a subnormal stand often."""
+    values = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, 0.5, 2.5, -3.0])
+    return torch.where(torch.rand(shape) < 0.3, values[torch.randint(0, len(values), shape)], torch.rand(shape))
+
+
+SPECIAL = {
+    "isin few": lambda: (torch.isin, wild(7), wild(5)),
+    "isin many": lambda: (torch.isin, wild(7), wild(50)),
+    "not in": lambda: (lambda x, y: torch.isin(x, y, invert=True), wild(7), wild(50)),
+    "integers": lambda: (torch.isin, torch.randint(0, 50, (9,)), torch.randint(0, 50, (40,))),
+    "searchsorted": lambda: (torch.searchsorted, wild(20).sort().values, wild(9)),
+    "searchsorted right": lambda: (lambda s, x: torch.searchsorted(s, x, right=True), wild(3, 20).sort(-1).values, wild(3, 9)),
+    "out of order": lambda: (torch.searchsorted, wild(21), wild(9)),
+    "bucketize": lambda: (torch.bucketize, wild(9), wild(6)),
+    **{f"cdist {p}": lambda p=p: (lambda x, y: torch.cdist(x, y, p=p), wild(4, 5), wild(3, 5)) for p in (0.0, 1.0, 2.0, 3.0, float("inf"))},
+    **{f"pdist {p}": lambda p=p: (lambda x: F.pdist(x, p=p), wild(4, 5)) for p in (0.0, 1.0, 2.0, 3.0, float("inf"))},
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_values_are_found_and_measured_as_in_eager_mode(name):
+    torch.manual_seed(0)
+    f = SPECIAL[name]()[0]
+    compiled = torch.compile(f, backend="deplo", dynamic=False)
+    for _ in range(20):
+        _, *inputs = SPECIAL[name]()
+        torch.testing.assert_close(compiled(*inputs), f(*inputs), equal_nan=True)
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("how", [{"size": (6, 6)}, {"size": (9, 6)}, {"scale_factor": (1.0, 1.1)}, {"scale_factor": (1.05, 0.7)}], ids=str)
+def test_antialiasing_keeps_what_keeps_its_size(how, mode, align_corners):
+    x = torch.rand(1, 2, 6, 6)
+    x[0, 0, 2, 3] = float("inf")
+
+    def f(x):
+        return F.interpolate(x, mode=mode, antialias=True, align_corners=align_corners, **how)
+
+    torch.testing.assert_close(torch.compile(f, backend="deplo", dynamic=False)(x), f(x), equal_nan=True)

@@ -134,6 +134,12 @@ Value spread_back(Builder& b, const Value& grad, const Window& w, int64_t d) {
   return b.scatter(std::move(scatter), b.constant(grad.type.dtype, in, 0));
 }
 
+// At a scale of 1 all weights but one are 0, and what they belong to is not multiplied by them.
+bool is_kept(const Call& call, Expr in, Expr out, size_t k) {
+  const auto scale = scales_of(call, 2)[k];
+  return in == out && (call.boolean("align_corners") || !scale || *scale == 1);
+}
+
 Window window_along(Builder& b, const Call& call, Filter filter, Expr in, Expr out, size_t k, DType dtype) {
   return window_of(b, filter, {in, out, scales_of(call, 2)[k], call.boolean("align_corners")}, dtype);
 }
@@ -144,7 +150,10 @@ std::vector<Value> upsample(Builder& b, const Call& call) {
   DEPLO_SUPPORT(is_float(x.type.dtype) && rank_of(x) == 4, "antialiasing of {}", to_string(x.type.dtype));
   call.ignore("output_size");
   const Shape out = call.result().shape;
-  for (int64_t d : {3, 2}) x = resampled(b, x, window_along(b, call, filter, x.type.shape[d], out[d], d - 2, x.type.dtype), d);
+  // A dimension that keeps its size keeps its values, whatever its scale; eager mode's gradient follows the scale.
+  for (int64_t d : {3, 2})
+    if (!(x.type.shape[d] == out[d])) x = resampled(b, x, window_along(b, call, filter, x.type.shape[d], out[d], d - 2, x.type.dtype), d);
+  for (const char* name : {"align_corners", "scale_factors", "scales_h", "scales_w"}) call.ignore(name);
   return {conform(b, x, call.result())};
 }
 
@@ -153,7 +162,9 @@ std::vector<Value> upsample_backward(Builder& b, const Call& call) {
   Value grad = as_compute(b, call.tensor("grad_output"));
   call.ignore("output_size");
   Shape in = call.sizes("input_size");
-  for (int64_t d : {2, 3}) grad = spread_back(b, grad, window_along(b, call, filter, in[d], grad.type.shape[d], d - 2, grad.type.dtype), d);
+  for (int64_t d : {2, 3})
+    if (!is_kept(call, in[d], grad.type.shape[d], d - 2))
+      grad = spread_back(b, grad, window_along(b, call, filter, in[d], grad.type.shape[d], d - 2, grad.type.dtype), d);
   return {conform(b, grad, call.result())};
 }
 

@@ -26,6 +26,10 @@ struct Sampler {
   // [-1, 1] to element positions.
   Value unnormalized(const Value& g, int k) const {
     Value shifted = b.apply(Fn::add, g, 1);
+    if (spatial == 2) {  // in the order of GridSamplerKernel.cpp's vectors
+      Value scaled = b.apply(Fn::mul, {shifted, b.apply(Fn::div, extent_value(k, align ? 1 : 0), 2)});
+      return align ? scaled : b.apply(Fn::sub, scaled, 0.5);
+    }
     if (align) return b.apply(Fn::mul, {b.apply(Fn::div, shifted, 2), extent_value(k, 1)});
     return b.apply(Fn::div, b.apply(Fn::sub, b.apply(Fn::mul, {shifted, extent_value(k, 0)}), 1), 2);
   }

@@ -211,16 +211,21 @@ std::vector<Value> vector_norm(Builder& b, const Call& call) {
 }
 
 // Every row of x1 against every row of x2.
-std::vector<Value> pairwise_distance(Builder& b, const Value& x1, const Value& x2, double p) {
+std::vector<Value> pairwise_distance(Builder& b, const Value& x1, const Value& x2, double p, bool passes_over_nan) {
   DEPLO_SUPPORT(p != kInfinity || !x1.type.shape.back().is(0), "the largest of no differences");
   Value a = b.unsqueeze(as_compute(b, x1), -2);
   Value c = b.unsqueeze(as_compute(b, x2), -3);
-  return {norm_of(b, b.apply(Fn::sub, {a, c}), p, {-1}, false)};
+  Value difference = b.apply(Fn::sub, {a, c});
+  // As DistanceOpsKernel.cpp: NaN counts as NaN, and in the vectors of cdist it is never the largest.
+  if (p == 0) return {reduce_dims(b, Combiner::sum, b.apply(Fn::min, b.apply(Fn::ceil, {b.apply(Fn::abs, {difference})}), 1), {-1}, false)};
+  if (p == kInfinity && passes_over_nan)
+    difference = b.apply(Fn::where, {b.apply(Fn::eq, {difference, difference}), difference, constant_like(b, difference, 0)});
+  return {norm_of(b, difference, p, {-1}, false)};
 }
 
 std::vector<Value> cdist(Builder& b, const Call& call) {
   call.ignore("compute_mode");  // how eager computes p = 2
-  return {conform(b, pairwise_distance(b, call.tensor("x1"), call.tensor("x2"), call.real("p", 2))[0], call.result())};
+  return {conform(b, pairwise_distance(b, call.tensor("x1"), call.tensor("x2"), call.real("p", 2), true)[0], call.result())};
 }
 
 // The rows i < j of the square of distances, row after row: a scatter, since (i, j) does not follow linearly from the position.
@@ -228,7 +233,7 @@ std::vector<Value> pdist(Builder& b, const Call& call) {
   Value x = call.tensor("self");
   Expr n = x.type.shape.at(0);
   Expr count = call.result().shape.at(0);
-  Value square = pairwise_distance(b, x, x, call.real("p", 2))[0];
+  Value square = pairwise_distance(b, x, x, call.real("p", 2), false)[0];
   Value i = b.index(DType::i64, square.type.shape, axis(0));
   Value j = b.index(DType::i64, square.type.shape, axis(1));
   Value twice = b.apply(Fn::mul, {i, b.apply(Fn::sub, {size_value(b, DType::i64, n * 2 - 1), i})});
