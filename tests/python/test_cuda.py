@@ -17,7 +17,7 @@ import torch
 import zoo
 from engines import Compiler, same
 from program_cases import CASES, Case
-from test_cases import check, each
+from test_cases import CONCATENATIONS, Layer, check, each
 
 import deplo
 from deplo.capture import unwrapped_errors
@@ -236,6 +236,15 @@ class Driver:
         made = collections.Counter(self.log.read_text().split()) if self.log.exists() else collections.Counter()
         self.log.unlink(missing_ok=True)
         return made
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize("name", CONCATENATIONS)
+def test_parts_of_a_concatenation(name: str, dynamic: bool):
+    """Kernels store into parts of a result that no other one has written before."""
+    layer = Layer(CONCATENATIONS[name][1], [torch.randn(48, 64), torch.randn(80, 64)])
+    x = torch.randn(2, 7, 64)
+    same(compiled_for_gpu(layer, dynamic=dynamic)(x), layer(x), exact=layer.double()(x.double()))
 
 
 @pytest.fixture
