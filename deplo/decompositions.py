@@ -148,7 +148,8 @@ def _ours() -> dict[Any, Any]:
     def isin(x: torch.Tensor, other: torch.Tensor, *, assume_unique: bool = False, invert: bool = False) -> Any:
         """A comparison with each, or a search among the others in order; NaN, which stands last there, is in nothing."""
         count = other.numel()
-        if not isinstance(count, int) or x.dtype != other.dtype or x.dtype == torch.bool:
+        refused = x.dtype == torch.bool or x.is_complex()  # by eager mode, whose error the call then gives
+        if not isinstance(count, int) or x.dtype != other.dtype or refused:
             return NotImplemented
         if count <= 32:
             found = (x.unsqueeze(-1) == other.flatten()).any(-1)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .fx_import import BY_STORAGE, packet_name, refusals, storage_of
+from .sizes import example_of
 
 
 @dataclasses.dataclass
@@ -92,9 +93,9 @@ def _as_traced(node: torch.fx.Node, value: Any) -> Any:
     traced = node.meta.get("val")
     if node.op != "call_function" or not isinstance(value, torch.Tensor) or not isinstance(traced, torch.Tensor) or value.layout != torch.strided:
         return value
-    try:
-        steps = [int(step) for step in traced.stride()]  # at the sizes of the first call: their order is the same for all
-    except Exception:  # sizes that depend on data have no value
+    # At the sizes of the first call: their order is the same for all. Sizes that depend on data have none.
+    steps = [step for size in traced.stride() if (step := example_of(size)) is not None]
+    if len(steps) < value.dim():
         return value
     order = sorted(range(value.dim()), key=lambda d: (steps[d], -d))
     wanted, size = [0] * value.dim(), 1

@@ -172,6 +172,15 @@ def hint_of(symbol: sympy.Symbol, shape_env: Any) -> int | None:
     return int(value) if getattr(value, "is_Integer", False) else None
 
 
+def example_of(size: int | torch.SymInt) -> int | None:
+    """The value at the sizes of the first call; nothing for sizes that stand for data."""
+    if isinstance(size, int):
+        return size
+    examples = {symbol: hint_of(symbol, size.node.shape_env) for symbol in size.node.expr.free_symbols}
+    value: Any = None if None in examples.values() else size.node.expr.xreplace({symbol: sympy.Integer(at) for symbol, at in examples.items()})
+    return int(value) if getattr(value, "is_Integer", False) else None
+
+
 def is_integer_symbol(symbol: sympy.Symbol, shape_env: Any) -> bool:
     """False for the ragged sizes of nested tensors, which are no integers at run time."""
     return type(_example(symbol, shape_env)).__name__ != "SingletonInt"

@@ -323,6 +323,7 @@ CONCATENATIONS = {  # kernels, packing aside, and the module
     "beside an input": (3, lambda x, v, w: torch.cat([F.linear(x, v), x.relu(), F.linear(x, w)], -1)),
     "stacked": (2, lambda x, v, w: torch.stack([F.linear(x, v), F.linear(x + 1, v)], 1)),
     "nested": (3, lambda x, v, w: torch.cat([torch.cat([F.linear(x, v), F.linear(x, w)], -1), F.linear(x - 1, v)], -1)),
+    "rows of a part": (2, lambda x, v, w: torch.cat([F.linear(x[0], v)[:3], F.linear(x[1], v)], 0)),
     "batched": (2, lambda x, v, w: torch.cat([x @ x.transpose(1, 2), (x * 2) @ x.transpose(1, 2)], -1)),
     "images": (2, lambda x, v, w: torch.cat([F.conv1d(x.mT, v.unflatten(1, (64, 1))), F.conv1d(x.mT, w.unflatten(1, (64, 1))).relu()], 1)),
 }

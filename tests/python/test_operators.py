@@ -445,14 +445,16 @@ def test_bool_seen_as_bytes():
     assert torch.equal(torch.compile(lambda x: ~(x & 1).view(torch.bool), backend="deplo")(bits), ~(bits & 1).view(torch.bool))
 
 
-def test_results_of_aten_that_lie_otherwise_than_traced():
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_of_aten_that_lie_otherwise_than_traced(dynamic):
     """PyTorch's shape rules say other strides of angle() than its kernel gives: what follows was compiled for the traced ones."""
     x = torch.randn(3, 4, dtype=torch.complex64)
-    for f in (lambda x: x.T.angle() + 1, lambda x: x.T.angle() * x.T.angle().sin()):
+    forms = [lambda x: x.T.angle() + 1, lambda x: x.T.angle() * x.T.angle().sin(), lambda x: torch.stack([x, x]).transpose(0, 2).angle().cos()]
+    for f in forms:
         torch._dynamo.reset()
         ours, theirs = (x.clone().requires_grad_() for _ in range(2))
         with pytest.warns(deplo.FallbackWarning):
-            got = torch.compile(f, backend="deplo")(ours)
+            got = torch.compile(f, backend="deplo", dynamic=dynamic)(ours)
         wanted = f(theirs)
         torch.testing.assert_close(got, wanted)
         got.sum().backward()

@@ -439,7 +439,7 @@ struct Fuser {
            });
   }
 
-  // What puts together the results of contractions (a concatenation, a padding, the phases of a stride) falls apart, so that each of them
+  // What puts together the results of contractions (a concatenation, a padding) falls apart, so that each of them
   // stores its own part.
   void split_parts(size_t at) {
     if (groups[at].fixed || is_static[at] || !groups[at].contractions.empty() || !stores_each_element_once(at)) return;
