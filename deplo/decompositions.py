@@ -409,7 +409,31 @@ def _own() -> dict[Any, Any]:
         """The operand's values play no part: they need not be saved."""
         return pool_backward(grad, grad.new_empty(x.shape), *rest)
 
+    def statistics(x: torch.Tensor, dims: list[int], eps: float) -> Any:
+        """x as it is computed with, its mean and 1 / sqrt(variance + eps); in float64, for the variance of floats from 1.8e19 on is no float."""
+        wide = x if x.dtype == torch.float64 else x.to(torch.float32)
+        variance, mean = torch.var_mean(x.to(torch.float64), dims, correction=0, keepdim=True)
+        return wide, mean.to(wide.dtype), torch.rsqrt(variance + eps).to(wide.dtype)
+
+    def layer_norm(x: torch.Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+        dims = list(range(x.dim() - len(shape), x.dim()))
+        wide, mean, rstd = statistics(x.contiguous(), dims, eps)
+        y = (wide - mean) * rstd
+        y = y if weight is None else y * weight
+        y = y if bias is None else y + bias
+        return y.to(x.dtype), mean.to(x.dtype), rstd.to(x.dtype)
+
+    def group_norm(x: torch.Tensor, weight: Any, bias: Any, n: int, channels: int, inner: int, groups: int, eps: float) -> Any:
+        wide, mean, rstd = statistics(x.reshape(n, groups, channels // groups, inner), [2, 3], eps)
+        y = ((wide - mean) * rstd).view(x.shape)
+        channelwise = (1, channels, *[1] * (x.dim() - 2))
+        y = y if weight is None else y * weight.reshape(channelwise)
+        y = y if bias is None else y + bias.reshape(channelwise)
+        return y.to(x.dtype), mean.to(x.dtype).reshape(n, groups), rstd.to(x.dtype).reshape(n, groups)
+
     return {
+        aten.native_layer_norm.default: layer_norm,
+        aten.native_group_norm.default: group_norm,
         aten.detach.default: alias,
         aten.transpose.int: transpose,
         aten.bmm.default: product_of_vectors,

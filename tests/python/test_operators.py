@@ -370,6 +370,39 @@ def test_the_gradient_of_a_large_difference_is_finite():
     torch.testing.assert_close(x.grad, torch.tensor([5e37] + [0.2] * 9))
 
 
+NORMS = {
+    "layer_norm": lambda x, w, b: F.layer_norm(x, (8, 8), w[:, None].expand(8, 8), b[:, None].expand(8, 8)),
+    "group_norm": lambda x, w, b: F.group_norm(x, 4, w, b),
+    "group_norm of images": lambda x, w, b: F.group_norm(x.view(4, 8, 4, 2), 4, w, b),
+    "without weights": lambda x, w, b: F.group_norm(x, 2) * w[:, None],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e15, 3e18, 1e20, 1e25])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_large_numbers_are_those_of_float64(name, scale, dtype):
+    torch.manual_seed(0)
+    x = (torch.randn(4, 8, 8) * scale).to(dtype)
+    w, b = torch.rand(8).add(0.5).to(dtype), torch.randn(8).to(dtype)
+    norm = NORMS[name]
+    expected = norm(x.double(), w.double(), b.double())
+    for training in (False, True):
+        torch._dynamo.reset()
+        y = torch.compile(norm, backend="deplo", dynamic=False, options={"strict": True})(x.clone().requires_grad_(training), w, b)
+        torch.testing.assert_close(y.double(), expected, rtol=0, atol=4 * torch.finfo(dtype).eps * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_norms_whose_variance_no_float_holds_are_no_numbers_or_right(training):
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)) * 3e37
+    y = torch.compile(lambda x: F.layer_norm(x, (64,)), backend="deplo", dynamic=False)(x.requires_grad_(training))
+    if training:
+        torch.testing.assert_close(y, F.layer_norm(x.double(), (64,)).float())
+    else:
+        assert y.isnan().all()
+
+
 REFUSED = {
     "clamp": lambda x: x.clamp(-3000, 3000),
     "clamp_max": lambda x: x.clamp_max(3000),

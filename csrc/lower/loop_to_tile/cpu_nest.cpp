@@ -7,6 +7,7 @@
 #include "analysis/cost.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "lower/loop_to_tile/merge_axes.h"
 #include "lower/loop_to_tile/nest_converter.h"
 #include "lower/loop_to_tile/streams.h"
 
@@ -382,10 +383,14 @@ class NestScheduler {
 
 }  // namespace
 
-Schedule propose_cpu_nest(const loop_ir::Kernel& kernel, const PassContext& ctx) { return NestScheduler(kernel, ctx).propose(); }
+Schedule propose_cpu_nest(const loop_ir::Kernel& kernel, const PassContext& ctx) {
+  const loop_ir::Kernel merged = merge_inner_axes(kernel);
+  return NestScheduler(merged, ctx).propose();
+}
 
 tile_ir::Kernel apply_cpu_nest(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& ctx) {
-  return NestScheduler(kernel, ctx).apply(schedule);
+  const loop_ir::Kernel merged = merge_inner_axes(kernel);
+  return NestScheduler(merged, ctx).apply(schedule);
 }
 
 }  // namespace deplo

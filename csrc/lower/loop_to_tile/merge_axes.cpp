@@ -17,9 +17,18 @@ struct Offsets {
   std::vector<Expr> others;    ///< guards, index values, extents: what must stay free of merged axes
 };
 
-Offsets offsets_of(const Kernel& kernel, const Block& body, const Ranges& ranges) {
-  std::map<std::string, std::vector<Expr>> strides;
+using Strides = std::map<std::string, std::vector<Expr>>;
+
+Strides strides_of(const Kernel& kernel) {
+  Strides strides;
   for (const auto& p : kernel.params) strides[p.name] = p.strides;
+  loop_to_tile::visit_all(kernel.body, [&](const Stmt& stmt) {
+    if (const auto* local = std::get_if<Local>(&stmt.node)) strides[local->name] = contiguous_strides(local->shape);
+  });
+  return strides;
+}
+
+Offsets offsets_of(const Strides& strides, const Block& body, const Ranges& ranges) {
   Offsets out;
   auto access = [&](const std::string& buffer, const std::vector<Expr>& index) {
     Expr sum = 0;
@@ -30,10 +39,7 @@ Offsets offsets_of(const Kernel& kernel, const Block& body, const Ranges& ranges
     for (const Cond& c : conds) out.others.push_back(c.expr);
   };
   loop_to_tile::visit_all(body, [&](const Stmt& stmt) {
-    std::visit(Overloaded{[&](const Local& s) {
-                            strides[s.name] = contiguous_strides(s.shape);
-                            out.others.insert(out.others.end(), s.shape.begin(), s.shape.end());
-                          },
+    std::visit(Overloaded{[&](const Local& s) { out.others.insert(out.others.end(), s.shape.begin(), s.shape.end()); },
                           [&](const Load& s) {
                             access(s.buffer, s.index);
                             guards(s.guard);
@@ -66,29 +72,66 @@ bool mergeable(const Offsets& offsets, const Axis& outer, const Axis& inner) {
   return true;
 }
 
-}  // namespace
-
-Kernel merge_outer_axes(const Kernel& kernel) {
-  Nest nest = peel(kernel.body);
-  Kernel out = kernel;
-  Ranges ranges = kernel.symbols;
-  for (const Axis& a : nest.axes) ranges[a.name] = axis_range(a.extent);
+/// Merges neighbours among the axes of a nest of loops, or of a reduction, over body. Returns whether any were.
+bool merge(std::vector<Axis>& axes, Block& body, const Strides& strides, Ranges& ranges) {
+  for (const Axis& a : axes) ranges[a.name] = axis_range(a.extent);
   bool changed = false;
-  for (size_t i = nest.axes.size(); i-- > 1;) {
-    const Axis outer = nest.axes[i - 1];
-    const Axis inner = nest.axes[i];
-    if (!mergeable(offsets_of(kernel, nest.body, ranges), outer, inner)) continue;
+  for (size_t i = axes.size(); i-- > 1;) {
+    const Axis outer = axes[i - 1];
+    const Axis inner = axes[i];
+    if (!mergeable(offsets_of(strides, body, ranges), outer, inner)) continue;
     Axis merged{outer.name + "_" + inner.name, outer.extent * inner.extent};
     ranges[merged.name] = axis_range(merged.extent);
     Renaming renaming;
     renaming.exprs[outer.name] = floordiv(Expr::symbol(merged.name), inner.extent);
     renaming.exprs[inner.name] = mod(Expr::symbol(merged.name), inner.extent);
-    nest.body = copy_block(nest.body, renaming, nullptr);
-    nest.axes[i - 1] = merged;
-    nest.axes.erase(nest.axes.begin() + static_cast<std::ptrdiff_t>(i));
+    body = copy_block(body, renaming, nullptr);
+    axes[i - 1] = merged;
+    axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(i));
     changed = true;
   }
-  if (changed) out.body = make_nest(nest.axes, nest.body);
+  return changed;
+}
+
+/// The block with the axes of its reductions and inner nests of loops merged.
+Block with_merged_axes(const Block& block, const Strides& strides, Ranges ranges) {
+  Block out;
+  for (const auto& stmt : block) {
+    if (const auto* reduce = std::get_if<Reduce>(&stmt->node)) {
+      Reduce merged = *reduce;
+      for (const Axis& a : merged.axes) ranges[a.name] = axis_range(a.extent);
+      merged.body = with_merged_axes(merged.body, strides, ranges);
+      merge(merged.axes, merged.body, strides, ranges);
+      out.push_back(std::make_shared<Stmt>(Stmt{std::move(merged)}));
+    } else if (std::holds_alternative<For>(stmt->node)) {
+      Nest nest = peel({stmt});
+      for (const Axis& a : nest.axes) ranges[a.name] = axis_range(a.extent);
+      nest.body = with_merged_axes(nest.body, strides, ranges);
+      merge(nest.axes, nest.body, strides, ranges);
+      for (auto& s : make_nest(nest.axes, nest.body)) out.push_back(std::move(s));
+    } else {
+      out.push_back(stmt);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Kernel merge_outer_axes(const Kernel& kernel) {
+  Nest nest = peel(kernel.body);
+  Ranges ranges = kernel.symbols;
+  Kernel out = kernel;
+  if (merge(nest.axes, nest.body, strides_of(kernel), ranges)) out.body = make_nest(nest.axes, nest.body);
+  return out;
+}
+
+Kernel merge_inner_axes(const Kernel& kernel) {
+  Nest nest = peel(kernel.body);
+  Ranges ranges = kernel.symbols;
+  for (const Axis& a : nest.axes) ranges[a.name] = axis_range(a.extent);
+  Kernel out = kernel;
+  out.body = make_nest(nest.axes, with_merged_axes(nest.body, strides_of(kernel), ranges));
   return out;
 }
 

@@ -8,4 +8,7 @@ namespace deplo::loop_to_tile {
 /// along j, and neither occurs in a guard, an index value or the extent of an inner loop. A 1x1 convolution so gets one axis of pixels.
 loop_ir::Kernel merge_outer_axes(const loop_ir::Kernel& kernel);
 
+/// The same for the axes of each reduction and of loops inside of the outer nest: the sum over an image's rows and columns runs along one axis.
+loop_ir::Kernel merge_inner_axes(const loop_ir::Kernel& kernel);
+
 }  // namespace deplo::loop_to_tile

@@ -110,6 +110,12 @@ int64_t column_vectors(const PassContext& ctx) { return ctx.target.vector_regist
 
 NestConverter::NestConverter(const loop_ir::Kernel& kernel, const PassContext& ctx) : kernel_(kernel), ctx_(ctx) {
   for (const auto& p : kernel.params) strides_[p.name] = p.strides;
+  ranges_ = kernel.symbols;
+  visit_all(kernel.body, [&](const loop_ir::Stmt& stmt) {
+    if (const auto* loop = std::get_if<loop_ir::For>(&stmt.node)) ranges_[loop->axis] = axis_range(loop->extent);
+    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node))
+      for (const auto& a : reduce->axes) ranges_[a.name] = axis_range(a.extent);
+  });
   colliding_ = colliding_stores(kernel);
   collect_accesses(kernel.body, false);
 }
@@ -136,7 +142,7 @@ Expr NestConverter::offset(const std::string& buffer, const std::vector<Expr>& i
   const auto& strides = strides_.at(buffer);
   Expr sum = 0;
   for (size_t d = 0; d < index.size(); ++d) sum = sum + index[d] * strides[d];
-  return sum;
+  return simplify(sum, ranges_);
 }
 
 int64_t NestConverter::hint(Expr e) const {

@@ -88,6 +88,7 @@ class NestConverter {
   const loop_ir::Kernel& kernel_;
   const PassContext& ctx_;
   std::map<std::string, std::vector<Expr>> strides_;
+  Ranges ranges_;  ///< of the axes
   std::vector<Access> accesses_;
   std::vector<const loop_ir::Store*> colliding_;
   Substitution map_;

@@ -9,11 +9,26 @@
 
 namespace deplo::rules {
 
+namespace {
+
+constexpr double kSquareScale = 0x1p-24;
+constexpr double kScaledEpsilon = 1e-12;
+
+}  // namespace
+
 Centered centered(Builder& b, const Value& x, const std::vector<int64_t>& dims, double eps) {
   Value mean = mean_dims(b, x, dims, true);
   Value difference = b.apply(Fn::sub, {x, mean});
-  Value variance = mean_dims(b, square(b, difference), dims, true);
-  return {difference, mean, inverse_sqrt(b, b.apply(Fn::add, variance, eps))};
+  // Squares of differences from 1.8e19 on pass the largest float32. Those of differences times a power of two, which changes no other bit and costs
+  // nothing, do from 3e26 on. An epsilon that is not tiny hides that small ones vanish.
+  const double scale = eps >= kScaledEpsilon ? kSquareScale : 1;
+  Value small = scale == 1 ? difference : b.apply(Fn::fma, {x, constant_like(b, x, scale), b.apply(Fn::neg, {b.apply(Fn::mul, mean, scale)})});
+  Value variance = mean_dims(b, square(b, small), dims, true);
+  Value rstd = inverse_sqrt(b, b.apply(Fn::add, variance, eps * scale * scale));
+  if (scale != 1) rstd = b.apply(Fn::mul, rstd, scale);
+  // Beyond, eager gives NaN or 0: NaN shows what happened.
+  Value overflows = b.apply(Fn::eq, variance, std::numeric_limits<double>::infinity());
+  return {difference, mean, b.apply(Fn::where, {overflows, constant_like(b, rstd, std::numeric_limits<double>::quiet_NaN()), rstd})};
 }
 
 Value softmax_of(Builder& b, const Value& x, int64_t dim) {
