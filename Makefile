@@ -85,7 +85,7 @@ test-nollvm: venv ## a build with -DDEPLO_LLVM=OFF
 test-dump: build ## models and cases with every dump switched on: dumps are complete and read back
 	@echo "== every dump on"; scripts/test_dump.sh $(PY)
 
-opinfo: build ## all samples of every PyTorch operator in all dtypes, forward and backward (hours; goes on where it stopped)
+opinfo: build ## all samples of every PyTorch operator in all dtypes, forward and backward (hours; goes on where it stopped; OPINFO="--special --fresh" puts NaN, infinities and extremes into them)
 	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m opinfo -n $(JOBS) --output $(BUILD)/opinfo.jsonl --beside $(BUILD)/opinfo-inductor.jsonl $(OPINFO)
 
 opinfo-inductor: build ## the same by Inductor, which `make opinfo` then prints beside (a compilation with g++ for each sample; OPINFO="--limit 1 --dtype float32" for less)
@@ -97,7 +97,7 @@ fuzz: build ## random PyTorch programs, Tensor and Loop IR against a reference, 
 exhaustive: build ## errors in ulp of every function, at all 2^32 values of float32 (tens of minutes)
 	@$(PY) -m deplo numerics --exhaustive
 
-mutants: build ## changes passes and rules one place at a time: at least 90 % must be noticed by the tests (hours; goes on where it stopped)
+mutants: build ## changes passes and rules one place at a time: at least 90 % must be noticed by the tests (hours; goes on where it stopped; OPINFO="--special --fresh" puts NaN, infinities and extremes into them)
 	@$(PY) scripts/mutants --jobs $(JOBS) $(MUTANTS)
 
 architectures: build ## every architecture of tests/python/architectures.py at many lengths, forward and backward, and generating (half an hour)

@@ -442,6 +442,29 @@ def test_grids_of_no_numbers(rank, mode, padding):
             torch.testing.assert_close(compiled(image.to(dtype), grid.to(dtype)), f(image.to(dtype), grid.to(dtype)), equal_nan=True)
 
 
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("align", [False, True])
+def test_gradients_of_grids_of_no_numbers(align, mode, padding):
+    """In three dimensions; eager mode's kernel of two reads outside of its memory there."""
+
+    def gradients(f, dtype):
+        torch.manual_seed(0)
+        image = torch.randn(1, 2, 3, 4, 5, dtype=dtype, requires_grad=True)
+        grid = torch.rand(1, 1, 2, 6, 3, dtype=dtype) * 2 - 1
+        grid.view(-1)[::4] = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 2.0, 0.0, 1.0, -1.0])
+        grid.requires_grad_()
+        y = f(image, grid)
+        return torch.autograd.grad(y, [image, grid], torch.randn(y.shape, dtype=dtype))
+
+    def f(image, grid):
+        return F.grid_sample(image, grid, mode=mode, padding_mode=padding, align_corners=align)
+
+    for dtype in (torch.float32, torch.float64):
+        compiled = torch.compile(f, backend="deplo", dynamic=False, options={"strict": True})
+        torch.testing.assert_close(gradients(compiled, dtype), gradients(f, dtype), equal_nan=True)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_maxima_of_bags_pass_over_nan_but_in_front(dynamic):
     torch.manual_seed(0)

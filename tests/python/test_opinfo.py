@@ -1,6 +1,6 @@
 """Every operator of PyTorch's OpInfo: a few samples of each through AOTAutograd, every sixth operator through torch.compile as a whole.
 
-`make opinfo` runs all samples in all dtypes.
+`make opinfo` runs all samples in all dtypes, and with OPINFO=--special those with NaN, infinities, zeros and extremes in them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,16 @@ def test_samples(name):
         assert result.samples or result.excused
         was, now = EXPECTED.get(title(unit, engine)), seen(result)
         assert coverage(now) == coverage(was), f"{title(unit, engine)}: {now} where sample.json has {was}: write it anew if that is right"
+
+
+@needs_core
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for k, name in enumerate(OPS) if UNITS[name] and k % 5 == 0])
+def test_samples_with_special_values(name):
+    units = [unit for unit in UNITS[name] if unit.dtype in ("float32", "int32")]
+    for unit in units[:2]:
+        result = run_unit(unit, 1, special=True)
+        assert result.status in ("none", "generated", "partly", "eager"), "\n".join(result.problems)
 
 
 def coverage(held):

@@ -18,6 +18,7 @@ struct Sampler {
   int spatial;
   int64_t mode, padding;
   bool align;
+  bool leaves_out_nan = false;  ///< eager mode's gradient of three dimensions: a place that is NaN is none
 
   Value number(const Value& like, double v) const { return constant_like(b, like, v); }
   Expr extent(int k) const { return x.type.shape[2 + k]; }
@@ -61,13 +62,14 @@ struct Sampler {
   // NaN goes to the lower end in two dimensions and to the upper one in three, as in eager mode's kernels.
   Value clipped(const Value& v, int k) const {
     Value kept = b.apply(Fn::min, {b.apply(Fn::max, v, 0), extent_value(k, 1)});
+    if (leaves_out_nan) return kept;
     Value end = spatial == 2 ? number(kept, 0) : b.broadcast(extent_value(k, 1), kept.type.shape);
     return b.apply(Fn::where, {b.apply(Fn::eq, {kept, kept}), kept, end});
   }
 
   // Eager mode's kernel of three dimensions leaves out what lies outside, that of two multiplies it by 0.
   Value counted(const std::vector<Place>& places, const Value& factor) const {
-    if (spatial == 2 || padding != kZeros) return factor;
+    if (spatial == 2 || (padding != kZeros && !leaves_out_nan)) return factor;
     Value inside = places[0].inside;
     for (int k = 1; k < spatial; ++k) inside = b.apply(Fn::bit_and, {inside, places[k].inside});
     return b.apply(Fn::where, {inside, factor, number(factor, 0)});
@@ -173,14 +175,20 @@ struct Sampling {
 };
 
 // `out` is the shape of the sampled points, [N, C, out...].
-Sampling sampling_of(Builder& b, const Call& call, int spatial, const Shape& out) {
+Sampling sampling_of(Builder& b, const Call& call, int spatial, const Shape& out, bool backward) {
   Value input = call.tensor("input");
   Value grid = call.tensor("grid");
   DEPLO_SUPPORT(is_float(input.type.dtype) && rank_of(input) == spatial + 2, "grid_sampler of {} dimensions", rank_of(input));
   Shape points = {out[0]};
   points.insert(points.end(), out.begin() + 2, out.end());
-  Sampler s{
-      b, as_compute(b, input), points, spatial, call.integer("interpolation_mode"), call.integer("padding_mode"), call.boolean("align_corners")};
+  Sampler s{b,
+            as_compute(b, input),
+            points,
+            spatial,
+            call.integer("interpolation_mode"),
+            call.integer("padding_mode"),
+            call.boolean("align_corners"),
+            backward && spatial == 3};
   DEPLO_SUPPORT(s.mode != kCubic || spatial == 2, "cubic interpolation in {} dimensions", spatial);
   std::vector<std::vector<Neighbour>> along;
   for (int k = 0; k < spatial; ++k) {
@@ -207,7 +215,7 @@ std::vector<Expr> point_axes(int spatial) {
 template <int spatial>
 std::vector<Value> grid_sampler(Builder& b, const Call& call) {
   const Shape out = call.result().shape;
-  Sampling sampling = sampling_of(b, call, spatial, out);
+  Sampling sampling = sampling_of(b, call, spatial, out, false);
   const Sampler& s = sampling.sampler;
   std::optional<Value> sum;
   sampling.for_each([&](const std::vector<Sampler::Place>& places, const std::vector<const Neighbour*>& chosen) {
@@ -226,7 +234,7 @@ std::vector<Value> grid_sampler_backward(Builder& b, const Call& call) {
   Value grad = as_compute(b, call.tensor("grad_output"));
   const Shape out = grad.type.shape;
   call.ignore("output_mask");  // a result that nobody wants is typed none
-  Sampling sampling = sampling_of(b, call, spatial, out);
+  Sampling sampling = sampling_of(b, call, spatial, out, true);
   const Sampler& s = sampling.sampler;
   std::vector<Expr> at = point_axes(spatial);
   Value to_input = b.constant(s.x.type.dtype, s.x.type.shape, 0);

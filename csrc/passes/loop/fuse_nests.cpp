@@ -313,8 +313,7 @@ struct Fuser {
     auto pairs = shared_by_dependence(a.nest, b.nest, flow);
     std::optional<Backup> backup;
     if (!pairs || !covers(*pairs, b.nest)) {
-      // Splits change a nest; contractions alone ask for them.
-      if (!a.contractions.empty()) backup = Backup{a.nest, b.nest, names[first], names[second]};
+      backup = Backup{a.nest, b.nest, names[first], names[second]};  // splits change a nest
       split_as(first, second, flow, pairs);
       if (!pairs || !covers(*pairs, b.nest)) split_for(first, second, flow, pairs);
     }
@@ -357,15 +356,25 @@ struct Fuser {
     return true;
   }
 
-  // What follows a contraction may see two of its axes as one (groups of a convolution): split as the contraction has them, all are shared.
+  // What is shared lies around the rest: memory runs along what stays inside.
+  static bool shares_outermost(const AxisPairs& pairs, const NestGroup& nest) {
+    return std::all_of(nest.axes.begin(), nest.axes.begin() + static_cast<std::ptrdiff_t>(pairs.size()), [&](const Axis& axis) {
+      return std::any_of(pairs.begin(), pairs.end(), [&](const auto& pair) { return pair.second == axis.name; });
+    });
+  }
+
+  // What follows a contraction may see two of its axes as one (groups of a convolution): split as the contraction has them, all are shared. What
+  // follows sums over groups of channels so shares the groups.
   void split_as(size_t first, size_t second, const std::set<std::string>& flow, std::optional<AxisPairs>& pairs) {
     Group& b = groups[second];
-    if (groups[first].contractions.empty() || !b.contractions.empty()) return;
+    if (!b.contractions.empty()) return;
+    const bool sums = groups[first].contractions.empty();
+    if (sums && (groups[first].nest.axes.empty() || (pairs && covers(*pairs, groups[first].nest)))) return;
     loop_ir::Names taken = names[second];
     loop_ir::Nest nest = loop_ir::peel(split_axes_of(loop_ir::make_nest(b.nest.axes, b.nest.body), graph.program().symbols, taken));
     NestGroup split{nest.axes, nest.body};
     auto found = shared_by_dependence(groups[first].nest, split, flow);
-    if (!found || !covers(*found, groups[first].nest) || !covers(*found, split)) return;
+    if (!found || !covers(*found, groups[first].nest) || (sums ? !shares_outermost(*found, split) : !covers(*found, split))) return;
     b.nest = std::move(split);
     names[second] = std::move(taken);
     pairs = std::move(found);

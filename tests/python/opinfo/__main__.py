@@ -63,6 +63,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="forget what the output holds")
     parser.add_argument("--again", default="", help="run only the units that ended so (as failed,wrong)")
     parser.add_argument("--beside", default="", help="the output of another engine, shown beside")
+    parser.add_argument("--special", action="store_true", help="NaN, infinities, zeros, subnormals and extremes in a third of the elements")
     parser.add_argument("-v", "--verbose", action="store_true", help="every problem in full")
     parser.add_argument("--worker", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -100,7 +101,7 @@ def _work(arguments: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     for line in sys.stdin:
         unit = Unit(*json.loads(line))
-        result = run_unit(unit, arguments.limit, arguments.engine, lambda k: print(k, file=answers, flush=True))
+        result = run_unit(unit, arguments.limit, arguments.engine, lambda k: print(k, file=answers, flush=True), arguments.special)
         print(json.dumps(dataclasses.asdict(result)), file=answers, flush=True)
     return 0
 
@@ -110,6 +111,7 @@ class _Worker:
         reading, writing = os.pipe()
         command = [sys.executable, "-m", "opinfo", "--worker", str(writing), "--engine", arguments.engine]
         command += ["--limit", str(arguments.limit)] if arguments.limit else []
+        command += ["--special"] if arguments.special else []
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[writing], text=True
         )

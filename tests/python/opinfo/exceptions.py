@@ -5,3 +5,18 @@ from __future__ import annotations
 
 # The values are those of memory that nobody wrote: dtype, shape and strides are compared alone.
 UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_"}
+
+# With special values in the samples eager's own formulas disagree with one another, or with what they compute; by names with * and ?, and direction.
+SPECIAL = {
+    "*polygamma*/*": "eager's series have other values at the poles and at infinity",
+    "digamma/backward": "eager's trigamma has no poles",
+    "special.zeta/*": "eager's series has other values at the poles and at infinity",
+    "logit/backward": "eager's loop over vectors and its loop over the rest differ at NaN",
+    "nn.functional.relu6/backward": "eager's loop over vectors and its loop over the rest differ at NaN",
+    "nn.functional.hardswish/backward": "eager's loop over vectors and its loop over the rest differ at NaN",
+    "var_mean*/*": "the mean of infinities is NaN where eager updates it step by step",
+    "std_mean*/*": "the mean of infinities is NaN where eager updates it step by step",
+    "*layer_norm/*": "infinite sums and weights cancel in another order",
+    "*group_norm/*": "infinite sums and weights cancel in another order",
+    "nn.functional.conv*/*": "padding takes part as zeros (docs/numerics.md)",
+}
