@@ -34,7 +34,8 @@ namespace deplo::tensor_ir {
 //   scatter      %y: f32[9, 8] = scatter sum(%base, %u) (i0, i1) with j = %idx[i0] in 0..9 -> [j, i1]
 //     starts from %base; then, for every element of %u in row-major order, combines it into the given place (if its guard holds).
 //   library      %y: f32[4], %k: i64[4] = library aten.sort.stable(self=%x, dim=0) strides [1], [1] reason "sort"
-//     an ATen call as in Torch IR; the strides are those that ATen gives the results.
+//     an ATen call as in Torch IR; the strides are those that ATen gives the results. `operands [1, 4], any` before them says how operands must lie
+//     in memory, in the order of the arguments, where that decides the results (random numbers fill memory in order).
 // Provenance: each op may carry `from "name of the torch node"`, which kernels show to people.
 
 struct TensorType {
@@ -115,6 +116,8 @@ struct Library {
   std::string reason;
   /// Strides that ATen gives each result, as Torch IR recorded them.
   std::vector<std::vector<Expr>> strides;
+  /// For each of operands_of(op) the strides that ATen must see, or nothing where it may lie as it does. Empty if none has any.
+  std::vector<std::optional<std::vector<Expr>>> operands;
   bool operator==(const Library&) const = default;
 };
 

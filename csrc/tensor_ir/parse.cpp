@@ -150,6 +150,10 @@ Library parse_library(Lexer& lexer) {
     lexer.expect("=");
     node.arguments.emplace_back(std::move(name), parse_attribute(lexer));
   });
+  if (lexer.accept("operands")) {
+    do node.operands.push_back(lexer.accept("any") ? std::nullopt : std::optional(parse_exprs(lexer)));
+    while (lexer.accept(","));
+  }
   if (lexer.accept("strides")) {
     do node.strides.push_back(parse_exprs(lexer));
     while (lexer.accept(","));

@@ -58,6 +58,9 @@ std::string print_library(const Library& node) {
   for (const auto& [name, value] : node.arguments) arguments.push_back(name + "=" + print(value));
   for (const auto& list : node.strides) strides.push_back(print_list(list));
   std::string layout = strides.empty() ? "" : " strides " + joined(strides);
+  std::vector<std::string> operands;
+  for (const auto& list : node.operands) operands.push_back(list ? print_list(*list) : "any");
+  if (!operands.empty()) layout = " operands " + joined(operands) + layout;
   return fmt::format("library {}({}){} reason {}", node.op, joined(arguments), layout, quote(node.reason));
 }
 

@@ -148,7 +148,15 @@ struct Verifier {
 
   void check(const Op& op, const Library& n) const {
     make_library(op.results, n);
-    for (const std::string& name : operands_of(op)) type("library " + n.op, name);
+    const std::vector<std::string> names = operands_of(op);
+    for (const std::string& name : names) type("library " + n.op, name);
+    require(n.operands.empty() || n.operands.size() == names.size(), "library " + n.op,
+            fmt::format("layouts of {} operands, not {}", n.operands.size(), names.size()));
+    for (size_t k = 0; k < n.operands.size(); ++k) {
+      if (!n.operands[k]) continue;
+      require(n.operands[k]->size() == type("library " + n.op, names[k]).shape.size(), "library " + n.op, "one stride per dimension of " + names[k]);
+      for (const Expr& e : *n.operands[k]) expression("library " + n.op, e, {});
+    }
     for (const auto& list : n.strides)
       for (const Expr& e : list) expression("library " + n.op, e, {});
   }

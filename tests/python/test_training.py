@@ -406,3 +406,60 @@ def test_dropout_draws_as_in_eager():
                 wanted = fn(given)
                 torch.testing.assert_close(got, wanted)
                 assert torch.equal(after, torch.rand(1)), "the generator stands elsewhere"
+
+
+DRAWS = {
+    "dropout": lambda x: F.dropout(x.t() + 1, 0.5),
+    "dropout of a view": lambda x: F.dropout(x.t(), 0.5),
+    "randn_like": lambda x: torch.randn_like(x.t()),
+    "sum of noise": lambda x: x.t() * 1 + 0.1 * torch.randn_like(x.t() * 1),
+    "rand_like of a slice": lambda x: torch.rand_like(x.t()[:, ::2] * 2),
+    "rand_like of a slice itself": lambda x: torch.rand_like(x.t()[:, ::2]),
+    "of copies": lambda x: torch.randn_like(x.t().expand(3, 16, 31)),
+    "randint_like": lambda x: torch.randint_like(x.t() + 1, 0, 10),
+    "exponential_": lambda x: torch.empty_like(x.t()).exponential_(),
+    "uniform_ of a view": lambda x: x.clone().t().uniform_(),
+    "multinomial": lambda x: torch.multinomial(x.t().abs(), 3),
+    "three axes": lambda x: torch.randn_like(x.view(31, 4, 4).permute(1, 0, 2) * 2),
+    "channels_last": lambda x: F.dropout(x.view(31, 2, 2, 4).to(memory_format=torch.channels_last).relu(), 0.5),
+    "both orders": lambda x: F.dropout(x.t() + 1, 0.5) + F.dropout((x.t() + 1).contiguous(), 0.5),
+    "rows after columns": lambda x: F.dropout((x.t() + 1).contiguous(), 0.5) * torch.rand_like(x.t() + 1),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers_fill_memory_in_the_order_of_eager_mode(name, dynamic):
+    fn = DRAWS[name]
+    x = torch.randn(31, 16)
+    compiled = torch.compile(fn, backend="deplo", dynamic=dynamic, options=STRICT)
+    for grad in (False, True):
+        results = []
+        for call in (fn, compiled):
+            given = x.clone().requires_grad_(grad)
+            torch.manual_seed(1)
+            y = call(given)
+            if grad and y.requires_grad:
+                y.backward(torch.arange(1.0, y.numel() + 1).view(y.shape))
+            results.append((y.detach(), y.stride(), given.grad, torch.rand(1)))
+        torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("model", ["encoder", "convolution"])
+def test_dropout_behind_other_layouts(model):
+    torch.manual_seed(0)
+    if model == "encoder":
+        module = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        x = torch.randn(2, 7, 16)
+    else:
+        layers = [torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Dropout(0.5)]
+        module = torch.nn.Sequential(*layers).to(memory_format=torch.channels_last)
+        x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    results = []
+    for call in (module, torch.compile(module, backend="deplo")):
+        module.zero_grad()
+        torch.manual_seed(1)
+        y = call(x)
+        y.square().sum().backward()
+        results.append((y.detach(), [p.grad.clone() for p in module.parameters()]))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)

@@ -34,7 +34,8 @@ struct Lowering {
   std::map<std::string, std::string> buffer_of;
   loop_ir::Names names;
   std::set<std::string> reserved;
-  std::map<std::string, std::vector<std::string>> output_copies;  ///< of a value: outputs that alias it share one
+  std::map<std::string, std::vector<std::string>> operand_copies;  ///< of a value, in strides that calls want
+  std::map<std::string, std::vector<std::string>> output_copies;   ///< of a value: outputs that alias it share one
 
   // Names of buffers must differ from symbols, keywords and the bare words of library arguments.
   void reserve_names() {
@@ -96,6 +97,18 @@ struct Lowering {
     return contiguous_strides(type.shape);
   }
 
+  /// The strides that the first call wants of a value, if one wants any.
+  std::optional<std::vector<Expr>> wanted_by_call(const std::string& value) const {
+    for (const auto& op : graph.ops) {
+      const auto* library = std::get_if<tensor_ir::Library>(&op->node);
+      if (!library || library->operands.empty()) continue;
+      const std::vector<std::string> names = tensor_ir::operands_of(*op);
+      for (size_t k = 0; k < names.size(); ++k)
+        if (names[k] == value && library->operands[k]) return library->operands[k];
+    }
+    return std::nullopt;
+  }
+
   void add_values() {
     for (const auto& op : graph.ops) {
       const auto* library = std::get_if<tensor_ir::Library>(&op->node);
@@ -108,6 +121,8 @@ struct Lowering {
           // ATen chooses the layout; an output that wants another one is a copy.
           is_output = is_output && library->strides[k] == strides;
           strides = library->strides[k];
+        } else if (!is_output) {
+          strides = wanted_by_call(value.name).value_or(strides);
         }
         buffer_of[value.name] = add_buffer(value.name, value.type, strides, is_output ? BufferKind::output : BufferKind::temp);
       }
@@ -132,21 +147,40 @@ struct Lowering {
     module.steps.emplace_back(std::move(step));
   }
 
-  Attribute rename(const Attribute& attribute) const {
-    if (const auto* value = std::get_if<ValueName>(&attribute.value)) return {ValueName{buffer_of.at(value->name)}};
+  using Layouts = std::vector<std::optional<std::vector<Expr>>>;
+
+  /// A call's argument with buffers in place of values; `at` counts operands.
+  Attribute argument(const Attribute& attribute, const Layouts& layouts, size_t& at) {
+    if (const auto* value = std::get_if<ValueName>(&attribute.value)) {
+      const size_t k = at++;
+      return {ValueName{operand(value->name, k < layouts.size() ? layouts[k] : std::nullopt)}};
+    }
     if (const auto* list = std::get_if<std::vector<Attribute>>(&attribute.value)) {
       std::vector<Attribute> items;
-      for (const Attribute& item : *list) items.push_back(rename(item));
+      for (const Attribute& item : *list) items.push_back(argument(item, layouts, at));
       return {std::move(items)};
     }
     return attribute;
+  }
+
+  /// The value's buffer, or a copy where the call wants other strides, or says nothing about a value that lies as another call wants it.
+  std::string operand(const std::string& value, std::optional<std::vector<Expr>> strides) {
+    const Buffer& buffer = *module.find_buffer(buffer_of.at(value));
+    if (!strides && wanted_by_call(value) == buffer.strides && buffer.kind == BufferKind::temp) strides = contiguous_strides(buffer.shape);
+    if (!strides || *strides == buffer.strides) return buffer.name;
+    std::vector<std::string>& copies = operand_copies[value];
+    auto copy = std::find_if(copies.begin(), copies.end(), [&](const std::string& b) { return module.find_buffer(b)->strides == *strides; });
+    if (copy != copies.end()) return *copy;
+    copies.push_back(add_copy(value, *strides, BufferKind::temp));
+    return copies.back();
   }
 
   void add_steps() {
     for (const auto& op : graph.ops) {
       if (const auto* library = std::get_if<tensor_ir::Library>(&op->node)) {
         LibraryStep step{library->op, {}, {}, library->reason};
-        for (const auto& [name, value] : library->arguments) step.arguments.emplace_back(name, rename(value));
+        size_t at = 0;
+        for (const auto& [name, value] : library->arguments) step.arguments.emplace_back(name, argument(value, library->operands, at));
         for (const auto& result : op->results) step.results.push_back(buffer_of.at(result.name));
         module.steps.emplace_back(std::move(step));
         continue;
@@ -223,6 +257,6 @@ struct Lowering {
 
 }  // namespace
 
-loop_ir::Module lower_tensor_to_loop(const Graph& graph, const PassContext&) { return Lowering{graph, {}, {}, {}, {}, {}, {}}.run(); }
+loop_ir::Module lower_tensor_to_loop(const Graph& graph, const PassContext&) { return Lowering{graph, {}, {}, {}, {}, {}, {}, {}}.run(); }
 
 }  // namespace deplo

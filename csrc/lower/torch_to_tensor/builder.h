@@ -59,6 +59,8 @@ class Builder {
   /// True if the sizes are equal, provably under the ranges and facts.
   bool same_size(Expr a, Expr b) const;
   bool same_shape(const Shape& a, const Shape& b) const;
+  /// The dimensions of more than one element, from the innermost in memory outward; nothing unless the elements fill one block of memory.
+  std::optional<std::vector<size_t>> memory_order(const Shape& shape, const std::vector<Expr>& strides) const;
   /// PyTorch's broadcast of two shapes; UnsupportedError where it depends on a symbol's value.
   Shape common_shape(const Shape& a, const Shape& b) const;
   Expr simplified(Expr e, const Shape& shape) const;  ///< e over i0, i1, ... of `shape`

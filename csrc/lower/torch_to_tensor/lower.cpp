@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <optional>
+#include <set>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -28,6 +30,7 @@ struct Lowering {
   Builder builder;
   std::map<std::string, Value> values;
   Call::TorchValues torch_values;
+  std::set<std::string> given;                          ///< inputs and results of calls: they lie as Torch IR says
   std::map<std::string, std::string> memory_of_output;  ///< the root of the first output that has a value
 
   void add_inputs(Graph& graph) {
@@ -38,6 +41,7 @@ struct Lowering {
         values[input.name] = {input.name, made.type};
         // An input may be a view of memory that the graph does not show; only AOTAutograd knows.
         torch_values[input.name] = {input.type, ""};
+        given.insert(input.name);
       }
       graph.inputs.push_back(std::move(made));
     }
@@ -116,29 +120,57 @@ struct Lowering {
       if (names.count(value.name)) value.name = names[value.name];
   }
 
-  /// ATen sees how an operand lies in memory, and some of its kernels take it to be contiguous unseen. deplo drops calls that only change that.
-  Value library_operand(const std::string& name) {
+  /// The strides in which a call must see an operand, or nothing where it lies so already: as eager mode has it, for random numbers fill memory in
+  /// order, and some kernels of ATen read theirs as contiguous without a look at the strides. Gaps and overlaps vanish, as in what is made like it.
+  std::optional<std::vector<Expr>> operand_strides(const std::string& name) const {
     const Value& value = values.at(name);
-    auto source_value = torch_values.find(value.name);
-    if (source_value == torch_values.end() || !is_row_major(torch_values.at(name).type) || is_row_major(source_value->second.type)) return value;
-    return builder.library("aten.clone.default", {{"self", {ValueName{value.name}}}, {"memory_format", {Word{"contiguous_format"}}}}, {value.type},
-                           "the next call wants its operand contiguous")[0];
-  }
-
-  bool is_row_major(const torch_ir::TensorType& type) const {
+    if (value.name == name && is_given(name)) return std::nullopt;
+    const torch_ir::TensorType& type = torch_values.at(name).type;
+    const auto order = order_in_memory(type);
+    if (!order) return std::nullopt;
+    std::vector<Expr> strides(type.shape.size(), Expr(1));
     Expr stride = 1;
-    for (size_t d = type.shape.size(); d-- > 0;) {
-      if (!builder.same_size(type.shape[d], 1) && !builder.same_size(type.strides[d], stride)) return false;
-      stride = stride * type.shape[d];
+    for (size_t d : *order) {
+      strides[d] = stride;
+      if (!type.shape[d].is(0)) stride = stride * type.shape[d];
     }
-    return true;
+    const std::vector<Expr> now = is_given(value.name) ? torch_values.at(value.name).type.strides : torch_ir::default_strides(type.shape);
+    for (size_t d = 0; d < strides.size(); ++d)
+      if (!builder.same_size(type.shape[d], 1) && !builder.same_size(strides[d], now[d])) return strides;
+    return std::nullopt;
   }
 
-  Attribute renamed(const Attribute& attribute) {
-    if (const auto* value = std::get_if<ValueName>(&attribute.value)) return {ValueName{library_operand(value->name).name}};
+  /// An input, or what a call gave: its strides are those that Torch IR says.
+  bool is_given(const std::string& value) const { return given.count(value) > 0; }
+
+  /// The dimensions from the innermost in memory outward; nothing where sizes decide.
+  std::optional<std::vector<size_t>> order_in_memory(const torch_ir::TensorType& type) const {
+    if (auto dense = builder.memory_order(type.shape, type.strides)) return dense;
+    std::vector<size_t> order;
+    for (size_t d = type.shape.size(); d-- > 0;) order.push_back(d);
+    const auto& strides = type.strides;
+    // Insertion by pairs that can be compared; broadcast dimensions and those of one element stay where they are.
+    for (size_t i = 1; i < order.size(); ++i)
+      for (size_t j = i; j > 0; --j) {
+        const size_t inner = order[j - 1];
+        const size_t outer = order[j];
+        auto fixed = [&](size_t d) { return strides[d].is(0) || builder.same_size(type.shape[d], 1); };
+        if (fixed(inner) || fixed(outer)) continue;
+        if (provably_nonnegative(strides[outer] - strides[inner], builder.known_sizes())) break;
+        if (!provably_nonnegative(strides[inner] - strides[outer], builder.known_sizes())) return std::nullopt;
+        std::swap(order[j - 1], order[j]);
+      }
+    return order;
+  }
+
+  Attribute renamed(const Attribute& attribute, std::vector<std::optional<std::vector<Expr>>>& layouts) {
+    if (const auto* value = std::get_if<ValueName>(&attribute.value)) {
+      layouts.push_back(operand_strides(value->name));
+      return {ValueName{values.at(value->name).name}};
+    }
     if (const auto* list = std::get_if<std::vector<Attribute>>(&attribute.value)) {
       std::vector<Attribute> items;
-      for (const Attribute& item : *list) items.push_back(renamed(item));
+      for (const Attribute& item : *list) items.push_back(renamed(item, layouts));
       return {std::move(items)};
     }
     return attribute;
@@ -146,13 +178,16 @@ struct Lowering {
 
   std::vector<Value> call_library(const torch_ir::Node& node, const std::string& reason) {
     if (rules::needs_layout(node.op)) throw UnsupportedError(fmt::format("{}: {}", node.op, reason));
-    tensor_ir::Library library{node.op, {}, reason, {}};
-    for (const auto& [name, value] : node.arguments) library.arguments.emplace_back(name, renamed(value));
+    tensor_ir::Library library{node.op, {}, reason, {}, {}};
+    for (const auto& [name, value] : node.arguments) library.arguments.emplace_back(name, renamed(value, library.operands));
+    if (std::none_of(library.operands.begin(), library.operands.end(), [](const auto& strides) { return strides.has_value(); }))
+      library.operands.clear();
     std::vector<Value> results;
     for (const torch_ir::Result& result : node.results) {
       if (!result.type) throw UnsupportedError(fmt::format("{}: a result that is none ({})", node.op, reason));
       results.push_back({result.name, {result.type->dtype, result.type->shape}});
       library.strides.push_back(result.type->strides);
+      given.insert(result.name);
     }
     builder.append(tensor_ir::make_library(results, std::move(library), provenance(node)));
     return results;
@@ -234,7 +269,7 @@ struct Lowering {
 Graph lower_torch_to_tensor(const torch_ir::Graph& graph) {
   rules::KnownSizes known = rules::known_sizes(graph);
   torch_ir::Graph simple = rules::simplify_sizes(graph, known);
-  Lowering lowering{simple, {}, {}, {}, {}};
+  Lowering lowering{simple, {}, {}, {}, {}, {}};
   lowering.builder.set_known_sizes(std::move(known));
   return lowering.run();
 }

@@ -383,23 +383,6 @@ Values copy(Builder& b, const Call& call) {
   return finish(b, call, call.tensor("src"));
 }
 
-/// The dimensions of a tensor from the innermost in memory outward; refused unless its elements fill one block of memory.
-std::vector<size_t> memory_order(const Builder& b, const Shape& shape, const std::vector<Expr>& strides) {
-  std::vector<size_t> left;
-  for (size_t d = 0; d < shape.size(); ++d)
-    if (!shape[d].is(1)) left.push_back(d);
-  std::vector<size_t> order;
-  Expr expected = 1;
-  while (!left.empty()) {
-    auto next = std::find_if(left.begin(), left.end(), [&](size_t d) { return b.same_size(strides[d], expected); });
-    DEPLO_SUPPORT(next != left.end(), "the source's elements do not fill one block of memory");
-    order.push_back(*next);
-    if (!shape[*next].is(0)) expected = expected * shape[*next];
-    left.erase(next);
-  }
-  return order;
-}
-
 /// The address i*stride + ..., from the first element of `self`, of each point of a view that is shaped `shape`.
 Expr view_address(const Builder& b, const Call& call, const Value& self, const Shape& shape) {
   std::vector<Expr> strides = call.sizes("stride");
@@ -424,10 +407,11 @@ std::vector<Expr> index_of_address(const Builder& b, const Call& call, const Val
   Expr address = view_address(b, call, self, shape);
   std::vector<Expr> strides = call.strides("self");
   std::vector<Expr> index(self.type.shape.size(), Expr(0));
-  std::vector<size_t> order = memory_order(b, self.type.shape, strides);
-  for (size_t d : order) {
+  const auto order = b.memory_order(self.type.shape, strides);
+  DEPLO_SUPPORT(order, "the source's elements do not fill one block of memory");
+  for (size_t d : *order) {
     Expr e = b.simplified(floordiv(address, strides[d]), shape);
-    index[d] = d == order.back() ? e : b.simplified(mod(e, self.type.shape[d]), shape);
+    index[d] = d == order->back() ? e : b.simplified(mod(e, self.type.shape[d]), shape);
   }
   return index;
 }
