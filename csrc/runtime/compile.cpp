@@ -118,6 +118,13 @@ std::vector<KernelSummary> summarize(const Compiled& made) {
     summary.bytes_read = cost.bytes_read;
     summary.bytes_written = cost.bytes_written;
   }
+  // The version of a kernel for other sizes does the same work; it precedes its alternative.
+  for (size_t k = made.tile.steps.size(); k-- > 1;) {
+    const auto* alternative = std::get_if<CallStep>(&made.tile.steps[k]);
+    const auto* version = std::get_if<CallStep>(&made.tile.steps[k - 1]);
+    if (alternative && version && alternative->is_alternative && known.count(alternative->kernel))
+      known.try_emplace(version->kernel, known.at(alternative->kernel));
+  }
   for (const auto& kernel : made.tile.kernels) {
     auto [it, is_new] = known.try_emplace(kernel->name);
     it->second.schedule = print(kernel->schedule);

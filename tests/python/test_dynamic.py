@@ -103,6 +103,7 @@ def test_products_have_versions_for_few_rows_and_for_many():
         check(compiled(x, weight), F.linear(x, weight), F.linear(x.double(), weight.double()))
     for rows in (2, 300):
         (graph,) = deplo.explain(F.linear, torch.randn(rows, 96), weight, dynamic=True).graphs
+        assert all(k.flops == 2 * rows * 128 * 96 for k in graph.kernels if k.calls)
         calls = {k.name: k.calls for k in graph.kernels}
         assert sorted(name.endswith("_small") for name in calls) == [False, True], calls
         assert all((count > 0) == (name.endswith("_small") == (rows <= 2)) for name, count in calls.items()), calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import warnings
 
 import pytest
 import torch
@@ -415,6 +416,13 @@ REFUSED = {
     "alpha": lambda x: torch.add(x, x, alpha=300),
     "pad": lambda x: F.pad(x, (1, 1), value=300),
 }
+
+
+def test_steps_of_two_dtypes_are_refused_as_in_eager_mode():
+    with warnings.catch_warnings(record=True) as caught, pytest.raises(RuntimeError, match="different dtypes"):
+        warnings.simplefilter("always")
+        torch.compile(torch.heaviside, backend="deplo")(torch.randn(4).double(), torch.tensor(0.5))
+    assert not any("bug" in str(warning.message) for warning in caught)
 
 
 @pytest.mark.parametrize("name", REFUSED)

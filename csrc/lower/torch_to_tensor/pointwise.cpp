@@ -358,6 +358,7 @@ Values heaviside(Builder& b, const Call& call) {
   Formula x{&b, call.tensor("self")};
   Formula y{&b, call.tensor("values")};
   DEPLO_SUPPORT(x.value.type.dtype != DType::boolean, "heaviside of bool");
+  DEPLO_SUPPORT(x.value.type.dtype == y.value.type.dtype, "heaviside of {} and {}", to_string(x.value.type.dtype), to_string(y.value.type.dtype));
   Formula step{&b, b.cast(greater(x, 0).value, x.value.type.dtype)};
   return finish(b, call, select(equals(x, 0), y, step).value);
 }
