@@ -282,7 +282,7 @@ def check_options(options: Options) -> None:
             core().check_options(target.replace(**{name: value}).to_json())
         except UserError as error:
             shown = "" if name == "schedule" else f" is {', '.join(value) if isinstance(value, tuple) else value!r}"
-            raise UserError(f"option {name!r}{shown}: {error}") from None
+            raise UserError(f"{options.origin(name)}{shown}: {error}") from None
 
 
 def check_operators(names: Sequence[str]) -> None:

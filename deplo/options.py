@@ -186,6 +186,12 @@ class Options:
         """A copy with some options changed; the new values are checked like given ones."""
         return Options({**vars(self), **{name: _checked(name, value, f"option {name!r}") for name, value in changes.items()}})
 
+    def origin(self, name: str) -> str:
+        """What a message calls an option: by its variable where the value is that of the environment."""
+        key = KEYS[name]
+        text = os.environ.get(key.variable) if key.variable else None
+        return key.variable if text is not None and key.read(text) == getattr(self, name) else f"option {name!r}"
+
     def to_json(self, hints: Mapping[str, int] | None = None) -> str:
         """What the core reads; `hints` are example values of symbols, for costs only."""
         values: dict[str, Any] = {**vars(self), "cache_dir": self.cache_folder(), "disable": list(self.disable), "hints": dict(hints or {})}
