@@ -422,6 +422,8 @@ DRAWS = {
     "multinomial": lambda x: torch.multinomial(x.t().abs(), 3),
     "three axes": lambda x: torch.randn_like(x.view(31, 4, 4).permute(1, 0, 2) * 2),
     "channels_last": lambda x: F.dropout(x.view(31, 2, 2, 4).to(memory_format=torch.channels_last).relu(), 0.5),
+    "copies in the middle": lambda x: torch.rand_like(x.view(31, 4, 4).expand(2, 31, 4, 4).permute(3, 2, 0, 1)),
+    "a slice of three axes": lambda x: torch.rand_like(x.view(31, 4, 4).permute(2, 1, 0).relu()[..., ::2]),
     "both orders": lambda x: F.dropout(x.t() + 1, 0.5) + F.dropout((x.t() + 1).contiguous(), 0.5),
     "rows after columns": lambda x: F.dropout((x.t() + 1).contiguous(), 0.5) * torch.rand_like(x.t() + 1),
 }
