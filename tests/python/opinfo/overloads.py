@@ -8,7 +8,6 @@ from typing import Any
 from deplo.operators import GENERATED, MISSING, Operator
 
 OUTSIDE = "outside of the program"  # of a graph that runs in ATen as a whole: complex numbers, or a function that asks for values (cov)
-FOR_A_LIBRARY_CALL = "the next call wants its operand contiguous"  # a copy that ATen's own kernel asks for
 
 
 def left_to_aten(results: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
@@ -16,7 +15,7 @@ def left_to_aten(results: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
     left: dict[str, set[str]] = {}
     for result in results:
         for call, reason in result["library"].items():
-            if reason not in (OUTSIDE, FOR_A_LIBRARY_CALL):
+            if reason != OUTSIDE:
                 left.setdefault(call, set()).add(reason)
     return left
 
