@@ -88,6 +88,7 @@ def pointwise_and_norms() -> list[Bench]:
         Bench("gelu tanh (512,18944)", _Lambda(_gelu), _random(512, 18944), 0, 8.0 * 512 * 18944),
         Bench("rms norm (1,512,2048)", _Lambda(_rms, w=torch.randn(2048)), _random(1, 512, 2048), 0, 8.0 * 512 * 2048),
         Bench("layer norm (4096,768)", nn.LayerNorm(768), _random(4096, 768), 0, 8.0 * 4096 * 768),
+        Bench("group norm (2,320,32,32)", nn.GroupNorm(32, 320), _random(2, 320, 32, 32), 0, 8.0 * 2 * 320 * 32 * 32),
         Bench("softmax (1,28,2048,2048)", _Lambda(lambda x: torch.softmax(x, -1)), _random(1, 28, 2048, 2048), 0, 8.0 * 28 * 2048 * 2048),
         Bench("softmax (4096,1024)", _Lambda(lambda x: torch.softmax(x, -1)), _random(4096, 1024), 0, 8.0 * 4096 * 1024),
         Bench("two 5-tap stencils 3x2048x2048", _Lambda(lambda x: _stencil(_stencil(x))), _random(3, 2048, 2048), 0, 8.0 * 3 * 2048 * 2048),

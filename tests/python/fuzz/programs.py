@@ -493,6 +493,12 @@ def view(g: Grower) -> Line | None:
     return g.pick(texts), True
 
 
+def overlaps(t: torch.Tensor) -> bool:
+    """Whether elements of t share memory."""
+    places = torch.arange(t.untyped_storage().nbytes() // t.element_size()).as_strided(t.shape, t.stride(), t.storage_offset())
+    return places.unique().numel() < t.numel()
+
+
 def contraction(g: Grower) -> Line | None:
     v = g.value(lambda v: v.rank >= 2 and not v.is_bool and (v.is_float or v.tensor.dtype == torch.int64))
     if v is None:
@@ -508,7 +514,9 @@ def contraction(g: Grower) -> Line | None:
         texts += [f"F.linear({n}, {same.name})"] if same.rank == 2 else []
     smooth: list[str] = []
     if v.is_float and v.rank >= 3:
-        smooth += [f"F.scaled_dot_product_attention({n}, {n}, {n})", f"F.scaled_dot_product_attention({n}, {n}, {n}, is_causal=True)"]
+        # Of windows that overlap in memory eager's kernel leaves some of its result unwritten: they are copied.
+        q = f"({n} * 1)" if overlaps(v.tensor) else n
+        smooth += [f"F.scaled_dot_product_attention({q}, {q}, {q})", f"F.scaled_dot_product_attention({q}, {q}, {q}, is_causal=True)"]
     if v.is_float and v.rank == 2:
         texts += [f"F.linear({n}, {n}, {n}[:, 0])", f"torch.addmm({n}[:, :1], {n}, {n}.T, beta=2)"]
     if v.is_float and v.rank == 3:
