@@ -376,7 +376,7 @@ class _Importer:
         if value is None:
             return []
         if isinstance(value, torch.Tensor):
-            shown = self._type(value, str(node.target), _strides(node))
+            shown = self._type(value, str(node.target), _strides(node, value))
             self.names[node] = name = self._fresh(node.name)
             self._own(node, value)
             return [f"{name}: {shown}"]
@@ -563,7 +563,9 @@ class _Importer:
         if is_view and isinstance(base, torch.Tensor) and base.dtype == value.dtype:
             assert root is not None
             result = Output("view", self.positions[root], True) if root in self.positions else self._result(returned, self.names[root], base.device)
-            return dataclasses.replace(result, kind="view", layout=self._layout(value, base, _strides(item)), detached=self._detached(item, root))
+            return dataclasses.replace(
+                result, kind="view", layout=self._layout(value, base, _strides(item, value)), detached=self._detached(item, root)
+            )
         return self._result(returned, self.names[item], value.device)
 
     def _result(self, returned: list[str], name: str, device: torch.device | None) -> Output:
@@ -604,10 +606,9 @@ def _size(value: Any) -> Any:
     return sizes.expr_of(value.meta["val"] if isinstance(value, torch.fx.Node) else value)
 
 
-def _strides(node: torch.fx.Node) -> Sequence[Any]:
+def _strides(node: torch.fx.Node, value: torch.Tensor) -> Sequence[Any]:
     """Strides of a view. A number that is expanded has the stride 0 along every axis (at::inferExpandGeometry), though 1 as a fake tensor where an
     axis has one element."""
-    value = node.meta["val"]
     source = node.args[0].meta.get("val") if packet_name(node) == "expand" and isinstance(node.args[0], torch.fx.Node) else None
     return [0] * value.dim() if isinstance(source, torch.Tensor) and source.dim() == 0 else list(value.stride())
 

@@ -447,6 +447,25 @@ def test_random_numbers_fill_memory_in_the_order_of_eager_mode(name, dynamic):
         torch.testing.assert_close(results[1], results[0])
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_checkpointed_regions_draw_the_same_numbers_again(dynamic):
+    def block(x):
+        return F.dropout(x + 1, 0.5) * torch.rand_like(x * 2) + torch.randn_like(x.t() * x.t()).t() * x
+
+    def fn(x):
+        return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False).sin().sum()
+
+    results = []
+    x = torch.randn(9, 13)
+    for call in (fn, torch.compile(fn, backend="deplo", dynamic=dynamic, options=STRICT)):
+        given = x.clone().requires_grad_()
+        torch.manual_seed(3)
+        y = call(given)
+        y.backward()
+        results.append((y.detach(), given.grad, torch.rand(1)))
+    torch.testing.assert_close(results[1], results[0])
+
+
 @pytest.mark.parametrize("model", ["encoder", "convolution"])
 def test_dropout_behind_other_layouts(model):
     torch.manual_seed(0)
