@@ -97,7 +97,7 @@ fuzz: build ## random PyTorch programs, Tensor and Loop IR against a reference, 
 exhaustive: build ## errors in ulp of every function, at all 2^32 values of float32 (tens of minutes)
 	@$(PY) -m deplo numerics --exhaustive
 
-mutants: build ## changes passes and rules one place at a time: at least 90 % must be noticed by the tests (hours; goes on where it stopped; OPINFO="--special --fresh" puts NaN, infinities and extremes into them)
+mutants: build ## changes passes and rules one place at a time: at least 90 % must be noticed by the tests (hours; goes on where it stopped)
 	@$(PY) scripts/mutants --jobs $(JOBS) $(MUTANTS)
 
 architectures: build ## every architecture of tests/python/architectures.py at many lengths, forward and backward, and generating (half an hour)
