@@ -450,7 +450,9 @@ def test_random_numbers_fill_memory_in_the_order_of_eager_mode(name, dynamic):
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_checkpointed_regions_draw_the_same_numbers_again(dynamic):
     def block(x):
-        return F.dropout(x + 1, 0.5) * torch.rand_like(x * 2) + torch.randn_like(x.t() * x.t()).t() * x
+        y = F.dropout(x + 1, 0.5) * torch.rand_like(x * 2) + torch.randn_like(x.t() * x.t()).t() * x
+        image = x.view(1, 3, 3, 13).to(memory_format=torch.channels_last)
+        return y + F.dropout(x.t().exp(), 0.4).t() + F.dropout(image.tanh(), 0.3).reshape(9, 13) + F.dropout(x[:, :1].expand(9, 13), 0.5)
 
     def fn(x):
         return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False).sin().sum()

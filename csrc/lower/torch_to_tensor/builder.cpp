@@ -76,22 +76,6 @@ bool Builder::same_shape(const Shape& a, const Shape& b) const {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [&](Expr x, Expr y) { return same_size(x, y); });
 }
 
-std::optional<std::vector<size_t>> Builder::memory_order(const Shape& shape, const std::vector<Expr>& strides) const {
-  std::vector<size_t> left;
-  for (size_t d = 0; d < shape.size(); ++d)
-    if (!shape[d].is(1)) left.push_back(d);
-  std::vector<size_t> order;
-  Expr expected = 1;
-  while (!left.empty()) {
-    auto next = std::find_if(left.begin(), left.end(), [&](size_t d) { return same_size(strides[d], expected); });
-    if (next == left.end()) return std::nullopt;
-    order.push_back(*next);
-    if (!shape[*next].is(0)) expected = expected * shape[*next];
-    left.erase(next);
-  }
-  return order;
-}
-
 Shape Builder::common_shape(const Shape& a, const Shape& b) const {
   const Shape& longer = a.size() >= b.size() ? a : b;
   const Shape& shorter = a.size() >= b.size() ? b : a;

@@ -53,7 +53,7 @@ class Builder {
 
   Value pad(const Value& a, const std::vector<Expr>& before, const std::vector<Expr>& after, Scalar fill);
   Value constant(const Shape& shape, const Scalar& value);
-  /// An ATen call inside a rule (random bits); `strides` per result, row-major where empty.
+  /// An ATen call inside a rule (random bits), whose results are row-major.
   std::vector<Value> library(std::string op, std::vector<std::pair<std::string, Attribute>> arguments, const std::vector<TensorType>& results,
                              std::string reason);
   /// True if the sizes are equal, provably under the ranges and facts.
@@ -61,6 +61,9 @@ class Builder {
   bool same_shape(const Shape& a, const Shape& b) const;
   /// The dimensions of more than one element, from the innermost in memory outward; nothing unless the elements fill one block of memory.
   std::optional<std::vector<size_t>> memory_order(const Shape& shape, const std::vector<Expr>& strides) const;
+  /// The dimensions from the innermost in memory outward of what is made like a tensor of these strides, whose gaps and overlaps vanish; all
+  /// of them or those of more than one element; nothing where sizes decide.
+  std::optional<std::vector<size_t>> order_like(const Shape& shape, const std::vector<Expr>& strides) const;
   /// PyTorch's broadcast of two shapes; UnsupportedError where it depends on a symbol's value.
   Shape common_shape(const Shape& a, const Shape& b) const;
   Expr simplified(Expr e, const Shape& shape) const;  ///< e over i0, i1, ... of `shape`

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/error.h"
 #include "lower/torch_to_tensor/formula.h"
 #include "lower/torch_to_tensor/pointwise.h"
@@ -78,6 +80,17 @@ Values eye(Builder& b, const Call& call) {
   return {b.cast(same, type.dtype)};
 }
 
+/// The order in which ATen's serial kernels visit a tensor made like one of these strides: outermost dimension first.
+std::vector<int64_t> visiting_order(const Builder& b, const Shape& shape, const std::vector<Expr>& strides) {
+  const auto inward = b.order_like(shape, strides);
+  DEPLO_SUPPORT(inward, "an order in memory that depends on sizes");
+  std::vector<int64_t> order;
+  for (size_t d = 0; d < shape.size(); ++d)
+    if (std::find(inward->begin(), inward->end(), d) == inward->end()) order.push_back(static_cast<int64_t>(d));  // one element: anywhere
+  order.insert(order.end(), inward->rbegin(), inward->rend());
+  return order;
+}
+
 // Dropout.cpp, native_dropout_cpu: eager draws the mask by bernoulli_(1 - p) and scales by 1 / (1 - p).
 Values native_dropout(Builder& b, const Call& call) {
   Value x = call.tensor("input");
@@ -85,14 +98,21 @@ Values native_dropout(Builder& b, const Call& call) {
   bool train = call.boolean("train", true);
   DEPLO_SUPPORT(is_float(x.type.dtype), "dropout of {}", to_string(x.type.dtype));
   if (!train) return {x, b.constant(DType::boolean, x.type.shape, 1)};
-  // The bits follow the order of the elements in memory.
-  DEPLO_SUPPORT(call.strides("input") == torch_ir::default_strides(x.type.shape), "an input that is not contiguous");
   for (Expr extent : x.type.shape) DEPLO_SUPPORT(provably_nonnegative(extent - 1, b.ranges()), "an input that may have no elements");
-  Value shaped = b.constant(DType::boolean, x.type.shape, 0);
+  // ATen draws for contiguous memory; which element of the mask a number belongs to follows from the input's strides.
+  const std::vector<int64_t> order = visiting_order(b, x.type.shape, call.strides("input"));
+  Shape drawn;
+  std::vector<int64_t> back(order.size());
+  for (size_t d = 0; d < order.size(); ++d) {
+    drawn.push_back(x.type.shape[static_cast<size_t>(order[d])]);
+    back[static_cast<size_t>(order[d])] = static_cast<int64_t>(d);
+  }
+  Value shaped = b.constant(DType::boolean, drawn, 0);
   std::vector<std::pair<std::string, Attribute>> arguments{{"self", {ValueName{shaped.name}}}, {"p", {keep}}};
   // A generator in this state, where a checkpointed region draws again what it drew before.
   if (auto state = call.optional_tensor("generator")) arguments.emplace_back("generator", Attribute{ValueName{state->name}});
   Value mask = b.library("aten.bernoulli.p", std::move(arguments), {shaped.type}, "random numbers come from ATen's generator")[0];
+  if (!std::is_sorted(back.begin(), back.end())) mask = b.permute(mask, back);
   DType dtype = compute_type(x.type.dtype);
   Formula kept = Formula{&b, b.cast(x, dtype)} * Formula{&b, b.cast(mask, dtype)};
   if (dtype != x.type.dtype) kept.value = b.cast(b.cast(kept.value, x.type.dtype), dtype);

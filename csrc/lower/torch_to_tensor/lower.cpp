@@ -126,7 +126,7 @@ struct Lowering {
     const Value& value = values.at(name);
     if (value.name == name && is_given(name)) return std::nullopt;
     const torch_ir::TensorType& type = torch_values.at(name).type;
-    const auto order = order_in_memory(type);
+    const auto order = builder.order_like(type.shape, type.strides);
     if (!order) return std::nullopt;
     std::vector<Expr> strides(type.shape.size(), Expr(1));
     Expr stride = 1;
@@ -142,46 +142,6 @@ struct Lowering {
 
   /// An input, or what a call gave: its strides are those that Torch IR says.
   bool is_given(const std::string& value) const { return given.count(value) > 0; }
-
-  /// The dimensions from the innermost in memory outward, as PyTorch finds them for a tensor made like this one (infer_dense_strides in
-  /// aten/src/ATen/ExpandUtils.cpp: an insertion sort that passes over broadcast dimensions); nothing where sizes decide.
-  std::optional<std::vector<size_t>> order_in_memory(const torch_ir::TensorType& type) const {
-    if (auto dense = builder.memory_order(type.shape, type.strides)) return dense;
-    std::vector<size_t> order;
-    for (size_t d = type.shape.size(); d-- > 0;) order.push_back(d);
-    for (size_t i = 1; i < order.size(); ++i) {
-      size_t moving = i;
-      for (size_t j = i; j-- > 0;) {
-        const auto inside = lies_inside(type, order[j], order[moving]);
-        if (inside == Inside::unknown) return std::nullopt;
-        if (inside == Inside::yes) break;
-        if (inside == Inside::either) continue;
-        std::swap(order[j], order[moving]);
-        moving = j;
-      }
-    }
-    return order;
-  }
-
-  enum class Inside { no, yes, either, unknown };
-
-  /// Whether dimension a of a tensor lies inside of b in memory.
-  Inside lies_inside(const torch_ir::TensorType& type, size_t a, size_t b) const {
-    const auto& known = builder.known_sizes();
-    auto covers = [&](Expr outer, Expr inner) {
-      const auto times = exact_quotient(outer, inner);
-      return provably_nonnegative(outer - inner, known) || (times && provably_nonnegative(*times - 1, known));
-    };
-    Expr sa = type.strides[a];
-    Expr sb = type.strides[b];
-    if (sa.is(0) || sb.is(0)) return Inside::either;
-    if (builder.same_size(sa, sb)) {
-      if (covers(type.shape[b], type.shape[a])) return Inside::either;
-      return covers(type.shape[a], type.shape[b]) ? Inside::no : Inside::unknown;
-    }
-    if (covers(sb, sa)) return Inside::yes;
-    return covers(sa, sb) ? Inside::no : Inside::unknown;
-  }
 
   Attribute renamed(const Attribute& attribute, std::vector<std::optional<std::vector<Expr>>>& layouts) {
     if (const auto* value = std::get_if<ValueName>(&attribute.value)) {
