@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "expr/expr.h"
@@ -49,19 +50,35 @@ Interval multiply(const Interval& a, const Interval& b) {
 
 constexpr int kMaxDepth = 12;
 
-Interval interval(Expr e, const Ranges& ranges, int depth);
+/// The bounds of expressions under some ranges. Terms share symbols and subexpressions, whose bounds are found once for a question.
+class Bounder {
+ public:
+  explicit Bounder(const Ranges& ranges) : ranges_(ranges) {}
+  Interval interval(Expr e, int depth);
+  /// Replaces one axis whose bounds are symbolic by the extreme that makes e smallest (or largest); nothing if none is linear in e.
+  std::optional<Expr> eliminate_one(Expr e, bool lowest, const std::set<std::string>* only, int depth);
 
-// Replaces one axis whose bounds are symbolic by the extreme that makes e smallest (or largest); nothing if none is linear in e.
-std::optional<Expr> eliminate_one(Expr e, const Ranges& ranges, bool lowest, const std::set<std::string>* only, int depth) {
+ private:
+  struct Known {
+    int depth;  ///< a bound from less deep is at least as narrow
+    Interval interval;
+  };
+  Interval of_atom(Expr e, int depth);
+  Interval of_terms(Expr e, int depth);
+  const Ranges& ranges_;
+  std::unordered_map<const ExprNode*, Known> known_;
+};
+
+std::optional<Expr> Bounder::eliminate_one(Expr e, bool lowest, const std::set<std::string>* only, int depth) {
   for (const std::string& name : symbols_of(e)) {
     if (only && !only->count(name)) continue;
-    auto it = ranges.find(name);
-    if (it == ranges.end()) continue;
+    auto it = ranges_.find(name);
+    if (it == ranges_.end()) continue;
     bool symbolic = (it->second.lo && !it->second.lo->is_constant()) || (it->second.hi && !it->second.hi->is_constant());
     if (!only && !symbolic) continue;
     auto c = linear_coefficient(e, name);
     if (!c) continue;
-    Interval sign = interval(*c, ranges, depth + 1);
+    Interval sign = interval(*c, depth + 1);
     bool positive = sign.lo && *sign.lo >= 0;
     bool negative = sign.hi && *sign.hi <= 0;
     if (!positive && !negative) continue;
@@ -72,20 +89,20 @@ std::optional<Expr> eliminate_one(Expr e, const Ranges& ranges, bool lowest, con
   return std::nullopt;
 }
 
-Interval atom_interval(Expr e, const Ranges& ranges, int depth) {
+Interval Bounder::of_atom(Expr e, int depth) {
   switch (e.kind()) {
     case ExprKind::constant: return {e.value(), e.value()};
     case ExprKind::symbol: {
-      auto it = ranges.find(e.name());
-      if (it == ranges.end() || depth > kMaxDepth) return {};
+      auto it = ranges_.find(e.name());
+      if (it == ranges_.end() || depth > kMaxDepth) return {};
       Interval r;
-      if (it->second.lo) r.lo = interval(*it->second.lo, ranges, depth + 1).lo;
-      if (it->second.hi) r.hi = interval(*it->second.hi, ranges, depth + 1).hi;
+      if (it->second.lo) r.lo = interval(*it->second.lo, depth + 1).lo;
+      if (it->second.hi) r.hi = interval(*it->second.hi, depth + 1).hi;
       return r;
     }
     case ExprKind::floordiv: {
-      Interval a = interval(e.operands()[0], ranges, depth + 1);
-      Interval b = interval(e.operands()[1], ranges, depth + 1);
+      Interval a = interval(e.operands()[0], depth + 1);
+      Interval b = interval(e.operands()[1], depth + 1);
       Interval r;
       if (!b.lo || *b.lo < 1) {
         if (a.lo && *a.lo >= 0) return {0, a.hi};
@@ -96,16 +113,16 @@ Interval atom_interval(Expr e, const Ranges& ranges, int depth) {
       return r;
     }
     case ExprKind::mod: {
-      Interval b = interval(e.operands()[1], ranges, depth + 1);
-      Interval a = interval(e.operands()[0], ranges, depth + 1);
+      Interval b = interval(e.operands()[1], depth + 1);
+      Interval a = interval(e.operands()[0], depth + 1);
       Interval r{0, add(b.hi, -1)};
       if (a.lo && *a.lo >= 0 && a.hi && (!r.hi || *a.hi < *r.hi)) r.hi = a.hi;
       return r;
     }
     case ExprKind::min:
     case ExprKind::max: {
-      Interval a = interval(e.operands()[0], ranges, depth + 1);
-      Interval b = interval(e.operands()[1], ranges, depth + 1);
+      Interval a = interval(e.operands()[0], depth + 1);
+      Interval b = interval(e.operands()[1], depth + 1);
       Interval r;
       if (e.kind() == ExprKind::min) {
         if (a.lo && b.lo) r.lo = std::min(*a.lo, *b.lo);
@@ -119,28 +136,38 @@ Interval atom_interval(Expr e, const Ranges& ranges, int depth) {
     case ExprKind::add:
     case ExprKind::mul: break;
   }
-  return interval(e, ranges, depth + 1);
+  return interval(e, depth + 1);
 }
 
-Interval interval(Expr e, const Ranges& ranges, int depth) {
+Interval Bounder::interval(Expr e, int depth) {
+  if (e.is_constant()) return {e.value(), e.value()};
   if (depth > kMaxDepth) return {};
+  auto it = known_.find(e.node());
+  if (it != known_.end() && it->second.depth <= depth) return it->second.interval;
+  Interval found = of_terms(e, depth);
+  known_[e.node()] = {depth, found};
+  return found;
+}
+
+Interval Bounder::of_terms(Expr e, int depth) {
   Interval sum{0, 0};
-  for (const Term& term : terms_of(e)) {
+  const std::vector<Term> terms = terms_of(e);
+  for (const Term& term : terms) {
     Interval t{1, 1};
-    for (const Expr& atom : term.atoms) t = multiply(t, atom_interval(atom, ranges, depth));
+    for (const Expr& atom : term.atoms) t = multiply(t, of_atom(atom, depth));
     t = multiply({term.coefficient, term.coefficient}, t);  // last: a negative half-open range times another is unbounded
     sum = {add(sum.lo, t.lo), add(sum.hi, t.hi)};
   }
-  if (depth <= 4 && terms_of(e).size() > 1) {
+  if (depth <= 4 && terms.size() > 1) {
     // Terms that share a symbol (s0 - 1 - i with i <= s0 - 1) cancel only after substitution.
     if (!sum.lo || *sum.lo < 0)
-      if (auto low = eliminate_one(e, ranges, true, nullptr, depth)) {
-        Interval tighter = interval(*low, ranges, depth + 1);
+      if (auto low = eliminate_one(e, true, nullptr, depth)) {
+        Interval tighter = interval(*low, depth + 1);
         if (tighter.lo && (!sum.lo || *tighter.lo > *sum.lo)) sum.lo = tighter.lo;
       }
     if (!sum.hi || *sum.hi >= 0)
-      if (auto high = eliminate_one(e, ranges, false, nullptr, depth)) {
-        Interval tighter = interval(*high, ranges, depth + 1);
+      if (auto high = eliminate_one(e, false, nullptr, depth)) {
+        Interval tighter = interval(*high, depth + 1);
         if (tighter.hi && (!sum.hi || *tighter.hi < *sum.hi)) sum.hi = tighter.hi;
       }
   }
@@ -234,15 +261,15 @@ Expr recombine(Expr e) {
 
 }  // namespace
 
-Interval bounds(Expr e, const Ranges& ranges) { return interval(e, ranges, 0); }
+Interval bounds(Expr e, const Ranges& ranges) { return Bounder(ranges).interval(e, 0); }
 
 bool provably_nonnegative(Expr e, const Ranges& ranges) {
-  Interval r = interval(e, ranges, 0);
+  Interval r = Bounder(ranges).interval(e, 0);
   return r.lo && *r.lo >= 0;
 }
 
 std::optional<bool> decide(const Cond& cond, const Ranges& ranges) {
-  Interval r = interval(cond.expr, ranges, 0);
+  Interval r = Bounder(ranges).interval(cond.expr, 0);
   bool never_zero = (r.lo && *r.lo > 0) || (r.hi && *r.hi < 0);
   bool always_zero = r.lo && r.hi && *r.lo == 0 && *r.hi == 0;
   switch (cond.kind) {
@@ -267,7 +294,7 @@ std::optional<Expr> upper_bound(Expr e, const std::set<std::string>& eliminate, 
     bool left = false;
     for (const std::string& name : eliminate) left = left || uses(e, name);
     if (!left) return e;
-    auto next = eliminate_one(e, ranges, false, &eliminate, 0);
+    auto next = Bounder(ranges).eliminate_one(e, false, &eliminate, 0);
     if (!next) return std::nullopt;
     e = *next;
   }
