@@ -44,11 +44,11 @@ std::vector<Access> accesses(const Block& block) {
   return std::move(collector.list);
 }
 
-std::vector<Param> make_params(const Block& body, const ProgramBody& program, const std::vector<std::string>& updated) {
+std::vector<Param> make_params(const Block& body, const FindBuffer& find_buffer, const std::vector<std::string>& updated) {
   std::vector<Param> inputs;
   std::vector<Param> outputs;
   for (const Access& access : accesses(body)) {
-    const Buffer* b = program.find_buffer(access.buffer);
+    const Buffer* b = find_buffer(access.buffer);
     DEPLO_ASSERT(b, "a kernel touches {}, which the program does not declare", access.buffer);
     bool keeps = std::find(updated.begin(), updated.end(), b->name) != updated.end();
     ParamKind kind = !access.writes ? ParamKind::in : keeps || access.reads_first ? ParamKind::inout : ParamKind::out;

@@ -21,7 +21,7 @@ std::vector<Access> accesses(const Block& block);
 
 /// Parameters for a body over a program's buffers, named like them: inputs in order of first touch, then those it writes.
 /// inout is what is read before it is written, and what keeps the elements that the body does not overwrite (`updated`).
-std::vector<Param> make_params(const Block& body, const ProgramBody& program, const std::vector<std::string>& updated = {});
+std::vector<Param> make_params(const Block& body, const FindBuffer& find_buffer, const std::vector<std::string>& updated = {});
 
 /// Calls f(e) on every expression in a block: indices, guards, extents, shapes of locals.
 void for_each_expr(const Block& block, const std::function<void(const Expr&)>& f);

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -97,6 +98,23 @@ struct ProgramBody {
   }
   Location return_location{};
   bool operator==(const ProgramBody&) const = default;
+};
+
+using FindBuffer = std::function<const Buffer*(const std::string&)>;
+
+/// The buffers of a program by name, while none is added or removed.
+class BufferIndex {
+ public:
+  explicit BufferIndex(const ProgramBody& program) {
+    for (const Buffer& b : program.buffers) places_.emplace(b.name, &b);
+  }
+  const Buffer* find(const std::string& buffer) const {
+    auto it = places_.find(buffer);
+    return it == places_.end() ? nullptr : it->second;
+  }
+
+ private:
+  std::unordered_map<std::string, const Buffer*> places_;
 };
 
 template <class Kernel>

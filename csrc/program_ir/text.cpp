@@ -326,9 +326,10 @@ struct ProgramVerifier {
   std::set<std::string> defined;
   bool open = false;  ///< the step before has conditions: an alternative must follow
   std::set<std::string> alternative_writes;
+  const BufferIndex buffers = BufferIndex(program);
 
   const Buffer& buffer(const std::string& name, const std::string& where) const {
-    const Buffer* b = program.find_buffer(name);
+    const Buffer* b = buffers.find(name);
     DEPLO_ASSERT(b, "program @{}: {} names the undefined buffer {}", program.name, where, name);
     return *b;
   }

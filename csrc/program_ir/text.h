@@ -1,8 +1,8 @@
 #pragma once
 
 #include <optional>
-#include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/error.h"
@@ -47,16 +47,17 @@ void verify(const ProgramBody& program, const FindParams& find_params);
 /// Verifies every kernel, that their names differ, and the program that calls them.
 template <class Kernel>
 void verify_module(const ModuleOf<Kernel>& module) {
-  std::set<std::string> names;
+  std::unordered_map<std::string, const Kernel*> kernels;
   for (const auto& kernel : module.kernels) {
-    if (!names.insert(kernel->name).second) throw InternalError(fmt::format("two kernels are called @{}", kernel->name), kernel->location);
+    if (!kernels.emplace(kernel->name, kernel.get()).second)
+      throw InternalError(fmt::format("two kernels are called @{}", kernel->name), kernel->location);
     verify(*kernel);
   }
   verify(static_cast<const ProgramBody&>(module), [&](const std::string& name) -> std::optional<std::vector<ParamType>> {
-    const Kernel* kernel = module.find_kernel(name);
-    if (!kernel) return std::nullopt;
+    auto kernel = kernels.find(name);
+    if (kernel == kernels.end()) return std::nullopt;
     std::vector<ParamType> params;
-    for (const auto& p : kernel->params) {
+    for (const auto& p : kernel->second->params) {
       params.push_back({p.dtype, static_cast<int>(p.kind) != 0, std::nullopt});
       if constexpr (requires { p.shape; }) params.back().shape = p.shape;
     }

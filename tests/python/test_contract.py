@@ -476,6 +476,19 @@ def test_code_of_large_graphs_grows_with_their_calls(graph):
     assert sizes[1] <= 2.3 * sizes[0], sizes
 
 
+@pytest.mark.parametrize("graph", [norms, siblings], ids=lambda f: f.__name__)
+def test_kernels_of_large_graphs_stay_of_a_size(graph):
+    """fuse_nests joins up to 1024 statements into one kernel, among them loads and stores that are none any more in what it returns."""
+    inputs = [torch.randn(8, 64), torch.randn(8, 64)]
+    fn = graph(1200)
+    with torch.no_grad():
+        (record,) = capture(fn, inputs)
+        kernels = _C.lower(record.torch_ir, "loop", json.dumps({"verify": False})).split("\nloop ")[1:]
+        assert max(kernel.count("\n") for kernel in kernels) <= 1024
+        assert len(kernels) <= 400 / 20, "about thirty rows or more share a kernel"
+        same(compiled(fn)(*inputs), fn(*inputs), exact=fn(*[x.double() for x in inputs]))
+
+
 # Registration, caches and autocast
 
 

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <map>
 #include <set>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "loop_ir/params.h"
@@ -32,6 +33,9 @@ struct Lowering {
   Module module;
   std::map<std::string, const TensorType*> types;
   std::map<std::string, std::string> buffer_of;
+  std::unordered_map<std::string, size_t> places;  ///< of buffers
+  std::unordered_map<std::string, std::vector<Expr>> wanted_by_outputs;
+  std::unordered_map<std::string, std::vector<Expr>> wanted_by_calls;
   loop_ir::Names names;
   std::set<std::string> reserved;
   std::map<std::string, std::vector<std::string>> operand_copies;  ///< of a value, in strides that calls want
@@ -66,6 +70,7 @@ struct Lowering {
 
   std::string add_buffer(const std::string& value, const TensorType& type, std::vector<Expr> strides, BufferKind kind) {
     std::string name = new_buffer_name(value);
+    places.emplace(name, module.buffers.size());
     module.buffers.push_back({name, type.dtype, type.shape, std::move(strides), kind, torch_ir::InputKind::user, false});
     return name;
   }
@@ -86,30 +91,38 @@ struct Lowering {
     }
   }
 
-  // The strides that the first output holding this value wants; row-major if it is no output.
-  std::vector<Expr> strides_of(const std::string& value, const TensorType& type, bool& is_output) const {
-    for (const tensor_ir::Output& output : graph.outputs) {
-      const auto* name = std::get_if<ValueName>(&output.value.value);
-      if (!name || name->name != value) continue;
-      is_output = true;
-      return output.strides.size() == type.shape.size() ? output.strides : contiguous_strides(type.shape);
-    }
-    return contiguous_strides(type.shape);
+  const Buffer* find_buffer(const std::string& name) const {
+    auto it = places.find(name);
+    return it == places.end() ? nullptr : &module.buffers[it->second];
   }
 
-  /// The strides that the first call wants of a value, if one wants any.
-  std::optional<std::vector<Expr>> wanted_by_call(const std::string& value) const {
+  /// The strides that the first output holding a value, and the first call that wants some, want of it.
+  void find_wanted_strides() {
+    for (const tensor_ir::Output& output : graph.outputs)
+      if (const auto* name = std::get_if<ValueName>(&output.value.value)) wanted_by_outputs.emplace(name->name, output.strides);
     for (const auto& op : graph.ops) {
       const auto* library = std::get_if<tensor_ir::Library>(&op->node);
       if (!library || library->operands.empty()) continue;
       const std::vector<std::string> names = tensor_ir::operands_of(*op);
       for (size_t k = 0; k < names.size(); ++k)
-        if (names[k] == value && library->operands[k]) return library->operands[k];
+        if (library->operands[k]) wanted_by_calls.emplace(names[k], *library->operands[k]);
     }
-    return std::nullopt;
+  }
+
+  // Row-major if the value is no output.
+  std::vector<Expr> strides_of(const std::string& value, const TensorType& type, bool& is_output) const {
+    auto wanted = wanted_by_outputs.find(value);
+    is_output = wanted != wanted_by_outputs.end();
+    return is_output && wanted->second.size() == type.shape.size() ? wanted->second : contiguous_strides(type.shape);
+  }
+
+  std::optional<std::vector<Expr>> wanted_by_call(const std::string& value) const {
+    auto wanted = wanted_by_calls.find(value);
+    return wanted == wanted_by_calls.end() ? std::nullopt : std::optional(wanted->second);
   }
 
   void add_values() {
+    find_wanted_strides();
     for (const auto& op : graph.ops) {
       const auto* library = std::get_if<tensor_ir::Library>(&op->node);
       for (size_t k = 0; k < op->results.size(); ++k) {
@@ -138,7 +151,8 @@ struct Lowering {
     Kernel kernel;
     kernel.name = fmt::format("k{}", module.kernels.size());
     kernel.body = loop_ir::make_nest(nest.axes, std::move(nest.body));
-    kernel.params = loop_ir::make_params(kernel.body, module, nest.updates ? nest.written : std::vector<std::string>{});
+    kernel.params = loop_ir::make_params(
+        kernel.body, [this](const std::string& b) { return find_buffer(b); }, nest.updates ? nest.written : std::vector<std::string>{});
     kernel.symbols = loop_ir::used_symbols(kernel, graph.symbols);
     if (!provenance.empty()) kernel.provenance.push_back(provenance);
     CallStep step{kernel.name, {}, false};
@@ -165,11 +179,11 @@ struct Lowering {
 
   /// The value's buffer, or a copy where the call wants other strides, or says nothing about a value that lies as another call wants it.
   std::string operand(const std::string& value, std::optional<std::vector<Expr>> strides) {
-    const Buffer& buffer = *module.find_buffer(buffer_of.at(value));
+    const Buffer& buffer = *find_buffer(buffer_of.at(value));
     if (!strides && wanted_by_call(value) == buffer.strides && buffer.kind == BufferKind::temp) strides = contiguous_strides(buffer.shape);
     if (!strides || *strides == buffer.strides) return buffer.name;
     std::vector<std::string>& copies = operand_copies[value];
-    auto copy = std::find_if(copies.begin(), copies.end(), [&](const std::string& b) { return module.find_buffer(b)->strides == *strides; });
+    auto copy = std::find_if(copies.begin(), copies.end(), [&](const std::string& b) { return find_buffer(b)->strides == *strides; });
     if (copy != copies.end()) return *copy;
     copies.push_back(add_copy(value, *strides, BufferKind::temp));
     return copies.back();
@@ -206,7 +220,7 @@ struct Lowering {
 
   std::string output_copy(const std::string& value, const std::vector<Expr>& strides) {
     for (const std::string& copy : output_copies[value])
-      if (module.find_buffer(copy)->strides == strides) return copy;
+      if (find_buffer(copy)->strides == strides) return copy;
     output_copies[value].push_back(add_copy(value, strides, BufferKind::output));
     return output_copies[value].back();
   }
@@ -220,7 +234,7 @@ struct Lowering {
         continue;
       }
       const std::string& value = name->name;
-      const Buffer* buffer = module.find_buffer(buffer_of.at(value));
+      const Buffer* buffer = find_buffer(buffer_of.at(value));
       std::vector<Expr> strides = output.strides.size() == buffer->shape.size() ? output.strides : buffer->strides;
       bool as_is = buffer->strides == strides && (buffer->kind == BufferKind::output || (buffer->kind == BufferKind::input && !is_written(value)));
       module.outputs.push_back({ValueName{as_is ? buffer->name : output_copy(value, strides)}});
@@ -257,6 +271,6 @@ struct Lowering {
 
 }  // namespace
 
-loop_ir::Module lower_tensor_to_loop(const Graph& graph, const PassContext&) { return Lowering{graph, {}, {}, {}, {}, {}, {}, {}}.run(); }
+loop_ir::Module lower_tensor_to_loop(const Graph& graph, const PassContext&) { return Lowering{graph, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}}.run(); }
 
 }  // namespace deplo

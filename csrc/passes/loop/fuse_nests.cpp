@@ -29,17 +29,19 @@ constexpr double kRowBlock = 128;           ///< rows of a contraction whose fus
 constexpr double kCores = 8;                ///< that read a shared operand each for itself
 constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
 constexpr size_t kSiblingsTried = 4;
-constexpr double kSmallKernel = 4096;  ///< points below which a kernel without anything in common with another may still share its step
-constexpr size_t kSmallTogether = 16;  ///< such kernels in one
-constexpr size_t kMostParts = 16;      ///< kernels that one falls apart into
-constexpr double kStepBytes = 65536;   ///< bytes that move in the time that one more step takes
+constexpr double kSmallKernel = 4096;     ///< points below which a kernel without anything in common with another may still share its step
+constexpr size_t kSmallTogether = 16;     ///< such kernels in one
+constexpr size_t kMostParts = 16;         ///< kernels that one falls apart into
+constexpr double kStepBytes = 65536;      ///< bytes that move in the time that one more step takes
+constexpr size_t kMostStatements = 1024;  ///< of one kernel: to join, to schedule and to compile more takes more than linear time
 
 struct Group {
   NestGroup nest;
   std::vector<analysis::Contraction> contractions;  ///< of the kernel as it stands
   double points = 0;                                ///< innermost iterations
-  bool fixed = false;                               ///< takes no part: writes versioned buffers in part
-  size_t small = 1;                                 ///< kernels that it is made of which have nothing in common
+  size_t statements = 0;
+  bool fixed = false;  ///< takes no part: writes versioned buffers in part
+  size_t small = 1;    ///< kernels that it is made of which have nothing in common
 };
 
 /// Two nests as they were before one of them was split.
@@ -77,6 +79,12 @@ struct Fuser {
     return total;
   }
 
+  static size_t statements_of(const Block& body) {
+    size_t count = 0;
+    loop_ir::visit(body, [&](const Stmt&, const auto&) { ++count; });
+    return count;
+  }
+
   void find_contractions(size_t at) {
     loop_ir::Kernel kernel;
     kernel.symbols = graph.program().symbols;
@@ -105,6 +113,7 @@ struct Fuser {
       names[at].reserve(kernel);
       graph.set_body(at, loop_ir::make_nest(g.nest.axes, g.nest.body));
       g.points = points_of(graph.nodes()[at].body);
+      g.statements = statements_of(graph.nodes()[at].body);
       find_contractions(at);
     }
   }
@@ -298,11 +307,14 @@ struct Fuser {
     return parallel_enough(shared, std::max(a.points, b.points));
   }
 
+  bool too_large(size_t first, size_t second) const { return groups[first].statements + groups[second].statements > kMostStatements; }
+
   bool try_fuse(size_t first, size_t second, bool by_input) {
     Group& a = groups[first];
     Group& b = groups[second];
     if (is_static[first] != is_static[second]) return false;
     if (first == second || a.fixed || b.fixed || !graph.nodes()[first].alive || !graph.nodes()[second].alive) return false;
+    if (too_large(first, second)) return false;
     std::set<std::string> flow = flows(first, second);
     if (std::any_of(flow.begin(), flow.end(), [&](const auto& b) { return graph.writers(b).size() > 1; })) return false;
     if (by_input) {
@@ -351,6 +363,7 @@ struct Fuser {
     graph.merge_provenance(first, second, true);
     bool contracts = !a.contractions.empty() || !b.contractions.empty();
     b.points = std::max(a.points, b.points);
+    b.statements += a.statements;
     graph.join(first, second, loop_ir::make_nest(b.nest.axes, b.nest.body));
     if (contracts) find_contractions(second);
     return true;
@@ -480,7 +493,9 @@ struct Fuser {
     graph.split(at, bodies);
     for (NestGroup& part : parts) {
       Group g;
-      g.points = points_of(bodies[static_cast<size_t>(&part - parts.data())]);
+      const Block& body = bodies[static_cast<size_t>(&part - parts.data())];
+      g.points = points_of(body);
+      g.statements = statements_of(body);
       g.nest = std::move(part);
       groups.push_back(std::move(g));
       names.push_back(names[at]);
@@ -533,7 +548,7 @@ struct Fuser {
     for (const std::string& b : reads) {
       std::set<size_t> others = graph.readers(b);
       for (size_t other : others) {
-        if (other >= at || tried.size() >= kSiblingsTried || !tried.insert(other).second) continue;
+        if (other >= at || too_large(other, at) || tried.size() >= kSiblingsTried || !tried.insert(other).second) continue;
         try_fuse(other, at, true);
       }
     }
@@ -570,6 +585,7 @@ struct Fuser {
       if (groups[first].small + g.small > kSmallTogether) continue;
       g.nest = join(groups[first].nest, g.nest, {}, names[first]);
       g.points += groups[first].points;
+      g.statements += groups[first].statements;
       g.small += groups[first].small;
       names[at] = std::move(names[first]);
       graph.inherit_order(first, at);

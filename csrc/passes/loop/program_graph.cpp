@@ -349,6 +349,8 @@ Module ProgramGraph::finish() {
   result.kernels.clear();
   size_t placed = 0;
   std::set<std::string> used;
+  const BufferIndex buffers(result);
+  auto find_buffer = [&](const std::string& name) { return buffers.find(name); };
   while (!ready.empty()) {
     size_t at = ready.top();
     ready.pop();
@@ -362,7 +364,7 @@ Module ProgramGraph::finish() {
       Kernel kernel;
       kernel.name = node.name;
       kernel.body = std::move(node.body);
-      kernel.params = loop_ir::make_params(kernel.body, result, {node.updated.begin(), node.updated.end()});
+      kernel.params = loop_ir::make_params(kernel.body, find_buffer, {node.updated.begin(), node.updated.end()});
       kernel.symbols = loop_ir::used_symbols(kernel, result.symbols);
       kernel.provenance = std::move(node.provenance);
       CallStep call{kernel.name, {}, node.once};
