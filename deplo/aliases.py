@@ -1,8 +1,12 @@
-"""Inputs that share memory. AOTAutograd's graphs read all inputs before they write one, so that calls whose inputs share memory with one
-that is written run op by op, unless the graph was made for just that."""
+"""Inputs that share memory, with each other or with outputs.
+
+AOTAutograd's graphs read all inputs before they write one, so that calls whose inputs share memory with one that is written run op by op, unless
+the graph was made for just that.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -69,3 +73,63 @@ def checked_call(
         return gm(*args)
 
     return call
+
+
+def view_written_inputs(gm: torch.fx.GraphModule) -> None:
+    """Makes outputs that the user sees as views of a written input such views, where the graph has views of what is written to it.
+
+    AOTAutograd views the input anew by the sizes, strides and storage offset of what a graph returns (gen_alias_from_base in
+    torch/_functorch/_aot_autograd/functional_utils.py), unless no size is symbolic. Of another tensor these would be others.
+    """
+    metadata = getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
+    if metadata is None:
+        return
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    (output,) = gm.graph.find_nodes(op="output")
+    returned = list(output.args[0])
+    tokens = len(metadata.tokens)
+    updates = dict(zip(metadata.mutated_inp_runtime_indices, returned[tokens:], strict=False))  # inputs that AOTAutograd writes itself
+    updates = {placeholders[tokens + at]: value for at, value in updates.items()}
+    copies = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    updates |= {node.args[0]: node.args[1] for node in copies}
+    first = tokens + len(metadata.mutated_inp_runtime_indices)
+    for at, info in enumerate(metadata.output_info, first):
+        if info.output_type.name != "alias_of_input":
+            continue
+        shown = placeholders[tokens + info.base_idx]
+        with gm.graph.inserting_before(output):
+            view = _viewed(returned[at], updates.get(shown), shown)
+        if view is not None:
+            returned[at] = view
+    output.args = (type(output.args[0])(returned), *output.args[1:])
+    gm.recompile()
+
+
+def _viewed(node: Any, update: torch.fx.Node | None, shown: torch.fx.Node) -> torch.fx.Node | None:
+    """`node`, a view of `update`, as the same view of the input `shown`; None if it is none."""
+    chain: list[torch.fx.Node] = []
+    while node is not update:
+        if not isinstance(node, torch.fx.Node) or node.op != "call_function" or not node.args:
+            return None
+        chain.append(node)
+        node = node.args[0]
+    if update is None or (chain and not _shares_storage(chain[0], update)):
+        return None
+    result = shown
+    for call in reversed(chain):
+        made = call.graph.create_node("call_function", call.target, (result, *call.args[1:]), dict(call.kwargs))
+        made.meta.update({key: value for key, value in call.meta.items() if key != "val"})
+        args, kwargs = torch.fx.node.map_arg((made.args, made.kwargs), lambda arg: arg.meta["val"])
+        mode = torch._guards.detect_fake_mode(args)
+        try:
+            with mode if mode is not None else contextlib.nullcontext():
+                made.meta["val"] = call.target(*args, **kwargs)  # type: ignore[operator]
+        except RuntimeError:  # PyTorch traced a view where the input's strides allow none
+            return None
+        result = made
+    return result if result.meta["val"].dtype == shown.meta["val"].dtype else None
+
+
+def _shares_storage(a: torch.fx.Node, b: torch.fx.Node) -> bool:
+    x, y = a.meta.get("val"), b.meta.get("val")
+    return isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) and storage_of(x) == storage_of(y)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch._dynamo.exc import ShortenTraceback, TorchDynamoException
 
-from .aliases import Places, checked_call
+from .aliases import Places, checked_call, view_written_inputs
 from .cache import warn_if_unusable
 from .core import core
 from .decompositions import decompositions
@@ -178,6 +178,7 @@ class Compilation:
             self.has_bases = takes_bases(gm)
             self.written = written_inputs(gm)
             self.differentiates = kind == "forward"
+            view_written_inputs(gm)
         try:
             return self._recorded(kind, gm, static)
         except UnsupportedError as error:

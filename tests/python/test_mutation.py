@@ -367,3 +367,79 @@ def test_what_is_detached_may_be_written_where_eager_allows_it():
             y.mul_(torch.ones(4, requires_grad=True))
             same(detached.mul_(3), torch.full((4,), 6.0))
         assert y.requires_grad and not detached.requires_grad and not detached._is_view() and detached._base is None
+
+
+def _whole(x):
+    v = x.narrow(0, 0, x.shape[0] - 0)
+    v.add_(2)
+    return [v]
+
+
+def _part(x):
+    v = x.narrow(0, 1, x.shape[0] - 2)
+    v.mul_(2)
+    return v, x.view(x.shape), v.clone()
+
+
+def _all_then_part(x):
+    x.add_(1)
+    return x, x[1:], x[x.shape[0] // 2 :], x.clone()
+
+
+def _end(x):
+    x[1:].mul_(3)
+    return x[x.shape[0] - 2 :], x * 2
+
+
+def _copied(x):
+    y = x[1 : x.shape[0] - 1]
+    y.copy_(y * 2)
+    return y.unsqueeze(0), y
+
+
+def _twice(x):
+    x.mul_(2)
+    y = x[1 : x.shape[0] - 1]
+    y.add_(1)
+    return y[1:], x
+
+
+def _copied_from(x):
+    y = x * 2
+    x.copy_(y)
+    return y[1:], x[1:]
+
+
+def _rows(x):
+    first, second = x.chunk(2, 0)
+    second.exp_()
+    return second.t() if second.dim() == 2 else second, first
+
+
+INPUTS = {
+    "whole": lambda: (b := torch.arange(99.0).view(9, 11) / 50, b),
+    "offset": lambda: (b := torch.arange(40.0) / 9, b[3:14]),
+    "strided": lambda: (b := torch.arange(40.0) / 9, b[1::2][:11]),
+    "block": lambda: (b := torch.arange(400.0).view(20, 20) / 99, b[2:9, 3:12]),
+    "transposed": lambda: (b := torch.arange(400.0).view(20, 20) / 99, b[2:9, 3:12].t()),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("given", INPUTS)
+@pytest.mark.parametrize("fn", [_whole, _part, _all_then_part, _end, _copied, _twice, _copied_from, _rows], ids=lambda f: f.__name__.strip("_"))
+def test_views_of_written_inputs_lie_where_they_lie_in_eager_mode(fn, given, grad, dynamic):
+    """AOTAutograd makes such outputs anew, from sizes, strides and offset of what the graph returns."""
+    torch._dynamo.reset()
+    call = torch.compile(fn, backend="deplo", dynamic=dynamic, options={"strict": True, "allow_library": []})
+    with torch.set_grad_enabled(grad):
+        (base, x), (other, y) = INPUTS[given](), INPUTS[given]()
+        wanted, got = fn(x), call(y)
+    torch.testing.assert_close(other, base)
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+        assert mine.stride() == theirs.stride()
+        is_view = theirs.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+        assert (mine.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()) == is_view
+        assert not is_view or mine.storage_offset() == theirs.storage_offset()
