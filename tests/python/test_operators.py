@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import warnings
 
@@ -569,3 +570,26 @@ def test_antialiasing_keeps_what_keeps_its_size(how, mode, align_corners):
         return F.interpolate(x, mode=mode, antialias=True, align_corners=align_corners, **how)
 
     torch.testing.assert_close(torch.compile(f, backend="deplo", dynamic=False)(x), f(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("decimals", [-3, -1, 1, 2, 5])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_decimals_of_16_bits_are_rounded_in_float32(dtype, decimals):
+    x = torch.linspace(-50000, 50000, 4001).to(dtype)
+    got = torch.compile(lambda x: torch.round(x, decimals=decimals), backend="deplo", options={"strict": True, "allow_library": []})(x)
+    assert torch.equal(got, torch.round(x, decimals=decimals))
+    assert torch.equal(got, torch.round(x.double(), decimals=decimals).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+def test_a_product_is_not_read_where_its_factor_is_zero(dtype):
+    a = torch.full((2, 2, 2), math.inf if dtype.is_floating_point else 7).to(dtype)
+    b, c = torch.ones(2, 2, 3, dtype=dtype), torch.arange(6).view(2, 3).to(dtype)
+
+    def fn(a, b, c):
+        products = torch.addmm(c, a[0], b[0], alpha=0), torch.addmv(c[:, 0], a[0], b[0, :, 0], alpha=0)
+        return *products, torch.addbmm(c, a, b, alpha=0, beta=2), torch.baddbmm(c, a, b, alpha=0)
+
+    got = torch.compile(fn, backend="deplo", options={"strict": True, "allow_library": []})(a, b, c)
+    wanted = c, c[:, 0], 2 * c, c.expand(2, 2, 3)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, wanted, strict=True))

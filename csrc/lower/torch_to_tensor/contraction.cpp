@@ -73,12 +73,13 @@ std::vector<Value> mv(Builder& b, const Call& call) {
   return {conform(b, vector_product(b, call.tensor("self"), call.tensor("vec"), accumulator(call.result())), call.result())};
 }
 
-// beta * self + alpha * c; self is not read when beta is 0.
+// beta * self + alpha * c; self is not read when beta is 0, nor the product when alpha is, as in BLAS.
 std::vector<Value> add_product(Builder& b, const Call& call, const Value& c) {
   call.ignore("out_dtype");
   Scalar beta = call.number("beta", 1);
   Value self = call.tensor("self");
-  Value out = scaled(b, c, call.number("alpha", 1));
+  Scalar alpha = call.number("alpha", 1);
+  Value out = alpha.as_double() == 0 ? b.constant(c.type.dtype, c.type.shape, 0) : scaled(b, c, alpha);
   if (beta.as_double() != 0) out = b.apply(Fn::add, {scaled(b, compute_as(b, self, c.type.dtype), beta), out});
   return {conform(b, b.broadcast(out, call.result().shape), call.result())};
 }

@@ -310,7 +310,7 @@ Values round_decimals(Builder& b, const Call& call) {
   int64_t decimals = call.integer("decimals");
   DEPLO_SUPPORT(is_float(v.type.dtype), "decimals of {}", to_string(v.type.dtype));
   if (decimals == 0) return finish(b, call, b.apply(Fn::round, {v}));
-  Formula x{&b, v};
+  Formula x{&b, b.cast(v, compute_dtype(call))};
   double power = std::pow(10.0, static_cast<double>(std::abs(decimals)));
   Formula result = decimals > 0 ? (x * power).with(Fn::round) / power : (x / power).with(Fn::round) * power;
   return finish(b, call, result.value);
