@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from deplo.strides import with_strides_of_kernels
+
 _FORMULA = "a formula of overloads that have rules"
 OURS = "a formula of overloads that have rules, below"
 _PLACES = "indexing by places that follow from the arguments"
@@ -31,7 +33,7 @@ REASONS: dict[str, str] = {
     "fractional_max_pool3d_backward.default": OURS,
     "isin.Tensor_Tensor": OURS,
     "ldexp.Tensor": OURS,
-    "linalg_cross.default": _FORMULA,
+    "linalg_cross.default": OURS,
     "linspace.Scalar_Tensor": _FORMULA,
     "linspace.Tensor_Scalar": _FORMULA,
     "linspace.Tensor_Tensor": _FORMULA,
@@ -84,7 +86,7 @@ def decompositions(training: bool = False) -> dict[Any, Any]:
         overloads.append(getattr(getattr(torch.ops.aten, packet), overload))
     if training:
         overloads += [getattr(torch.ops.aten, packet) for packet in RECOMPUTED]
-    return dict(get_decompositions(overloads)) | _ours() | (_own() if training else {})
+    return with_strides_of_kernels(dict(get_decompositions(overloads)) | _ours() | (_own() if training else {}))
 
 
 @functools.cache
@@ -94,8 +96,10 @@ def _ours() -> dict[Any, Any]:
     One that returns NotImplemented leaves the call as it is, to a rule or to ATen: so PyTorch's tracer reads it.
     """
     import torch
+    from torch._decomp import get_decompositions
 
     aten = torch.ops.aten
+    formula_of_cross = get_decompositions([aten.linalg_cross.default])[aten.linalg_cross.default]
 
     def roll(x: torch.Tensor, shifts: list[Any], dims: Sequence[int] = ()) -> Any:
         """A concatenation for each dimension, which keeps the order of the dimensions in memory."""
@@ -127,7 +131,7 @@ def _ours() -> dict[Any, Any]:
         if isinstance(x, (bool, int, float)):
             dtype = torch.result_type(sequence, x)
             x, sequence = torch.scalar_tensor(x, dtype=dtype, device=sequence.device), sequence.to(dtype)
-        if not isinstance(x, torch.Tensor) or x.dtype != sequence.dtype:
+        if not isinstance(x, torch.Tensor) or x.dtype != sequence.dtype or x.dtype == torch.bool:
             return NotImplemented
 
         def taken(values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
@@ -166,6 +170,10 @@ def _ours() -> dict[Any, Any]:
         """Contiguous, as the CPU's kernel gives it for any order in memory."""
         return NotImplemented if x.is_contiguous() else aten.log_sigmoid_forward.default(x.contiguous())
 
+    def cross(x: torch.Tensor, other: torch.Tensor, *, dim: int = -1) -> Any:
+        """PyTorch's formula converts where eager mode refuses."""
+        return NotImplemented if x.dtype != other.dtype or x.dtype == torch.bool else formula_of_cross(x, other, dim=dim)
+
     def embedding_renorm(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> Any:
         flat = indices.reshape(-1)
         rows = weight[flat]
@@ -200,6 +208,7 @@ def _ours() -> dict[Any, Any]:
         aten.max_unpool2d.default: max_unpool,
         aten.max_unpool3d.default: max_unpool,
         aten.embedding_renorm.default: embedding_renorm,
+        aten.linalg_cross.default: cross,
         aten.log_sigmoid_forward.default: log_sigmoid,
         aten.isin.Tensor_Tensor: isin,
         aten.bucketize.Scalar: bucketize,
@@ -415,23 +424,59 @@ def _own() -> dict[Any, Any]:
         variance, mean = torch.var_mean(x.to(torch.float64), dims, correction=0, keepdim=True)
         return wide, mean.to(wide.dtype), torch.rsqrt(variance + eps).to(wide.dtype)
 
+    def of_statistics(x: torch.Tensor, *parameters: Any) -> Any:
+        """Their dtype, which is that of the first parameter; None where eager mode refuses the mixture."""
+        given = [p.dtype for p in parameters if p is not None] or [x.dtype]
+        mixed = any(dtype != x.dtype for dtype in given)
+        return None if mixed and (x.dtype not in (torch.bfloat16, torch.float16) or any(dtype != torch.float32 for dtype in given)) else given[0]
+
     def layer_norm(x: torch.Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+        dtype = of_statistics(x, weight, bias)
+        if dtype is None:
+            return NotImplemented
         dims = list(range(x.dim() - len(shape), x.dim()))
         wide, mean, rstd = statistics(x.contiguous(), dims, eps)
         y = (wide - mean) * rstd
         y = y if weight is None else y * weight
         y = y if bias is None else y + bias
-        return y.to(x.dtype), mean.to(x.dtype), rstd.to(x.dtype)
+        return y.to(x.dtype), mean.to(dtype), rstd.to(dtype)
 
     def group_norm(x: torch.Tensor, weight: Any, bias: Any, n: int, channels: int, inner: int, groups: int, eps: float) -> Any:
+        dtype = of_statistics(x, weight, bias)
+        if dtype is None:
+            return NotImplemented
         wide, mean, rstd = statistics(x.reshape(n, groups, channels // groups, inner), [2, 3], eps)
         y = ((wide - mean) * rstd).view(x.shape)
         channelwise = (1, channels, *[1] * (x.dim() - 2))
         y = y if weight is None else y * weight.reshape(channelwise)
         y = y if bias is None else y + bias.reshape(channelwise)
-        return y.to(x.dtype), mean.to(x.dtype).reshape(n, groups), rstd.to(x.dtype).reshape(n, groups)
+        return y.to(x.dtype), mean.to(dtype).reshape(n, groups), rstd.to(dtype).reshape(n, groups)
 
+    def batch_norm(formula: Callable[..., Any]) -> Callable[..., Any]:
+        """PyTorch's formula, with statistics in the dtype of the parameters."""
+
+        def rule(x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
+            dtype = of_statistics(x, weight, bias, mean, var)
+            if dtype is None:
+                return NotImplemented
+            y, *statistics = formula(x.to(dtype), weight, bias, mean, var, *rest)
+            return y.to(x.dtype), *statistics
+
+        return rule
+
+    def batch_norm_without_averages(x: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
+        dtype = of_statistics(x, weight, bias)
+        if dtype is None or dtype == x.dtype:
+            return NotImplemented
+        y, *statistics = without_averages(x.to(dtype), weight, bias, *rest)
+        return y.to(x.dtype), *statistics
+
+    norms = (torch.ops.aten._native_batch_norm_legit_functional.default, torch.ops.aten._batch_norm_with_update_functional.default)
+    without_averages = torch.ops.aten._native_batch_norm_legit.no_stats
+    formulas = get_decompositions(norms)
     return {
+        **{overload: batch_norm(formulas[overload]) for overload in norms},
+        without_averages: batch_norm_without_averages,
         aten.native_layer_norm.default: layer_norm,
         aten.native_group_norm.default: group_norm,
         aten.detach.default: alias,

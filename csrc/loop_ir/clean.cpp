@@ -3,6 +3,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "loop_ir/build.h"
 #include "loop_ir/params.h"
 #include "loop_ir/rewrite.h"
 #include "loop_ir/text.h"
@@ -195,6 +196,13 @@ struct Sharer {
   // A combiner whose result over one element is that element.
   static bool keeps_one(Combiner combiner) { return combiner != Combiner::welford && combiner != Combiner::online_softmax; }
 
+  // A sum of one float begins at 0, too: -0 becomes 0.
+  void plus_zero(const Reduce& s, Block& out, std::vector<std::string>& added) {
+    std::string zero = s.results[0] + "_zero";
+    statement(Let{zero, s.dtypes[0], Fn::constant, {}, zero_of(s.dtypes[0]), {}}, out, added);
+    statement(Let{s.results[0], s.dtypes[0], Fn::add, {s.operands[0], zero}, {}, {}}, out, added);
+  }
+
   void statement(Reduce s, Block& out, std::vector<std::string>& added) {
     for (Axis& axis : s.axes) axis.extent = expr(axis.extent);
     for (const Axis& axis : s.axes)
@@ -203,6 +211,7 @@ struct Sharer {
     if (vanishes && keeps_one(s.combiner)) {
       statements(s.body, out, added);
       s.operands = operands(s.operands);
+      if (s.combiner == Combiner::sum && is_float(s.dtypes[0])) return plus_zero(s, out, added);
       for (size_t k = 0; k < s.results.size(); ++k) {
         renamed[s.results[k]] = s.operands[k];
         renamed_exprs[s.results[k]] = Expr::symbol(s.operands[k]);

@@ -137,7 +137,7 @@ double tanh(double x) {
     double u = a * a;
     double p = 0;
     for (int k = std::size(kSmall) - 1; k >= 0; --k) p = p * u + kSmall[k];
-    return x + x * (u * p);
+    return std::copysign(x + x * (u * p), x);  // -0 + 0 would be 0
   }
   if (!(a < 20)) return std::isnan(x) ? x : std::copysign(1.0, x);
   // 1 - 2 / (e^2a + 1), with what the sum and the quotient lost put back.

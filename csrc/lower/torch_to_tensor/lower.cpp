@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "lower/torch_to_tensor.h"
 #include "lower/torch_to_tensor/builder.h"
+#include "lower/torch_to_tensor/dtypes.h"
 #include "lower/torch_to_tensor/foreach.h"
 #include "lower/torch_to_tensor/sizes.h"
 
@@ -96,6 +97,7 @@ struct Lowering {
       std::string_view reason = rules::library_reason(node.op);
       throw UnsupportedError(reason.empty() ? "no decomposition rule" : std::string(reason));
     }
+    rules::refuse_dtypes(node, torch_values);
     Call call(node, values, torch_values);
     ignore_placement(call);
     std::vector<Value> results = rule(builder, call);

@@ -1,0 +1,112 @@
+"""Results lie in memory as eager mode's, in forward and backward, also where PyTorch's shape rules trace another order."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from engines import needs_core
+
+pytestmark = needs_core
+
+
+def channels_last(t: torch.Tensor) -> torch.Tensor:
+    return t.contiguous(memory_format=torch.channels_last if t.dim() == 4 else torch.channels_last_3d) if t.dim() > 3 else t
+
+
+def swapped(a: int, b: int):
+    return lambda t: t.transpose(a, b).contiguous().transpose(a, b) if t.dim() > max(a, b) else t
+
+
+LAYOUTS = {"channels_last": channels_last, "columns": swapped(0, 1), "last": swapped(1, 2), "outer": swapped(0, 2)}
+
+PAIRS = [
+    "copysign",
+    "floor_divide",
+    "heaviside",
+    "logaddexp",
+    "logaddexp2",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "xlogy",
+    "pow",
+    "add",
+    "atan2",
+]
+LOSSES = [F.mse_loss, F.huber_loss, F.smooth_l1_loss, F.l1_loss, F.binary_cross_entropy]
+IMAGE, VOLUME = (2, 4, 6, 5), (2, 3, 4, 5, 4)
+
+CASES = {
+    **{name: (getattr(torch, name), (6, 5, 4), (5, 4)) for name in PAIRS},
+    "pairs with a hole": (torch.logical_and, (6, 1, 4), (5, 4)),
+    "quotient": (lambda x, y: torch.div(x, y, rounding_mode="floor"), (6, 5, 4), (5, 4)),
+    "beside a number": (lambda x: (torch.copysign(x, torch.tensor(-1.0)), 2**x), (6, 5, 4)),
+    "ldexp": (torch.ldexp, (6, 1, 4), (5, 4)),
+    **{loss.__name__: (lambda x, y, loss=loss: loss(x.sigmoid(), y.sigmoid().detach()), IMAGE, IMAGE) for loss in LOSSES},
+    **{
+        f"{loss.__name__} of each": (lambda x, y, loss=loss: loss(x.sigmoid(), y.sigmoid().detach(), reduction="none"), (6, 5), (6, 5))
+        for loss in LOSSES
+    },
+    "cross entropy": (lambda x: F.cross_entropy(x, torch.zeros(2, 5, dtype=torch.int64)), (2, 4, 5)),
+    "log softmax": (lambda x: F.log_softmax(x, 1), IMAGE),
+    "softmax": (lambda x: F.softmax(x, 1), IMAGE),
+    "glu": (lambda x: F.glu(x, 1), IMAGE),
+    "batch norm": (lambda x: F.batch_norm(x, None, None, training=True), IMAGE),
+    "batch norm in use": (lambda x: F.batch_norm(x, torch.zeros(4), torch.ones(4)), IMAGE),
+    "batch norm of rows": (lambda x: F.batch_norm(x, None, None, training=True), (2, 4, 6)),
+    "group norm": (lambda x: F.group_norm(x, 2), IMAGE),
+    "layer norm": (lambda x: F.layer_norm(x, (6, 5)), IMAGE),
+    "reflection": (lambda x: F.pad(x, (1, 2, 2, 1), "reflect"), IMAGE),
+    "replication": (lambda x: F.pad(x, (1, 2, 2, 1), "replicate"), IMAGE),
+    "reflection of volumes": (lambda x: F.pad(x, (1, 1, 2, 1, 1, 2), "reflect"), VOLUME),
+    "replication of volumes": (lambda x: F.pad(x, (1, 1, 2, 1, 1, 2), "replicate"), VOLUME),
+    "zeros around": (lambda x: F.pad(x, (1, 2, 2, 1)), IMAGE),
+    "max pool": (lambda x: F.max_pool2d(x, 2), IMAGE),
+    "average pool": (lambda x: F.avg_pool2d(x, 2), IMAGE),
+    "adaptive pool": (lambda x: F.adaptive_avg_pool2d(x, 2), IMAGE),
+    "nearest": (lambda x: F.interpolate(x, scale_factor=2), IMAGE),
+    "bilinear": (lambda x: F.interpolate(x, size=(5, 9), mode="bilinear"), IMAGE),
+    "clone": (lambda x: x.clone(), IMAGE),
+    "cosine": (lambda x, y: F.cosine_similarity(x, y), IMAGE, IMAGE),
+    "dropout": (lambda x: F.dropout(x, 0.5), IMAGE),
+    "activations": (lambda x: (F.gelu(x), F.silu(x), F.elu(x), F.softplus(x), F.logsigmoid(x), F.hardswish(x)), IMAGE),
+    "reductions": (lambda x: (x.sum(1), x.mean((2, 3), keepdim=True), x.amax(1), x.cumsum(1)), IMAGE),
+    "shapes": (lambda x: (x.flip(1), torch.cat([x, x], 1), x[:, ::2]), IMAGE),
+    "rolled": (lambda x: x.roll(1, 2), IMAGE),
+    "convolution": (lambda x: F.conv2d(x, torch.ones(3, 4, 3, 3)), IMAGE),
+}
+
+
+# AOTAutograd brings the gradient of a result into the strides that it traced before any decomposition.
+FORWARD = {*PAIRS, "pairs with a hole", "quotient", "beside a number", "ldexp", "rolled"}
+
+
+def layout(t: torch.Tensor) -> tuple[int, ...]:
+    """Strides of the dimensions that have several places."""
+    return tuple(stride for stride, size in zip(t.stride(), t.shape, strict=True) if size > 1)
+
+
+def layouts_of(fn, arguments: list[torch.Tensor], differentiable: bool) -> list[tuple[int, ...]]:
+    torch.manual_seed(0)
+    leaves = [t.detach().requires_grad_(differentiable) for t in arguments]
+    outputs = fn(*leaves)
+    outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
+    graded = [y for y in outputs if y.requires_grad]
+    gradients = torch.autograd.grad(graded, leaves, [torch.ones_like(y) for y in graded], allow_unused=True) if graded else []
+    return [layout(t) for t in (*outputs, *gradients) if t is not None]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_strides_are_those_of_eager_mode(name):
+    fn, *shapes = CASES[name]
+    torch.manual_seed(0)
+    tensors = [torch.rand(shape) + 0.5 for shape in shapes]
+    others = [LAYOUTS["columns"], torch.clone] if len(shapes) > 1 else [torch.clone]
+    for first, rest in itertools.product(LAYOUTS.values(), others):
+        arguments = [first(tensors[0]), *[rest(t) for t in tensors[1:]]]
+        torch._dynamo.reset()
+        fast = torch.compile(fn, backend="deplo", dynamic=False)
+        assert layouts_of(fast, arguments, name not in FORWARD) == layouts_of(fn, arguments, name not in FORWARD)
