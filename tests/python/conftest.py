@@ -3,6 +3,8 @@
 import os
 
 os.environ.setdefault("DEPLO_VERIFY", "1")
+# Two workers share two cores: OpenMP's threads, which ATen uses, must not spin on one that the other worker needs. Read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch

@@ -1,6 +1,8 @@
 #include "lower/torch_to_tensor/dtypes.h"
 
 #include <algorithm>
+#include <functional>
+#include <optional>
 #include <string>
 
 #include "base/error.h"
@@ -23,7 +25,9 @@ bool is_true_integer(DType dtype) { return !is_float(dtype) && dtype != DType::b
 
 bool same(const DTypes& dtypes) { return std::adjacent_find(dtypes.begin(), dtypes.end(), std::not_equal_to<>()) == dtypes.end(); }
 bool no_bool(const DTypes& dtypes) { return std::find(dtypes.begin(), dtypes.end(), DType::boolean) == dtypes.end(); }
-bool not_all_bool(const DTypes& dtypes) { return std::any_of(dtypes.begin(), dtypes.end(), [](DType dtype) { return dtype != DType::boolean; }); }
+bool not_all_bool(const DTypes& dtypes) {
+  return std::any_of(dtypes.begin(), dtypes.end(), [](DType dtype) { return dtype != DType::boolean; });
+}
 bool a_float(const DTypes& dtypes) { return std::any_of(dtypes.begin(), dtypes.end(), is_float); }
 bool no_integer(const DTypes& dtypes) { return std::none_of(dtypes.begin(), dtypes.end(), is_true_integer); }
 bool places(const DTypes& dtypes) { return dtypes[0] == DType::i64 || dtypes[0] == DType::i32; }
@@ -47,7 +51,10 @@ const std::vector<Demand>& demands() {
       {"|clamp|clamp_min|clamp_max|", {"self", "min", "max"}, not_all_bool, kNoBool},
       {"|bitwise_left_shift|bitwise_right_shift|", {"self", "other"}, not_all_bool, kNoBool},
       {"|searchsorted|", {"sorted_sequence"}, no_bool, kNoBool},
-      {"|lerp|_prelu_kernel|log_sigmoid_forward|adaptive_max_pool2d|adaptive_max_pool3d|nll_loss_forward|nll_loss2d_forward|", {"self"}, a_float, kFloat},
+      {"|lerp|_prelu_kernel|log_sigmoid_forward|adaptive_max_pool2d|adaptive_max_pool3d|nll_loss_forward|nll_loss2d_forward|",
+       {"self"},
+       a_float,
+       kFloat},
       {"|max_pool2d_with_indices_backward|", {"grad_output"}, a_float, kFloat},
       {"|nextafter|", {"self", "other"}, a_float, kFloat},
       {"|im2col|", {"self"}, no_integer, "floats or bool"},
