@@ -1,6 +1,7 @@
 """Calls that PyTorch's tracer takes apart by other formulas than eager mode's, kept as calls of ATen for deplo's rules.
 
 Linear interpolation is traced as a + (b - a) * weight, which is NaN where a is infinite; eager mode adds a * (1 - weight) and b * weight.
+Nearest and cubic interpolation are traced as indexing, whose gradients scatter, in another order of dimensions than eager mode's.
 Margin losses are traced without the end of a list of targets (torch 2.13 counts what stands behind it), and NaN passes their threshold.
 """
 
@@ -11,7 +12,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-_PACKETS = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+_PACKETS = ["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"]
+_PACKETS += [f"{name}{rank}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for rank in (1, 2, 3)]
+_IN_ROWS = ("upsample_bicubic2d", "upsample_nearest3d", "_upsample_nearest_exact3d")  # gradients, whatever the memory format
 _LOSSES = ("multi_margin_loss", "multilabel_margin_loss")
 _lock = threading.RLock()  # the kernels belong to the process
 
@@ -48,7 +51,7 @@ def _kernels() -> list[tuple[Any, dict[Any, Any]]]:
         sized = _sized(packet.default)
         found.append((packet.vec, {DispatchKey.Autograd: sized, DispatchKey.CompositeImplicitAutograd: sized}))
         found.append((packet.default, {DispatchKey.Autograd: None, DispatchKey.CompositeImplicitAutograd: None}))
-        found.append((backward.default, {DispatchKey.Meta: _gradient}))
+        found.append((backward.default, {DispatchKey.Meta: _gradient_in_rows if name in _IN_ROWS else _gradient}))
     for name in _LOSSES:
         forward = getattr(torch.ops.aten, name if name == "multi_margin_loss" else name + "_forward").default
         kernels: dict[Any, Any] = {DispatchKey.Autograd: None, DispatchKey.CompositeImplicitAutograd: None, DispatchKey.Meta: _loss}
@@ -77,14 +80,19 @@ def _gradient(grad: Any, output_size: Sequence[Any], input_size: Sequence[Any], 
     return grad.new_empty(input_size).to(memory_format=suggest_memory_format(grad))
 
 
+def _gradient_in_rows(grad: Any, output_size: Sequence[Any], input_size: Sequence[Any], *rest: Any) -> Any:
+    return grad.new_empty(input_size)
+
+
 def _sized(call: Any) -> Callable[..., Any]:
     """The overload that takes a size or factors, by the one that takes both: PyTorch's own, in C++, makes symbolic sizes constants."""
     from torch._decomp import decompositions
 
     size_of: Any = decompositions.upsample_compute_output_size
 
-    def vec(x: Any, output_size: Sequence[Any] | None, align_corners: bool, scale_factors: Sequence[float] | None) -> Any:
+    def vec(x: Any, output_size: Sequence[Any] | None, *rest: Any) -> Any:
+        *align_corners, scale_factors = rest
         size = size_of(x.size(), output_size, scale_factors)
-        return call(x, size, align_corners, *(scale_factors or (None,) * len(size)))
+        return call(x, size, *align_corners, *(scale_factors or (None,) * len(size)))
 
     return vec

@@ -76,7 +76,6 @@ LAYOUTS: tuple[tuple[Layout, tuple[str, ...]], ...] = (
         + ("reflection_pad2d_backward.default", "reflection_pad3d_backward.default")
         + ("replication_pad2d_backward.default", "replication_pad3d_backward.default"),
     ),
-    (like(2), ("_unsafe_index_put.default",)),  # of what PyTorch makes of interpolation
 )
 
 

@@ -593,3 +593,41 @@ def test_a_product_is_not_read_where_its_factor_is_zero(dtype):
     got = torch.compile(fn, backend="deplo", options={"strict": True, "allow_library": []})(a, b, c)
     wanted = c, c[:, 0], 2 * c, c.expand(2, 2, 3)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0, 1.5, 2.0, 3.0, math.inf])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_gradients_of_distances_that_are_not_finite(value, p):
+    """NaN differences have NaN gradients; a row has no part in itself."""
+    torch.manual_seed(0)
+    x = torch.randn(5, 4, dtype=torch.float64)
+    x[1, 2] = value
+    x[3] = x[2]
+    for fn in (lambda x: F.pdist(x, p=p), lambda x: torch.cdist(x, x * 2, p=p)):
+        gradients = []
+        torch._dynamo.reset()
+        for run in (torch.compile(fn, backend="deplo", dynamic=False), fn):
+            leaf = x.clone().requires_grad_()
+            y = run(leaf)
+            gradients.append(torch.autograd.grad(y, leaf, torch.ones_like(y))[0])
+        torch.testing.assert_close(*gradients, equal_nan=True)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bicubic"])
+@pytest.mark.parametrize("how", [{"scale_factor": 2}, {"scale_factor": 1.7}, {"size": (9, 4)}], ids=str)
+def test_interpolation_is_one_call_in_training(mode, how):
+    """PyTorch's tracer would make indexing of it, whose gradient scatters."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 6, 5, dtype=torch.float64)
+
+    def fn(x):
+        return F.interpolate(x, mode=mode, **how)
+
+    results = []
+    torch._dynamo.reset()
+    for run in (torch.compile(fn, backend="deplo", options={"strict": True}, dynamic=False), fn):
+        leaf = x.clone().requires_grad_()
+        y = run(leaf)
+        results.append((y.detach(), *torch.autograd.grad(y, leaf, y.detach().cos())))
+    torch.testing.assert_close(*results)
+    assert "upsample_" in str(deplo.explain(fn, x.requires_grad_()))

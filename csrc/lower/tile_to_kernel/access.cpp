@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/error.h"
 #include "expr/node.h"
@@ -135,6 +136,28 @@ std::string Lowering::vector(Expr e, size_t copy) {
   return sum;
 }
 
+// The quotient or rest of e's operands, of which `a` is the first: in 32 bits where they hold both, for vectors have no division, and LLVM multiplies
+// by the inverse of a constant in 32 bits only; without a correction where neither can be negative.
+std::string Lowering::divided(Expr e, std::string a, size_t copy) {
+  const bool quotient = e.kind() == ExprKind::floordiv;
+  const Expr divisor = e.operands()[1];
+  Ranges ranges = ranges_;
+  const LaneCopy& at = lanes_->copies[copy];
+  ranges[lanes_->symbol] = {at.base, at.base + width() - 1};
+  const Interval left = bounds(e.operands()[0], ranges);
+  const Interval right = bounds(divisor, ranges);
+  const bool positive = left.lo && *left.lo >= 0 && right.lo && *right.lo > 0;
+  constexpr int64_t kLargest = std::numeric_limits<int32_t>::max();
+  const bool narrow = positive && left.hi && *left.hi <= kLargest && right.hi && *right.hi <= kLargest;
+  const Fn fn = quotient ? (positive ? Fn::trunc_div : Fn::floor_div) : (positive ? Fn::fmod : Fn::remainder);
+  const Type wide{DType::i64, width()};
+  if (!narrow) return emit_.let("n", wide, fn, {a, vector(divisor, copy)});
+  const Type type{DType::i32, width()};
+  std::string by =
+      divisor.is_constant() ? literal(Scalar::of_int(DType::i32, divisor.value())) : emit_.let("n", type, Fn::cast, {vector(divisor, copy)});
+  return emit_.let("n", wide, Fn::cast, {emit_.let("n", type, fn, {emit_.let("n", type, Fn::cast, {a}), by})});
+}
+
 std::string Lowering::vector_atom(Expr e, size_t copy) {
   Type type{DType::i64, width()};
   switch (e.kind()) {
@@ -147,7 +170,7 @@ std::string Lowering::vector_atom(Expr e, size_t copy) {
       bool quotient = e.kind() == ExprKind::floordiv;
       std::string a = vector(e.operands()[0], copy);
       int shift = log2_of(e.operands()[1]);
-      if (shift < 0) return emit_.let("n", type, quotient ? Fn::floor_div : Fn::remainder, {a, vector(e.operands()[1], copy)});
+      if (shift < 0) return divided(e, a, copy);
       int64_t bits = quotient ? shift : (int64_t{1} << shift) - 1;
       return emit_.let("n", type, quotient ? Fn::shr : Fn::bit_and, {a, literal(Scalar::of_int(DType::i64, bits))});
     }

@@ -128,6 +128,7 @@ class Lowering {
   std::string truth(const Cond& cond);
   std::string vector(Expr e, size_t copy);
   std::string vector_atom(Expr e, size_t copy);
+  std::string divided(Expr e, std::string a, size_t copy);
   std::string condition(const Cond& cond, size_t copy);
   std::string all_of(std::string a, const std::string& b);
   /// The mask of a guard in a copy, "" if it always holds.

@@ -14,12 +14,15 @@ int64_t rank_of(const Value& v) { return static_cast<int64_t>(v.type.shape.size(
 Formula share(const Formula& difference, const Formula& distance, const Formula& grad, double p) {
   Formula zero = difference.literal(0);
   Formula one = difference.literal(1);
-  Formula sign = select(greater(difference, 0), one, select(less(difference, 0), -one, zero));
+  Formula sign = select(greater(difference, 0), one, select(less(difference, 0), -one, difference));  // NaN stays
   Formula size = difference.with(Fn::abs);
   Formula apart = distance.with(Fn::ne, distance.literal(0));
   if (p == 1) return grad * sign;
   if (p == 2) return select(apart, grad * difference / distance, zero);
-  if (p == std::numeric_limits<double>::infinity()) return select(size.with(Fn::eq, distance), grad * sign, zero);
+  if (p == std::numeric_limits<double>::infinity()) {
+    Formula gap = (size - distance).with(Fn::abs);
+    return grad * sign * (one - min(gap.with(Fn::ceil), 1));
+  }
   Formula scale = distance.with(Fn::pow, distance.literal(p - 1));
   if (p > 2) return select(apart, difference * size.with(Fn::pow, size.literal(p - 2)) * grad / scale, zero);
   Formula value = sign * size.with(Fn::pow, size.literal(p - 1)) * grad / scale;
@@ -28,8 +31,11 @@ Formula share(const Formula& difference, const Formula& distance, const Formula&
 }
 
 // The sum over the pairs of each row of `first` with the rows of `second`; `grad` and `distance` have a place for each pair.
-Value summed(Builder& b, const Value& first, const Value& second, const Value& grad, const Value& distance, double p) {
+// Where `left_out` holds the pair has no part.
+Value summed(Builder& b, const Value& first, const Value& second, const Value& grad, const Value& distance, double p,
+             const Value* left_out = nullptr) {
   Value difference = b.apply(Fn::sub, {b.unsqueeze(first, -2), b.unsqueeze(second, -3)});
+  if (left_out) difference = b.apply(Fn::where, {b.unsqueeze(*left_out, -1), b.constant(difference.type.dtype, {}, 0), difference});
   const Shape& shape = difference.type.shape;
   auto over = [&](const Value& v) { return Formula{&b, b.broadcast(b.unsqueeze(v, -1), shape)}; };
   return b.reduce(Combiner::sum, share({&b, difference}, over(distance), over(grad), p).value, {-2}, false);
@@ -79,7 +85,7 @@ std::vector<Value> pdist_backward(Builder& b, const Call& call) {
   // Rows stand opposite to themselves at no distance.
   Value same = b.apply(Fn::eq, {b.index(DType::i64, {n, n}, axis(0)), b.index(DType::i64, {n, n}, axis(1))});
   pairs = b.apply(Fn::where, {same, b.constant(dtype, {}, 0), pairs});
-  return finish(b, call, summed(b, x, x, squared(b, grad, n), pairs, p));
+  return finish(b, call, summed(b, x, x, squared(b, grad, n), pairs, p, &same));
 }
 
 }  // namespace
