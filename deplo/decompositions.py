@@ -407,12 +407,16 @@ def _own() -> dict[Any, Any]:
         (kh, kw), (sh, sw), (ph, pw), (dh, dw) = (_pair(v) for v in (kernel, stride or kernel, padding, dilation))
         if not 0 < kh * kw <= 128:
             return values, indices
-        rows = torch.arange(values.shape[-2], device=x.device).unsqueeze(-1) * sh - ph
-        columns = torch.arange(values.shape[-1], device=x.device) * sw - pw
-        width = x.shape[-1]
-        place = (indices // width - rows) // dh * kw + (indices % width - columns) // dw
-        place = place.to(torch.int8).to(torch.int64)
-        return values, (rows + place // kw * dh) * width + columns + place % kw * dw
+        height, width = x.shape[-2:]
+        # Vectors of 32 bits divide, those of 64 do not.
+        short = isinstance(height, int) and isinstance(width, int) and (height + 2 * ph) * (width + 2 * pw) < 2**31
+        dtype = torch.int32 if short else torch.int64
+        rows = torch.arange(values.shape[-2], device=x.device, dtype=dtype).unsqueeze(-1) * sh - ph
+        columns = torch.arange(values.shape[-1], device=x.device, dtype=dtype) * sw - pw
+        at = indices.to(dtype)
+        place = (at // width - rows) // dh * kw + (at % width - columns) // dw
+        place = place.to(torch.int8).to(dtype)
+        return values, ((rows + place // kw * dh) * width + columns + place % kw * dw).to(torch.int64)
 
     def shape_alone(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> Any:
         """The operand's values play no part: they need not be saved."""

@@ -29,7 +29,7 @@ def jit(
     The arguments are those of torch.compile: `dynamic=True` makes all sizes symbolic from the first call, `fullgraph=True` makes a
     graph break an error. Raises UserError for unknown options, bad values and what cannot be called at once; torch.compile does so at the first call.
     """
-    checked = read_options(mode, options)
+    checked = read_options(mode, options, quiet=True)
     if fn is None:
         return lambda decorated: jit(decorated, mode=mode, options=options, dynamic=dynamic, fullgraph=fullgraph)
     if not callable(fn):
@@ -42,7 +42,7 @@ def jit(
     chosen: Any = {"options": dict(options)} if options else {}
     if mode is not None and options:
         # torch.compile takes one of the two; the mode's options are defaults for the others.
-        base = read_options(mode)
+        base = read_options(mode, quiet=True)
         chosen["options"] = {**({"tune": base.tune} if base.tune != "off" else {}), **options}
     elif mode is not None:
         chosen["mode"] = mode

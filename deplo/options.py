@@ -231,8 +231,12 @@ def _checked(name: str, value: Any, where: str, text: bool = False) -> Any:
         raise UserError(f"{where} is {value!r}, expected {error}") from None
 
 
-def read_options(mode: str | None = None, options: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None) -> Options:
+def read_options(
+    mode: str | None = None, options: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None, quiet: bool = False
+) -> Options:
     """Defaults, then `mode`, then the DEPLO_* variables, then `options`, then `texts` (of the command line), each checked.
+
+    What does nothing yet is a warning, unless `quiet`: where the options are only checked, and read again by a compilation.
 
     Raises UserError for an unknown key (with a suggestion and the known ones), a value out of range, or an unknown mode.
     """
@@ -251,7 +255,7 @@ def read_options(mode: str | None = None, options: Mapping[str, Any] | None = No
         values[name] = _checked(name, value, f"option {name!r}")
     for name, text in (texts or {}).items():
         values[name] = _checked(name, text, f"--option {name}", text=True)
-    if values.get("tune", "off") != "off":
+    if values.get("tune", "off") != "off" and not quiet:
         warnings.warn(f"tune={values['tune']!r} does nothing yet: schedules come from heuristics only", stacklevel=3)
     return Options(values)
 

@@ -89,6 +89,16 @@ def test_every_mode_of_torch_compile_is_taken(compile_with, fresh_inference):
         compile_with(lambda x: x + 1, mode="reduce-overheads")(x)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"mode": "max-autotune"}, {"options": {"tune": "full"}}, {"mode": "max-autotune", "options": {"tune": "off"}}], ids=str
+)
+def test_jit_warns_once_of_what_does_nothing(settings, fresh_inference):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        deplo.jit(lambda x: x + 1, **settings)(torch.ones(2))
+    assert len(caught) == ("tune" not in settings.get("options", {}) or settings["options"]["tune"] == "full")
+
+
 def test_modes_of_torch_compile_are_all_known():
     known = set(torch._inductor.list_mode_options())
     assert known <= set(options._MODES)

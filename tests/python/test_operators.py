@@ -631,3 +631,15 @@ def test_interpolation_is_one_call_in_training(mode, how):
         results.append((y.detach(), *torch.autograd.grad(y, leaf, y.detach().cos())))
     torch.testing.assert_close(*results)
     assert "1 ATen call " in str(deplo.explain(fn, x.requires_grad_()))
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (2, 0, 3), (3, 0, 0)], ids=str)
+def test_reductions_of_empty_constants(shape):
+    def fn(x):
+        empty = x.new_ones(shape)
+        return empty.sum() + x, empty.mean() + x, (empty * 2).prod() + x, empty.any() | (x > 0), F.mse_loss(empty, empty, reduction="sum") + x
+
+    x = torch.arange(3.0)
+    torch._dynamo.reset()
+    fast = torch.compile(fn, backend="deplo", options={"strict": True}, dynamic=False)
+    torch.testing.assert_close(fast(x), fn(x), equal_nan=True)

@@ -62,6 +62,7 @@ Offsets offsets_of(const Strides& strides, const Block& body, const Ranges& rang
 }
 
 bool mergeable(const Offsets& offsets, const Axis& outer, const Axis& inner) {
+  if (inner.extent.is(0)) return false;  // by which nothing can be divided
   for (Expr e : offsets.others)
     if (uses(e, outer.name) || uses(e, inner.name)) return false;
   for (Expr e : offsets.accesses) {
