@@ -49,8 +49,9 @@ struct Evaluator {
       const Array& tensor = array(j.tensor);
       int64_t value = tensor.get(tensor.flat_index(place(j.index))).i;
       int64_t extent = evaluate(j.extent, symbols);
-      if (value < 0 && j.checked) value += extent;
+      if (value < 0 && j.checked && !j.asserts) value += extent;
       bool inside = value >= 0 && value < extent;
+      if (!inside && j.asserts) throw ExecutionError(fmt::format("assertion failed: {} = {} is not in 0..{}", j.name, value, extent));
       if (!inside && j.checked) throw IndexError(fmt::format("index {} is out of range for a dimension of size {}", value, extent));
       DEPLO_ASSERT(inside, "{}: the index {} = {} was promised to be in 0..{}", op.results[0].name, j.name, value, extent);
       symbols[j.name] = value;

@@ -30,7 +30,8 @@ namespace deplo::tensor_ir {
 //     Sources separated by `|` are tried in order: the first whose guard holds gives the element, else the fill. Only
 //     the chosen source is read. An index is in range wherever its guard holds. An indirect coordinate j is the value of
 //     an integer tensor; a negative value counts from the end (wraps once by the extent); outside 0..extent it raises
-//     IndexError. `with j = %idx[i0] unchecked` promises the range 0..extent instead.
+//     IndexError. `with j = %idx[i0] unchecked` promises the range 0..extent instead; `asserted` raises RuntimeError, for
+//     negative values too.
 //   scatter      %y: f32[9, 8] = scatter sum(%base, %u) (i0, i1) with j = %idx[i0] in 0..9 -> [j, i1]
 //     starts from %base; then, for every element of %u in row-major order, combines it into the given place (if its guard holds).
 //   library      %y: f32[4], %k: i64[4] = library aten.sort.stable(self=%x, dim=0) strides [1], [1] reason "sort"
@@ -81,6 +82,7 @@ struct Indirect {
   std::vector<Expr> index;  ///< over the map's axes
   Expr extent;
   bool checked = true;
+  bool asserts = false;  ///< a value outside, negative ones too, is a failed assertion rather than a bad index
   bool operator==(const Indirect&) const = default;
 };
 

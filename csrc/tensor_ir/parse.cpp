@@ -73,6 +73,7 @@ std::vector<Indirect> parse_indirects(Lexer& lexer) {
     lexer.expect("..");
     j.extent = parse_expr(lexer);
     j.checked = !lexer.accept("unchecked");
+    j.asserts = j.checked && lexer.accept("asserted");
     list.push_back(std::move(j));
   } while (lexer.accept(","));
   return list;

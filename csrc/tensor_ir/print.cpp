@@ -25,7 +25,9 @@ std::string print_indirects(const std::vector<Indirect>& indirects) {
   std::string text;
   for (const Indirect& j : indirects)
     text += fmt::format("{} {} = {}{} in 0..{}{}", text.empty() ? " with" : ",", j.name, j.tensor, print_list(j.index), print(j.extent),
-                        j.checked ? "" : " unchecked");
+                        j.asserts   ? " asserted"
+                        : j.checked ? ""
+                                    : " unchecked");
   return text;
 }
 

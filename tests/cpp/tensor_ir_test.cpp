@@ -67,7 +67,7 @@ tensor @all(%x: f32[s0, 8] user, s1: sym, %w: f32[100, 8] strides [1, 100] param
   %s: f32[s0, 8] = scan sum(%a) axis=1
   %p: f32[s0, 8] = map (i, j) -> %a[i, j - 2] if j - 2 >= 0 | %x[i, (j*3 // 4)] if i != 0 and j == 1 else nan
   %e: f32[s0, 8] = map (i, j) with k = %idx[i] in 0..100, l = %idx[0] in 0..s0 unchecked -> %w[k, j]
-  %t: f32[s0, 8] = scatter sum(%p, %e) (i, j) with k = %idx[i] in 0..s0 -> [k, j] if j < 7
+  %t: f32[s0, 8] = scatter sum(%p, %e) (i, j) with k = %idx[i] in 0..s0 asserted -> [k, j] if j < 7
   %q: f32[s0, 8], %r: i64[s0, 8] = library aten.sort.stable(self=%t, stable=none, dim=0) strides [8, 1], [8, 1] reason "sort"
   write %q to %x
   return %t strides [8, 1], s0*s1, none, %r strides [8, 1]
@@ -124,6 +124,17 @@ tensor @g(%x: f32[3], %i: i64[2])
   CHECK(out[1].floats == std::vector<double>{3, 9});
   CHECK_THROWS_AS(run(text, {floats({3}, {1, 2, 3}), integers({2}, {5, 0})}), IndexError);
   CHECK_THROWS_AS(run(text, {floats({3}, {1, 2, 3}), integers({2}, {-6, 0})}), IndexError);
+}
+
+TEST_CASE("tensor: an asserted coordinate does not wrap, and fails as an assertion", "[tensor_ir]") {
+  const char* text = R"(
+tensor @g(%x: f32[3], %i: i64[2])
+  %y: f32[2] = map (a) with j = %i[a] in 0..3 asserted -> %x[j]
+  return %y strides [1]
+)";
+  CHECK(run(text, {floats({3}, {1, 2, 3}), integers({2}, {2, 0})})[0].floats == std::vector<double>{3, 1});
+  CHECK_THROWS_AS(run(text, {floats({3}, {1, 2, 3}), integers({2}, {3, 0})}), ExecutionError);
+  CHECK_THROWS_AS(run(text, {floats({3}, {1, 2, 3}), integers({2}, {-1, 0})}), ExecutionError);
 }
 
 TEST_CASE("tensor: scatter combines in row-major order; writes come after the outputs", "[tensor_ir]") {

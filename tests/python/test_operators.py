@@ -643,3 +643,23 @@ def test_reductions_of_empty_constants(shape):
     torch._dynamo.reset()
     fast = torch.compile(fn, backend="deplo", options={"strict": True}, dynamic=False)
     torch.testing.assert_close(fast(x), fn(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("x, target", [(-0.5, 0.5), (1.5, 1.0), (math.nan, 0.0), (0.5, 3.0), (0.5, -0.1), (0.5, math.nan)])
+def test_probabilities_out_of_range_are_refused(x, target, dtype):
+    def fn(x, y):
+        return F.binary_cross_entropy(x.exp().log(), y)
+
+    torch._dynamo.reset()
+    fast = torch.compile(fn, backend="deplo", options={"strict": True})
+    good = torch.tensor([0.25, 0.5, 0.75] * 5, dtype=dtype)
+    torch.testing.assert_close(fast(good, good), fn(good, good))
+    for place in (0, 14):
+        bad = [good.clone(), good.clone()]
+        bad[0][place], bad[1][place] = x, target
+        with pytest.raises(RuntimeError, match="between 0 and 1|outside of the range"):
+            F.binary_cross_entropy(*bad)
+        with pytest.raises(RuntimeError, match="between 0 and 1|outside of the range"):
+            torch.compile(F.binary_cross_entropy, backend="deplo", options={"strict": True})(*bad)
+    torch.testing.assert_close(fast(good, good), fn(good, good))

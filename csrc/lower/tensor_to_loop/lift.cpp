@@ -164,6 +164,15 @@ struct Lifter {
         coordinates[indirect.name] = Expr::symbol(raw);
         continue;
       }
+      if (indirect.asserts) {
+        Expr j = Expr::symbol(raw);
+        for (const Cond& cond : {less_equal(0, j), less(j, substitute(indirect.extent, coordinates))}) {
+          body.check(cond, ErrorCode::assertion);
+          guard.push_back(cond);
+        }
+        coordinates[indirect.name] = j;
+        continue;
+      }
       std::string negative = body.let(Fn::lt, DType::boolean, {raw, body.constant(Scalar::of_int(DType::i64, 0))});
       std::string wrapped = body.let(Fn::add, DType::i64, {raw, body.index(DType::i64, substitute(indirect.extent, coordinates))});
       Expr j = Expr::symbol(body.let(Fn::where, DType::i64, {negative, wrapped, raw}));

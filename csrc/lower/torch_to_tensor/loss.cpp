@@ -123,9 +123,27 @@ std::optional<Value> weight_of(Builder& b, const Call& call, DType dtype) {
   return weight;
 }
 
+// v, which must lie in [0, 1]: anything else, NaN too, is an error.
+Value probability(Builder& b, const Value& v) {
+  Value inside = b.apply(Fn::bit_and, {b.apply(Fn::ge, {v, constant_like(b, v, 0)}), b.apply(Fn::le, {v, constant_like(b, v, 1)})});
+  Value place = b.apply(Fn::where, {inside, b.constant(DType::i32, {}, 0), b.constant(DType::i32, {}, 1)});
+  tensor_ir::IndexMap map;
+  std::vector<Expr> at;
+  for (int64_t d = 0; d < static_cast<int64_t>(v.type.shape.size()); ++d) {
+    at.push_back(axis(d));
+    map.axes.push_back(axis(d).name());
+  }
+  map.indirects.push_back({"k", place.name, at, 1, true, true});
+  map.sources.push_back({v.name, at, {}});
+  map.fill.dtype = v.type.dtype;
+  return b.map(v.type, std::move(map));
+}
+
 // Logarithms are bounded below by -100, so that certainty in the wrong class stays finite.
 std::vector<Value> binary_cross_entropy(Builder& b, const Call& call) {
   Loss l = loss_of(b, call);
+  l.x = probability(b, l.x);
+  l.target = probability(b, l.target);
   Value one = constant_like(b, l.x, 1);
   Value log_x = b.apply(Fn::max, b.apply(Fn::log, {l.x}), -100);
   Value log_rest = b.apply(Fn::max, b.apply(Fn::log1p, {b.apply(Fn::neg, {l.x})}), -100);
