@@ -37,6 +37,7 @@ class Lexer;
 //   unroll(a=U)                     the body is repeated U times
 //   dot(a=2)                        bf16 operands are packed with two steps of a side by side, and multiplied by dot2
 //   dot(a=32)                       so packed, and multiplied in a matrix unit
+//   dot(a=32, parts=3)              float32 operands as sums of three bf16, so packed and multiplied
 //   transpose(a=T)                  with lanes on another axis: tiles of T points of a, along which memory runs, are transposed in registers
 //   pack(c.rows, at=L, pad=P)       the operand of reduction c that lies along its rows (or `lanes`) is copied into panels: at the program's
 //                                   start (`program`) or for each tile (`block`), whose rows are then P elements longer than needed

@@ -136,3 +136,75 @@ def test_layers_of_bf16_of_any_size_are_as_exact_as_eager(rows, depth, lanes):
         got = torch.compile(layer, backend="deplo", options={"strict": True, "guard": True}, dynamic=False)(x)
         error, allowed = ((y.double() - wanted).abs().max() for y in (got, layer(x)))
     assert error <= allowed + torch.finfo(torch.bfloat16).eps * wanted.abs().max() / 2
+
+
+@pytest.mark.parametrize("rows", [48, 65, 130])
+@pytest.mark.parametrize(("depth", "lanes"), [(64, 1), (96, 40), (544, 300), (1056, 65)])
+def test_layers_of_float32_of_any_size_are_as_exact_as_eager(rows, depth, lanes):
+    generator = torch.Generator().manual_seed(rows)
+    layer = torch.nn.Linear(depth, lanes).requires_grad_(False)
+    x = torch.randn(rows, 2 * depth, generator=generator)[:, ::2]
+    wanted = torch.nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+    torch._dynamo.reset()
+    with torch.no_grad():
+        got = torch.compile(layer, backend="deplo", dynamic=False, options={"strict": True})(x)
+        error, allowed = ((y.double() - wanted).abs().max() for y in (got, layer(x)))
+    assert error <= allowed + 2 * torch.finfo(torch.float32).eps * wanted.abs().max()
+
+
+def test_layers_of_float32_use_the_matrix_unit(capsys):
+    unit = {"amx-bf16", "avx512bf16"} <= set(json.loads(core().env(""))["cpu features"])
+    for features, uses_unit in (("native", unit), ("avx2", False)):
+        assert not main(["compile", "-c", "nn.Linear(256, 96)(r(64, 256))", "--ir", "tile", "--option", f"features={features}"])
+        assert ("dot(r0.k0=32, parts=3)" in capsys.readouterr().out) == uses_unit
+
+
+def test_long_sums_of_layers_are_as_exact_with_any_features():
+    generator = torch.Generator().manual_seed(0)
+    layer = torch.nn.Linear(16384, 64, bias=False).requires_grad_(False)
+    layer.weight.abs_()
+    x = torch.rand(48, 16384, generator=generator)
+    wanted = x.double() @ layer.weight.double().T
+    errors = []
+    for features in ("native", "avx2"):
+        torch._dynamo.reset()
+        got = torch.compile(layer, backend="deplo", options={"strict": True, "features": features})(x)
+        errors.append((got.double() - wanted).square().mean().sqrt())
+    assert errors[0] <= 1.5 * errors[1]
+
+
+def test_layers_of_whole_numbers_are_exact():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-(2**12), 2**12, (64, 96), generator=generator).float()
+    weight = torch.randint(-(2**5), 2**5, (40, 96), generator=generator).float()
+    layer = torch.nn.Linear(96, 40, bias=False).requires_grad_(False)
+    layer.weight.copy_(weight)
+    for y in (x, x * 2.0**-9, x / 2**12):
+        assert torch.equal(torch.compile(layer, backend="deplo", options={"strict": True})(y).double(), y.double() @ weight.double().T)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("in_weight", [False, True])
+def test_infinity_and_nan_in_layers_are_eager_modes(in_weight, dynamic):
+    generator = torch.Generator().manual_seed(0)
+    layer = torch.nn.Linear(96, 40).requires_grad_(False)
+    x = torch.randn(65, 96, generator=generator)
+    largest = torch.finfo(torch.float32).max
+    layer.weight[0] = 2.0**-9  # the largest numbers do not overflow there
+    layer.weight[1, :50] = 0
+    x[5] = 2.0**-9
+    x[6, :50] = 0
+    values = [float("inf"), -float("inf"), float("nan"), largest, -largest, torch.tensor(0x7F800001, dtype=torch.int32).view(torch.float32).item()]
+    target = layer.weight if in_weight else x
+    for i, value in enumerate(values):
+        target[10 + i, 3 * i] = value
+    target[20, 1], target[20, 2] = float("inf"), -float("inf")
+    target[21, 1], target[21, 2] = float("inf"), float("inf")
+    torch._dynamo.reset()
+    with torch.no_grad():
+        got, eager = torch.compile(layer, backend="deplo", dynamic=dynamic)(x), layer(x)
+    wanted = torch.nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+    assert torch.equal(got.isnan(), eager.isnan())
+    finite = wanted.abs() < largest / 2
+    torch.testing.assert_close(got[finite].double(), wanted[finite], rtol=1e-5, atol=1e-5)
+    assert torch.equal(got[eager.isinf()], eager[eager.isinf()])

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "lower/loop_to_tile/contraction_scheduler.h"
 
 namespace deplo::loop_to_tile {
@@ -53,14 +55,19 @@ tile_ir::Block ContractionScheduler::allocations() const {
       out.push_back(make(tile_ir::Alloc{name + item.tag, dtype, std::move(shape), Space::scratch}));
     };
     scratch("c", {tile_rows(), lane_block_});
+    if (item.parts > 1) scratch("cr", {tile_rows(), lane_block_});
+    if (is_chained(item)) scratch("cg", {tile_rows(), lane_block_});
     if (item.widened) scratch("pw", {item.depth_block, nr_});
     if (window_) {
       scratch("pa", window_shape());
       continue;
     }
     if (!item.rows.is_static && rows_lie_across()) scratch("pa", {item.depth_block, row_tiles_ * mr_ + item.rows.padding});
-    if (!item.rows.is_static && !rows_lie_across())
-      scratch("pa", {row_tiles_ * mr_, item.depth_block + item.rows.padding}, item.pairs ? DType::bf16 : DType::f32);
+    if (!item.rows.is_static && !rows_lie_across()) {
+      std::vector<Expr> shape{row_tiles_ * mr_, item.depth_block + item.rows.padding};
+      if (item.parts > 1) shape.insert(shape.begin(), item.parts);
+      scratch("pa", std::move(shape), item.pairs ? DType::bf16 : DType::f32);
+    }
     if (!item.lanes.is_static) scratch("pb", {item.depth_block, lane_block_});
   }
   return out;
@@ -74,15 +81,24 @@ tile_ir::Block ContractionScheduler::tile_body() const {
   return out;
 }
 
+std::vector<Expr> ContractionScheduler::place_of(const Item& item, const std::string& prefix) {
+  return {sym(prefix + "r" + item.tag), sym(prefix + "l" + item.tag)};
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::over_tile(const Item& item, const std::string& prefix, tile_ir::Block body) const {
+  body = {loop(prefix + "l" + item.tag, 0, round_up(valid_lanes_, nr_), LoopKind::lanes, std::move(body))};
+  Expr rows = window_ ? lines_padded(valid_row_lines_) * rows_[1].extent : padded_rows();
+  return loop(prefix + "r" + item.tag, 0, rows, LoopKind::serial, std::move(body));
+}
+
 tile_ir::Block ContractionScheduler::contraction(const Item& item) const {
   tile_ir::Block out;
   bool several = !item.depth_blocks.is(1);
   std::string t = item.tag;
   if (several) {
-    tile_ir::Block clear = store_zero("c" + t, {sym("zr" + t), sym("zl" + t)}, "zero" + t);
-    clear = {loop("zl" + t, 0, round_up(valid_lanes_, nr_), LoopKind::lanes, std::move(clear))};
-    Expr rows = window_ ? lines_padded(valid_row_lines_) * rows_[1].extent : padded_rows();
-    out.push_back(loop("zr" + t, 0, rows, LoopKind::serial, std::move(clear)));
+    tile_ir::Block clear = store_zero("c" + t, place_of(item, "z"), "zero" + t);
+    if (item.parts > 1) clear.push_back(make(loop_ir::Store{"cr" + t, place_of(item, "z"), "zero" + t, {}, Combiner::set}));
+    out.push_back(over_tile(item, "z", std::move(clear)));
   }
   tile_ir::Block block;
   if (!item.lanes.is_static)
@@ -92,7 +108,22 @@ tile_ir::Block ContractionScheduler::contraction(const Item& item) const {
   else if (!item.rows.is_static)
     for (auto& s : rows_lie_across() ? pack_lines(item, item.rows, "r", "pa", row_lines(), padded_rows()) : pack_rows(item)) block.push_back(s);
   block.push_back(multiply(item, several));
-  out.push_back(loop("kb" + t, 0, item.depth_blocks, LoopKind::serial, std::move(block)));
+  if (!is_chained(item)) {
+    out.push_back(loop("kb" + t, 0, item.depth_blocks, LoopKind::serial, std::move(block)));
+    return out;
+  }
+  // A matrix unit adds each block to the sums so far: chains of some blocks are added up by themselves.
+  const int64_t blocks = std::max<int64_t>(1, kMatrixChain / item.depth_block);
+  const Expr first = sym("kg" + t) * blocks;
+  tile_ir::Block add;
+  for (const char* buffer : {"c", "cg"})
+    add.push_back(make(loop_ir::Load{std::string("v") + buffer + t, DType::f32, buffer + t, place_of(item, "g"), {}, {}}));
+  add.push_back(make(loop_ir::Let{"sum" + t, DType::f32, Fn::add, {"vc" + t, "vcg" + t}, {}, 0}));
+  add.push_back(make(loop_ir::Store{"c" + t, place_of(item, "g"), "sum" + t, {}, Combiner::set}));
+  out.push_back(loop(
+      "kg" + t, 0, ceildiv(item.depth_blocks, blocks), LoopKind::serial,
+      {over_tile(item, "y", store_zero("cg" + t, place_of(item, "y"), "none" + t)),
+       loop("kb" + t, first, min(first + blocks, item.depth_blocks), LoopKind::serial, std::move(block)), over_tile(item, "g", std::move(add))}));
   return out;
 }
 
@@ -112,9 +143,11 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply(const Item& item, bool several
   return loop("pt" + t, 0, ceildiv(valid_lanes_, nr_), LoopKind::serial, std::move(tiles));
 }
 
-std::vector<Expr> ContractionScheduler::packed_lanes(const Item& item, Expr k, Expr lane, int64_t half) const {
+std::vector<Expr> ContractionScheduler::packed_lanes(const Item& item, Expr k, Expr lane, int64_t half, int64_t part) const {
   std::vector<Expr> index = outer_index(item.lanes);
-  index.insert(index.end(), {sym("kb" + item.tag), floordiv(first_lane_, nr_) + sym("pt" + item.tag), k, lane});
+  index.insert(index.end(), {sym("kb" + item.tag), floordiv(first_lane_, nr_) + sym("pt" + item.tag)});
+  if (item.parts > 1) index.emplace_back(part);
+  index.insert(index.end(), {k, lane});
   if (item.pairs) index.emplace_back(half);
   return index;
 }
@@ -153,29 +186,55 @@ Ref<tile_ir::Stmt> ContractionScheduler::widen_panel(const Item& item) const {
 }
 
 tile_ir::Block ContractionScheduler::matrix_block(const Item& item, bool several, const RowBlocks& rows) const {
+  const std::string& t = item.tag;
+  const std::string sums = "acc" + t + rows.suffix;
+  tile_ir::Block out{make(tile_ir::Alloc{sums, DType::f32, {rows.mr, nr_}, Space::matrix})};
+  auto add = [&](const PartProducts& products) {
+    for (auto& stmt : matrix_products(item, several, rows, products)) out.push_back(stmt);
+  };
+  add({sums, (is_chained(item) ? "cg" : "c") + t, {{0, 0}}});
+  if (item.parts == 1) return out;
+  // The largest parts are summed apart: with infinities theirs is the sum, whatever the smaller ones give. Products that are left out are of the size
+  // of a float32 product's rounding, or less.
+  add({sums, "cr" + t, {{0, 2}, {0, 1}, {1, 1}, {1, 0}, {2, 0}}, false});
+  return out;
+}
+
+tile_ir::Block ContractionScheduler::prefetch_pairs(const Item& item, Expr k) const {
+  tile_ir::Block out;
+  // Each tile of rows fetches some of the next panel's rows under this step.
+  const std::string& t = item.tag;
+  const int64_t pairs = tile_ir::kMatrixDepth / 2;
+  const int64_t share = (pairs + row_tiles_ - 1) / row_tiles_;
+  for (int64_t part = 0; part < item.parts; ++part)
+    for (int64_t i = 0; i < share; ++i)
+      for (int64_t lane = 0; lane < nr_; lane += kCacheLine) {
+        const Expr pair = min(mod(sym("rt" + t), row_tiles_) * share + i, pairs - 1);
+        std::vector<Expr> at = packed_lanes(item, k * pairs + pair, lane, 0, part);
+        Expr& panel = at[at.size() - (item.parts > 1 ? 5 : 4)];
+        panel = min(panel + 1, ceildiv(lanes_extent_, nr_) - 1);
+        out.push_back(make(tile_ir::Prefetch{item.lanes.param, std::move(at), 2}));
+      }
+  return out;
+}
+
+tile_ir::Block ContractionScheduler::matrix_products(const Item& item, bool several, const RowBlocks& rows, const PartProducts& products) const {
   using tile_ir::kMatrixDepth;
   using Kind = tile_ir::Matrix::Kind;
   const std::string& t = item.tag;
-  const std::string sums = "acc" + t + rows.suffix;
+  const std::string& sums = products.name;
   const Expr row = rows.first + sym("rt" + t) * rows.mr;
   const Expr k = sym("k" + t);
-  const tile_ir::Matrix::Place tile{"c" + t, {row, sym("pt" + t) * nr_}};
-  tile_ir::Block body;
-  // Each tile of rows fetches some of the next panel's rows under this step.
-  const int64_t pairs = kMatrixDepth / 2;
-  const int64_t share = (pairs + row_tiles_ - 1) / row_tiles_;
-  for (int64_t i = 0; i < share; ++i)
-    for (int64_t lane = 0; lane < nr_; lane += kCacheLine) {
-      const Expr pair = min(mod(sym("rt" + t), row_tiles_) * share + i, pairs - 1);
-      std::vector<Expr> at = packed_lanes(item, k * pairs + pair, lane, 0);
-      at[at.size() - 4] = min(at[at.size() - 4] + 1, ceildiv(lanes_extent_, nr_) - 1);
-      body.push_back(make(tile_ir::Prefetch{item.lanes.param, std::move(at), 2}));
-    }
-  body.push_back(
-      make(tile_ir::Matrix{Kind::multiply, sums, {"pa" + t, {row, k * kMatrixDepth}}, {item.lanes.param, packed_lanes(item, k * pairs, 0, 0)}}));
+  const tile_ir::Matrix::Place tile{products.c, {row, sym("pt" + t) * nr_}};
+  tile_ir::Block body = products.prefetch ? prefetch_pairs(item, k) : tile_ir::Block{};
+  for (const auto& [a, b] : products.parts) {
+    std::vector<Expr> from{row, k * kMatrixDepth};
+    if (item.parts > 1) from.insert(from.begin(), a);
+    body.push_back(make(
+        tile_ir::Matrix{Kind::multiply, sums, {"pa" + t, std::move(from)}, {item.lanes.param, packed_lanes(item, k * (kMatrixDepth / 2), 0, 0, b)}}));
+  }
   // One chain of sums runs over all blocks of k: each addition brings the products of 32 steps.
-  return {make(tile_ir::Alloc{sums, DType::f32, {rows.mr, nr_}, Space::matrix}),
-          make(several ? tile_ir::Matrix{Kind::load, sums, tile, {}} : tile_ir::Matrix{Kind::zero, sums, {}, {}}),
+  return {make(several ? tile_ir::Matrix{Kind::load, sums, tile, {}} : tile_ir::Matrix{Kind::zero, sums, {}, {}}),
           loop("k" + t, 0, floordiv(depth_of_block(item), kMatrixDepth), LoopKind::serial, std::move(body), item.unroll),
           make(tile_ir::Matrix{Kind::store, sums, tile, {}})};
 }
@@ -293,6 +352,28 @@ tile_ir::Block ContractionScheduler::epilogue() const {
   return out;
 }
 
+void ContractionScheduler::load_sum(const Item& item, const std::string& result, Expr row, Expr lane, tile_ir::Block& into) {
+  constexpr DType f32 = DType::f32;
+  auto load = [&](const std::string& name, const std::string& buffer) {
+    into.push_back(make(loop_ir::Load{name, f32, buffer + item.tag, {row, lane}, {}, {}}));
+    return name;
+  };
+  if (item.parts == 1) {
+    load(result, "c");
+    return;
+  }
+  auto let = [&](const std::string& name, DType dtype, Fn fn, std::vector<std::string> operands, Scalar value = {}) {
+    into.push_back(make(loop_ir::Let{name, dtype, fn, std::move(operands), value, 0}));
+    return name;
+  };
+  const std::string tag = ".p" + item.tag;
+  const std::string large = load("large" + tag, "c");
+  const std::string small = load("small" + tag, "cr");
+  const std::string most = let("inf" + tag, f32, Fn::constant, {}, Scalar::of_float(f32, HUGE_VAL));
+  const std::string finite = let("finite" + tag, DType::boolean, Fn::lt, {let("size" + tag, f32, Fn::abs, {large}), most});
+  let(result, f32, Fn::where, {finite, let("both" + tag, f32, Fn::add, {large, small}), large});
+}
+
 tile_ir::Block ContractionScheduler::finish(Expr row, Expr lane) const {
   Substitution map = outer_map_;
   if (window_) {
@@ -310,8 +391,7 @@ tile_ir::Block ContractionScheduler::finish(Expr row, Expr lane) const {
                           [&](const loop_ir::Check& s) { inner.push_back(make(substituted(s, map))); },
                           [&](const loop_ir::Reduce& s) {
                             for (const Item& item : items_)
-                              if (item.contraction->reduce == &s)
-                                inner.push_back(make(loop_ir::Load{s.results[0], DType::f32, "c" + item.tag, {row, lane}, {}, {}}));
+                              if (item.contraction->reduce == &s) load_sum(item, s.results[0], row, lane, inner);
                           },
                           [](const auto&) {}},
                stmt->node);

@@ -14,9 +14,8 @@ tile_ir::Block ContractionScheduler::store_zero(const std::string& buffer, std::
           make(loop_ir::Store{buffer, std::move(index), name, {}, Combiner::set})};
 }
 
-tile_ir::Block ContractionScheduler::store_operand(const Operand& operand, const Substitution& map, const std::string& buffer,
-                                                   std::vector<Expr> index, const std::string& suffix, bool narrow) {
-  tile_ir::Block out;
+std::string ContractionScheduler::operand_value(const Operand& operand, const Substitution& map, const std::string& suffix, bool narrow,
+                                                tile_ir::Block& into) {
   const auto before = narrow ? operand.narrow() : std::nullopt;
   Substitution all = map;
   std::map<std::string, std::string> renamed;
@@ -27,15 +26,60 @@ tile_ir::Block ContractionScheduler::store_operand(const Operand& operand, const
       for (std::string& o : s.operands)
         if (auto it = renamed.find(o); it != renamed.end()) o = it->second;
       renamed[let->name] = s.name = let->name + suffix;
-      out.push_back(make(std::move(s)));
+      into.push_back(make(std::move(s)));
     } else if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) {
       loop_ir::Load s = substituted(*load, all);
       renamed[load->name] = s.name = load->name + suffix;
-      out.push_back(make(std::move(s)));
+      into.push_back(make(std::move(s)));
     }
     for (const auto& [from, to] : renamed) all[from] = sym(to);
   }
-  out.push_back(make(loop_ir::Store{buffer, std::move(index), renamed.at(before ? before->value : operand.source->value), {}, Combiner::set}));
+  return renamed.at(before ? before->value : operand.source->value);
+}
+
+tile_ir::Block ContractionScheduler::store_operand(const Operand& operand, const Substitution& map, const std::string& buffer,
+                                                   std::vector<Expr> index, const std::string& suffix, bool narrow) {
+  tile_ir::Block out;
+  std::string value = operand_value(operand, map, suffix, narrow, out);
+  out.push_back(make(loop_ir::Store{buffer, std::move(index), std::move(value), {}, Combiner::set}));
+  return out;
+}
+
+tile_ir::Block ContractionScheduler::store_parts(const Operand& operand, const Substitution& map, const std::string& buffer,
+                                                 const std::vector<Expr>& index, size_t part, const std::string& suffix) {
+  tile_ir::Block out;
+  std::string rest = operand_value(operand, map, suffix, false, out);
+  const std::string tag = ".p" + suffix;
+  auto let = [&](std::string name, DType dtype, Fn fn, std::vector<std::string> operands, int64_t value = 0) {
+    name += tag;
+    out.push_back(make(loop_ir::Let{name, dtype, fn, std::move(operands), fn == Fn::constant ? Scalar::of_int(dtype, value) : Scalar{}, 0}));
+    return name;
+  };
+  constexpr DType i32 = DType::i32;
+  auto number = [&](const std::string& name, int64_t value) { return let(name, i32, Fn::constant, {}, value); };
+  // A bf16 number is the upper half of a float32. The first part is rounded, but not where that gives infinity, and NaN keeps a bit in that half; the
+  // others, of a finite number, lose nothing when they are cut off: 8 + 8 + 8 bits.
+  const std::string bits = let("bits", i32, Fn::bitcast, {rest});
+  const std::string size = let("size", i32, Fn::bit_and, {bits, number("positive", 0x7fffffff)});
+  const std::string below = let("below", DType::boolean, Fn::lt, {size, number("most", 0x7f7f8000)});
+  const std::string rounded = let("rounded", i32, Fn::add, {bits, number("half_unit", 0x8000)});
+  const std::string fit = let("fit", i32, Fn::where, {below, rounded, bits});
+  const std::string nan = let("unordered", DType::boolean, Fn::ne, {rest, rest});
+  std::string next = let("first", i32, Fn::where, {nan, number("nan", 0x7fc00000), fit});
+  const std::string upper = number("upper", -0x10000);
+  const std::string shift = number("shift", 16);
+  for (int64_t p = 0; p < kParts; ++p) {
+    const std::string which = std::to_string(p);
+    const std::string narrow = let("narrow" + which, DType::i16, Fn::cast, {let("down" + which, i32, Fn::shr, {next, shift})});
+    std::vector<Expr> place = index;
+    place[part] = p;
+    out.push_back(make(loop_ir::Store{buffer, std::move(place), let("part" + which, DType::bf16, Fn::bitcast, {narrow}), {}, Combiner::set}));
+    if (p + 1 == kParts) break;
+    const std::string wide = let("wide" + which, DType::f32, Fn::bitcast, {let("cut" + which, i32, Fn::bit_and, {next, upper})});
+    const std::string left = let("rest" + which, DType::f32, Fn::sub, {rest, wide});
+    next = let("bits" + which, i32, Fn::bitcast, {left});
+    rest = left;
+  }
   return out;
 }
 
@@ -47,12 +91,12 @@ void ContractionScheduler::prefetch_operand(const Item& item, const Operand& ope
   prefetch_at(operand, ahead, into);
 }
 
-void ContractionScheduler::prefetch_at(const Operand& operand, const Substitution& map, tile_ir::Block& into) {
+void ContractionScheduler::prefetch_at(const Operand& operand, const Substitution& map, tile_ir::Block& into, int level) {
   const loop_ir::Load* main = main_load(operand);
   if (!main) return;
   std::vector<Expr> index;
   for (Expr e : main->index) index.push_back(substitute(e, map));
-  into.push_back(make(tile_ir::Prefetch{main->buffer, std::move(index), 1}));
+  into.push_back(make(tile_ir::Prefetch{main->buffer, std::move(index), level}));
 }
 
 void ContractionScheduler::join(Substitution& into, const Substitution& more) {
@@ -87,6 +131,8 @@ std::optional<Operand::Narrow> Operand::narrow() const {
 PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool lanes) {
   PackedOperand packed;
   if (lanes && operand.narrow()) packed.dtype = operand.narrow()->dtype;
+  const bool split = lanes && item.parts > 1;
+  if (split) packed.dtype = DType::bf16;
   operand.param = packed.param = (lanes ? "packed_lanes" : "packed_rows") + item.tag;
   int64_t width = lanes ? nr_ : mr_;
   const std::vector<Axis>& axes = lanes ? lanes_ : rows_;
@@ -99,6 +145,7 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
   packed.shape = batch_shape;
   if (lanes) packed.shape.push_back(item.depth_blocks);
   packed.shape.push_back(panels);
+  if (split) packed.shape.emplace_back(item.parts);
   // Pairs of k lie side by side: [k / 2][NR][2].
   const bool pairs = lanes && item.pairs;
   packed.shape.push_back(lanes ? Expr(pairs ? item.depth_block / 2 : item.depth_block) : item.depth);
@@ -124,21 +171,30 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
   auto place = [&](Expr where) {
     std::vector<Expr> index = prefix;
     if (lanes) index.push_back(sym("kb" + item.tag));
-    index.insert(index.end(), {panel, k, where});
+    index.push_back(panel);
+    if (split) index.emplace_back(0);
+    index.insert(index.end(), {k, where});
     if (pairs) index.push_back(half);
     return index;
   };
-  auto halves = [&](Ref<tile_ir::Stmt> body) {
-    return pairs ? tile_ir::Block{loop("half", 0, 2, LoopKind::unroll, {std::move(body)})} : tile_ir::Block{std::move(body)};
+  auto halves = [&](const Ref<tile_ir::Stmt>& body) {
+    return pairs ? tile_ir::Block{loop("half", 0, 2, LoopKind::unroll, {body})} : tile_ir::Block{body};
   };
   tile_ir::Block inside;
   bool across = axes.size() == 1 && unit_along(operand, axes[0].name);
-  tile_ir::Block copy = store_operand(operand, map, packed.param, place(position), "", lanes);
+  const size_t part = packed.shape.size() - 4;  // of the index, where lanes are split
+  tile_ir::Block copy = split ? store_parts(operand, map, packed.param, place(position), part, "")
+                              : store_operand(operand, map, packed.param, place(position), "", lanes);
   if (across)
     inside = {loop("k", 0, depth, LoopKind::serial, halves(loop("pos", 0, valid, LoopKind::lanes, copy)))};
   else
     inside = {loop("pos", 0, valid, LoopKind::serial, halves(loop("k", 0, depth, LoopKind::lanes, copy)))};
   tile_ir::Block zeros = store_zero(packed.param, place(sym("pad")), "none", packed.dtype);
+  for (int64_t p = 1; split && p < item.parts; ++p) {
+    std::vector<Expr> there = place(sym("pad"));
+    there[part] = p;
+    zeros.push_back(make(loop_ir::Store{packed.param, std::move(there), "none", {}, Combiner::set}));
+  }
   inside.push_back(loop("pad", valid, width, LoopKind::serial, halves(loop("k", 0, depth, LoopKind::lanes, std::move(zeros)))));
   if (lanes) inside = {loop("kb" + item.tag, 0, item.depth_blocks, LoopKind::serial, std::move(inside))};
 
@@ -266,6 +322,14 @@ tile_ir::Block ContractionScheduler::pack_rows(const Item& item) const {
     Substitution map = outer_map_;
     join(map, unflatten(rows_, first_row_ + point));
     join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
+    if (item.parts > 1) {
+      // A block takes few bytes of a row: no hardware prefetcher sees the next ones coming.
+      tile_ir::Block split = store_parts(item.rows, map, buffer, {0, point, k}, 0, ".r" + t);
+      Substitution ahead = map;
+      join(ahead, depth_map(item, min((sym("kb" + t) + 1) * item.depth_block + k, item.depth - 1)));
+      prefetch_at(item.rows, ahead, split, 2);
+      return split;
+    }
     return store_operand(item.rows, map, buffer, {point, k}, ".r" + t, item.pairs);
   };
   auto along_depth = [&](tile_ir::Block body) { return tile_ir::Block{loop(k_name, 0, depth, LoopKind::lanes, std::move(body))}; };
@@ -280,7 +344,13 @@ tile_ir::Block ContractionScheduler::pack_rows(const Item& item) const {
   }
   out.push_back(loop(r_name, first, valid_rows_, LoopKind::serial, along_depth(copy(row))));
   std::string e_name = "er" + t;
-  tile_ir::Block edge = store_zero(buffer, {sym(e_name), sym(k_name + "e")}, "edger" + t, item.pairs ? DType::bf16 : DType::f32);
+  std::vector<Expr> place{sym(e_name), sym(k_name + "e")};
+  if (item.parts > 1) place.insert(place.begin(), 0);
+  tile_ir::Block edge = store_zero(buffer, place, "edger" + t, item.pairs ? DType::bf16 : DType::f32);
+  for (int64_t p = 1; p < item.parts; ++p) {
+    place[0] = p;
+    edge.push_back(make(loop_ir::Store{buffer, place, "edger" + t, {}, Combiner::set}));
+  }
   out.push_back(loop(e_name, valid_rows_, padded_rows(), LoopKind::serial, {loop(k_name + "e", 0, depth, LoopKind::lanes, std::move(edge))}));
   return out;
 }

@@ -16,6 +16,7 @@ constexpr int64_t kUnknownExtent = 128;
 constexpr double kAcrossGain = 0.95;    // lanes off the stores' contiguous axis must save more than transposing the sums costs
 constexpr double kPairCost = 0.55;      // of two multiply-adds in one instruction
 constexpr double kMatrixCost = 0.1;     // of one in a matrix unit
+constexpr double kSplitCost = 0.6;      // of six there, for one of float32
 constexpr double kWindowGain = 1.25;    // measured: packing every tap costs more than its copies
 constexpr int64_t kWidestImage = 1024;  // points of a line of which a block takes whole lines
 constexpr double kCopy = 8;             // cost of packing an element, in multiply-adds
@@ -89,7 +90,8 @@ double ContractionScheduler::padded_work() const {
   const int64_t row_blocks = hint(ceildiv(rows_extent_, row_tiles_ * mr_));
   if (!items_[0].lanes.is_static) packed += lanes * row_blocks;
   if (!items_[0].rows.is_static) packed += hint(rows_extent_ * lane_groups());
-  const double products = items_[0].matrix ? kMatrixCost : items_[0].pairs ? kPairCost : 1;
+  const bool split = items_[0].parts > 1;
+  const double products = split ? kSplitCost : items_[0].matrix ? kMatrixCost : items_[0].pairs ? kPairCost : 1;
   return points *
          (products * block_cost(hint(rows_extent_), mr_, block_vectors(), items_[0].pairs ? 0 : ctx_.target.load_cost) * static_cast<double>(lanes) +
           kCopy * static_cast<double>(packed));

@@ -28,7 +28,9 @@ constexpr int64_t kChunkWork = 65536;
 inline int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 inline Expr round_up(Expr a, int64_t b) { return ceildiv(a, b) * b; }
 
-constexpr int64_t kBlockVectors = 2;  // of a register block's rows
+constexpr int64_t kBlockVectors = 2;    // of a register block's rows
+constexpr int64_t kParts = 3;           // bf16 numbers of 8 bits that hold the 24 bits of float32
+constexpr int64_t kMatrixChain = 1024;  // of k, that a matrix unit sums in one chain
 
 /// What a row costs in register blocks of mr rows of `vectors` vectors, beside its multiply-adds.
 double block_overhead(int64_t mr, int64_t vectors, double load_cost);
@@ -91,6 +93,7 @@ struct Item {
   int64_t unroll = kDepthUnroll;
   bool pairs = false;    ///< steps of k side by side in twos, as bf16
   bool matrix = false;   ///< pairs that a matrix unit multiplies
+  int64_t parts = 1;     ///< bf16 numbers that make up an element: float32 is the sum of three
   bool widened = false;  ///< a panel of narrow lanes is widened once for all register blocks of a tile
   Expr depth_blocks;
   std::string tag;
@@ -186,6 +189,10 @@ class ContractionScheduler {
   bool can_pair(const Item& item) const;
   /// Whether a matrix unit may multiply these pairs.
   bool can_use_matrix(const Item& item) const;
+  /// Whether it may multiply float32 operands as sums of bf16 numbers.
+  bool can_split(const Item& item) const;
+  /// What the products of both have in common: packed lanes, rows packed per block, whole steps of k.
+  bool lies_for_pairs(const Item& item) const;
   /// Register blocks of the matrix unit's sides, where all products are for it.
   void choose_matrix_blocks(int64_t rows);
   void check_matrix_sides(ScheduleReader& reader, const Directive& block) const;
@@ -251,10 +258,17 @@ class ContractionScheduler {
   static tile_ir::Block store_operand(const Operand& operand, const Substitution& map, const std::string& buffer, std::vector<Expr> index,
                                       const std::string& suffix, bool narrow = false);
 
+  /// Its statements at that point, and the name of the value.
+  static std::string operand_value(const Operand& operand, const Substitution& map, const std::string& suffix, bool narrow, tile_ir::Block& into);
+
+  /// The operand as the sum of three bf16 numbers h + m + l, at buffer[index] with their numbers 0, 1 and 2 at `part` of the index.
+  static tile_ir::Block store_parts(const Operand& operand, const Substitution& map, const std::string& buffer, const std::vector<Expr>& index,
+                                    size_t part, const std::string& suffix);
+
   /// A hint to fetch what the pack will read kPrefetchSteps steps of the outermost reduce axis later: rows of one k lie far apart, so that
   /// no hardware prefetcher sees them coming.
   void prefetch_operand(const Item& item, const Operand& operand, const Substitution& map, Expr k, tile_ir::Block& into) const;
-  static void prefetch_at(const Operand& operand, const Substitution& map, tile_ir::Block& into);
+  static void prefetch_at(const Operand& operand, const Substitution& map, tile_ir::Block& into, int level = 1);
   static void join(Substitution& into, const Substitution& more);
   static Substitution depth_map(const Item& item, Expr k) { return unflatten(item.contraction->reduce->axes, k); }
   static Expr depth_of_block(const Item& item);
@@ -271,6 +285,12 @@ class ContractionScheduler {
   tile_ir::Block allocations() const;
   tile_ir::Block tile_body() const;
   tile_ir::Block contraction(const Item& item) const;
+
+  /// Whether the largest parts are summed in several chains.
+  static bool is_chained(const Item& item) { return item.parts > 1 && item.depth.value() > kMatrixChain; }
+  /// Statements for each place of item's tile of sums, padding included, and that place.
+  Ref<tile_ir::Stmt> over_tile(const Item& item, const std::string& prefix, tile_ir::Block body) const;
+  static std::vector<Expr> place_of(const Item& item, const std::string& prefix);
 
   /// Points under the block: [channels of a block of k][lines][points of a line].
   std::vector<Expr> window_shape() const;
@@ -301,7 +321,7 @@ class ContractionScheduler {
   tile_ir::Block prefetch_panel(const Item& item, Expr k) const;
 
   /// Where the packed lanes of a panel lie; of pairs, the first or second half.
-  std::vector<Expr> packed_lanes(const Item& item, Expr k, Expr lane, int64_t half) const;
+  std::vector<Expr> packed_lanes(const Item& item, Expr k, Expr lane, int64_t half, int64_t part = 0) const;
 
   /// All register blocks of the tile over one block of k.
   Ref<tile_ir::Stmt> multiply(const Item& item, bool several) const;
@@ -315,6 +335,19 @@ class ContractionScheduler {
   };
   tile_ir::Block register_block(const Item& item, bool several, const RowBlocks& rows) const;
   tile_ir::Block matrix_block(const Item& item, bool several, const RowBlocks& rows) const;
+
+  /// Products of these parts of the rows and lanes, in pairs, added to buffer `c` of the tile.
+  struct PartProducts {
+    std::string name;  ///< of the sums
+    std::string c;
+    std::vector<std::pair<int64_t, int64_t>> parts;
+    bool prefetch = true;
+  };
+  tile_ir::Block matrix_products(const Item& item, bool several, const RowBlocks& rows, const PartProducts& products) const;
+  tile_ir::Block prefetch_pairs(const Item& item, Expr k) const;
+
+  /// The sum of item's products at a place of the tile, under the name `result`.
+  static void load_sum(const Item& item, const std::string& result, Expr row, Expr lane, tile_ir::Block& into);
 
   /// Sets how many register blocks the tile's valid rows take.
   void count_tiles();

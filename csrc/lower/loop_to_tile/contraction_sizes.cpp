@@ -15,6 +15,9 @@ constexpr int64_t kStaticRows = 96;         // its rows
 constexpr int64_t kWideLanes = 512;         // lanes of a block of register blocks of three vectors
 constexpr int64_t kWideUnroll = 2;          // steps of k of such a register block
 constexpr int64_t kMatrixDepthBlock = 512;  // KC of a matrix unit
+constexpr int64_t kSplitDepthBlock = 128;   // of operands in parts: a panel's stay in L1
+constexpr int64_t kLeastSplitRows = 48;     // fewer wait for memory, of which parts take more
+constexpr int64_t kLeastSplitDepth = 64;    // shorter sums do not pay for making parts
 constexpr int64_t kMatrixRows = 256;        // rows of a block for it: it takes panels faster than memory brings them
 constexpr int64_t kLeastMatrixRows = 8;     // fewer leave most of it idle, and wait for memory anyway
 constexpr int64_t kMatrixPadding = 32;      // bf16 elements, a line: keeps rows whole lines off each other's cache sets
@@ -117,13 +120,15 @@ void ContractionScheduler::choose_sizes() {
 }
 
 double ContractionScheduler::block_share(int64_t lane_block) const {
-  constexpr double kRowCopy = 8;  // cost of packing an element of the rows, in multiply-adds
+  // Cost of packing an element of the rows, in multiply-adds: of one in parts, when a matrix unit makes these.
+  constexpr double kRowCopy = 8;
+  constexpr double kRowSplit = 48;
   if (!lanes_static() || two_lane_axes() || !lanes_extent_.is_constant() || !rows_extent_.is_constant()) return 1;
   const int64_t panels = (lanes_extent_.value() + nr_ - 1) / nr_;
   const int64_t tiles = window_ ? (rows_[0].extent.value() + block_lines_ - 1) / block_lines_ : (rows_extent_.value() + mr_ - 1) / mr_;
   const double idle =
       idle_share(std::max<int64_t>(1, hint(count(outer_))), panels, lane_block / nr_, tiles, window_ ? lines_ / block_lines_ : row_tiles_);
-  return idle * (1 + kRowCopy / static_cast<double>(lane_block));
+  return idle * (1 + (items_[0].parts > 1 ? kRowSplit : kRowCopy) / static_cast<double>(lane_block));
 }
 
 void ContractionScheduler::share_lanes() {
@@ -157,6 +162,12 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
   for (Item& item : items_) item.pairs = ctx_.target.features.count("avx512bf16") > 0 && can_pair(item);
   const bool matrix = std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return i.pairs && can_use_matrix(i); });
   for (Item& item : items_) item.matrix = matrix && rows >= kLeastMatrixRows;
+  const bool split = hint(rows_extent_) >= kLeastSplitRows &&
+                     std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return can_split(i) && i.depth.value() >= kLeastSplitDepth; });
+  for (Item& item : items_) {
+    item.parts = split ? kParts : 1;
+    if (split) item.pairs = item.matrix = true;
+  }
   if (items_[0].matrix) choose_matrix_blocks(rows);
   choose_lane_block();
   if (window_) {
@@ -194,17 +205,28 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
 
 bool ContractionScheduler::can_widen(const Item& item) { return item.lanes.is_static && !item.pairs && item.lanes.narrow().has_value(); }
 
+bool ContractionScheduler::lies_for_pairs(const Item& item) const {
+  const bool packed = item.lanes.is_static && !item.rows.is_static;
+  return packed && !in_rows_ && !rows_lie_across() && !window_ && item.depth.is_constant();
+}
+
 bool ContractionScheduler::can_pair(const Item& item) const {
-  if (in_rows_ || rows_lie_across() || window_ || !item.lanes.is_static || item.rows.is_static) return false;
+  if (!lies_for_pairs(item)) return false;
   auto is_bf16 = [](const Operand& operand) {
     auto narrow = operand.narrow();
     return narrow && narrow->dtype == DType::bf16;
   };
-  return is_bf16(item.rows) && is_bf16(item.lanes) && item.depth.is_constant() && item.depth.value() % 2 == 0 && item.depth_block % 2 == 0;
+  return is_bf16(item.rows) && is_bf16(item.lanes) && item.depth.value() % 2 == 0 && item.depth_block % 2 == 0;
 }
 
 bool ContractionScheduler::can_use_matrix(const Item& item) const {
   return ctx_.target.features.count("amx-bf16") > 0 && can_pair(item) && item.depth.value() % tile_ir::kMatrixDepth == 0;
+}
+
+bool ContractionScheduler::can_split(const Item& item) const {
+  const auto& features = ctx_.target.features;
+  return features.count("amx-bf16") > 0 && features.count("avx512bf16") > 0 && lies_for_pairs(item) && !item.rows.narrow() && !item.lanes.narrow() &&
+         item.depth.value() % tile_ir::kMatrixDepth == 0;
 }
 
 void ContractionScheduler::choose_matrix_blocks(int64_t rows) {
@@ -214,7 +236,7 @@ void ContractionScheduler::choose_matrix_blocks(int64_t rows) {
   mr_ = rows <= side || (rows <= 3 * side && rows > 2 * side) ? side : 2 * side;
   for (Item& item : items_) {
     item.unroll = 1;
-    item.depth_block = std::min(item.depth.value(), kMatrixDepthBlock);
+    item.depth_block = std::min(item.depth.value(), item.parts > 1 ? kSplitDepthBlock : kMatrixDepthBlock);
     item.rows.padding = kMatrixPadding;
   }
 }
@@ -319,6 +341,7 @@ Schedule ContractionScheduler::describe() const {
     add("tile", {{depth_name(item), item.depth_block}});
     add("unroll", {{depth_name(item), item.unroll}});
     if (item.pairs) add("dot", {{depth_name(item), item.matrix ? tile_ir::kMatrixDepth : 2}});
+    if (item.parts > 1) s.directives.back().arguments.push_back({"parts", item.parts});
     std::vector<Argument> lanes{{result + ".lanes", {}}, {"at", item.lanes.is_static ? "program" : "block"}};
     if (item.widened) lanes.push_back({"widen", {}});
     add("pack", std::move(lanes));
@@ -371,10 +394,19 @@ void ContractionScheduler::read_dot(ScheduleReader& reader, Item& item) const {
   const Directive* d = reader.find("dot", depth_name(item));
   item.pairs = d != nullptr;
   if (!d) return;
-  reader.only(*d, {depth_name(item)});
+  reader.only(*d, {depth_name(item), "parts"});
   const int64_t steps = reader.number(*d, depth_name(item), 2, tile_ir::kMatrixDepth);
   item.matrix = steps == tile_ir::kMatrixDepth;
   if (steps != 2 && !item.matrix) reader.fail(*d, fmt::format("allowed: 2, and {} for a matrix unit", tile_ir::kMatrixDepth));
+  item.parts = reader.number(*d, "parts", 1, kParts, 1);
+  if (item.parts > 1) {
+    if (item.parts != kParts || !item.matrix || !can_split(item) || item.depth_block % steps != 0)
+      reader.fail(*d,
+                  fmt::format("parts={} makes bf16 of float32 operands for a matrix unit: it takes {}={}, a CPU with amx-bf16 and avx512bf16, the "
+                              "lanes packed at=program, the rows at=block, and k and its tiles in multiples of {}",
+                              kParts, depth_name(item), tile_ir::kMatrixDepth, tile_ir::kMatrixDepth));
+    return;
+  }
   if (!can_pair(item))
     reader.fail(*d, "it takes bf16 operands, the lanes packed at=program, the rows at=block, and an even number of steps in even tiles");
   if (item.matrix && (!can_use_matrix(item) || item.depth_block % steps != 0))
@@ -527,11 +559,12 @@ void ContractionScheduler::read_tiles(ScheduleReader& reader) {
   }
   int64_t scratch = 0;
   for (const Item& item : items_) {
-    scratch += rows * lane_block_;
+    scratch += rows * lane_block_ * (item.parts > 1 ? 3 : 1);
     if (window_)
       scratch += product(window_shape()).value();
     else if (!item.rows.is_static)
-      scratch += rows_lie_across() ? item.depth_block * (rows + item.rows.padding) : rows * (item.depth_block + item.rows.padding);
+      scratch += rows_lie_across() ? item.depth_block * (rows + item.rows.padding)
+                                   : rows * (item.depth_block + item.rows.padding) * (item.parts > 1 ? item.parts - 1 : 1);
     if (!item.lanes.is_static) scratch += item.depth_block * lane_block_;
     if (item.widened) scratch += item.depth_block * nr_;
   }

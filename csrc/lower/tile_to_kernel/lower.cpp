@@ -82,7 +82,7 @@ void Lowering::top_level(const Stmt& stmt) {
     if (const auto* store = std::get_if<Store>(&s.node))
       for (const Param& p : kernel_.params) writes = writes || p.name == store->buffer;
   });
-  auto lower = [&] { std::visit([&](const auto& s) { statement(s); }, stmt.node); };
+  auto lower = [&] { any_statement(stmt); };
   bool alone = writes && !parallel && !defines && !out_.chunks.is(1);
   if (alone)
     branch({equal(Expr::symbol("thread"), 0)}, lower);
@@ -91,7 +91,15 @@ void Lowering::top_level(const Stmt& stmt) {
 }
 
 void Lowering::block(const Block& body) {
-  for (const auto& stmt : body) std::visit([&](const auto& s) { statement(s); }, stmt->node);
+  factors_.clear();
+  for (const auto& stmt : body) any_statement(*stmt);
+  factors_.clear();
+}
+
+void Lowering::any_statement(const Stmt& stmt) {
+  const auto* matrix = std::get_if<Matrix>(&stmt.node);
+  if (!matrix || matrix->kind != Matrix::Kind::multiply) factors_.clear();
+  std::visit([&](const auto& s) { statement(s); }, stmt.node);
 }
 
 // ---- names ---------------------------------------------------------------------------------------------------------
@@ -406,9 +414,9 @@ void Lowering::statement(const Matrix& s) {
     const Expr stride = memory.strides[row];
     return Rows{memory.name, flat(memory, p.index), stride, across * columns, stride * kMatrixSide};
   };
-  auto emit = [&](Kind kind, int64_t target, const Rows& rows, int64_t down, int64_t right) {
-    kernel_ir::Matrix node{kind, static_cast<int>(target), rows.buffer, tidy(rows.offset + rows.down * down + rows.right * right), rows.stride, 0, 0};
-    emit_.matrix(std::move(node));
+  auto piece = [&](Kind kind, int64_t target, const Rows& rows, int64_t down, int64_t right) {
+    const Expr offset = tidy(rows.offset + rows.down * down + rows.right * right);
+    return kernel_ir::Matrix{kind, static_cast<int>(target), rows.buffer, offset, rows.stride, 0, 0};
   };
   const int64_t sums = matrix_rows_ * matrix_columns_;
   if (s.kind == Matrix::Kind::zero) {
@@ -418,16 +426,24 @@ void Lowering::statement(const Matrix& s) {
   if (s.kind != Matrix::Kind::multiply) {
     const Rows rows = rows_of(s.a, 0, kMatrixSide);
     for (int64_t t = 0; t < sums; ++t)
-      emit(s.kind == Matrix::Kind::load ? Kind::load : Kind::store, t, rows, t / matrix_columns_, t % matrix_columns_);
+      emit_.matrix(piece(s.kind == Matrix::Kind::load ? Kind::load : Kind::store, t, rows, t / matrix_columns_, t % matrix_columns_));
     return;
   }
   const Rows a = rows_of(s.a, 0, kMatrixDepth);
   const Rows b = rows_of(s.b, 1, kMatrixSide);
-  for (int64_t i = 0; i < matrix_rows_; ++i) emit(Kind::load, sums + i, a, i, 0);
+  // A factor that the product before this one had, too, is still in its register.
+  auto fetch = [&](int64_t target, const Rows& rows, int64_t down, int64_t right) {
+    kernel_ir::Matrix node = piece(Kind::load, target, rows, down, right);
+    auto held = factors_.find(node.target);
+    if (held != factors_.end() && held->second == node) return;
+    factors_[node.target] = node;
+    emit_.matrix(std::move(node));
+  };
+  for (int64_t i = 0; i < matrix_rows_; ++i) fetch(sums + i, a, i, 0);
   const int64_t first = sums + matrix_rows_;
   for (int64_t j = 0; j < matrix_columns_; ++j) {
     const int64_t right = first + j % (kernel_ir::kMatrixRegisters - first);
-    emit(Kind::load, right, b, 0, j);
+    fetch(right, b, 0, j);
     for (int64_t i = 0; i < matrix_rows_; ++i)
       emit_.matrix({Kind::multiply, static_cast<int>(i * matrix_columns_ + j), {}, 0, 0, static_cast<int>(sums + i), static_cast<int>(right)});
   }

@@ -85,6 +85,7 @@ class Lowering {
 
   // ---- lower.cpp: statements -----------------------------------------------------------------------------------------
   void block(const tile_ir::Block& body);
+  void any_statement(const tile_ir::Stmt& stmt);
   void statement(const tile_ir::Let& s);
   void statement(const tile_ir::Load& s);
   void statement(const tile_ir::Store& s);
@@ -217,6 +218,7 @@ class Lowering {
   std::vector<std::string> bound_;
   LaneContext* lanes_ = nullptr;
   int64_t matrix_rows_ = 0, matrix_columns_ = 0;     ///< of the matrix array in scope, in registers
+  std::map<int, kernel_ir::Matrix> factors_;         ///< what its registers hold since the products before this statement
   std::vector<Unrolling> unrolls_;                   ///< inside the lanes loop, none of them under a guard
   std::map<std::string, std::string> placeholders_;  ///< symbol in expressions -> varying value
   Expr scratch_ = 0;                                 ///< bytes in use
