@@ -247,6 +247,7 @@ class Compilation:
     def _import(self, record: Record, gm: torch.fx.GraphModule, static: set[str] | None) -> Imported:
         start = time.perf_counter()
         imported = import_graph(gm, record.kind, self.inputs, static, self.options.target)
+        imported.training = record.kind != "inference"
         record.torch_ir, record.hints = imported.text, imported.hints
         trace_artifact(f"deplo_{record.kind}_torch_ir", imported.text)
         record.import_seconds = time.perf_counter() - start
@@ -262,7 +263,7 @@ def compile_text(imported: Imported, options: Options) -> Any:
         # One folder a graph: forward, backward and the next graph must not overwrite each other.
         options = options.replace(dump_dir=os.path.join(options.dump_dir, f"graph{next(_graph_numbers):02}"))
     try:
-        return module.compile(imported.text, options.to_json(imported.hints))
+        return module.compile(imported.text, options.to_json(imported.hints, imported.training))
     except (UserError, UnsupportedError):
         raise
     except InternalError as error:

@@ -14,7 +14,7 @@ INTERFACE = 4
 
 def check_interface(module: Any) -> None:
     """Raises UserError for an extension that was built from other sources than these files."""
-    names = sorted({*KEYS, "hints"} - {"allow_library"})
+    names = sorted({*KEYS, "hints", "training"} - {"allow_library"})
     if not hasattr(module, "interface") or module.interface() != f"{INTERFACE} {', '.join(names)}":
         where = getattr(module, "__file__", "deplo._C")
         raise UserError(f"{where} was built from other sources than deplo's Python files; rebuild it: make build (or pip install .)")

@@ -76,6 +76,7 @@ class Imported:
     devices: list[torch.device | None] = dataclasses.field(default_factory=list)  # of the program's results; none of a number
     written: list[int] = dataclasses.field(default_factory=list)  # positions of the FX graph's inputs that the program writes
     on_cpu: bool = True  # whether every tensor of the graph is
+    training: bool = False  # whether it is a part of a training step
 
 
 def import_graph(

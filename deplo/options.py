@@ -192,9 +192,10 @@ class Options:
         text = os.environ.get(key.variable) if key.variable else None
         return key.variable if text is not None and key.read(text) == getattr(self, name) else f"option {name!r}"
 
-    def to_json(self, hints: Mapping[str, int] | None = None) -> str:
-        """What the core reads; `hints` are example values of symbols, for costs only."""
-        values: dict[str, Any] = {**vars(self), "cache_dir": self.cache_folder(), "disable": list(self.disable), "hints": dict(hints or {})}
+    def to_json(self, hints: Mapping[str, int] | None = None, training: bool = False) -> str:
+        """What the core reads; for costs only, `hints` are example values of symbols, and parameters change between calls if it is `training`."""
+        values: dict[str, Any] = {**vars(self), "cache_dir": self.cache_folder(), "disable": list(self.disable)}
+        values |= {"hints": dict(hints or {}), "training": training}
         if self.target == "cuda" and not self.nvrtc:
             values["nvrtc"] = packaged_nvrtc()
         del values["allow_library"]  # judged by the backend, from the finished program

@@ -26,6 +26,7 @@ struct TargetInfo {
 struct PassContext {
   TargetInfo target;
   SizeHints hints;
+  bool training = false;                         ///< parameters change between calls: what is packed of them is packed for each
   std::set<std::string> disabled;                ///< names of passes to skip
   std::map<std::string, std::string> schedules;  ///< kernel name or canonical nest -> schedule text given by the user
 };

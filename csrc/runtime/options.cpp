@@ -41,6 +41,7 @@ struct Reader {
         {"features", [&](const json& v) { options.features = v.get<std::string>(); }},
         {"memory_limit", [&](const json& v) { options.memory_limit = v.get<int64_t>(); }},
         {"tune", [&](const json& v) { options.tune = v.get<std::string>(); }},
+        {"training", [&](const json& v) { options.context.training = v.get<bool>(); }},
         {"hints", [&](const json& v) { options.context.hints = v.get<SizeHints>(); }},
         {"cuda_driver", [&](const json& v) { options.cuda_driver = v.get<std::string>(); }},
         {"nvrtc", [&](const json& v) { options.nvrtc = v.get<std::string>(); }},

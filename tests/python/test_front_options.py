@@ -18,7 +18,7 @@ from deplo.options import KEYS, read_options
 
 
 def test_defaults_are_complete_json():
-    assert set(json.loads(read_options().to_json({"s0": 3}))) == {*KEYS, "hints"} - {"allow_library"}
+    assert set(json.loads(read_options().to_json({"s0": 3}))) == {*KEYS, "hints", "training"} - {"allow_library"}
 
 
 def test_unknown_key_suggests_and_lists():
@@ -129,7 +129,7 @@ def test_a_variable_that_nothing_reads_is_named_once(monkeypatch):
 
 
 def test_an_extension_of_other_sources_is_refused():
-    names = ", ".join(sorted({*KEYS, "hints"} - {"allow_library"}))
+    names = ", ".join(sorted({*KEYS, "hints", "training"} - {"allow_library"}))
     check_interface(SimpleNamespace(interface=lambda: f"{INTERFACE} {names}"))
     others = [
         SimpleNamespace(),
