@@ -12,6 +12,7 @@
 #include "lower/lower.h"
 #include "lower/torch_to_tensor.h"
 #include "passes/kernel/expand_math.h"
+#include "passes/kernel/merge_stores.h"
 #include "passes/loop/choose_layouts.h"
 #include "passes/loop/fuse_nests.h"
 #include "passes/loop/fuse_producers.h"
@@ -272,6 +273,7 @@ const std::vector<Pass<tile_ir::Module>>& tile_passes() {
 
 const std::vector<Pass<kernel_ir::Module>>& kernel_passes() {
   static const std::vector<Pass<kernel_ir::Module>> passes{
+      {"merge_stores", merge_stores, "stores vectors that lie at even and odd places of one stretch as whole vectors"},
       {"expand_math", expand_math, "replaces float32 exp, log, tanh, erf, ... by vector sequences"},
   };
   return passes;

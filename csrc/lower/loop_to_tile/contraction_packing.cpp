@@ -177,25 +177,50 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
     if (pairs) index.push_back(half);
     return index;
   };
-  auto halves = [&](const Ref<tile_ir::Stmt>& body) {
-    return pairs ? tile_ir::Block{loop("half", 0, 2, LoopKind::unroll, {body})} : tile_ir::Block{body};
-  };
+  auto halves = [&](tile_ir::Block body) { return pairs ? tile_ir::Block{loop("half", 0, 2, LoopKind::unroll, std::move(body))} : body; };
   tile_ir::Block inside;
   bool across = axes.size() == 1 && unit_along(operand, axes[0].name);
   const size_t part = packed.shape.size() - 4;  // of the index, where lanes are split
   tile_ir::Block copy = split ? store_parts(operand, map, packed.param, place(position), part, "")
                               : store_operand(operand, map, packed.param, place(position), "", lanes);
+  // Where memory runs along k, squares are transposed in registers.
+  auto pack_apart = [&]() -> tile_ir::Block {
+    const Expr all = lanes ? depth_of_block(item) : item.depth;
+    const auto& reduced = item.contraction->reduce->axes;
+    const bool squares = axes.size() == 1 && reduced.size() == 1 && unit_along(operand, reduced[0].name);
+    const int64_t side = ctx_.target.vector_bytes / 4;
+    tile_ir::Block out;
+    Expr first = 0;
+    if (squares) {
+      first = floordiv(all, side) * side;
+      const Expr point = sym("square") * side + sym("inner");
+      const Substitution here{{"k", pairs ? floordiv(point, 2) : point}, {"half", mod(point, 2)}};
+      Substitution there = map;
+      for (auto& [name, value] : there) value = substitute(value, here);
+      std::vector<Expr> index = place(position);
+      for (Expr& e : index) e = substitute(e, here);
+      tile_ir::Block square =
+          split ? store_parts(operand, there, packed.param, index, part, "") : store_operand(operand, there, packed.param, index, "", lanes);
+      square = {loop("pos", 0, valid, LoopKind::lanes, {loop("inner", 0, side, LoopKind::unroll, std::move(square))})};
+      out.push_back(loop("square", 0, floordiv(all, side), LoopKind::serial, std::move(square)));
+    }
+    const bool whole =
+        squares && item.depth.is_constant() && item.depth.value() % side == 0 && (!lanes || item.depth_block % side == 0 || item.depth_blocks.is(1));
+    if (!whole)
+      out.push_back(loop("pos", 0, valid, LoopKind::serial, halves({loop("k", pairs ? floordiv(first, 2) : first, depth, LoopKind::lanes, copy)})));
+    return out;
+  };
   if (across)
-    inside = {loop("k", 0, depth, LoopKind::serial, halves(loop("pos", 0, valid, LoopKind::lanes, copy)))};
+    inside = {loop("k", 0, depth, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, halves(copy))})};
   else
-    inside = {loop("pos", 0, valid, LoopKind::serial, halves(loop("k", 0, depth, LoopKind::lanes, copy)))};
+    inside = pack_apart();
   tile_ir::Block zeros = store_zero(packed.param, place(sym("pad")), "none", packed.dtype);
   for (int64_t p = 1; split && p < item.parts; ++p) {
     std::vector<Expr> there = place(sym("pad"));
     there[part] = p;
     zeros.push_back(make(loop_ir::Store{packed.param, std::move(there), "none", {}, Combiner::set}));
   }
-  inside.push_back(loop("pad", valid, width, LoopKind::serial, halves(loop("k", 0, depth, LoopKind::lanes, std::move(zeros)))));
+  inside.push_back(loop("pad", valid, width, LoopKind::serial, halves({loop("k", 0, depth, LoopKind::lanes, std::move(zeros))})));
   if (lanes) inside = {loop("kb" + item.tag, 0, item.depth_blocks, LoopKind::serial, std::move(inside))};
 
   tile_ir::Kernel& kernel = packed.kernel;

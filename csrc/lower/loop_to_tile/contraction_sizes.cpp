@@ -162,7 +162,7 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
   for (Item& item : items_) item.pairs = ctx_.target.features.count("avx512bf16") > 0 && can_pair(item);
   const bool matrix = std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return i.pairs && can_use_matrix(i); });
   for (Item& item : items_) item.matrix = matrix && rows >= kLeastMatrixRows;
-  // Making parts of the lanes takes as long as a step of training saves.
+  // In training, whose weights change, making their parts in each step takes longer than these save.
   const bool split = !ctx_.training && hint(rows_extent_) >= kLeastSplitRows &&
                      std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return can_split(i) && i.depth.value() >= kLeastSplitDepth; });
   for (Item& item : items_) {

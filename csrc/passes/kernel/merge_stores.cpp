@@ -1,0 +1,150 @@
+#include "passes/kernel/merge_stores.h"
+
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "kernel_ir/rewrite.h"
+
+namespace deplo {
+namespace {
+
+using namespace kernel_ir;
+
+constexpr size_t kReach = 256;  // statements between two stores, at most
+
+using Types = std::map<std::string, Type>;
+
+void note_type(const Stmt& stmt, Types& types) {
+  std::visit(
+      [&](const auto& s) {
+        if constexpr (requires {
+                        s.name;
+                        s.type;
+                      })
+          types[s.name] = s.type;
+      },
+      stmt.node);
+}
+
+bool steps_by_two(const Store& s) { return s.stride.is(2) && s.gather.empty() && s.mask.empty() && s.combiner == Combiner::set && !s.atomic; }
+
+std::optional<int64_t> distance(const Store& a, const Store& b) {
+  Expr d = simplify(b.offset - a.offset, Ranges{});
+  return d.is_constant() ? std::optional(d.value()) : std::nullopt;
+}
+
+class Merger {
+ public:
+  explicit Merger(const Kernel& kernel) {
+    visit_all(kernel.body, [&](const Stmt& s) {
+      if (const auto* load = std::get_if<Load>(&s.node)) loaded_.insert(load->buffer);
+    });
+  }
+
+  Block block(const Block& statements, Types types) {
+    Block out;
+    std::map<size_t, Block> merged;  // by the place of the second store
+    std::set<size_t> gone;
+    bool changed = false;
+    for (size_t i = 0; i < statements.size(); ++i) {
+      const auto& stmt = statements[i];
+      note_type(*stmt, types);
+      if (auto at = merged.find(i); at != merged.end()) {
+        out.insert(out.end(), at->second.begin(), at->second.end());
+        continue;
+      }
+      if (const auto* store = std::get_if<Store>(&stmt->node); store && steps_by_two(*store) && !loaded_.count(store->buffer)) {
+        const Type type = types.at(store->value);
+        if (auto second = partner(statements, i, type.lanes); second && !merged.count(*second)) {
+          merged[*second] = interleaved(*store, std::get<Store>(statements[*second]->node), type);
+          changed = true;
+          continue;
+        }
+      }
+      Ref<Stmt> kept = nested(stmt, types);
+      changed = changed || kept != stmt;
+      out.push_back(std::move(kept));
+    }
+    return changed ? out : statements;
+  }
+
+ private:
+  Ref<Stmt> nested(const Ref<Stmt>& stmt, const Types& types) {
+    if (const auto* loop = std::get_if<For>(&stmt->node)) {
+      For copy = *loop;
+      copy.body = block(loop->body, types);
+      return copy.body == loop->body ? stmt : make_stmt(std::move(copy));
+    }
+    if (const auto* branch = std::get_if<If>(&stmt->node)) {
+      If copy = *branch;
+      copy.then = block(branch->then, types);
+      copy.otherwise = block(branch->otherwise, types);
+      return copy.then == branch->then && copy.otherwise == branch->otherwise ? stmt : make_stmt(std::move(copy));
+    }
+    return stmt;
+  }
+
+  /// The store that fills the other places of store i, which may be made as late as that one.
+  static std::optional<size_t> partner(const Block& statements, size_t i, int lanes) {
+    const Store& first = std::get<Store>(statements[i]->node);
+    for (size_t j = i + 1; j < statements.size() && j <= i + kReach; ++j) {
+      const auto& node = statements[j]->node;
+      if (std::holds_alternative<For>(node) || std::holds_alternative<If>(node) || std::holds_alternative<Alloc>(node) ||
+          std::holds_alternative<Assign>(node) || std::holds_alternative<Barrier>(node) || std::holds_alternative<Matrix>(node))
+        return std::nullopt;
+      const auto* store = std::get_if<Store>(&node);
+      if (!store || store->buffer != first.buffer) continue;
+      const auto apart = distance(first, *store);
+      if (!apart || !steps_by_two(*store)) return std::nullopt;
+      if (std::abs(*apart) == 1) return j;
+      if (*apart % 2 == 0 && std::abs(*apart) < 2 * int64_t{lanes}) return std::nullopt;
+    }
+    return std::nullopt;
+  }
+
+  Block interleaved(const Store& a, const Store& b, Type type) {
+    const bool in_order = *distance(a, b) > 0;
+    const Store& even = in_order ? a : b;
+    const Store& odd = in_order ? b : a;
+    const std::string name = a.value + ".z" + std::to_string(count_++);
+    Block out;
+    for (int part : {0, 1}) {
+      Shuffle both{name + (part == 0 ? "l" : "h"), type, even.value, odd.value, {}};
+      for (int l = 0; l < type.lanes; ++l) both.lanes.push_back((l % 2 == 0 ? 0 : type.lanes) + (l + part * type.lanes) / 2);
+      Store whole = even;
+      whole.offset = simplify(even.offset + part * type.lanes, Ranges{});
+      whole.stride = 1;
+      whole.value = both.name;
+      out.push_back(make_stmt(std::move(both)));
+      out.push_back(make_stmt(std::move(whole)));
+    }
+    return out;
+  }
+
+  std::set<std::string> loaded_;
+  int count_ = 0;
+};
+
+}  // namespace
+
+kernel_ir::Module merge_stores(kernel_ir::Module module, const PassContext& /*ctx*/) {
+  for (auto& kernel : module.kernels) {
+    bool found = false;
+    visit_all(kernel->body, [&](const Stmt& s) {
+      if (const auto* store = std::get_if<Store>(&s.node)) found = found || steps_by_two(*store);
+    });
+    if (!found) continue;
+    Block body = Merger(*kernel).block(kernel->body, {});
+    if (body == kernel->body) continue;
+    auto rebuilt = std::make_shared<Kernel>(*kernel);
+    rebuilt->body = std::move(body);
+    kernel = std::move(rebuilt);
+  }
+  return module;
+}
+
+}  // namespace deplo
