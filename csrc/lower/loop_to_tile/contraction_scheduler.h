@@ -189,7 +189,7 @@ class ContractionScheduler {
   bool can_pair(const Item& item) const;
   /// Whether a matrix unit may multiply these pairs.
   bool can_use_matrix(const Item& item) const;
-  /// Whether it may multiply float32 operands as sums of bf16 numbers.
+  /// Whether it may multiply float32 operands as sums of bf16 numbers: of layers, convolutions pack less as they lie.
   bool can_split(const Item& item) const;
   /// What the products of both have in common: packed lanes, rows packed per block, whole steps of k.
   bool lies_for_pairs(const Item& item) const;

@@ -227,7 +227,7 @@ bool ContractionScheduler::can_use_matrix(const Item& item) const {
 bool ContractionScheduler::can_split(const Item& item) const {
   const auto& features = ctx_.target.features;
   return features.count("amx-bf16") > 0 && features.count("avx512bf16") > 0 && lies_for_pairs(item) && !item.rows.narrow() && !item.lanes.narrow() &&
-         item.depth.value() % tile_ir::kMatrixDepth == 0;
+         item.contraction->reduce->axes.size() == 1 && item.depth.value() % tile_ir::kMatrixDepth == 0;
 }
 
 void ContractionScheduler::choose_matrix_blocks(int64_t rows) {
