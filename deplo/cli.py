@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -146,10 +147,10 @@ def _compile(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"{arguments.file} holds {level} IR, which cannot be raised to {arguments.ir} IR; --ir takes {', '.join(LEVELS[LEVELS.index(level) :])}"
         )
-    for number, (text, hints) in enumerate(sources):
+    for number, (text, hints, training) in enumerate(sources):
         if options.dump_dir and len(sources) > 1:
             options = options.replace(dump_dir=os.path.join(arguments.dump_dir, str(number)))
-        texts.append(core().lower(text, arguments.ir, options.to_json(hints), arguments.file or "<expression>"))
+        texts.append(core().lower(text, arguments.ir, options.to_json(hints, training), arguments.file or "<expression>"))
     whole = "\n".join(texts)
     if arguments.output:
         with _writing(arguments.output) as file:
@@ -158,14 +159,15 @@ def _compile(arguments: argparse.Namespace) -> None:
         show_ir(whole)
 
 
-def _sources(arguments: argparse.Namespace, options: Options) -> list[tuple[str, dict[str, int]]]:
-    """Texts of IR with hints for their symbols: of a file, or of the graphs that an expression gives."""
+def _sources(arguments: argparse.Namespace, options: Options) -> list[tuple[str, dict[str, int], bool]]:
+    """Texts of IR, hints for their symbols, and whether they are a part of training: of a file, or of the graphs that an expression gives."""
     if arguments.file:
         try:
             with open(arguments.file, encoding="utf-8") as file:
-                return [(file.read(), {})]
+                text = file.read()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{arguments.file}: {error}") from None
+        return [(text, {}, re.match(r"torch @(forward|backward)\(", text) is not None)]
     from .capture import capture
 
     fn, inputs = _expression(arguments)
@@ -175,7 +177,7 @@ def _sources(arguments: argparse.Namespace, options: Options) -> list[tuple[str,
         from .explanation import NO_GRAPH
 
         raise UserError(NO_GRAPH)
-    return [(record.torch_ir, record.hints) for record in records]
+    return [(record.torch_ir, record.hints, record.kind != "inference") for record in records]
 
 
 @contextlib.contextmanager

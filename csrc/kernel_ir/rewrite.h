@@ -48,6 +48,19 @@ Block rewrite(const Block& block, const F& f) {
   return out;
 }
 
+/// The module with the body of each kernel mapped through f; what did not change stays the same object.
+template <class F>
+Module with_bodies(Module module, const F& f) {
+  for (auto& kernel : module.kernels) {
+    Block body = f(*kernel);
+    if (body == kernel->body) continue;
+    auto rebuilt = std::make_shared<Kernel>(*kernel);
+    rebuilt->body = std::move(body);
+    kernel = std::move(rebuilt);
+  }
+  return module;
+}
+
 /// The name that a statement defines as a value; empty for a var and for statements without a value.
 std::string defined_value(const Stmt& stmt);
 

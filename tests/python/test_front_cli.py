@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 import torch
@@ -73,6 +74,26 @@ def test_arguments_that_a_command_does_not_have(capsys, arguments):
     assert "unrecognized arguments" in capsys.readouterr().err
 
 
+@needs_core
+def test_compile_says_which_graphs_are_of_training(capsys, monkeypatch, tmp_path):
+    lower, seen = backend.core().lower, []
+
+    def noted(text, level, options, name):
+        seen.append((text, json.loads(options)["training"]))
+        return lower(text, level, options, name)
+
+    monkeypatch.setattr("deplo.core.core", lambda: types.SimpleNamespace(lower=noted, level_of=backend.core().level_of))
+    expression = "F.linear(r(4, 8), r(8, 8))"
+    for arguments in ([], ["--backward"]):
+        assert run(capsys, "compile", "-c", expression, "--ir", "torch", *arguments)[0] == 0
+    assert [training for _, training in seen] == [False, True, True]
+    for name, training in seen[:]:
+        (tmp_path / "graph.ir").write_text(f"{name}(x: f32[2]) {{\n}}")
+        run(capsys, "compile", str(tmp_path / "graph.ir"))
+        assert seen[-1][1] == training
+
+
+@needs_core
 def test_broken_file_names_line_and_column(capsys, tmp_path):
     path = tmp_path / "broken.ir"
     path.write_text(SOFTMAX.replace("dim=-1", "dim="))
@@ -288,7 +309,7 @@ def test_explain_gives_figures():
     assert sum(kernel.bytes for kernel in graph.kernels) >= 2 * 64 * 128 * 4
     layer = torch.nn.Linear(256, 512)
     with torch.no_grad():
-        (packs,) = deplo.explain(layer, torch.randn(40, 256)).graphs
+        (packs,) = deplo.explain(layer, torch.randn(64, 256), options={"features": "avx2"}).graphs
     assert [kernel.bytes for kernel in packs.kernels if kernel.once] == [2 * 256 * 512 * 4]
     assert all(kernel.seconds > 0 for kernel in graph.kernels)
     text = str(explanation)

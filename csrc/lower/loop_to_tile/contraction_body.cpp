@@ -233,7 +233,7 @@ tile_ir::Block ContractionScheduler::matrix_products(const Item& item, bool seve
     body.push_back(make(
         tile_ir::Matrix{Kind::multiply, sums, {"pa" + t, std::move(from)}, {item.lanes.param, packed_lanes(item, k * (kMatrixDepth / 2), 0, 0, b)}}));
   }
-  // One chain of sums runs over all blocks of k: each addition brings the products of 32 steps.
+  // The sums go on from block to block of k: each addition brings the products of 32 steps.
   return {make(several ? tile_ir::Matrix{Kind::load, sums, tile, {}} : tile_ir::Matrix{Kind::zero, sums, {}, {}}),
           loop("k" + t, 0, floordiv(depth_of_block(item), kMatrixDepth), LoopKind::serial, std::move(body), item.unroll),
           make(tile_ir::Matrix{Kind::store, sums, tile, {}})};

@@ -128,46 +128,28 @@ std::optional<Operand::Narrow> Operand::narrow() const {
   return Narrow{cast->operands[0], dtype};
 }
 
-PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool lanes) {
-  PackedOperand packed;
-  if (lanes && operand.narrow()) packed.dtype = operand.narrow()->dtype;
-  const bool split = lanes && item.parts > 1;
-  if (split) packed.dtype = DType::bf16;
-  operand.param = packed.param = (lanes ? "packed_lanes" : "packed_rows") + item.tag;
-  int64_t width = lanes ? nr_ : mr_;
+tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand& operand, bool lanes, const PackedOperand& packed,
+                                                const std::vector<Axis>& batch) const {
   const std::vector<Axis>& axes = lanes ? lanes_ : rows_;
-  Expr extent = count(axes);
-  Expr panels = ceildiv(extent, width);
-  std::vector<Expr> batch_shape;
-  for (const auto& a : outer_)
-    if (operand.source->axes.count(a.name)) batch_shape.push_back(a.extent);
-  // Lanes [outer][k / KC][panel][KC][NR] stream through the cache block by block; rows [outer][panel][k][MR].
-  packed.shape = batch_shape;
-  if (lanes) packed.shape.push_back(item.depth_blocks);
-  packed.shape.push_back(panels);
-  if (split) packed.shape.emplace_back(item.parts);
-  // Pairs of k lie side by side: [k / 2][NR][2].
+  const int64_t width = lanes ? nr_ : mr_;
+  const bool split = lanes && item.parts > 1;
   const bool pairs = lanes && item.pairs;
-  packed.shape.push_back(lanes ? Expr(pairs ? item.depth_block / 2 : item.depth_block) : item.depth);
-  packed.shape.emplace_back(width);
-  if (pairs) packed.shape.emplace_back(2);
-
-  std::vector<Axis> batch;
-  for (const auto& a : outer_)
-    if (operand.source->axes.count(a.name)) batch.push_back(a);
-  Substitution map = unflatten(batch, floordiv(sym("par"), panels));
-  Expr panel = mod(sym("par"), panels);
-  std::vector<Expr> prefix;
-  for (const auto& a : batch) prefix.push_back(map.at(a.name));
-  Expr valid = min(width, extent - panel * width);
-  Expr position = sym("pos");
-  Expr k = sym("k");
-  join(map, unflatten(axes, panel * width + position));
+  const Expr extent = count(axes);
+  const Expr panels = ceildiv(extent, width);
+  const Expr panel = mod(sym("par"), panels);
+  const Expr valid = min(width, extent - panel * width);
+  const Expr position = sym("pos");
+  const Expr k = sym("k");
   const Expr half = sym("half");
   const Expr step = pairs ? k * 2 + half : k;
-  Expr depth = lanes ? depth_of_block(item) : item.depth;
-  if (pairs) depth = floordiv(depth, 2);
+  const Expr all = lanes ? depth_of_block(item) : item.depth;
+  const Expr depth = pairs ? floordiv(all, 2) : all;
+  Substitution map = unflatten(batch, floordiv(sym("par"), panels));
+  std::vector<Expr> prefix;
+  for (const auto& a : batch) prefix.push_back(map.at(a.name));
+  join(map, unflatten(axes, panel * width + position));
   join(map, depth_map(item, lanes ? sym("kb" + item.tag) * item.depth_block + step : step));
+  const size_t part = packed.shape.size() - 4;  // of the index, where lanes are split
   auto place = [&](Expr where) {
     std::vector<Expr> index = prefix;
     if (lanes) index.push_back(sym("kb" + item.tag));
@@ -178,49 +160,71 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
     return index;
   };
   auto halves = [&](tile_ir::Block body) { return pairs ? tile_ir::Block{loop("half", 0, 2, LoopKind::unroll, std::move(body))} : body; };
-  tile_ir::Block inside;
-  bool across = axes.size() == 1 && unit_along(operand, axes[0].name);
-  const size_t part = packed.shape.size() - 4;  // of the index, where lanes are split
-  tile_ir::Block copy = split ? store_parts(operand, map, packed.param, place(position), part, "")
-                              : store_operand(operand, map, packed.param, place(position), "", lanes);
-  // Where memory runs along k, squares are transposed in registers.
-  auto pack_apart = [&]() -> tile_ir::Block {
-    const Expr all = lanes ? depth_of_block(item) : item.depth;
+  auto copy = [&](const Substitution& from, const std::vector<Expr>& to) {
+    return split ? store_parts(operand, from, packed.param, to, part, "") : store_operand(operand, from, packed.param, to, "", lanes);
+  };
+  tile_ir::Block out;
+  if (axes.size() == 1 && unit_along(operand, axes[0].name)) {
+    out = {loop("k", 0, depth, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, halves(copy(map, place(position))))})};
+  } else {
     const auto& reduced = item.contraction->reduce->axes;
     const bool squares = axes.size() == 1 && reduced.size() == 1 && unit_along(operand, reduced[0].name);
     const int64_t side = ctx_.target.vector_bytes / 4;
-    tile_ir::Block out;
     Expr first = 0;
     if (squares) {
+      // Memory runs along k: squares are transposed in registers.
       first = floordiv(all, side) * side;
       const Expr point = sym("square") * side + sym("inner");
       const Substitution here{{"k", pairs ? floordiv(point, 2) : point}, {"half", mod(point, 2)}};
-      Substitution there = map;
-      for (auto& [name, value] : there) value = substitute(value, here);
-      std::vector<Expr> index = place(position);
-      for (Expr& e : index) e = substitute(e, here);
-      tile_ir::Block square =
-          split ? store_parts(operand, there, packed.param, index, part, "") : store_operand(operand, there, packed.param, index, "", lanes);
-      square = {loop("pos", 0, valid, LoopKind::lanes, {loop("inner", 0, side, LoopKind::unroll, std::move(square))})};
+      Substitution from = map;
+      for (auto& [name, value] : from) value = substitute(value, here);
+      std::vector<Expr> to = place(position);
+      for (Expr& e : to) e = substitute(e, here);
+      tile_ir::Block square{loop("inner", 0, side, LoopKind::unroll, copy(from, to))};
+      square = {loop("pos", 0, valid, LoopKind::lanes, std::move(square))};
       out.push_back(loop("square", 0, floordiv(all, side), LoopKind::serial, std::move(square)));
     }
     const bool whole =
         squares && item.depth.is_constant() && item.depth.value() % side == 0 && (!lanes || item.depth_block % side == 0 || item.depth_blocks.is(1));
-    if (!whole)
-      out.push_back(loop("pos", 0, valid, LoopKind::serial, halves({loop("k", pairs ? floordiv(first, 2) : first, depth, LoopKind::lanes, copy)})));
-    return out;
-  };
-  if (across)
-    inside = {loop("k", 0, depth, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, halves(copy))})};
-  else
-    inside = pack_apart();
+    if (!whole) {
+      tile_ir::Block rest{loop("k", pairs ? floordiv(first, 2) : first, depth, LoopKind::lanes, copy(map, place(position)))};
+      out.push_back(loop("pos", 0, valid, LoopKind::serial, halves(std::move(rest))));
+    }
+  }
   tile_ir::Block zeros = store_zero(packed.param, place(sym("pad")), "none", packed.dtype);
   for (int64_t p = 1; split && p < item.parts; ++p) {
     std::vector<Expr> there = place(sym("pad"));
     there[part] = p;
     zeros.push_back(make(loop_ir::Store{packed.param, std::move(there), "none", {}, Combiner::set}));
   }
-  inside.push_back(loop("pad", valid, width, LoopKind::serial, halves({loop("k", 0, depth, LoopKind::lanes, std::move(zeros))})));
+  out.push_back(loop("pad", valid, width, LoopKind::serial, halves({loop("k", 0, depth, LoopKind::lanes, std::move(zeros))})));
+  return out;
+}
+
+PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool lanes) {
+  PackedOperand packed;
+  if (lanes && operand.narrow()) packed.dtype = operand.narrow()->dtype;
+  const bool split = lanes && item.parts > 1;
+  if (split) packed.dtype = DType::bf16;
+  operand.param = packed.param = (lanes ? "packed_lanes" : "packed_rows") + item.tag;
+  const int64_t width = lanes ? nr_ : mr_;
+  const std::vector<Axis>& axes = lanes ? lanes_ : rows_;
+  const Expr panels = ceildiv(count(axes), width);
+  std::vector<Axis> batch;
+  for (const auto& a : outer_)
+    if (operand.source->axes.count(a.name)) batch.push_back(a);
+  for (const auto& a : batch) packed.shape.push_back(a.extent);
+  // Lanes [outer][k / KC][panel][KC][NR] stream through the cache block by block; rows [outer][panel][k][MR].
+  if (lanes) packed.shape.push_back(item.depth_blocks);
+  packed.shape.push_back(panels);
+  if (split) packed.shape.emplace_back(item.parts);
+  // Pairs of k lie side by side: [k / 2][NR][2].
+  const bool pairs = lanes && item.pairs;
+  packed.shape.push_back(lanes ? Expr(pairs ? item.depth_block / 2 : item.depth_block) : item.depth);
+  packed.shape.emplace_back(width);
+  if (pairs) packed.shape.emplace_back(2);
+
+  tile_ir::Block inside = pack_panel(item, operand, lanes, packed, batch);
   if (lanes) inside = {loop("kb" + item.tag, 0, item.depth_blocks, LoopKind::serial, std::move(inside))};
 
   tile_ir::Kernel& kernel = packed.kernel;

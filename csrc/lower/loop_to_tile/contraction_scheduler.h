@@ -276,6 +276,8 @@ class ContractionScheduler {
   // ---- packing once ----------------------------------------------------------------------------------------------
 
   PackedOperand pack_once(Item& item, Operand& operand, bool lanes);
+  /// One panel of an operand that is packed once: panel `par` of those of all places of the axes `batch`.
+  tile_ir::Block pack_panel(const Item& item, const Operand& operand, bool lanes, const PackedOperand& packed, const std::vector<Axis>& batch) const;
 
   // ---- the kernel ------------------------------------------------------------------------------------------------
 

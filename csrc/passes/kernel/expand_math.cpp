@@ -4,17 +4,13 @@
 #include <optional>
 #include <utility>
 
+#include "kernel_ir/rewrite.h"
 #include "passes/kernel/vector_math.h"
 
 namespace deplo {
 namespace {
 
 using namespace kernel_ir;
-
-template <class Node>
-Ref<Stmt> make(Node node) {
-  return std::make_shared<Stmt>(Stmt{std::move(node)});
-}
 
 /// Appends statements to a block; a value is its name and type.
 class Emitter {
@@ -32,7 +28,7 @@ class Emitter {
     Let let{fresh(), {dtype, lanes_}, Fn::constant, {}, {}, {}, {}};
     let.literal = is_float(dtype) ? Scalar::of_float(dtype, value) : Scalar::of_int(dtype, static_cast<int64_t>(value));
     Value v{let.name, let.type};
-    out_.push_back(make(std::move(let)));
+    out_.push_back(make_stmt(std::move(let)));
     literals_.emplace(key, v);
     return v;
   }
@@ -48,20 +44,20 @@ class Emitter {
   Value patch(Value mask, Fn fn, Value x, Value y) {
     Var var{fresh(), y.type, y.name};
     Value result{var.name, var.type};
-    out_.push_back(make(std::move(var)));
+    out_.push_back(make_stmt(std::move(var)));
     std::string any = mask.name;
     if (lanes_ > 1) {
       any = fresh();
-      out_.push_back(make(ReduceLanes{any, DType::boolean, Fn::bit_or, mask.name}));
+      out_.push_back(make_stmt(ReduceLanes{any, DType::boolean, Fn::bit_or, mask.name}));
     }
     If branch;
     branch.condition = any;
     std::swap(out_, branch.then);
     Value exact = cast(let(fn, DType::f64, {cast(x, DType::f64)}), DType::f32);
     Value chosen = let(Fn::where, y.type.dtype, {mask, exact, y});
-    out_.push_back(make(Assign{result.name, chosen.name}));
+    out_.push_back(make_stmt(Assign{result.name, chosen.name}));
     std::swap(out_, branch.then);
-    out_.push_back(make(std::move(branch)));
+    out_.push_back(make_stmt(std::move(branch)));
     return result;
   }
 
@@ -74,7 +70,7 @@ class Emitter {
     Let node{fresh(), {dtype, lanes_}, fn, {}, {}, {}, {}};
     for (const Value& v : operands) node.operands.push_back(v.name);
     Value v{node.name, node.type};
-    out_.push_back(make(std::move(node)));
+    out_.push_back(make_stmt(std::move(node)));
     return v;
   }
 
@@ -140,58 +136,23 @@ std::optional<Block> expand(const Let& let) {
   if (last && last->name == result.name) {
     Let renamed = *last;
     renamed.name = let.name;
-    block.back() = make(std::move(renamed));
+    block.back() = make_stmt(std::move(renamed));
   } else {
-    block.push_back(make(Let{let.name, let.type, Fn::cast, {result.name}, {}, {}, {}}));
+    block.push_back(make_stmt(Let{let.name, let.type, Fn::cast, {result.name}, {}, {}, {}}));
   }
   return block;
 }
 
-Block expand_block(const Block& block) {
-  Block out;
-  bool changed = false;
-  for (const auto& stmt : block) {
-    if (const auto* let = std::get_if<Let>(&stmt->node)) {
-      if (auto sequence = expand(*let)) {
-        out.insert(out.end(), sequence->begin(), sequence->end());
-        changed = true;
-        continue;
-      }
-    } else if (const auto* loop = std::get_if<For>(&stmt->node)) {
-      Block body = expand_block(loop->body);
-      if (body != loop->body) {
-        For rebuilt = *loop;
-        rebuilt.body = std::move(body);
-        out.push_back(make(std::move(rebuilt)));
-        changed = true;
-        continue;
-      }
-    } else if (const auto* branch = std::get_if<If>(&stmt->node)) {
-      If rebuilt = *branch;
-      rebuilt.then = expand_block(branch->then);
-      rebuilt.otherwise = expand_block(branch->otherwise);
-      if (rebuilt.then != branch->then || rebuilt.otherwise != branch->otherwise) {
-        out.push_back(make(std::move(rebuilt)));
-        changed = true;
-        continue;
-      }
-    }
-    out.push_back(stmt);
-  }
-  return changed ? out : block;
+Block expand_each(const Ref<Stmt>& stmt) {
+  if (const auto* let = std::get_if<Let>(&stmt->node))
+    if (auto sequence = expand(*let)) return *std::move(sequence);
+  return {stmt};
 }
 
 }  // namespace
 
 kernel_ir::Module expand_math(kernel_ir::Module module, const PassContext& /*ctx*/) {
-  for (auto& kernel : module.kernels) {
-    Block body = expand_block(kernel->body);
-    if (body == kernel->body) continue;
-    auto rebuilt = std::make_shared<Kernel>(*kernel);
-    rebuilt->body = std::move(body);
-    kernel = std::move(rebuilt);
-  }
-  return module;
+  return with_bodies(std::move(module), [](const Kernel& kernel) { return rewrite(kernel.body, expand_each); });
 }
 
 }  // namespace deplo

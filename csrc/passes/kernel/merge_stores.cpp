@@ -46,21 +46,19 @@ class Merger {
   }
 
   Block block(const Block& statements, Types types) {
+    for (const auto& stmt : statements) note_type(*stmt, types);
     Block out;
     std::map<size_t, Block> merged;  // by the place of the second store
-    std::set<size_t> gone;
     bool changed = false;
     for (size_t i = 0; i < statements.size(); ++i) {
       const auto& stmt = statements[i];
-      note_type(*stmt, types);
       if (auto at = merged.find(i); at != merged.end()) {
         out.insert(out.end(), at->second.begin(), at->second.end());
         continue;
       }
-      if (const auto* store = std::get_if<Store>(&stmt->node); store && steps_by_two(*store) && !loaded_.count(store->buffer)) {
-        const Type type = types.at(store->value);
-        if (auto second = partner(statements, i, type.lanes); second && !merged.count(*second)) {
-          merged[*second] = interleaved(*store, std::get<Store>(statements[*second]->node), type);
+      if (const Store* store = mergeable(stmt, types); store && !loaded_.count(store->buffer)) {
+        if (auto second = partner(statements, i, types); second && !merged.count(*second)) {
+          merged[*second] = interleaved(*store, std::get<Store>(statements[*second]->node), types.at(store->value));
           changed = true;
           continue;
         }
@@ -73,6 +71,14 @@ class Merger {
   }
 
  private:
+  /// A store of a whole vector of known type to every other element.
+  static const Store* mergeable(const Ref<Stmt>& stmt, const Types& types) {
+    const auto* store = std::get_if<Store>(&stmt->node);
+    if (!store || !steps_by_two(*store)) return nullptr;
+    const auto type = types.find(store->value);
+    return type != types.end() && type->second.lanes > 1 ? store : nullptr;
+  }
+
   Ref<Stmt> nested(const Ref<Stmt>& stmt, const Types& types) {
     if (const auto* loop = std::get_if<For>(&stmt->node)) {
       For copy = *loop;
@@ -88,20 +94,23 @@ class Merger {
     return stmt;
   }
 
-  /// The store that fills the other places of store i, which may be made as late as that one.
-  static std::optional<size_t> partner(const Block& statements, size_t i, int lanes) {
+  /// The store that fills the other places of store i, which may be made as late as that one: those between are as wide and lie elsewhere.
+  static std::optional<size_t> partner(const Block& statements, size_t i, const Types& types) {
     const Store& first = std::get<Store>(statements[i]->node);
+    const Type type = types.at(first.value);
     for (size_t j = i + 1; j < statements.size() && j <= i + kReach; ++j) {
       const auto& node = statements[j]->node;
       if (std::holds_alternative<For>(node) || std::holds_alternative<If>(node) || std::holds_alternative<Alloc>(node) ||
           std::holds_alternative<Assign>(node) || std::holds_alternative<Barrier>(node) || std::holds_alternative<Matrix>(node))
         return std::nullopt;
-      const auto* store = std::get_if<Store>(&node);
-      if (!store || store->buffer != first.buffer) continue;
+      const auto* any = std::get_if<Store>(&node);
+      if (!any || any->buffer != first.buffer) continue;
+      const Store* store = mergeable(statements[j], types);
+      if (!store || types.at(store->value) != type) return std::nullopt;
       const auto apart = distance(first, *store);
-      if (!apart || !steps_by_two(*store)) return std::nullopt;
+      if (!apart) return std::nullopt;
       if (std::abs(*apart) == 1) return j;
-      if (*apart % 2 == 0 && std::abs(*apart) < 2 * int64_t{lanes}) return std::nullopt;
+      if (*apart % 2 == 0 && std::abs(*apart) < 2 * int64_t{type.lanes}) return std::nullopt;
     }
     return std::nullopt;
   }
@@ -132,19 +141,13 @@ class Merger {
 }  // namespace
 
 kernel_ir::Module merge_stores(kernel_ir::Module module, const PassContext& /*ctx*/) {
-  for (auto& kernel : module.kernels) {
+  return with_bodies(std::move(module), [](const Kernel& kernel) {
     bool found = false;
-    visit_all(kernel->body, [&](const Stmt& s) {
+    visit_all(kernel.body, [&](const Stmt& s) {
       if (const auto* store = std::get_if<Store>(&s.node)) found = found || steps_by_two(*store);
     });
-    if (!found) continue;
-    Block body = Merger(*kernel).block(kernel->body, {});
-    if (body == kernel->body) continue;
-    auto rebuilt = std::make_shared<Kernel>(*kernel);
-    rebuilt->body = std::move(body);
-    kernel = std::move(rebuilt);
-  }
-  return module;
+    return found ? Merger(kernel).block(kernel.body, {}) : kernel.body;
+  });
 }
 
 }  // namespace deplo
