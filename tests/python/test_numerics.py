@@ -68,6 +68,26 @@ def test_products_round_once(dtype):
 
 
 @needs_core
+@pytest.mark.parametrize("features", ["sse", "avx2", "avx512"])
+@pytest.mark.parametrize("terms", [768, 3072])
+def test_products_are_summed_in_short_chains(features, terms):
+    """Rounding a number at random errs by 0.43 * 2^-24 of it in the root of the mean square; the errors of a chain's partial sums add up, and those of
+    the sums of the chains."""
+    generator = torch.Generator().manual_seed(terms)
+    x, w = (torch.randn(shape, generator=generator) for shape in ((40, terms), (64, terms)))
+    image = torch.randn(2, terms // 16, 12, 12, generator=generator)
+    taps = torch.randn(48, terms // 16, 4, 4, generator=generator)
+    chain = 128
+    bound = 1.1 * 0.43 * 2**-24 * math.sqrt((chain + terms / chain) / 2)
+    options = read_options(texts={"features": features})
+    for fn, inputs in ((torch.nn.functional.linear, (x, w)), (torch.matmul, (x, w.t())), (torch.nn.functional.conv2d, (image, taps))):
+        torch._dynamo.reset()
+        result = torch.compile(fn, backend=lambda gm, ex: compile_with(options, gm, ex), dynamic=False)(*inputs)
+        exact = fn(*(t.double() for t in inputs))
+        assert float((result - exact).norm() / exact.norm()) <= bound
+
+
+@needs_core
 def test_products_of_special_values():
     """Of zeros with their signs, infinities, NaN and what leaves the range of the dtype: pairs among ones, in whose product the order has no say."""
     pairs = torch.tensor(list(itertools.product((-0.0, 3.0, -INF, NAN, 1e-200, -1e200, 5e-324), repeat=2)), dtype=torch.float64)

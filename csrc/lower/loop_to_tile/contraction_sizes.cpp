@@ -8,8 +8,8 @@
 namespace deplo::loop_to_tile {
 namespace {
 
-constexpr int64_t kWholeDepth = 384;        // k is not split up to here
-constexpr int64_t kDepthBlock = 256;        // KC beyond: a sliver of it stays in L1, and no chain of additions is longer
+constexpr int64_t kWholeDepth = 192;        // k is not split up to here
+constexpr int64_t kDepthBlock = 128;        // KC beyond: a sliver of it stays in L1, and chains of additions are short
 constexpr int64_t kStaticLanes = 256;       // lanes of a block whose lane operand was packed before
 constexpr int64_t kStaticRows = 96;         // its rows
 constexpr int64_t kWideLanes = 512;         // lanes of a block of register blocks of three vectors
