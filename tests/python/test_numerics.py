@@ -71,8 +71,7 @@ def test_products_round_once(dtype):
 @pytest.mark.parametrize("features", ["sse", "avx2", "avx512"])
 @pytest.mark.parametrize("terms", [768, 3072])
 def test_products_are_summed_in_short_chains(features, terms):
-    """Rounding a number at random errs by 0.43 * 2^-24 of it in the root of the mean square; the errors of a chain's partial sums add up, and those of
-    the sums of the chains."""
+    """Rounding errs by 0.43 * 2^-24 of a random number in the mean square; those of all partial sums in a chain, and of chains, add up."""
     generator = torch.Generator().manual_seed(terms)
     x, w = (torch.randn(shape, generator=generator) for shape in ((40, terms), (64, terms)))
     image = torch.randn(2, terms // 16, 12, 12, generator=generator)

@@ -150,16 +150,21 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
   int64_t rows = rows_extent_.is_constant() ? rows_extent_.value() : std::max(hint(rows_extent_), kDynamicRows);
   mr_ = rows_extent_.is_constant() ? register_rows(rows, vectors, ctx_) : most_register_rows(vectors, ctx_);
   for (Item& item : items_) {
+    item.pairs = ctx_.target.features.count("avx512bf16") > 0 && can_pair(item);
+    // One addition brings a pair of products.
+    const int64_t additions = item.pairs ? 2 : 1;
+    const int64_t whole = additions * kWholeDepth;
+    const int64_t most = additions * kDepthBlock;
     int64_t depth = hint(item.depth);
-    item.depth_block = item.depth.is_constant() && depth <= kWholeDepth ? std::max<int64_t>(depth, 1) : kDepthBlock;
-    if (!item.depth.is_constant() || depth <= kWholeDepth) continue;
-    item.depth_block = round_up(balanced(depth, kDepthBlock), kDepthUnroll);
+    item.depth_block = item.depth.is_constant() && depth <= whole ? std::max<int64_t>(depth, 1) : most;
+    if (!item.depth.is_constant() || depth <= whole) continue;
+    item.depth_block = round_up(balanced(depth, most), kDepthUnroll);
     const auto& axes = item.contraction->reduce->axes;
     // Rows that are packed per block are packed with vectors along k.
-    if (axes.size() > 1 && !item.rows.is_static && !rows_lie_across()) item.depth_block = whole_lines(axes, kDepthBlock).value_or(item.depth_block);
+    if (axes.size() > 1 && !item.rows.is_static && !rows_lie_across()) item.depth_block = whole_lines(axes, most).value_or(item.depth_block);
+    item.pairs = item.pairs && item.depth_block % 2 == 0;
   }
   for (Item& item : items_) item.unroll = vectors > kBlockVectors ? kWideUnroll : kDepthUnroll;
-  for (Item& item : items_) item.pairs = ctx_.target.features.count("avx512bf16") > 0 && can_pair(item);
   const bool matrix = std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return i.pairs && can_use_matrix(i); });
   for (Item& item : items_) item.matrix = matrix && rows >= kLeastMatrixRows;
   // In training, whose weights change, making their parts in each step takes longer than these save.
@@ -217,7 +222,7 @@ bool ContractionScheduler::can_pair(const Item& item) const {
     auto narrow = operand.narrow();
     return narrow && narrow->dtype == DType::bf16;
   };
-  return is_bf16(item.rows) && is_bf16(item.lanes) && item.depth.value() % 2 == 0 && item.depth_block % 2 == 0;
+  return is_bf16(item.rows) && is_bf16(item.lanes) && item.depth.value() % 2 == 0;
 }
 
 bool ContractionScheduler::can_use_matrix(const Item& item) const {
