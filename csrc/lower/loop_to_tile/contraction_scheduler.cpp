@@ -233,6 +233,7 @@ bool ContractionScheduler::classify() {
     items_.push_back(std::move(item));
   }
   auto kind_of = [&](const Axis& a, const Item& item) {
+    if (in_rows_ && in_rows_->outer.count(a.name)) return 'o';
     bool lanes = item.lanes.source->axes.count(a.name) > 0;
     bool rows = item.rows.source->axes.count(a.name) > 0;
     return lanes && !rows ? 'l' : rows && !lanes ? 'r' : 'o';

@@ -1,6 +1,7 @@
 #include "lower/loop_to_tile/cpu_rows.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -23,8 +24,10 @@ using loop_ir::Stmt;
 using tile_ir::LoopKind;
 using tile_ir::Space;
 
-constexpr int64_t kMostRows = 64;   // of a block
-constexpr int64_t kLeastRows = 16;  // fewer do not pay for packing the other operand
+constexpr int64_t kMostRows = 256;     // of a block: more gain little, for the other operand is packed for each
+constexpr int64_t kFewRows = 64;       // of a block, where more leave threads idle
+constexpr int64_t kLeastRows = 16;     // fewer do not pay for packing the other operand
+constexpr int64_t kWantedBlocks = 16;  // keep a few threads busy
 constexpr int64_t kChunkWork = 65536;
 constexpr int64_t kMostTile = 4096;  // that a schedule may ask for
 constexpr int64_t kMostWork = int64_t{1} << 40;
@@ -228,6 +231,10 @@ class RowScheduler {
     for (const auto& l : locals_) bytes += analysis::estimate(product(l.shape), ctx_.hints, kernel_.symbols) * static_cast<double>(size_of(l.dtype));
     auto fitting = static_cast<int64_t>(static_cast<double>(ctx_.target.l2_bytes) / 2 / bytes);
     rows_ = std::clamp(fitting, kLeastRows, kMostRows);
+    auto count_of = [&](Expr e) { return analysis::estimate(e, ctx_.hints, kernel_.symbols); };
+    const double batch = count_of(count(batch_));
+    const double rows = count_of(row_.extent);
+    while (rows_ > kFewRows && batch * std::ceil(rows / static_cast<double>(rows_)) < kWantedBlocks) rows_ = std::max(kFewRows, rows_ / 2);
     if (auto n = row_.extent.as_constant(); n && *n > 0) {
       int64_t blocks = (*n + rows_ - 1) / rows_;
       rows_ = (*n + blocks - 1) / blocks;
