@@ -142,6 +142,8 @@ struct Fuser {
       reduced = reduced || (site.in_reduce && here > kSameElement * elements);
     }
     if (evaluations <= kSameElement * elements) return true;
+    // What stays in memory anyway is read narrower than a wider copy of it would be.
+    if (w.only_moves && w.full_reads == 1 && most <= kSameElement * elements && reads_kept(p) && widens(p)) return true;
     if (w.only_moves && w.full_reads <= 2 && w.cost <= kBroadcastBudget && !w.from_kernel) return true;
     if (reduced) {
       if (w.from_kernel) return false;
@@ -217,6 +219,12 @@ struct Fuser {
       read += size(product(b.shape)) * static_cast<double>(size_of(b.dtype));
     }
     return points(p.axes) * static_cast<double>(size_of(graph.buffer(p.buffer).dtype)) > read;
+  }
+
+  /// Every buffer that it reads is an input or a result of the program.
+  bool reads_kept(const PointwiseNest& p) {
+    auto accesses = loop_ir::accesses(p.body);
+    return std::all_of(accesses.begin(), accesses.end(), [&](const auto& a) { return !graph.is_private(a.buffer); });
   }
 
   // What the producer reads must not have been overwritten where the reader runs.
