@@ -7,6 +7,7 @@
 #include "analysis/cost.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "lower/loop_to_tile/columns.h"
 #include "lower/loop_to_tile/merge_axes.h"
 #include "lower/loop_to_tile/nest_converter.h"
 #include "lower/loop_to_tile/streams.h"
@@ -17,13 +18,17 @@ namespace {
 using namespace loop_to_tile;
 using tile_ir::LoopKind;
 
-constexpr int64_t kChunkOperations = 32768;  // work that pays for waking a thread
-constexpr int64_t kLaneBlock = 4096;         // points of a long vector axis that one parallel iteration takes
-constexpr int64_t kTransposedBlock = 256;    // points along memory that a transposing nest reads together
+constexpr int64_t kChunkOperations = 32768;   // work that pays for waking a thread
+constexpr int64_t kLaneBlock = 4096;          // points of a long vector axis that one parallel iteration takes
+constexpr int64_t kColumnBlocks = 8;          // of columns: they keep a few threads busy
+constexpr double kColumnGain = 0.7;           // lanes on an outer axis must save more accesses than its arrays cost
+constexpr double kMostColumnBytes = 8 << 20;  // of arrays for one vector of columns
+constexpr int64_t kTransposedBlock = 256;     // points along memory that a transposing nest reads together
 
 // What a schedule may ask for.
 constexpr int64_t kMostTile = int64_t{1} << 40;
 constexpr int64_t kMostVectors = 32;
+constexpr int64_t kMostColumns = 4096;
 constexpr int64_t kMostSide = 64;
 
 class NestScheduler {
@@ -65,7 +70,7 @@ class NestScheduler {
   // ---- choice ----------------------------------------------------------------------------------------------------
 
   void choose() {
-    std::string lanes = straight_ || columns() ? converter_.best_lane_axis(free_) : "";
+    std::string lanes = straight_ || columns() ? converter_.best_lane_axis(free_) : best_column_axis();
     if (straight_ && lanes.empty() && !free_.empty() && ordered_.empty()) lanes = free_.back().name;
     if (const loop_ir::Axis* a = find(free_, lanes)) lane_axis_ = *a;
     for (const auto& a : free_)
@@ -83,7 +88,7 @@ class NestScheduler {
     }
     // A long vector axis is cut into blocks, which join the parallel axes.
     int64_t vector = ctx_.target.vector_bytes / 4;
-    in_flight_ = straight_ ? 1 : column_vectors(ctx_);
+    in_flight_ = straight_ ? 1 : holds_loops() ? vectors_of_columns() : column_vectors(ctx_);
     std::vector<loop_ir::Axis> others = free_;
     std::erase_if(others, [&](const auto& a) { return a.name == lanes; });
     const loop_ir::Axis* along = straight_ && ordered_.empty() ? converter_.transposed_axis(others, lanes) : nullptr;
@@ -95,7 +100,8 @@ class NestScheduler {
       parallel_.push_back(along->name);
     }
     int64_t tile = transposed_ ? vector : straight_ ? kLaneBlock : vector * in_flight_;
-    if (!ordered_.empty() || converter_.hint(lane_axis_->extent) <= tile) return;
+    if (!ordered_.empty()) return;
+    if (converter_.hint(lane_axis_->extent) <= tile && (!holds_loops() || lane_axis_->extent.is_constant())) return;
     lane_tile_ = tile;
     parallel_.push_back(lanes);
   }
@@ -116,6 +122,36 @@ class NestScheduler {
       if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node)) inner = std::max(inner, converter_.reduce_score(*reduce));
     });
     return outer > inner;
+  }
+
+  /// An axis along which the memory of inner loops runs, if most does and these can run in columns.
+  std::string best_column_axis() const {
+    if (!holds_loops() || !ordered_.empty() || !runs_in_columns(*nest_.inner)) return "";
+    if (bytes_of_column(*nest_.inner, converter_) * static_cast<double>(ctx_.target.vector_bytes / 4) > kMostColumnBytes) return "";
+    std::string best;
+    double least = kColumnGain * access_cost(*nest_.inner, "", converter_, ctx_);
+    for (const auto& a : free_) {
+      const double cost = access_cost(*nest_.inner, a.name, converter_, ctx_);
+      if (converter_.hint(a.extent) < ctx_.target.vector_bytes / 4 || cost >= least) continue;
+      least = cost;
+      best = a.name;
+    }
+    return best;
+  }
+
+  /// As many as leave blocks for some threads, and arrays that stay in the second-level cache.
+  int64_t vectors_of_columns() const {
+    const int64_t vector = ctx_.target.vector_bytes / 4;
+    int64_t others = 1;
+    for (const auto& a : free_)
+      if (a.name != lane_axis_->name) others *= std::max<int64_t>(1, converter_.hint(a.extent));
+    const int64_t extent = converter_.hint(lane_axis_->extent);
+    const double bytes = bytes_of_column(*nest_.inner, converter_) * static_cast<double>(vector);
+    int64_t count = column_vectors(ctx_);
+    while (count > 1 && (others * ((extent + vector * count - 1) / (vector * count)) < kColumnBlocks ||
+                         bytes * static_cast<double>(count) > static_cast<double>(ctx_.target.l2_bytes) / 2))
+      count /= 2;
+    return count;
   }
 
   /// Loops inside that are no reductions, or arrays.
@@ -192,7 +228,8 @@ class NestScheduler {
       if (!outer) continue;
       if (lane_axis_) reader.fail(*d, fmt::format("{} has the lanes already", lane_axis_->name));
       if (find(ordered_, names[0])) reader.fail(*d, fmt::format("{} runs in order, its stores may meet", names[0]));
-      if (holds_loops()) reader.fail(*d, "there are loops inside; allowed: lanes on their axes");
+      if (holds_loops() && !(ordered_.empty() && runs_in_columns(*nest_.inner)))
+        reader.fail(*d, "there are loops inside that do not run in columns; allowed: lanes on their axes");
       lane_axis_ = *find(free_, names[0]);
       lanes = names[0];
       reader.only(*d, {lanes, "by"});
@@ -202,8 +239,10 @@ class NestScheduler {
     if (lanes.empty()) return;
     if (const Directive* d = reader.find("tile", lanes)) {
       reader.only(*d, {lanes});
-      lane_tile_ = reader.number(*d, lanes, 1, kMostTile);
+      lane_tile_ = reader.number(*d, lanes, 1, holds_loops() ? kMostColumns : kMostTile);
     }
+    if (holds_loops() && lane_tile_ == 0 && !(lane_axis_->extent.is_constant() && lane_axis_->extent.value() <= kMostColumns))
+      reader.fail(fmt::format("columns along {} need 'tile({}=N)', N from 1 to {}", lanes, lanes, kMostColumns));
   }
 
   void read_transpose(ScheduleReader& reader) {
@@ -273,15 +312,18 @@ class NestScheduler {
     for (auto& [name, value] : map) value = substitute(value, outer);
     for (const auto& [name, value] : outer) map.emplace(name, value);
 
+    const Expr lo = lane_tile_ != 0 ? outer.at(lane_axis_->name + "_block") * lane_tile_ : Expr(0);
+    const Expr hi = !lane_axis_ ? Expr(0) : lane_tile_ != 0 ? min(lane_axis_->extent, lo + lane_tile_) : lane_axis_->extent;
     auto in_lanes = [&](tile_ir::Block body) -> tile_ir::Block {
       if (!lane_axis_) return body;
-      Expr lo = lane_tile_ != 0 ? outer.at(lane_axis_->name + "_block") * lane_tile_ : Expr(0);
-      Expr hi = lane_tile_ != 0 ? min(lane_axis_->extent, lo + lane_tile_) : lane_axis_->extent;
       return {make(tile_ir::For{axis(lane_axis_->name, lo, hi, LoopKind::lanes, 1, in_flight_), std::move(body)})};
     };
     tile_ir::Block body;
     if (streamed_) {
       body = stream_sums(*nest_.inner, *streamed_, outer.at(streamed_->name + "_block") * streams_, streams_, ctx_, converter_, inner_lanes_);
+    } else if (lane_axis_ && holds_loops()) {
+      const int64_t capacity = lane_tile_ != 0 ? lane_tile_ : lane_axis_->extent.value();
+      body = run_columns(kernel_, *nest_.inner, {*lane_axis_, lo, hi, capacity, in_flight_}, map, ctx_, inner_lanes_);
     } else if (!transposed_) {
       body = in_lanes(converter_.convert(*nest_.inner, !lane_axis_, inner_lanes_));
     } else {

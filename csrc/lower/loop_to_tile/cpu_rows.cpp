@@ -13,6 +13,7 @@
 #include "loop_ir/rewrite.h"
 #include "lower/loop_to_tile/cpu_contraction.h"
 #include "lower/loop_to_tile/nest_converter.h"
+#include "lower/loop_to_tile/phases.h"
 
 namespace deplo {
 namespace {
@@ -32,60 +33,6 @@ constexpr int64_t kChunkWork = 65536;
 constexpr int64_t kMostTile = 4096;  // that a schedule may ask for
 constexpr int64_t kMostWork = int64_t{1} << 40;
 constexpr const char* kFirst = "$first";  // stands for the first row of the block
-
-/// Statements that run for every row of a block before the next phase starts.
-struct Phase {
-  Block body;
-  const loop_ir::For* nest = nullptr;  ///< a nest with a contraction, which is then the only statement
-};
-
-/// Names that a block reads, at any depth; and those that it defines.
-struct NameUse {
-  std::set<std::string> read;
-  std::set<std::string> defined;
-
-  void note(Expr e) { collect_symbols(e, read); }
-  void note(const std::vector<Expr>& exprs) {
-    for (Expr e : exprs) note(e);
-  }
-  void note(const std::vector<Cond>& conds) {
-    for (const Cond& c : conds) note(c.expr);
-  }
-  void note(const std::vector<std::string>& names) { read.insert(names.begin(), names.end()); }
-
-  void visit(const Block& block) {
-    visit_all(block, [&](const Stmt& stmt) {
-      std::visit(Overloaded{[&](const loop_ir::Let& s) {
-                              note(s.operands);
-                              note(s.index);
-                              defined.insert(s.name);
-                            },
-                            [&](const loop_ir::Load& s) {
-                              note(s.index);
-                              note(s.guard);
-                              defined.insert(s.name);
-                            },
-                            [&](const loop_ir::Store& s) {
-                              note(s.index);
-                              note(s.guard);
-                              read.insert(s.value);
-                            },
-                            [&](const loop_ir::For& s) { note(s.extent); },
-                            [&](const loop_ir::Reduce& s) {
-                              for (const Axis& a : s.axes) note(a.extent);
-                              note(s.operands);
-                              defined.insert(s.results.begin(), s.results.end());
-                            },
-                            [&](const loop_ir::Scan& s) {
-                              note(s.axis.extent);
-                              note(s.operands);
-                              defined.insert(s.results.begin(), s.results.end());
-                            },
-                            [&](const loop_ir::Local& s) { note(s.shape); }, [&](const loop_ir::Check& s) { note(s.cond.expr); }},
-                 stmt.node);
-    });
-  }
-};
 
 class RowScheduler {
  public:
@@ -149,81 +96,20 @@ class RowScheduler {
   }
 
   void plan() {
-    phases_.clear();
-    locals_.clear();
-    spilled_.clear();
-    for (const auto& stmt : *nest_.inner) {
-      if (const auto* local = std::get_if<loop_ir::Local>(&stmt->node)) {
-        locals_.push_back(*local);
-        continue;
-      }
-      const auto* loop = std::get_if<loop_ir::For>(&stmt->node);
-      if (loop && nests_.count(loop)) {
-        phases_.push_back({{stmt}, loop});
-        continue;
-      }
-      if (phases_.empty() || phases_.back().nest) phases_.push_back({});
-      phases_.back().body.push_back(stmt);
-    }
-    std::map<std::string, std::pair<size_t, Ref<Stmt>>> defined;
-    for (size_t p = 0; p < phases_.size(); ++p)
-      for (const auto& stmt : phases_[p].body) define(stmt, p, defined);
-    std::vector<Block> prefixes(phases_.size());
-    for (size_t p = 0; p < phases_.size(); ++p) {
-      NameUse use;
-      use.visit(phases_[p].body);
-      std::set<std::string> done = use.defined;
-      for (const std::string& name : use.read) bring(name, p, defined, done, prefixes[p]);
-    }
-    for (size_t p = 0; p < phases_.size(); ++p) phases_[p].body.insert(phases_[p].body.begin(), prefixes[p].begin(), prefixes[p].end());
-    for (const auto& [name, local] : spilled_) {
-      auto& body = phases_[defined.at(name).first].body;
-      body.push_back(loop_ir::make_stmt(loop_ir::Store{local.name, {}, name, {}, Combiner::set}));
-      locals_.push_back(local);
-    }
+    CutRules rules;
+    rules.apart = [&](const loop_ir::For& loop) { return nests_.count(&loop) > 0; };
+    // Only arithmetic on inputs is done again.
+    rules.again = [&](const Stmt& stmt) {
+      const auto* load = std::get_if<loop_ir::Load>(&stmt.node);
+      return std::holds_alternative<loop_ir::Let>(stmt.node) || (load && inputs_.count(load->buffer));
+    };
+    Phases cut = cut_into_phases(*nest_.inner, rules, names_);
+    phases_ = std::move(cut.all);
+    locals_ = std::move(cut.locals);
     if (rows_of_schedule_ == 0) choose_rows();
     capacity_ = contraction_rows(rows_, ctx_);
-    std::set<std::string> names;
-    for (const auto& l : locals_) names.insert(l.name);
-    for (Phase& phase : phases_) phase.body = over_rows(phase.body, names);
-  }
-
-  static void define(const Ref<Stmt>& stmt, size_t phase, std::map<std::string, std::pair<size_t, Ref<Stmt>>>& defined) {
-    auto add = [&](const std::string& name) { defined[name] = {phase, stmt}; };
-    if (const auto* s = std::get_if<loop_ir::Let>(&stmt->node)) add(s->name);
-    if (const auto* s = std::get_if<loop_ir::Load>(&stmt->node)) add(s->name);
-    if (const auto* s = std::get_if<loop_ir::Reduce>(&stmt->node))
-      for (const auto& r : s->results) add(r);
-    if (const auto* s = std::get_if<loop_ir::Scan>(&stmt->node))
-      for (const auto& r : s->results) add(r);
-  }
-
-  /// Makes a value of another phase known at the start of this one: computed again where that is only arithmetic on inputs, else kept in
-  /// a scratch array over the rows.
-  void bring(const std::string& name, size_t phase, const std::map<std::string, std::pair<size_t, Ref<Stmt>>>& defined, std::set<std::string>& done,
-             Block& prefix) {
-    auto it = defined.find(name);
-    if (it == defined.end() || it->second.first == phase || !done.insert(name).second) return;
-    const Stmt& stmt = *it->second.second;
-    const auto* let = std::get_if<loop_ir::Let>(&stmt.node);
-    const auto* load = std::get_if<loop_ir::Load>(&stmt.node);
-    if (let || (load && inputs_.count(load->buffer))) {
-      NameUse use;
-      use.visit({it->second.second});
-      for (const std::string& operand : use.read) bring(operand, phase, defined, done, prefix);
-      prefix.push_back(it->second.second);
-      return;
-    }
-    DType dtype = load ? load->dtype : DType::f32;
-    auto of_results = [&](const auto& s) {
-      for (size_t k = 0; k < s.results.size(); ++k)
-        if (s.results[k] == name) dtype = s.dtypes[k];
-    };
-    if (const auto* s = std::get_if<loop_ir::Reduce>(&stmt.node)) of_results(*s);
-    if (const auto* s = std::get_if<loop_ir::Scan>(&stmt.node)) of_results(*s);
-    auto spill = spilled_.find(name);
-    if (spill == spilled_.end()) spill = spilled_.emplace(name, loop_ir::Local{names_.fresh(name + "_rows"), dtype, {}}).first;
-    prefix.push_back(loop_ir::make_stmt(loop_ir::Load{name, dtype, spill->second.name, {}, {}, {}}));
+    for (Phase& phase : phases_) phase.body = with_place(phase.body, locals_, sym(row_.name) - sym(kFirst), false);
+    for (auto& l : locals_) l.shape.insert(l.shape.begin(), Expr(capacity_));
   }
 
   void choose_rows() {
@@ -241,43 +127,7 @@ class RowScheduler {
     }
   }
 
-  /// Accesses to the row's locals become accesses to the block's, at the row.
-  Block over_rows(const Block& block, const std::set<std::string>& names) const {
-    Expr place = sym(row_.name) - sym(kFirst);
-    return loop_ir::rewrite(block, [&](const Ref<Stmt>& stmt) -> Block {
-      if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node); load && names.count(load->buffer)) {
-        loop_ir::Load s = *load;
-        s.index.insert(s.index.begin(), place);
-        return {loop_ir::make_stmt(std::move(s))};
-      }
-      if (const auto* store = std::get_if<loop_ir::Store>(&stmt->node); store && names.count(store->buffer)) {
-        loop_ir::Store s = *store;
-        s.index.insert(s.index.begin(), place);
-        return {loop_ir::make_stmt(std::move(s))};
-      }
-      return {stmt};
-    });
-  }
-
   // ---- building --------------------------------------------------------------------------------------------------
-
-  std::vector<Expr> shape_of(const loop_ir::Local& local) const {
-    std::vector<Expr> shape{capacity_};
-    shape.insert(shape.end(), local.shape.begin(), local.shape.end());
-    return shape;
-  }
-
-  /// A kernel of some statements over the block, in which the block's arrays are parameters.
-  loop_ir::Kernel part(Block body) const {
-    loop_ir::Kernel kernel;
-    kernel.name = kernel_.name;
-    kernel.params = kernel_.params;
-    kernel.symbols = kernel_.symbols;
-    for (const auto& l : locals_)
-      kernel.params.push_back({l.name, loop_ir::ParamKind::inout, l.dtype, shape_of(l), contiguous_strides(shape_of(l)), false});
-    kernel.body = std::move(body);
-    return kernel;
-  }
 
   ContractionRows block() const {
     Expr par = sym("par");
@@ -299,7 +149,7 @@ class RowScheduler {
     axes.insert(axes.end(), inner.axes.begin(), inner.axes.end());
     Block body(phase.body.begin(), phase.body.end() - 1);
     body.insert(body.end(), inner.body.begin(), inner.body.end());
-    return part(loop_ir::make_nest(axes, body));
+    return with_locals(kernel_, loop_ir::make_nest(axes, body), locals_);
   }
 
   /// False if a nest turned out not to be schedulable; it is then an ordinary statement of the rows.
@@ -309,7 +159,7 @@ class RowScheduler {
     chosen_.clear();
     for (const Phase& phase : phases_) {
       if (!phase.nest) {
-        loop_ir::Kernel kernel = part(phase.body);
+        loop_ir::Kernel kernel = with_locals(kernel_, phase.body, locals_);
         NestConverter(kernel, ctx_).propose_lanes(kernel.body, inner_lanes_);
         continue;
       }
@@ -379,7 +229,7 @@ class RowScheduler {
   void emit() {
     ContractionRows tile = block();
     tile_ir::Block out;
-    for (const auto& l : locals_) out.push_back(make(tile_ir::Alloc{l.name, l.dtype, shape_of(l), Space::scratch}));
+    for (const auto& l : locals_) out.push_back(make(tile_ir::Alloc{l.name, l.dtype, l.shape, Space::scratch}));
     for (size_t p = 0; p < phases_.size(); ++p) {
       const Phase& phase = phases_[p];
       if (!phase.nest) {
@@ -395,7 +245,7 @@ class RowScheduler {
   }
 
   Ref<tile_ir::Stmt> row_loop(const Block& body, const ContractionRows& tile) {
-    loop_ir::Kernel kernel = part(body);
+    loop_ir::Kernel kernel = with_locals(kernel_, body, locals_);
     NestConverter converter(kernel, ctx_);
     converter.map() = tile.outer;
     converter.map()[row_.name] = tile.first + sym("row");
@@ -418,7 +268,6 @@ class RowScheduler {
   int64_t chunk_work_ = kChunkWork;
   std::vector<Phase> phases_;
   std::vector<loop_ir::Local> locals_;
-  std::map<std::string, loop_ir::Local> spilled_;
   int64_t rows_ = 0;
   int64_t capacity_ = 0;
   Expr parallel_extent_ = 1;
