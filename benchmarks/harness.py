@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
 import platform
@@ -16,6 +17,8 @@ from typing import Any
 
 import peak
 import torch
+
+from deplo.measure import quickest
 
 # Calls that only make memory or metadata: every compiled function needs them for its outputs.
 BOOKKEEPING = {
@@ -45,9 +48,7 @@ def interleave(contestants: Mapping[str, Callable[[int], Any]], rounds: int = 7,
     for name, f in contestants.items():
         for k in range(sets):
             f(k)
-        start = time.perf_counter()
-        f(0)
-        once = max(time.perf_counter() - start, 1e-7)
+        once = quickest(functools.partial(f, 0))
         repeats[name] = max(sets, min(20000, int(min_seconds / once)))
     timings = {name: Timing(name, []) for name in contestants}
     for _ in range(rounds):

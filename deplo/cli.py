@@ -152,6 +152,8 @@ def _compile(arguments: argparse.Namespace) -> None:
             options = options.replace(dump_dir=os.path.join(arguments.dump_dir, str(number)))
         texts.append(core().lower(text, arguments.ir, options.to_json(hints, training), arguments.file or "<expression>"))
     whole = "\n".join(texts)
+    if not whole.strip():
+        print(f"deplo: no kernel, so there is no {arguments.ir} text: `python -m deplo explain` names the library calls", file=sys.stderr)
     if arguments.output:
         with _writing(arguments.output) as file:
             file.write(whole)

@@ -53,5 +53,6 @@ for llvm in /usr/lib/llvm-*/lib/libLLVM.so.*.* /usr/lib/x86_64-linux-gnu/libLLVM
   grep -q libLLVM out || fail "$llvm was not loaded"
   other=$((other + 1))
 done
+((other > 0)) || fail "found no other LLVM to run beside (apt-get installs llvm-22)"
 user python -m deplo env | grep -q '^codegen  *llvm' || fail "python -m deplo env does not name its LLVM"
 echo "wheel: $(du -h "$wheel" | cut -f1), beside $other other LLVMs"

@@ -92,9 +92,13 @@ Arguments parse_arguments(const std::vector<std::string>& words) {
     } else if (word == "--target") {
       arguments.context.target.name = find_target(value()).name;
     } else if (word == "--vector-bytes") {
-      arguments.context.target.vector_bytes = static_cast<int>(to_number<int64_t>(word, value()));
+      const auto bytes = to_number<int64_t>(word, value());
+      DEPLO_CHECK(bytes == 16 || bytes == 32 || bytes == 64, "{} {}: a vector has 16, 32 or 64 bytes", word, bytes);
+      arguments.context.target.vector_bytes = static_cast<int>(bytes);
     } else if (word == "--vector-registers") {
-      arguments.context.target.vector_registers = static_cast<int>(to_number<int64_t>(word, value()));
+      const auto registers = to_number<int64_t>(word, value());
+      DEPLO_CHECK(registers >= 8 && registers <= 64, "{} {}: there are 8 to 64 vector registers", word, registers);
+      arguments.context.target.vector_registers = static_cast<int>(registers);
     } else if (word == "--load-cost") {
       arguments.context.target.load_cost = to_number<double>(word, value());
     } else if (word == "--feature") {

@@ -1,6 +1,7 @@
 #include "base/array.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -18,6 +19,17 @@ Array Array::filled(DType dtype, std::vector<int64_t> shape, Scalar value) {
 }
 
 Array Array::zeros(DType dtype, std::vector<int64_t> shape) { return filled(dtype, std::move(shape), {dtype, 0, 0}); }
+
+Array Array::undefined(DType dtype, std::vector<int64_t> shape) {
+  Array array = zeros(dtype, std::move(shape));
+  array.make_undefined();
+  return array;
+}
+
+void Array::make_undefined() {
+  for (double& x : floats) x = std::numeric_limits<double>::quiet_NaN();
+  for (int64_t& x : ints) x = dtype == DType::boolean ? 1 : Scalar::of_int(dtype, -0x5a5a5a5a5a5a5a5b).i;
+}
 
 int64_t Array::count() const {
   int64_t n = 1;

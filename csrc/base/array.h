@@ -19,6 +19,9 @@ struct Array {
 
   static Array filled(DType dtype, std::vector<int64_t> shape, Scalar value);
   static Array zeros(DType dtype, std::vector<int64_t> shape);
+  /// Undefined contents: NaN, or an improbable integer, shows a read before the write.
+  static Array undefined(DType dtype, std::vector<int64_t> shape);
+  void make_undefined();
   int64_t count() const;
   Scalar get(int64_t flat) const;
   void set(int64_t flat, const Scalar& value);

@@ -29,12 +29,6 @@ struct Thread {
   std::map<int, std::vector<Lanes>> matrices;  ///< registers of a matrix unit by row
 };
 
-/// Undefined contents: NaN, or an improbable integer, shows a read before the write.
-void poison(Array& array) {
-  for (double& x : array.floats) x = std::numeric_limits<double>::quiet_NaN();
-  for (int64_t& x : array.ints) x = array.dtype == DType::boolean ? 1 : Scalar::of_int(array.dtype, -0x5a5a5a5a5a5a5a5b).i;
-}
-
 struct Machine {
   const Kernel& kernel;
   Mode mode;
@@ -183,7 +177,7 @@ struct Machine {
   void run(const Alloc& s, Thread& t) {
     int64_t count = evaluate(s.count, t.integers);
     Memory memory{std::make_shared<Array>(Array::zeros(s.dtype, {count}))};
-    poison(*memory.array);
+    memory.array->make_undefined();
     if (s.space == Space::scratch) {
       memory.begin = evaluate(s.offset, t.integers);
       memory.end = memory.begin + count * size_of(s.dtype);
@@ -191,7 +185,7 @@ struct Machine {
                    s.name, memory.begin, memory.end, scratch_bytes);
       // Arrays that die may share memory with later ones: what they held is gone.
       for (auto& [name, other] : t.buffers)
-        if (other.begin < memory.end && memory.begin < other.end) poison(*other.array);
+        if (other.begin < memory.end && memory.begin < other.end) other.array->make_undefined();
     }
     t.buffers[s.name] = std::move(memory);
   }
@@ -337,7 +331,7 @@ void run_step(const Module& module, const CallStep& step, const std::vector<Arra
     const Buffer* buffer = module.find_buffer(step.arguments[k]);
     layouts.push_back({arguments[k]->shape, evaluate_shape(buffer->strides, symbols)});
     memory.push_back(Array::zeros(arguments[k]->dtype, {layouts[k].span()}));
-    poison(memory[k]);
+    memory[k].make_undefined();
     layouts[k].for_each([&](int64_t flat, int64_t offset) { memory[k].set(offset, arguments[k]->get(flat)); });
   }
   std::vector<Array*> pointers;

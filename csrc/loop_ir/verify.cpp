@@ -28,6 +28,7 @@ class Verifier : StatementVerifier {
 
   void define_axis(Visible& names, const Axis& axis) const {
     expression(names, axis.extent, "extent of " + axis.name);
+    require(!axis.extent.is_constant() || axis.extent.value() >= 0, fmt::format("the extent of {} is {}", axis.name, axis.extent.value()));
     StatementVerifier::define_axis(names, axis.name, 0, axis.extent);
   }
 

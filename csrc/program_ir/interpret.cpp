@@ -116,7 +116,7 @@ std::vector<Array> interpret(const ProgramBody& program, const FindParams& find_
     machine.memory[name] = inputs[i];
   }
   for (const Buffer& buffer : program.buffers)
-    if (buffer.kind != BufferKind::input) machine.memory[buffer.name] = Array::zeros(buffer.dtype, evaluate_shape(buffer.shape, symbols));
+    if (buffer.kind != BufferKind::input) machine.memory[buffer.name] = Array::undefined(buffer.dtype, evaluate_shape(buffer.shape, symbols));
   std::vector<bool> taken = taken_steps(program, symbols);
   for (size_t i = 0; i < program.steps.size(); ++i)
     if (taken[i]) std::visit([&](const auto& s) { machine.run(s); }, program.steps[i]);

@@ -381,7 +381,10 @@ std::shared_ptr<const Plan> Program::run(const Argument* arguments, size_t count
     if (layout_.input_order[i]) state->pointers[*layout_.input_order[i]] = arguments[i].tensor.data;
   for (size_t g = 0; g < groups_.size(); ++g)
     for (size_t i = 0; packed->blocks[g] && i < groups_[g].packed.size(); ++i) state->pointers[groups_[g].packed[i]] = packed->blocks[g]->pointers[i];
-  for (size_t buffer : layout_.allocated) state->pointers[buffer] = host.allocate(buffer, module_.buffers[buffer].dtype, plan->shapes[buffer]);
+  for (size_t buffer : layout_.allocated) {
+    state->pointers[buffer] = host.allocate(buffer, module_.buffers[buffer].dtype, plan->shapes[buffer]);
+    if (options_.guard) poison(state->pointers[buffer], plan->shapes[buffer].bytes);
+  }
   host.symbols = &plan->symbols;
   host.shapes = &plan->shapes;
   host.pointers = state->pointers.data();

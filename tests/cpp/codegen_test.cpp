@@ -11,6 +11,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "codegen/llvm/disk_cache.h"
 #include "codegen/llvm/memory_cache.h"
 #include "kernel_ir/interpret.h"
 #include "kernel_ir/ir.h"
@@ -224,6 +225,32 @@ TEST_CASE("the cache in memory has all that is held, and of the rest what was us
   CHECK(cache.find("c") == held);
   held.reset();
   CHECK(cache.find("c") == nullptr);
+}
+
+TEST_CASE("the cache on disk drops what was used longest ago above its limit") {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / fmt::format("deplo-disk-test-{}", getpid());
+  fs::remove_all(folder);
+  const DiskCache cache(folder.string(), 2000);
+  const std::string object(700, 'x');
+  std::vector<std::string> keys;
+  for (const char digit : {'a', 'b', 'c'}) keys.emplace_back(64, digit);
+  auto age = [&](const std::string& key, int minutes) {
+    for (const auto& file : fs::directory_iterator(folder))
+      if (file.path().filename().string().find(key) != std::string::npos)
+        fs::last_write_time(file.path(), fs::file_time_type::clock::now() - std::chrono::minutes(minutes));
+  };
+  cache.store(keys[0], {"f", object});
+  age(keys[0], 2);
+  cache.store(keys[1], {"f", object});
+  age(keys[1], 3);
+  CHECK(cache.find(keys[0]).has_value());
+  age(keys[0], 2);
+  cache.store(keys[2], {"f", object});
+  CHECK_FALSE(cache.find(keys[1]).has_value());
+  CHECK(cache.find(keys[0]).has_value());
+  CHECK(cache.find(keys[2]).has_value());
+  fs::remove_all(folder);
 }
 
 TEST_CASE("a second compile comes from memory, a later one from disk, and a damaged entry is a miss") {

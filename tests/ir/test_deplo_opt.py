@@ -45,6 +45,9 @@ def test_the_whole_pipeline_stops_at_a_level(level: str) -> None:
 def test_targets_widths_hints_schedules_and_disabled_passes() -> None:
     assert "f32x4" in run("-", "--lower", "kernel", "--vector-bytes", "16", source=POINT).stdout
     assert "f32x16" in run("-", "--lower", "kernel", "--vector-bytes", "64", source=POINT).stdout
+    for option, value in (("--vector-bytes", "48"), ("--vector-bytes", "-32"), ("--vector-registers", "0")):
+        refused = run("-", "--lower", "kernel", option, value, source=POINT)
+        assert refused.returncode == 1 and f"{option} {value}: " in refused.stderr
     assert "block_x" in run("-", "--lower", "tile", "--target", "cuda", source=POINT).stdout
     assert "__global__" in run("-", "--lower", "cuda", "--target", "cuda", source=POINT).stdout
     apart = run("-", "--lower", "loop", "--disable", "fuse_producers", "--disable", "fuse_nests", source=POINT)

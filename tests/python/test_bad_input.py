@@ -63,6 +63,8 @@ def texts():
                 records = capture(fn, inputs, dynamic=dynamic, backward=False, options=read_options())
             for record in records:
                 made += [_C.lower(record.torch_ir, level, json.dumps(OPTIONS), "f.ir") for level in LEVELS]
+                # Before the passes: fusion, too, sees what was changed.
+                made.append(_C.lower(record.torch_ir, "loop", json.dumps({**OPTIONS, "stop_after": "lower_to_loop"}), "f.ir"))
     return made
 
 

@@ -17,7 +17,7 @@ import torch
 from engines import needs_core, same
 
 import deplo
-from deplo import backend
+from deplo import backend, measure
 from deplo.cli import main
 from deplo.progress import progress
 
@@ -72,6 +72,12 @@ def test_arguments_that_a_command_does_not_have(capsys, arguments):
     with pytest.raises(SystemExit):
         main(arguments)
     assert "unrecognized arguments" in capsys.readouterr().err
+
+
+@needs_core
+def test_no_kernel_is_said(capsys):
+    status, out, err = run(capsys, "compile", "-c", "torch.sort(r(4))[0]", "--ir", "asm")
+    assert status == 0 and not out.strip() and "no kernel" in err
 
 
 @needs_core
@@ -269,6 +275,19 @@ def test_compilations_show_their_progress(monkeypatch, fresh_inference):
     assert seen == ["compiling the inference graph of 2 calls"]
 
 
+def test_one_slow_call_does_not_decide_how_many_are_timed():
+    calls = []
+
+    def hiccup():
+        calls.append(None)
+        if len(calls) == 4:
+            time.sleep(0.05)
+
+    assert measure.quickest(hiccup) < 0.01
+    measure.time_interleaved({"f": hiccup}, budget=0.02)
+    assert len(calls) > 1000
+
+
 @needs_core
 def test_bench_shows_both_times(capsys):
     status, out, err = run(capsys, "run", "-c", "softmax(r(4, 8), -1)", "--bench")
@@ -352,6 +371,7 @@ def test_explain_puts_back_what_its_runs_change():
     x = torch.zeros(3)
     deplo.explain(lambda x: x.add_(1), x)
     assert x.eq(0).all()
+    measure.measure_machine.cache_clear()
     norm, state = torch.nn.BatchNorm1d(3), torch.get_rng_state()
     norm.weight.grad = torch.full((3,), 7.0)
     deplo.explain(torch.nn.Sequential(norm, torch.nn.Dropout()), torch.randn(4, 3), backward=True)

@@ -43,7 +43,8 @@ bool runs_in_columns(const loop_ir::Block& body) {
 }
 
 double access_cost(const loop_ir::Block& body, const std::string& axis, const NestConverter& converter, const PassContext& ctx) {
-  const auto vector = static_cast<double>(ctx.target.vector_bytes / 4);
+  const int64_t lanes_of_vector = ctx.target.vector_bytes / 4;
+  const auto vector = static_cast<double>(lanes_of_vector);
   auto cost = [&](const loop_ir::Block& statements, const std::string& lanes) {
     double sum = 0;
     loop_ir::visit(statements, [&](const loop_ir::Stmt& stmt, const std::vector<Axis>& loops) {

@@ -127,12 +127,13 @@ class NestScheduler {
   /// An axis along which the memory of inner loops runs, if most does and these can run in columns.
   std::string best_column_axis() const {
     if (!holds_loops() || !ordered_.empty() || !runs_in_columns(*nest_.inner)) return "";
-    if (bytes_of_column(*nest_.inner, converter_) * static_cast<double>(ctx_.target.vector_bytes / 4) > kMostColumnBytes) return "";
+    const int64_t vector = ctx_.target.vector_bytes / 4;
+    if (bytes_of_column(*nest_.inner, converter_) * static_cast<double>(vector) > kMostColumnBytes) return "";
     std::string best;
     double least = kColumnGain * access_cost(*nest_.inner, "", converter_, ctx_);
     for (const auto& a : free_) {
       const double cost = access_cost(*nest_.inner, a.name, converter_, ctx_);
-      if (converter_.hint(a.extent) < ctx_.target.vector_bytes / 4 || cost >= least) continue;
+      if (converter_.hint(a.extent) < vector || cost >= least) continue;
       least = cost;
       best = a.name;
     }

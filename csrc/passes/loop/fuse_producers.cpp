@@ -174,7 +174,7 @@ struct Fuser {
     auto& node = graph.nodes()[at];
     if (!node.alive || !node.is_kernel || node.once) return false;
     auto p = as_pointwise(node.body);
-    if (!p || !graph.is_private(p->buffer)) return false;
+    if (!p || !graph.is_private(p->buffer) || !stores_all(*p)) return false;
     std::set<size_t> readers = graph.readers(p->buffer);
     bool checks = std::any_of(p->body.begin(), p->body.end(), [](const auto& stmt) { return std::holds_alternative<loop_ir::Check>(stmt->node); });
     if (readers.empty() && checks) return false;
@@ -219,6 +219,14 @@ struct Fuser {
       read += size(product(b.shape)) * static_cast<double>(size_of(b.dtype));
     }
     return points(p.axes) * static_cast<double>(size_of(graph.buffer(p.buffer).dtype)) > read;
+  }
+
+  /// Text by hand may leave a part of a buffer as it is, from which nothing may be read.
+  bool stores_all(const PointwiseNest& p) const {
+    const std::vector<Expr>& shape = graph.buffer(p.buffer).shape;
+    for (size_t d = 0; d < p.axes.size(); ++d)
+      if (!simplify(p.axes[d].extent - shape[d], graph.program().symbols).is(0)) return false;
+    return true;
   }
 
   /// Every buffer that it reads is an input or a result of the program.
