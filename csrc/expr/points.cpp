@@ -29,6 +29,7 @@ void Points::add_axis(const std::string& name, Expr lo, Expr hi, int64_t step) {
   hi = substitute(hi, names_);
   names_.erase(name);
   axes_.push_back({name, lo, hi, step});
+  none_ = none_ || (lo.is_constant() && hi.is_constant() && lo.value() >= hi.value());
   ranges_[name] = {lo, hi - 1};
   numbers_[name] = numbers_of(ranges_[name], numbers_);
   extremes_.points.clear();

@@ -27,6 +27,9 @@ class Points {
   /// What a name stands for.
   void define(const std::string& name, Expr value);
 
+  /// A loop around it has constant bounds and no iteration: there is no point.
+  bool none() const { return none_; }
+
   /// "index i + 1 of dimension 0 of x is 8 at i = 7, outside 0..8" for an index that is proven to leave `shape` at a point; nothing for others.
   std::optional<std::string> escape(const std::string& buffer, const std::vector<Expr>& index, const std::vector<Expr>& shape,
                                     const std::vector<Cond>& guard = {}) const;
@@ -61,6 +64,7 @@ class Points {
   std::vector<std::vector<Cond>> fails_;
   Substitution names_;
   bool unknown_ = false;
+  bool none_ = false;
   /// Of expressions and directions. A copy, which is made to add axes and guards, finds its own.
   struct Extremes {
     Extremes() = default;

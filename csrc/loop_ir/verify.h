@@ -70,7 +70,7 @@ class StatementVerifier {
   std::string kernel_;
   const std::vector<Param>& params_;
   const Ranges& symbols_;
-  std::set<std::string> stored_;  ///< buffers that a store names
+  std::set<std::string> stored_;  ///< buffers that a store names, in no loop without iterations
 };
 
 }  // namespace deplo::loop_ir

@@ -105,7 +105,7 @@ void StatementVerifier::statement(const Load& s, Visible& names) const {
 }
 
 void StatementVerifier::statement(const Store& s, Visible& names) {
-  stored_.insert(s.buffer);
+  if (!names.points.none()) stored_.insert(s.buffer);
   const BufferInfo& buffer = access(names, s.buffer, s.index);
   guard(names, s.guard, "guard of the store to " + s.buffer);
   require(buffer.writable, "store to the input " + s.buffer);
@@ -119,7 +119,7 @@ void StatementVerifier::element(const Visible& names, const std::string& buffer,
   const BufferInfo& info = access(names, buffer, index);
   require(info.dtype == dtype, fmt::format("{} is {}, needed is {}", buffer, to_string(info.dtype), to_string(dtype)));
   require(!written || info.writable, "store to the input " + buffer);
-  if (written) stored_.insert(buffer);
+  if (written && !names.points.none()) stored_.insert(buffer);
   inside(names, buffer, index, {});
 }
 

@@ -34,10 +34,12 @@ struct Verifier {
   void define(const Value& value) {
     require(value.name.size() > 1 && value.name[0] == '%', value.name, "a value's name starts with %");
     require(types.emplace(value.name, value.type).second, value.name, "defined twice");
-    for (const Expr& extent : value.type.shape) {
-      expression(value.name, extent, {});
-      require(decide(less(extent, 0), graph.symbols) != std::optional<bool>(true), value.name, "has the size " + print(extent));
-    }
+    for (const Expr& extent : value.type.shape) not_negative(value.name, extent, "size");
+  }
+
+  void not_negative(const std::string& where, Expr e, const std::string& what) const {
+    expression(where, e, {});
+    require(decide(less(e, 0), graph.symbols) != std::optional<bool>(true), where, "has the " + what + " " + print(e));
   }
 
   // `names`: axes and coordinates that e may use besides the graph's symbols.
@@ -155,10 +157,10 @@ struct Verifier {
     for (size_t k = 0; k < n.operands.size(); ++k) {
       if (!n.operands[k]) continue;
       require(n.operands[k]->size() == type("library " + n.op, names[k]).shape.size(), "library " + n.op, "one stride per dimension of " + names[k]);
-      for (const Expr& e : *n.operands[k]) expression("library " + n.op, e, {});
+      for (const Expr& e : *n.operands[k]) not_negative("library " + n.op, e, "stride");
     }
     for (const auto& list : n.strides)
-      for (const Expr& e : list) expression("library " + n.op, e, {});
+      for (const Expr& e : list) not_negative("library " + n.op, e, "stride");
   }
 
   void run() {
@@ -196,7 +198,7 @@ struct Verifier {
   void check_output(const Output& output) const {
     if (const auto* value = std::get_if<ValueName>(&output.value.value))
       require(type("return", value->name).shape.size() == output.strides.size(), value->name, "one stride per dimension of an output");
-    for (const Expr& stride : output.strides) expression("return", stride, {});
+    for (const Expr& stride : output.strides) not_negative("return", stride, "stride");
     if (const auto* e = std::get_if<Expr>(&output.value.value)) expression("return", *e, {});
   }
 };

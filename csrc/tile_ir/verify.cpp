@@ -42,6 +42,8 @@ class Verifier : loop_ir::StatementVerifier {
     expression(scope, axis.lo, "lower bound of " + name);
     expression(scope, axis.hi, "upper bound of " + name);
     require(axis.step >= 1, fmt::format("the step of {} is {}", name, axis.step));
+    if (axis.lo.is_constant() && axis.hi.is_constant())
+      require(axis.hi.value() >= axis.lo.value(), fmt::format("{} ends at {}, below its start {}", name, axis.hi.value(), axis.lo.value()));
     StatementVerifier::define_axis(scope, name, axis.lo, axis.hi, axis.step);
     require(axis.by >= 1 && axis.by <= kMaxCopies, fmt::format("{} by {}: expected 1 to {}", name, axis.by, kMaxCopies));
     require(axis.by == 1 || axis.kind == LoopKind::lanes || axis.kind == LoopKind::serial,
