@@ -1,9 +1,10 @@
 """Real models: eager, Inductor, deplo and other engines side by side; numbers judged by float64 in the same run.
 
-    python benchmarks/models.py [--models bert-base,resnet-50] [--dtype float32|bfloat16] [--threads 2] [--inductor] [--peers] [--json FILE]
+    python benchmarks/models.py [--models bert-base,resnet-50] [--dtype float32|bfloat16] [--threads 2] [--no-inductor] [--peers] [--json FILE]
 
 Times are medians of interleaved rounds with three rotating input sets. `error` is the largest difference from the float64
-model relative to its largest output. `aten` counts ATen calls inside one compiled call, seen by PyTorch's profiler.
+model, of its output and of its KV cache, relative to the largest number there. `aten` counts ATen calls inside one compiled
+call, seen by PyTorch's profiler.
 `NAME %` is the larger of flops / (FMA peak) and bytes / (DRAM bandwidth) for that contestant's time, peaks measured in the same run;
 flops are those of contractions and convolutions, bytes those of weights, inputs and outputs, once each.
 --peers adds ONNX Runtime and OpenVINO (`make peers` installs them).
@@ -48,36 +49,41 @@ def work_of(case: zoo.Case, inputs: dict[str, Any]) -> tuple[float, float]:
     return float(counter.get_total_flops()), float(sum(t.numel() * t.element_size() for t in moved))
 
 
+def errors_of(case: zoo.Case, contestants: dict[str, Any], wanted: tuple[torch.Tensor, list[torch.Tensor]], k: int) -> dict[str, float]:
+    """Largest errors of the results for the k-th inputs, and of what the calls leave in the KV cache (peers have none)."""
+    output, state = wanted
+    errors = {}
+    for name, call in contestants.items():
+        if case.reset:
+            case.reset()
+        result = call(k)
+        kept = [] if name in peers.NAMES else map(harness.max_error, case.state(), state)
+        errors[f"error {name}"] = max([harness.max_error(result, output), *kept])
+    return errors
+
+
 def measure(name: str, args: argparse.Namespace, limits: peak.Limits) -> dict[str, Any]:
     dtype = getattr(torch, args.dtype)
     case = zoo.build(name, args.size, dtype)
     sets = [case.inputs(seed) for seed in range(3)]
     contestants: dict[str, Any] = {"eager": lambda k: case.model(**sets[k])}
     row: dict[str, Any] = {"model": name, "eps": torch.finfo(dtype).eps}
-    reset = case.reset or (lambda: None)
-    contestants["eager"](0)
-    reset()
-    eager = contestants["eager"](0).clone()
-    wanted = zoo.reference(name, args.size, dtype)
-    row["error eager"] = harness.max_error(eager, wanted)
+    contestants["eager"](0)  # a lazy KV cache makes its tensors
     for backend in ["inductor"] * args.inductor + ["deplo"]:
         compiled, first = compile_once(case, backend, sets[0])
         contestants[backend] = lambda k, compiled=compiled: compiled(**sets[k])
         row[f"first {backend} s"] = first
-        reset()
-        row[f"error {backend}"] = harness.max_error(contestants[backend](0), wanted)
     calls = harness.aten_calls(lambda: contestants["deplo"](0))
     row["aten"] = " ".join(f"{key[6:]}x{n}" for key, n in sorted(calls.items())) or "none"
+    wanted = zoo.reference_and_state(name, args.size, dtype)
     if args.peers:
-        add_peers(contestants, row, case.model, sets, lambda result: harness.max_error(result, wanted), args.threads)
-    reset()
+        add_peers(contestants, row, case.model, sets, lambda result: harness.max_error(result, wanted[0]), args.threads)
+    row |= errors_of(case, contestants, wanted, 0)
     flops, moved = work_of(case, sets[0])
     timings = harness.interleave(contestants, rounds=args.rounds, min_seconds=args.seconds)
     # Once more, with another set: who had kept what came of the first one would be wrong now.
-    other = zoo.reference(name, args.size, dtype, seed=2)
-    for contestant, call in contestants.items():
-        reset()
-        row[f"error {contestant}"] = max(row[f"error {contestant}"], harness.max_error(call(2), other))
+    later = errors_of(case, contestants, zoo.reference_and_state(name, args.size, dtype, seed=2), 2)
+    row |= {key: max(error, row[key]) for key, error in later.items()}
     return row | harness.contestant_columns(timings, flops, moved, limits, "ms", 1e3)
 
 
@@ -89,7 +95,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.3, help="least time per contestant and round")
-    parser.add_argument("--inductor", action="store_true")
+    parser.add_argument("--no-inductor", dest="inductor", action="store_false")
     parser.add_argument("--peers", action="store_true", help="also ONNX Runtime and OpenVINO")
     parser.add_argument("--json")
     args = parser.parse_args()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from .backend import Compilation, Record, collect_records, compile_with, eager
+from .errors import FallbackWarning
 from .options import Options, read_options
 
 
@@ -18,19 +20,29 @@ class _CaptureOnly(Compilation):
 
 
 def capture(
-    fn: Callable[..., Any], inputs: Sequence[Any], *, dynamic: bool | None = None, backward: bool = False, options: Options | None = None
+    fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    dynamic: bool | None = None,
+    backward: bool = False,
+    options: Options | None = None,
+    parts: bool = False,
 ) -> list[Record]:
     """The graphs that `fn(*inputs)` gives, as records with their Torch IR; `backward` also differentiates the sum of the outputs.
 
-    The graphs run in eager mode. Raises UnsupportedError where a graph cannot be imported.
+    The graphs run in eager mode. Raises UnsupportedError where a graph cannot be imported; with `parts`, and without the option strict, such a
+    graph gives records of the parts that can be, and what the other calls' reasons are.
     """
-    checked = (options or read_options()).replace(strict=True)
+    checked = options or read_options()
+    checked = checked.replace(strict=checked.strict or not parts)
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_with(checked, gm, example_inputs, _CaptureOnly)
 
     torch._dynamo.reset()
-    with collect_records() as records, unwrapped_errors():
+    with collect_records() as records, unwrapped_errors(), warnings.catch_warnings():
+        if parts:  # the records say it
+            warnings.simplefilter("ignore", FallbackWarning)
         result = torch.compile(fn, backend=backend, dynamic=dynamic)(*inputs)
         if backward:
             sum_of(result).backward()  # type: ignore[no-untyped-call]

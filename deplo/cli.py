@@ -61,9 +61,10 @@ def _parser() -> argparse.ArgumentParser:
 
     compile_ = _command(commands, "compile", "print an expression or a file of IR at one level", _compile)
     _program_arguments(compile_, file=True)
-    compile_.add_argument("--ir", choices=LEVELS, default="kernel", help="the level to print (default: kernel)")
+    shown = compile_.add_mutually_exclusive_group()
+    shown.add_argument("--ir", choices=LEVELS, help="the level to print (default: kernel)")
+    shown.add_argument("--stop-after", metavar="PASS", help="print the IR as it is after this level or pass")
     compile_.add_argument("--dump-dir", metavar="DIR", help="write one numbered file a pass; unchanged passes are marked")
-    compile_.add_argument("--stop-after", metavar="PASS", help="print the IR as it is after this level or pass")
     compile_.add_argument("-o", "--output", metavar="FILE", help="write to FILE, not to the terminal")
 
     run = _command(commands, "run", "run an expression by deplo and by eager PyTorch, and compare", _run)
@@ -135,7 +136,8 @@ def _compile(arguments: argparse.Namespace) -> None:
     from .core import core
     from .terminal import show_ir
 
-    more = {"target": "cuda"} if arguments.ir == "cuda" else {}
+    shown = arguments.ir or "kernel"
+    more = {"target": "cuda"} if shown == "cuda" else {}
     if arguments.dump_dir:
         more["dump_dir"] = arguments.dump_dir
     if arguments.stop_after:
@@ -143,17 +145,17 @@ def _compile(arguments: argparse.Namespace) -> None:
     options = _options(arguments, **more)
     texts = []
     sources = _sources(arguments, options)
-    if arguments.file and (level := core().level_of(sources[0][0], arguments.file)) in LEVELS and LEVELS.index(arguments.ir) < LEVELS.index(level):
+    if arguments.file and (level := core().level_of(sources[0][0], arguments.file)) in LEVELS and LEVELS.index(shown) < LEVELS.index(level):
         raise UserError(
-            f"{arguments.file} holds {level} IR, which cannot be raised to {arguments.ir} IR; --ir takes {', '.join(LEVELS[LEVELS.index(level) :])}"
+            f"{arguments.file} holds {level} IR, which cannot be raised to {shown} IR; --ir takes {', '.join(LEVELS[LEVELS.index(level) :])}"
         )
     for number, (text, hints, training) in enumerate(sources):
         if options.dump_dir and len(sources) > 1:
             options = options.replace(dump_dir=os.path.join(arguments.dump_dir, str(number)))
-        texts.append(core().lower(text, arguments.ir, options.to_json(hints, training), arguments.file or "<expression>"))
+        texts.append(core().lower(text, shown, options.to_json(hints, training), arguments.file or "<expression>"))
     whole = "\n".join(texts)
     if not whole.strip():
-        print(f"deplo: no kernel, so there is no {arguments.ir} text: `python -m deplo explain` names the library calls", file=sys.stderr)
+        print(f"deplo: no kernel, so there is no {shown} text: `python -m deplo explain` names the library calls", file=sys.stderr)
     if arguments.output:
         with _writing(arguments.output) as file:
             file.write(whole)
@@ -171,15 +173,21 @@ def _sources(arguments: argparse.Namespace, options: Options) -> list[tuple[str,
             raise UserError(f"{arguments.file}: {error}") from None
         return [(text, {}, re.match(r"torch @(forward|backward)\(", text) is not None)]
     from .capture import capture
+    from .errors import UnsupportedError
 
     fn, inputs = _expression(arguments)
     with _gradients(arguments):
-        records = capture(fn, inputs, dynamic=True if arguments.dynamic else None, backward=arguments.backward, options=options)
+        records = capture(fn, inputs, dynamic=True if arguments.dynamic else None, backward=arguments.backward, options=options, parts=True)
     if not records:
         from .explanation import NO_GRAPH
 
         raise UserError(NO_GRAPH)
-    return [(record.torch_ir, record.hints, record.kind != "inference") for record in records]
+    refused = [why for record in records for why in [record.fallback, *(f"{op} stays in ATen: {why}" for op, why in record.left)] if why]
+    if not any(record.torch_ir for record in records):
+        raise UnsupportedError(refused[0])
+    for why in refused:
+        print(f"deplo: {why}", file=sys.stderr)
+    return [(record.torch_ir, record.hints, record.kind != "inference") for record in records if record.torch_ir]
 
 
 @contextlib.contextmanager

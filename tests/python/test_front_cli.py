@@ -161,9 +161,24 @@ def test_stop_after_and_disable(capsys):
     status, lowered, err = run(capsys, *softmax, "--stop-after", "lower_to_tensor")
     assert status == 0 and lowered.startswith("tensor @"), err
     for level in ("torch", "tensor", "loop", "tile", "kernel"):
-        status, out, err = run(capsys, *softmax, "--stop-after", level, "--ir", "kernel")
+        status, out, err = run(capsys, *softmax, "--stop-after", level)
         assert status == 0 and f"{level} @" in out, err
         assert out == run(capsys, *softmax, "--ir", level)[1]
+    with pytest.raises(SystemExit):
+        run(capsys, *softmax, "--stop-after", "loop", "--ir", "kernel")
+    assert "not allowed with" in capsys.readouterr().err
+
+
+@needs_core
+def test_compile_shows_the_parts_of_a_graph_and_what_stays(capsys):
+    parts = ("compile", "-c", "torch.fft.fft(r(8).exp()).abs() + 1")
+    status, out, err = run(capsys, *parts, "--ir", "torch")
+    assert status == 0 and "aten.exp" in out and "aten.add" in out and "fft" not in out
+    assert "aten._fft_r2c.default stays in ATen: " in err and "complex" in err
+    status, out, err = run(capsys, *parts, "--option", "strict=1")
+    assert status == 1 and out == "" and "UnsupportedError" in err
+    status, out, err = run(capsys, "compile", "-c", "torch.fft.fft(r(8))")
+    assert status == 1 and out == "" and "UnsupportedError" in err
 
 
 @needs_core

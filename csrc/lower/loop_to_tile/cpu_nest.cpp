@@ -10,6 +10,7 @@
 #include "lower/loop_to_tile/columns.h"
 #include "lower/loop_to_tile/merge_axes.h"
 #include "lower/loop_to_tile/nest_converter.h"
+#include "lower/loop_to_tile/rows_in_outputs.h"
 #include "lower/loop_to_tile/streams.h"
 
 namespace deplo {
@@ -40,6 +41,14 @@ class NestScheduler {
     canonical();
     choose();
     return describe();
+  }
+
+  bool has_outer_lanes(const Schedule& schedule) {
+    canonical();
+    return std::any_of(schedule.directives.begin(), schedule.directives.end(), [&](const Directive& d) {
+      const std::string name = d.arguments.empty() ? "" : d.arguments[0].name;
+      return d.word == "vectorize" && (find(free_, name) || find(ordered_, name));
+    });
   }
 
   tile_ir::Kernel apply(const Schedule& schedule) {
@@ -433,7 +442,9 @@ Schedule propose_cpu_nest(const loop_ir::Kernel& kernel, const PassContext& ctx)
 
 tile_ir::Kernel apply_cpu_nest(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& ctx) {
   const loop_ir::Kernel merged = merge_inner_axes(kernel);
-  return NestScheduler(merged, ctx).apply(schedule);
+  if (NestScheduler(merged, ctx).has_outer_lanes(schedule)) return NestScheduler(merged, ctx).apply(schedule);
+  const loop_ir::Kernel in_outputs = merge_inner_axes(rows_in_outputs(kernel));
+  return NestScheduler(in_outputs, ctx).apply(schedule);
 }
 
 }  // namespace deplo

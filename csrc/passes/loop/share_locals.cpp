@@ -5,6 +5,7 @@
 #include <set>
 
 #include "loop_ir/params.h"
+#include "loop_ir/places.h"
 #include "loop_ir/rewrite.h"
 
 namespace deplo {
@@ -12,45 +13,6 @@ namespace deplo {
 using namespace loop_ir;
 
 namespace {
-
-int64_t count_uses(const Block& block, const std::string& name) {
-  int64_t uses = 0;
-  visit(block, [&](const Stmt& s, const auto&) {
-    const auto* load = std::get_if<Load>(&s.node);
-    const auto* store = std::get_if<Store>(&s.node);
-    uses += (load && load->buffer == name) || (store && store->buffer == name) ? 1 : 0;
-  });
-  return uses;
-}
-
-/// Whether each index is one of the axes, and all of them occur: every iteration has a place of its own.
-bool one_place_each(const std::vector<Expr>& index, const std::vector<Axis>& axes) {
-  std::set<std::string> left;
-  for (const Axis& a : axes) left.insert(a.name);
-  return index.size() == axes.size() &&
-         std::all_of(index.begin(), index.end(), [&](Expr e) { return e.kind() == ExprKind::symbol && left.erase(e.name()) == 1; });
-}
-
-/// Whether the loop is where `next` may take the place of `old`: it reads each element of `old` only just before it stores the same one.
-bool takes_place(const Ref<Stmt>& loop, const std::string& old, const std::string& next) {
-  Nest nest = peel({loop});
-  const Store* store = nullptr;
-  size_t place = 0;
-  for (size_t i = 0; i < nest.body.size(); ++i)
-    if (const auto* s = std::get_if<Store>(&nest.body[i]->node); s && s->buffer == next) {
-      if (store) return false;
-      store = s;
-      place = i;
-    }
-  if (!store || store->combiner != Combiner::set || !store->guard.empty() || !one_place_each(store->index, nest.axes)) return false;
-  int64_t before = 0;
-  for (size_t i = 0; i < place; ++i)
-    if (const auto* load = std::get_if<Load>(&nest.body[i]->node); load && load->buffer == old) {
-      if (load->index != store->index) return false;
-      ++before;
-    }
-  return before > 0 && before == count_uses(nest.body, old) && count_uses(nest.body, next) == 1;
-}
 
 /// Buffers by the names of those that take their place, and no declaration of them.
 Block renamed(const Block& block, const std::map<std::string, std::string>& instead) {
@@ -92,7 +54,7 @@ std::map<std::string, std::string> find_places(const Block& block) {
     size_t first = spans.at(next->name).first;
     for (const Local* old : ending[first]) {
       bool fits = next->name != old->name && next->dtype == old->dtype && next->shape == old->shape && !taken.count(old->name);
-      if (!fits || !takes_place(block[first], old->name, next->name)) continue;
+      if (!fits || !takes_place(block[first], *old, next->name)) continue;
       places[next->name] = old->name;
       taken.insert(old->name);
       break;

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "loop_ir/ir.h"
+
+namespace deplo::loop_ir {
+
+/// How many loads and stores name the buffer.
+int64_t count_uses(const Block& block, const std::string& buffer);
+
+/// Whether each index is one of the axes, and all of them occur: every iteration has a place of its own.
+bool one_place_each(const std::vector<Expr>& index, const std::vector<Axis>& axes);
+
+/// The store by which `next` may take the place of `old` from this loop on: each element of `old` is read there only just before the one of `next`
+/// at the same coordinates is stored, once and without a guard; those of `next` may be more, in front. Null if there is none.
+const Store* takes_place(const Ref<Stmt>& loop, const Local& old, const std::string& next);
+
+}  // namespace deplo::loop_ir
