@@ -29,6 +29,8 @@ def why_unusable(folder: str) -> str:
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         about = os.stat(folder)
+    except (FileExistsError, NotADirectoryError):
+        return "it is no folder, or lies in a file"
     except OSError as error:
         return error.strerror or str(error)
     if about.st_uid != os.geteuid():

@@ -231,6 +231,10 @@ def test_a_folder_that_cannot_be_written_costs_only_the_cache(tmp_path):
     shared.chmod(0o777)
     right, lines = run_softmax(shared, warning="compiled kernels are not kept in")
     assert right == "True" and len(lines) == 1 and f"{shared}: others may write to it" in lines[0]
+    file = tmp_path / "file"
+    file.write_text("")
+    right, lines = run_softmax(file, warning="compiled kernels are not kept in")
+    assert right == "True" and len(lines) == 1 and f"{file}: it is no folder" in lines[0]
     read_only = tmp_path / "read-only"
     read_only.mkdir(mode=0o500)
     right, lines = run_softmax(read_only, warning="compiled kernels are not kept in")

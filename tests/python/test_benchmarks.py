@@ -107,6 +107,17 @@ def test_training(tmp_path):
     assert "geometric mean vs eager" in result.stdout
 
 
+@needs_core
+def test_the_demo_shows_models_and_levels():
+    demo = ROOT / "examples" / "demo.py"
+    done = subprocess.run([sys.executable, demo, "--size", "tiny", "--threads", "1"], capture_output=True, text=True, timeout=500, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    for text in ("TinyLlama block", "ResNet-50", "eager ms", "deplo ms", "kernels", "library calls", "error deplo"):
+        assert text in done.stdout
+    for text in ("aten._softmax", "tensor @", "loop @k0_softmax", "tile @k0_softmax", "kernel @k0_softmax"):
+        assert text in done.stdout
+
+
 def test_wrong_numbers_fail_the_run(capsys):
     good = {"case": "a", "eps": 1e-7, "error eager": 1e-7, "error deplo": 2e-7}
     assert harness.report_wrong([good]) == 0
