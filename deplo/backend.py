@@ -165,6 +165,10 @@ class Compilation:
         self.has_bases = False  # some inputs share memory: the graph takes their base and views it by strides
 
     def forward(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        # A backward graph writes over nothing that was saved: a retained one may run again.
+        context = torch._guards.TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None:
+            context.fw_metadata.bw_donated_idxs = []
         return self._compile("forward", gm, static_names(gm))
 
     def backward(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ REASONS: dict[str, str] = {
     "_euclidean_dist.default": _FORMULA,
     "_unsafe_masked_index.default": _PLACES,
     "_unsafe_masked_index_put_accumulate.default": _PLACES,
+    "affine_grid_generator.default": OURS,
     "bitwise_left_shift.Scalar_Tensor": _FORMULA,
     "block_diag.default": _PLACES,
     "bucketize.Scalar": OURS,
@@ -128,11 +129,12 @@ def _ours() -> dict[Any, Any]:
             return NotImplemented
         if side is not None:
             right = side == "right"
+        dtype = torch.result_type(sequence, x)
         if isinstance(x, (bool, int, float)):
-            dtype = torch.result_type(sequence, x)
-            x, sequence = torch.scalar_tensor(x, dtype=dtype, device=sequence.device), sequence.to(dtype)
-        if not isinstance(x, torch.Tensor) or x.dtype != sequence.dtype or x.dtype == torch.bool:
+            x = torch.scalar_tensor(x, dtype=dtype, device=sequence.device)
+        if not isinstance(x, torch.Tensor) or torch.bool in (x.dtype, sequence.dtype) or dtype.is_complex:
             return NotImplemented
+        x, sequence = x.to(dtype), sequence.to(dtype)
 
         def taken(values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
             return aten.index.Tensor(values, [at]) if values.dim() == 1 else values.gather(-1, at)
@@ -165,6 +167,22 @@ def _ours() -> dict[Any, Any]:
 
     def bucketize(x: Any, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
         return searchsorted(boundaries, x, out_int32=out_int32, right=right)
+
+    def affine_grid(theta: torch.Tensor, size: Sequence[Any], align_corners: bool) -> Any:
+        """x, y (and z) times their columns of theta, and the last column. PyTorch's formula fails where a side has one point."""
+        steps, shape = size[2:], [theta.shape[0], *[1] * (len(size) - 2), len(size) - 2]
+        if len(size) not in (4, 5) or not all(isinstance(n, int) for n in steps):
+            return NotImplemented
+        if 1 in steps and theta.dtype.itemsize < 4:  # eager mode's error
+            return NotImplemented
+        wide = theta.to(torch.promote_types(theta.dtype, torch.float32))
+        grid = wide[..., -1].reshape(shape)
+        for d, n in enumerate(reversed(steps)):
+            points = torch.linspace(-1, 1, n, dtype=wide.dtype, device=theta.device) if n > 1 else wide.new_zeros(n)
+            if not align_corners and n > 1:
+                points = points * (n - 1) / n
+            grid = grid + wide[..., d].reshape(shape) * points.view([-1 if k == d + 2 else 1 for k in range(len(shape), 0, -1)])
+        return grid.to(theta.dtype).contiguous()
 
     def log_sigmoid(x: torch.Tensor) -> Any:
         """Contiguous, as the CPU's kernel gives it for any order in memory."""
@@ -205,6 +223,7 @@ def _ours() -> dict[Any, Any]:
     backward = (aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default)
     return {
         aten.roll.default: roll,
+        aten.affine_grid_generator.default: affine_grid,
         aten.max_unpool2d.default: max_unpool,
         aten.max_unpool3d.default: max_unpool,
         aten.embedding_renorm.default: embedding_renorm,

@@ -69,6 +69,24 @@ def test_modes_of_compiling_and_running(first, second):
             same(model.linear.weight.grad, reference.linear.weight.grad, scale=32)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_graph_goes_backward_twice(dynamic):
+    """Also if the backward graph was compiled in a call that keeps nothing."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2), torch.nn.Softmax(-1))
+    compiled = torch.compile(model, backend="deplo", dynamic=dynamic)
+    x = torch.randn(3, 4)
+    compiled(x).pow(2).sum().backward()
+    loss = compiled(x).pow(2).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    got = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    for _ in range(3):
+        model(x).pow(2).sum().backward()
+    for mine, p in zip(got, model.parameters(), strict=True):
+        torch.testing.assert_close(mine, p.grad)
+
+
 def test_hooks():
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     model[0].register_forward_hook(lambda module, args, out: out * 2)

@@ -196,6 +196,33 @@ def test_gradients_of_distances_between_no_rows():
         assert torch.equal(got, torch.zeros_like(expected))
 
 
+@pytest.mark.parametrize("wide", [torch.float64, torch.int64, torch.float16, torch.uint8], ids=str)
+def test_searches_of_two_dtypes_compare_in_eager_mode_s(wide):
+    ends = torch.tensor([0.0, 1, 2, 100, 2**24, 2**24 + 2])
+    allowed = {"strict": True, "allow_library": []}
+    values = torch.tensor([0, 1, 3, 99] if wide == torch.uint8 else [0, 1, 3, 2**11 + 1] if wide == torch.float16 else [1, 2**24 + 1]).to(wide)
+    for x in (values, values[-1]):
+        for fn in (lambda x, ends: torch.bucketize(x, ends), lambda x, ends: torch.bucketize(ends[:4], x.reshape(-1), right=True)):
+            assert torch.equal(torch.compile(fn, backend="deplo", dynamic=False, options=allowed)(x, ends), fn(x, ends))
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("size", [(2, 3, 4, 5), (2, 3, 1, 7), (2, 1, 3, 4, 5), (2, 1, 1, 2, 1)], ids=str)
+def test_affine_grids(size, aligned):
+    torch.manual_seed(0)
+    rank = len(size) - 2
+
+    def grid(theta):
+        return torch.nn.functional.affine_grid(theta, size, align_corners=aligned)
+
+    for dtype in (torch.float32, torch.float64, *[torch.bfloat16] * (1 not in size[2:])):
+        for theta in (torch.randn(2, rank, rank + 1), torch.randn(2, rank + 1, rank).transpose(1, 2), torch.full((2, rank, rank + 1), math.inf)):
+            theta = theta.to(dtype)
+            got = torch.compile(grid, backend="deplo", dynamic=False, options={"strict": True, "allow_library": []})(theta)
+            same(got, grid(theta), exact=grid(theta.double()))
+            assert got.stride() == grid(theta).stride()
+
+
 @pytest.mark.parametrize("value", [0, 2, 2.5, 0.1, float("nan"), -1.5, 100])
 def test_a_number_is_searched_in_the_dtype_that_it_makes_of_the_sequence(value):
     from torch.fx.experimental.proxy_tensor import make_fx

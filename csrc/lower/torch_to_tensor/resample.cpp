@@ -139,7 +139,8 @@ std::vector<Tap> taps_of(Builder& b, Interpolation mode, const Resample& r, int6
   if (nearest) {
     if (closed) return {closed_tap(floordiv(closed->numerator, closed->denominator), 0, r, std::nullopt)};
     // Here eager's choice between two elements may depend on the memory format.
-    DEPLO_SUPPORT(mode == Interpolation::nearest && dtype != DType::f64, "nearest elements of {} from {} in {}", print(r.out), print(r.in),
+    DEPLO_SUPPORT(mode == Interpolation::nearest && dtype != DType::f64,
+                  "the {} elements nearest to those of an axis of {} in {}: which these are depends on rounding", print(r.out), print(r.in),
                   to_string(dtype));
     Value whole = b.cast(b.apply(Fn::floor, {source_tensor(b, mode, r, dtype)}), DType::i64);
     return {indirect_tap(b, whole, 0, r, d, std::nullopt)};

@@ -53,7 +53,7 @@ struct Reason {
 
 constexpr std::string_view kRandom = "random numbers come from ATen's generator";
 constexpr std::string_view kSorting = "sorting is left to ATen";
-constexpr std::string_view kSearch = "a search in a sequence of unknown length is left to ATen";
+constexpr std::string_view kSearch = "a search in a sequence of symbolic length, or of booleans, is left to ATen";
 constexpr std::string_view kLinalg = "dense factorisations are left to LAPACK";
 constexpr std::string_view kDataSize = "the result's size depends on values";
 constexpr std::string_view kDataBranch = "a number that the program branches on";
@@ -92,7 +92,7 @@ constexpr Reason kReasons[] = {
     {"aten.unique_consecutive", kDataSize},
     {"aten._unique2", kDataSize},
     {"aten.nonzero", kDataSize},
-    {"aten.nonzero_static", kDataSize},
+    {"aten.nonzero_static", "a list of the places that are not zero is left to ATen"},
     {"aten._local_scalar_dense", kDataBranch},
     {"aten.equal", kDataBranch},
     {"aten.allclose", kDataBranch},
