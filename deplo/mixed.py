@@ -45,7 +45,9 @@ class Mixed:
         if _reads_storage_of_parts(gm, runs):
             return None
         steps = [_extract(gm, step) if isinstance(step, list) else step for step in runs]
-        return Mixed(gm, steps, {node: why for node, why in refused.items() if node.op == "call_function"})
+        # One of the results of a call goes with the call.
+        calls = {node: why for node, why in refused.items() if node.op == "call_function" and node.target is not operator.getitem}
+        return Mixed(gm, steps, calls)
 
     def boxed(self, saves: bool = False) -> Callable[[list[Any]], Any]:
         """The function for AOTAutograd; `saves` if some results are for a backward graph, which was traced with their strides."""

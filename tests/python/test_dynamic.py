@@ -254,7 +254,7 @@ def test_nested_subgraphs(fn):
             warnings.simplefilter("always")
             got = compiled(x)
         texts = [str(w.message) for w in caught if issubclass(w.category, FallbackWarning)]
-        assert all("deplo does not compile that" in text for text in texts) and len(texts) <= 1, texts
+        assert all("deplo does not compile that" in text and "getitem" not in text for text in texts) and len(texts) <= 1, texts
         eager = fn(x)
         assert (got - eager).abs().max() <= 64 * torch.finfo(x.dtype).eps * eager.abs().max()
 
