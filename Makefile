@@ -15,6 +15,8 @@ SANITIZED := build-sanitize
 NO_LLVM := build-nollvm
 CXX_FILES = $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h' 'tests/*.cpp' 'tests/*.h' 'tools/*.cpp')
 TIDY_FILES = $(shell git ls-files 'csrc/*.cpp' 'tools/*.cpp')
+# These run no kernels of their own, or time them.
+UNGUARDED = $(addprefix tests/python/test_,benchmarks.py docs.py scripts.py)
 CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
 
 .PHONY: help system venv configure build demo test bench mutants opinfo opinfo-inductor fuzz exhaustive architectures guard wheel clean
@@ -103,9 +105,8 @@ mutants: build ## changes passes and rules one place at a time: at least 90 % mu
 architectures: build ## every architecture of tests/python/architectures.py at many lengths, forward and backward, and generating (half an hour)
 	@$(PY) -m pytest -q -n $(JOBS) tests/architectures
 
-guard: build ## the cases, gradients, models and random programs with every buffer between guard pages
-	@DEPLO_GUARD=1 $(PY) -m pytest -q -n $(JOBS) $(addprefix tests/python/test_,cases.py convolutions.py models.py architectures.py dynamic.py fuzz.py front_backend.py front_models.py mutation.py numerics.py \
-	  operators.py opinfo.py rules_overloads.py training.py)
+guard: build ## the tests with every buffer between guard pages
+	@DEPLO_GUARD=1 $(PY) -m pytest -q -n $(JOBS) $(filter-out $(UNGUARDED),$(wildcard tests/python/test_*.py)) tests/ir
 
 bench: build ## eager, Inductor and deplo side by side
 	@$(PY) benchmarks/run.py

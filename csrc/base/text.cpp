@@ -1,5 +1,6 @@
 #include "base/text.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
@@ -21,142 +22,174 @@ bool is_control(char c) { return std::iscntrl(static_cast<unsigned char>(c)) && 
 
 constexpr std::string_view kTwoCharSymbols[] = {"->", "<=", ">=", "==", "!=", "..", "//", "+=", "**"};
 
-}  // namespace
+[[noreturn]] void fail_at(const std::string& file, int line, int column, std::string_view message) {
+  throw UserError(fmt::format("{}:{}:{}: {}", file, line, column, message));
+}
 
-Lexer::Lexer(std::string_view text, std::string file, bool layout) : file_(std::move(file)) { tokenize(text, layout); }
+/// One pass over a text: each method takes the characters of what it is named after.
+class Tokenizer {
+ public:
+  Tokenizer(std::string_view text, const std::string& file, bool layout) : text_(text), file_(file), layout_(layout) {}
 
-void Lexer::tokenize(std::string_view text, bool layout) {
-  std::vector<int> indents{0};
-  int line = 1;
-  int brackets = 0;
-  size_t i = 0;
-  bool line_start = true;
-  size_t line_begin = 0;
-  auto column = [&] { return static_cast<int>(i - line_begin) + 1; };
-  auto refuse_control = [&](char c, int at_line, int at_column) {
-    fail({Token::Kind::end, "", at_line, at_column}, fmt::format("the character {:#04x} is no text", static_cast<unsigned char>(c)));
-  };
-  auto add = [&](Token::Kind kind, std::string value, int col) { tokens_.push_back({kind, std::move(value), line, col}); };
-  while (i < text.size()) {
-    if (line_start && brackets == 0) {
-      size_t start = i;
-      while (i < text.size() && text[i] == ' ') ++i;
-      bool blank = i >= text.size() || text[i] == '\n' || text[i] == '#' || text[i] == ';' || text[i] == '\r' || text.substr(i, 2) == "//";
-      if (!blank && layout) {
-        int width = static_cast<int>(i - start);
-        if (width > indents.back()) {
-          indents.push_back(width);
-          if (indents.size() > kMaxDepth) {
-            add(Token::Kind::end, "", column());
-            fail(tokens_.back(), fmt::format("blocks are nested deeper than {}", kMaxDepth));
-          }
-          add(Token::Kind::indent, "indent", 1);
-        }
-        while (width < indents.back()) {
-          indents.pop_back();
-          add(Token::Kind::dedent, "dedent", 1);
-        }
-        if (width != indents.back()) {
-          add(Token::Kind::end, "", column());
-          fail(tokens_.back(), "this indentation matches no outer block");
-        }
+  std::vector<Token> run() {
+    while (at_ < text_.size()) {
+      if (line_start_ && brackets_ == 0) {
+        begin_line();
+        continue;
       }
-      // A line that starts with // is a comment (the header lines of golden files).
-      if (text.substr(i, 2) == "//") {
-        while (i < text.size() && text[i] != '\n') ++i;
-      }
-      line_start = false;
-      if (i >= text.size()) break;
+      take();
     }
-    char c = text[i];
-    if (is_control(c)) refuse_control(c, line, column());
-    if (c == '\n') {
-      if (layout && brackets == 0 && !tokens_.empty() && tokens_.back().kind != Token::Kind::newline && tokens_.back().kind != Token::Kind::indent &&
-          tokens_.back().kind != Token::Kind::dedent)
-        add(Token::Kind::newline, "end of line", column());
-      ++i;
-      ++line;
-      line_begin = i;
-      line_start = true;
-      continue;
+    if (layout_ && !tokens_.empty() && tokens_.back().kind != Token::Kind::newline) add(Token::Kind::newline, "end of line", column());
+    for (size_t level = 1; layout_ && level < indents_.size(); ++level) add(Token::Kind::dedent, "dedent", 1);
+    add(Token::Kind::end, "end of file", column());
+    return std::move(tokens_);
+  }
+
+ private:
+  bool more() const { return at_ < text_.size(); }
+  bool ahead(std::string_view what) const { return text_.substr(at_, what.size()) == what; }
+  int column() const { return static_cast<int>(at_ - line_begin_) + 1; }
+  void add(Token::Kind kind, std::string value, int column) { tokens_.push_back({kind, std::move(value), line_, column}); }
+  [[noreturn]] void refuse(int column, std::string_view message) const { fail_at(file_, line_, column, message); }
+  void refuse_control(char c) const {
+    if (is_control(c)) refuse(column(), fmt::format("the character {:#04x} is no text", static_cast<unsigned char>(c)));
+  }
+  void skip_line() {
+    while (more() && text_[at_] != '\n') ++at_;
+  }
+
+  void begin_line() {
+    line_start_ = false;
+    const size_t start = at_;
+    while (more() && text_[at_] == ' ') ++at_;
+    // A line that starts with // is a comment (the header lines of golden files).
+    const bool comment = ahead("//");
+    const bool blank = !more() || comment || std::string_view("\n#;\r").find(text_[at_]) != std::string_view::npos;
+    if (!blank && layout_) indent(static_cast<int>(at_ - start));
+    if (comment) skip_line();
+  }
+
+  void indent(int width) {
+    if (width > indents_.back()) {
+      indents_.push_back(width);
+      if (indents_.size() > kMaxDepth) refuse(column(), fmt::format("blocks are nested deeper than {}", kMaxDepth));
+      add(Token::Kind::indent, "indent", 1);
     }
+    while (width < indents_.back()) {
+      indents_.pop_back();
+      add(Token::Kind::dedent, "dedent", 1);
+    }
+    if (width != indents_.back()) refuse(column(), "this indentation matches no outer block");
+  }
+
+  void take() {
+    const char c = text_[at_];
+    refuse_control(c);
+    if (c == '\n') return end_line();
     if (c == ' ' || c == '\t' || c == '\r') {
-      ++i;
-      continue;
+      ++at_;
+      return;
     }
-    if (c == '#' || c == ';') {
-      while (i < text.size() && text[i] != '\n') ++i;
-      continue;
+    if (c == '#' || c == ';') return skip_line();
+    if (starts_name(c)) return name();
+    if (is_digit()) return number();
+    if (c == '"') return string();
+    symbol();
+  }
+
+  void end_line() {
+    const bool ends = !tokens_.empty() && tokens_.back().kind != Token::Kind::newline && tokens_.back().kind != Token::Kind::indent &&
+                      tokens_.back().kind != Token::Kind::dedent;
+    if (layout_ && brackets_ == 0 && ends) add(Token::Kind::newline, "end of line", column());
+    ++at_;
+    ++line_;
+    line_begin_ = at_;
+    line_start_ = true;
+  }
+
+  void name() {
+    const int col = column();
+    const size_t start = at_++;
+    while (more() && continues_name(text_[at_]) && !ahead("..")) ++at_;
+    add(Token::Kind::identifier, std::string(text_.substr(start, at_ - start)), col);
+  }
+
+  bool is_digit() const { return more() && std::isdigit(static_cast<unsigned char>(text_[at_])); }
+  void digits() {
+    while (is_digit()) ++at_;
+  }
+
+  void number() {
+    const int col = column();
+    const size_t start = at_;
+    bool floating = false;
+    digits();
+    if (ahead(".") && !ahead("..")) {
+      floating = true;
+      ++at_;
+      digits();
     }
-    int col = column();
-    if (starts_name(c)) {
-      size_t start = i++;
-      while (i < text.size() && continues_name(text[i]) && text.substr(i, 2) != "..") ++i;
-      add(Token::Kind::identifier, std::string(text.substr(start, i - start)), col);
-      continue;
-    }
-    if (std::isdigit(static_cast<unsigned char>(c))) {
-      size_t start = i;
-      bool floating = false;
-      while (i < text.size() && std::isdigit(static_cast<unsigned char>(text[i]))) ++i;
-      if (i < text.size() && text[i] == '.' && text.substr(i, 2) != "..") {
+    if (ahead("e") || ahead("E")) {
+      const size_t mark = at_++;
+      if (ahead("+") || ahead("-")) ++at_;
+      if (is_digit()) {
         floating = true;
-        ++i;
-        while (i < text.size() && std::isdigit(static_cast<unsigned char>(text[i]))) ++i;
+        digits();
+      } else {
+        at_ = mark;
       }
-      if (i < text.size() && (text[i] == 'e' || text[i] == 'E')) {
-        size_t mark = i++;
-        if (i < text.size() && (text[i] == '+' || text[i] == '-')) ++i;
-        if (i < text.size() && std::isdigit(static_cast<unsigned char>(text[i]))) {
-          floating = true;
-          while (i < text.size() && std::isdigit(static_cast<unsigned char>(text[i]))) ++i;
-        } else {
-          i = mark;
-        }
-      }
-      add(floating ? Token::Kind::floating : Token::Kind::integer, std::string(text.substr(start, i - start)), col);
-      continue;
     }
-    if (c == '"') {
-      std::string value;
-      ++i;
-      while (i < text.size() && text[i] != '"' && text[i] != '\n') {
-        if (is_control(text[i])) refuse_control(text[i], line, column());
-        if (text[i] == '\\' && i + 1 < text.size()) {
-          ++i;
-          value += text[i] == 'n' ? '\n' : text[i] == 't' ? '\t' : text[i];
-        } else {
-          value += text[i];
-        }
-        ++i;
+    add(floating ? Token::Kind::floating : Token::Kind::integer, std::string(text_.substr(start, at_ - start)), col);
+  }
+
+  void string() {
+    const int col = column();
+    std::string value;
+    for (++at_; more() && text_[at_] != '"' && text_[at_] != '\n'; ++at_) {
+      refuse_control(text_[at_]);
+      if (text_[at_] == '\\' && at_ + 1 < text_.size()) {
+        ++at_;
+        value += text_[at_] == 'n' ? '\n' : text_[at_] == 't' ? '\t' : text_[at_];
+      } else {
+        value += text_[at_];
       }
-      if (i >= text.size() || text[i] != '"') {
-        add(Token::Kind::end, "", col);
-        fail(tokens_.back(), "this string has no closing quote");
-      }
-      ++i;
-      add(Token::Kind::string, std::move(value), col);
-      continue;
     }
+    if (!ahead("\"")) refuse(col, "this string has no closing quote");
+    ++at_;
+    add(Token::Kind::string, std::move(value), col);
+  }
+
+  void symbol() {
+    const int col = column();
+    const char c = text_[at_];
     std::string symbol(1, c);
     // A character of several bytes stays whole: half of one in a message would be no text.
-    while (static_cast<unsigned char>(c) >= 0x80 && i + symbol.size() < text.size() && (text[i + symbol.size()] & 0xC0) == 0x80)
-      symbol += text[i + symbol.size()];
+    while (static_cast<unsigned char>(c) >= 0x80 && at_ + symbol.size() < text_.size() && (text_[at_ + symbol.size()] & 0xC0) == 0x80)
+      symbol += text_[at_ + symbol.size()];
     for (std::string_view two : kTwoCharSymbols)
-      if (text.substr(i, 2) == two) symbol = two;
-    if (c == '(' || c == '[' || c == '{') ++brackets;
-    if (brackets > kMaxDepth) {
-      add(Token::Kind::end, "", col);
-      fail(tokens_.back(), fmt::format("more than {} brackets are open here", kMaxDepth));
-    }
-    if (c == ')' || c == ']' || c == '}') brackets = brackets > 0 ? brackets - 1 : 0;
-    i += symbol.size();
+      if (ahead(two)) symbol = two;
+    if (c == '(' || c == '[' || c == '{') ++brackets_;
+    if (brackets_ > kMaxDepth) refuse(col, fmt::format("more than {} brackets are open here", kMaxDepth));
+    if (c == ')' || c == ']' || c == '}') brackets_ = std::max(brackets_ - 1, 0);
+    at_ += symbol.size();
     add(Token::Kind::symbol, std::move(symbol), col);
   }
-  if (layout && !tokens_.empty() && tokens_.back().kind != Token::Kind::newline) add(Token::Kind::newline, "end of line", column());
-  for (size_t level = 1; layout && level < indents.size(); ++level) add(Token::Kind::dedent, "dedent", 1);
-  add(Token::Kind::end, "end of file", column());
-}
+
+  std::string_view text_;
+  const std::string& file_;
+  bool layout_;
+  std::vector<Token> tokens_;
+  std::vector<int> indents_{0};
+  size_t at_ = 0;
+  size_t line_begin_ = 0;
+  int line_ = 1;
+  int brackets_ = 0;
+  bool line_start_ = true;
+};
+
+}  // namespace
+
+Lexer::Lexer(std::string_view text, std::string file, bool layout) : file_(std::move(file)), tokens_(Tokenizer(text, file_, layout).run()) {}
 
 const Token& Lexer::peek(int ahead) const {
   size_t at = position_ + static_cast<size_t>(ahead);
@@ -234,9 +267,7 @@ void Lexer::skip_newlines() {
 
 void Lexer::fail(std::string_view message) const { fail(peek(), message); }
 
-void Lexer::fail(const Token& where, std::string_view message) const {
-  throw UserError(fmt::format("{}:{}:{}: {}", file_, where.line, where.column, message));
-}
+void Lexer::fail(const Token& where, std::string_view message) const { fail_at(file_, where.line, where.column, message); }
 
 std::string joined(const std::vector<std::string>& parts, std::string_view separator) {
   std::string text;

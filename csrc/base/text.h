@@ -42,8 +42,6 @@ class Lexer {
   [[noreturn]] void fail(const Token& where, std::string_view message) const;
 
  private:
-  void tokenize(std::string_view text, bool layout);
-
   std::string file_;
   std::vector<Token> tokens_;
   size_t position_ = 0;

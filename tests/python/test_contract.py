@@ -284,7 +284,7 @@ def test_thousands_of_compilations_do_not_grow_memory():
         return resident_kilobytes()
 
     first = compile_many(1, 200)
-    grown = compile_many(1000, 500) - compile_many(2000, 500)
+    grown = compile_many(1000, 1000) - compile_many(2000, 1000)
     assert -grown <= 16 * 1024 and resident_kilobytes() - first <= 128 * 1024
 
 

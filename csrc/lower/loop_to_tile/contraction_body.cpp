@@ -239,104 +239,123 @@ tile_ir::Block ContractionScheduler::matrix_products(const Item& item, bool seve
           make(tile_ir::Matrix{Kind::store, sums, tile, {}})};
 }
 
-tile_ir::Block ContractionScheduler::register_block(const Item& item, bool several, const RowBlocks& rows) const {
-  if (item.matrix) return matrix_block(item, several, rows);
-  const LineBlocks& points = rows.points;
-  const int64_t mr = rows.mr;
-  std::string t = item.tag;
-  Expr tile = sym("rt" + t);
-  Expr panel = sym("pt" + t);
-  Expr r = sym("r" + t);
-  Expr lane = sym("x" + t);
-  Expr k = sym("k" + t);
-  // Of windows, k is made of a channel and two taps, a row of a line and a point.
-  const Expr channel = sym("kc" + t);
-  const Expr line_tap = window_ && window_->line.taps > 1 ? sym("ky" + t) : Expr(0);
-  const Expr point_tap = window_ && window_->point.taps > 1 ? sym("kx" + t) : Expr(0);
-  if (window_) k = channel * window_->taps() + line_tap * window_->point.taps + point_tap;
-  auto line_of = [&](Expr row) { return tile * block_lines_ + floordiv(row, points.points); };
-  auto point_of = [&](Expr row) { return sym("rx" + t) * points.points + points.first + mod(row, points.points); };
-  auto row_of = [&](Expr row) { return rows.first + tile * mr + row; };
-  std::string acc = "acc" + t + rows.suffix;
-  auto each = [&](const std::string& suffix, tile_ir::Block before, tile_ir::Block inner) {
-    tile_ir::Block body = std::move(before);
-    body.push_back(loop("x" + t + suffix, 0, nr_, LoopKind::lanes, std::move(inner)));
-    return loop("r" + t + suffix, 0, mr, LoopKind::unroll, std::move(body));
+ContractionScheduler::Depth ContractionScheduler::depth_at(const Item& item) const {
+  if (!window_) return {sym("k" + item.tag), {}, {}, {}};
+  Depth at{{}, sym("kc" + item.tag), 0, 0};
+  if (window_->line.taps > 1) at.line_tap = sym("ky" + item.tag);
+  if (window_->point.taps > 1) at.point_tap = sym("kx" + item.tag);
+  at.k = at.channel * window_->taps() + at.line_tap * window_->point.taps + at.point_tap;
+  return at;
+}
+
+Expr ContractionScheduler::line_of(const Item& item, const RowBlocks& rows, Expr row) const {
+  return sym("rt" + item.tag) * block_lines_ + floordiv(row, rows.points.points);
+}
+
+Expr ContractionScheduler::point_of(const Item& item, const RowBlocks& rows, Expr row) {
+  return sym("rx" + item.tag) * rows.points.points + rows.points.first + mod(row, rows.points.points);
+}
+
+Expr ContractionScheduler::row_of(const Item& item, const RowBlocks& rows, Expr row) { return rows.first + sym("rt" + item.tag) * rows.mr + row; }
+
+std::vector<Expr> ContractionScheduler::packed_row(const Item& item, const RowBlocks& rows, Expr row, int64_t half) const {
+  const Depth at = depth_at(item);
+  if (window_)
+    return {at.channel, line_of(item, rows, row) * window_->line.step + at.line_tap * window_->line.tap_step,
+            point_of(item, rows, row) * window_->point.step + at.point_tap * window_->point.tap_step};
+  if (!item.rows.is_static && rows_lie_across()) return {at.k, row_of(item, rows, row)};
+  if (!item.rows.is_static) return {row_of(item, rows, row), item.pairs ? at.k * 2 + half : at.k};
+  std::vector<Expr> index = outer_index(item.rows);
+  index.insert(index.end(), {floordiv(first_row_, mr_) + sym("rt" + item.tag), sym("kb" + item.tag) * item.depth_block + at.k, row});
+  return index;
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::over_registers(const Item& item, const RowBlocks& rows, const std::string& suffix, tile_ir::Block of_row,
+                                                        tile_ir::Block of_lane) const {
+  of_row.push_back(loop("x" + item.tag + suffix, 0, nr_, LoopKind::lanes, std::move(of_lane)));
+  return loop("r" + item.tag + suffix, 0, rows.mr, LoopKind::unroll, std::move(of_row));
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::multiply_add(const Item& item, const RowBlocks& rows, const std::string& acc) const {
+  const std::string& t = item.tag;
+  const Expr r = sym("r" + t);
+  const Expr lane = sym("x" + t);
+  const Expr k = depth_at(item).k;
+  const auto f32 = DType::f32;
+  const std::string rows_buffer = item.rows.is_static ? item.rows.param : "pa" + t;
+  const std::string lanes_buffer = item.widened ? "pw" + t : item.lanes.is_static ? item.lanes.param : "pb" + t;
+  auto lanes_at = [&](int64_t half) {
+    if (item.widened) return std::vector<Expr>{k, lane};
+    return item.lanes.is_static ? packed_lanes(item, k, lane, half) : std::vector<Expr>{k, sym("pt" + t) * nr_ + lane};
   };
-  auto rows_at = [&](Expr row, int64_t half) {
-    std::vector<Expr> index = outer_index(item.rows);
-    if (window_)
-      return std::vector<Expr>{channel, line_of(row) * window_->line.step + line_tap * window_->line.tap_step,
-                               point_of(row) * window_->point.step + point_tap * window_->point.tap_step};
-    if (!item.rows.is_static && rows_lie_across()) return std::vector<Expr>{k, row_of(row)};
-    if (!item.rows.is_static) return std::vector<Expr>{row_of(row), item.pairs ? k * 2 + half : k};
-    index.insert(index.end(), {floordiv(first_row_, mr_) + tile, sym("kb" + t) * item.depth_block + k, row});
-    return index;
-  };
-  auto lanes_at = [&](Expr at, int64_t half) {
-    if (item.widened) return std::vector<Expr>{k, at};
-    return item.lanes.is_static ? packed_lanes(item, k, at, half) : std::vector<Expr>{k, panel * nr_ + at};
-  };
-  std::string rows_buffer = item.rows.is_static ? item.rows.param : "pa" + t;
-  std::string lanes_buffer = item.widened ? "pw" + t : item.lanes.is_static ? item.lanes.param : "pb" + t;
-  auto f32 = DType::f32;
-  Expr r0 = sym("r" + t + "i");
-  Expr x0 = sym("x" + t + "i");
-  tile_ir::Block block{make(tile_ir::Alloc{acc, f32, {mr, nr_}, Space::reg}), each("i", {}, store_zero(acc, {r0, x0}, "start" + t))};
-  const auto narrow = item.lanes.is_static && !item.widened ? item.lanes.narrow() : std::nullopt;
-  tile_ir::Block row;
-  tile_ir::Block step;
-  loop_ir::Let add{"fv" + t, f32, Fn::fma, {"av" + t, "bv" + t, "cv" + t}, {}, 0};
   auto load = [](tile_ir::Block& into, const std::string& name, DType dtype, const std::string& buffer, std::vector<Expr> index) {
     into.push_back(make(loop_ir::Load{name, dtype, buffer, std::move(index), {}, Scalar::of_float(dtype, 0)}));
   };
+  tile_ir::Block row;
+  tile_ir::Block step;
+  loop_ir::Let add{"fv" + t, f32, Fn::fma, {"av" + t, "bv" + t, "cv" + t}, {}, 0};
   if (item.pairs) {
     add.fn = Fn::dot2;
     add.operands = {"av" + t, "aw" + t, "bv" + t, "bw" + t, "cv" + t};
     for (int64_t half : {0, 1}) {
-      load(row, add.operands[static_cast<size_t>(half)], DType::bf16, rows_buffer, rows_at(r, half));
-      load(step, add.operands[static_cast<size_t>(half) + 2], DType::bf16, lanes_buffer, lanes_at(lane, half));
+      load(row, add.operands[static_cast<size_t>(half)], DType::bf16, rows_buffer, packed_row(item, rows, r, half));
+      load(step, add.operands[static_cast<size_t>(half) + 2], DType::bf16, lanes_buffer, lanes_at(half));
     }
   } else {
-    load(row, "av" + t, f32, rows_buffer, rows_at(r, 0));
-    load(step, narrow ? "nv" + t : "bv" + t, narrow ? narrow->dtype : f32, lanes_buffer, lanes_at(lane, 0));
+    const auto narrow = item.lanes.is_static && !item.widened ? item.lanes.narrow() : std::nullopt;
+    load(row, "av" + t, f32, rows_buffer, packed_row(item, rows, r, 0));
+    load(step, narrow ? "nv" + t : "bv" + t, narrow ? narrow->dtype : f32, lanes_buffer, lanes_at(0));
     if (narrow) step.push_back(make(loop_ir::Let{"bv" + t, f32, Fn::cast, {"nv" + t}, {}, 0}));
   }
   load(step, "cv" + t, f32, acc, {r, lane});
   step.push_back(make(std::move(add)));
   step.push_back(make(loop_ir::Store{acc, {r, lane}, "fv" + t, {}, Combiner::set}));
-  tile_ir::Block body;
-  if (item.lanes.is_static && !item.widened) body = prefetch_panel(item, k);
-  body.push_back(each("", std::move(row), std::move(step)));
-  if (window_) {
-    bool unrolled = false;
-    auto wrap = [&](const std::string& name, Expr extent) {
-      body = {loop(name + t, 0, extent, LoopKind::serial, std::move(body), unrolled ? 1 : item.unroll)};
-      unrolled = true;
-    };
-    if (window_->point.taps > 1) wrap("kx", window_->point.taps);
-    if (window_->line.taps > 1) wrap("ky", window_->line.taps);
-    wrap("kc", floordiv(depth_of_block(item), window_->taps()));
-    block.insert(block.end(), body.begin(), body.end());
-  } else {
-    const Expr steps = item.pairs ? floordiv(depth_of_block(item), 2) : depth_of_block(item);
-    block.push_back(loop("k" + t, 0, steps, LoopKind::serial, std::move(body), item.unroll));
-  }
-  // Each block of k is summed by itself and then added: shorter chains than one over all of k.
-  Expr ro = sym("r" + t + "o");
-  Expr xo = sym("x" + t + "o");
-  Expr sum_row = window_ ? line_of(ro) * rows_[1].extent + point_of(ro) : row_of(ro);
-  std::vector<Expr> target{sum_row, panel * nr_ + xo};
-  tile_ir::Block finish{make(loop_ir::Load{"dv" + t, f32, acc, {ro, xo}, {}, {}})};
+  return over_registers(item, rows, "", std::move(row), std::move(step));
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::over_depth(const Item& item, tile_ir::Block body) const {
+  const Expr depth = depth_of_block(item);
+  if (!window_) return loop("k" + item.tag, 0, item.pairs ? floordiv(depth, 2) : depth, LoopKind::serial, std::move(body), item.unroll);
+  int64_t unroll = item.unroll;  // of the innermost loop
+  auto wrap = [&](const std::string& name, Expr extent) {
+    auto around = loop(name + item.tag, 0, extent, LoopKind::serial, std::move(body), unroll);
+    body = {around};
+    unroll = 1;
+    return around;
+  };
+  if (window_->point.taps > 1) wrap("kx", window_->point.taps);
+  if (window_->line.taps > 1) wrap("ky", window_->line.taps);
+  return wrap("kc", floordiv(depth, window_->taps()));
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::add_to_tile(const Item& item, bool several, const RowBlocks& rows, const std::string& acc) const {
+  const std::string& t = item.tag;
+  const Expr row = sym("r" + t + "o");
+  const Expr lane = sym("x" + t + "o");
+  const Expr sum_row = window_ ? line_of(item, rows, row) * rows_[1].extent + point_of(item, rows, row) : row_of(item, rows, row);
+  const std::vector<Expr> target{sum_row, sym("pt" + t) * nr_ + lane};
+  tile_ir::Block body{make(loop_ir::Load{"dv" + t, DType::f32, acc, {row, lane}, {}, {}})};
   std::string sum = "dv" + t;
   if (several) {
-    finish.push_back(make(loop_ir::Load{"ov" + t, f32, "c" + t, target, {}, {}}));
-    finish.push_back(make(loop_ir::Let{"sv" + t, f32, Fn::add, {"ov" + t, "dv" + t}, {}, 0}));
+    body.push_back(make(loop_ir::Load{"ov" + t, DType::f32, "c" + t, target, {}, {}}));
+    body.push_back(make(loop_ir::Let{"sv" + t, DType::f32, Fn::add, {"ov" + t, "dv" + t}, {}, 0}));
     sum = "sv" + t;
   }
-  finish.push_back(make(loop_ir::Store{"c" + t, target, sum, {}, Combiner::set}));
-  block.push_back(each("o", {}, std::move(finish)));
-  return block;
+  body.push_back(make(loop_ir::Store{"c" + t, target, sum, {}, Combiner::set}));
+  return over_registers(item, rows, "o", {}, std::move(body));
+}
+
+tile_ir::Block ContractionScheduler::register_block(const Item& item, bool several, const RowBlocks& rows) const {
+  if (item.matrix) return matrix_block(item, several, rows);
+  const std::string& t = item.tag;
+  const std::string acc = "acc" + t + rows.suffix;
+  tile_ir::Block step;
+  if (item.lanes.is_static && !item.widened) step = prefetch_panel(item, depth_at(item).k);
+  step.push_back(multiply_add(item, rows, acc));
+  // Each block of k is summed by itself and then added: shorter chains than one over all of k.
+  return {make(tile_ir::Alloc{acc, DType::f32, {rows.mr, nr_}, Space::reg}),
+          over_registers(item, rows, "i", {}, store_zero(acc, {sym("r" + t + "i"), sym("x" + t + "i")}, "start" + t)),
+          over_depth(item, std::move(step)), add_to_tile(item, several, rows, acc)};
 }
 
 tile_ir::Block ContractionScheduler::epilogue() const {

@@ -335,6 +335,27 @@ class ContractionScheduler {
     LineBlocks points = {};
     std::string suffix = {};  ///< registers need names of their own
   };
+
+  /// A step of k; of windows, it is made of a channel and two taps.
+  struct Depth {
+    Expr k, channel, line_tap, point_tap;
+  };
+  Depth depth_at(const Item& item) const;
+  /// Row `row` of a register block: of windows as a line and a point of it, else in the tile.
+  Expr line_of(const Item& item, const RowBlocks& rows, Expr row) const;
+  static Expr point_of(const Item& item, const RowBlocks& rows, Expr row);
+  static Expr row_of(const Item& item, const RowBlocks& rows, Expr row);
+  /// Where that row's operand is packed; of pairs, the first or second half.
+  std::vector<Expr> packed_row(const Item& item, const RowBlocks& rows, Expr row, int64_t half) const;
+
+  /// Statements for each row of a register block, then for each of its lanes.
+  Ref<tile_ir::Stmt> over_registers(const Item& item, const RowBlocks& rows, const std::string& suffix, tile_ir::Block of_row,
+                                    tile_ir::Block of_lane) const;
+  /// One step of k for all products of a register block.
+  Ref<tile_ir::Stmt> multiply_add(const Item& item, const RowBlocks& rows, const std::string& acc) const;
+  /// All steps of a block of k.
+  Ref<tile_ir::Stmt> over_depth(const Item& item, tile_ir::Block body) const;
+  Ref<tile_ir::Stmt> add_to_tile(const Item& item, bool several, const RowBlocks& rows, const std::string& acc) const;
   tile_ir::Block register_block(const Item& item, bool several, const RowBlocks& rows) const;
   tile_ir::Block matrix_block(const Item& item, bool several, const RowBlocks& rows) const;
 

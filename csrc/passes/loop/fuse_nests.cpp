@@ -1,13 +1,13 @@
 #include "passes/loop/fuse_nests.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 
 #include "analysis/contraction.h"
-#include "analysis/cost.h"
 #include "base/error.h"
+#include "passes/loop/fusion_cost.h"
 #include "passes/loop/localize.h"
+#include "passes/loop/own_places.h"
 #include "passes/loop/program_graph.h"
 #include "passes/loop/share_axes.h"
 #include "passes/loop/split_axes.h"
@@ -17,32 +17,19 @@
 namespace deplo {
 namespace {
 
+using Group = FusionGroup;
 using loop_ir::Axis;
 using loop_ir::Block;
 using loop_ir::Load;
 using loop_ir::Stmt;
 using loop_ir::Store;
 
-constexpr double kEnoughParallel = 16;      ///< shared iterations that occupy any machine's cores well enough
-constexpr double kSmallIteration = 16384;   ///< points per shared iteration below which one thread may do all of them
-constexpr double kRowBlock = 128;           ///< rows of a contraction whose fused rows stay in cache together
-constexpr double kCores = 8;                ///< that read a shared operand each for itself
-constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
 constexpr size_t kSiblingsTried = 4;
 constexpr double kSmallKernel = 4096;     ///< points below which a kernel without anything in common with another may still share its step
 constexpr size_t kSmallTogether = 16;     ///< such kernels in one
 constexpr size_t kMostParts = 16;         ///< kernels that one falls apart into
 constexpr double kStepBytes = 65536;      ///< bytes that move in the time that one more step takes
 constexpr size_t kMostStatements = 1024;  ///< of one kernel: to join, to schedule and to compile more takes more than linear time
-
-struct Group {
-  NestGroup nest;
-  std::vector<analysis::Contraction> contractions;  ///< of the kernel as it stands
-  double points = 0;                                ///< innermost iterations
-  size_t statements = 0;
-  bool fixed = false;  ///< takes no part: writes versioned buffers in part
-  size_t small = 1;    ///< kernels that it is made of which have nothing in common
-};
 
 /// Two nests as they were before one of them was split.
 struct Backup {
@@ -54,29 +41,16 @@ struct Backup {
 
 struct Fuser {
   ProgramGraph graph;
-  const PassContext& context;
+  FusionCost cost;
   std::vector<Group> groups;
   std::vector<loop_ir::Names> names;
   std::vector<bool> is_static;       ///< runs once per program: never joins what runs at each call
   bool one_after_the_other = false;  ///< small nests may join that share no axis
 
-  double size(Expr e) const { return std::max(1.0, analysis::estimate(e, context.hints, graph.program().symbols)); }
-  double bytes(const std::string& name) const {
-    const Buffer& b = graph.buffer(name);
-    return size(product(b.shape)) * static_cast<double>(size_of(b.dtype));
-  }
-  double points(const std::vector<Axis>& axes) const {
-    double count = 1;
-    for (const Axis& axis : axes) count *= size(axis.extent);
-    return count;
-  }
+  Fuser(loop_ir::Module module, const PassContext& context) : graph(std::move(module)), cost(graph, context) {}
 
-  double points_of(const Block& body) const {
-    double total = 0;
-    loop_ir::visit(body, [&](const Stmt& stmt, const std::vector<Axis>& loops) {
-      if (std::holds_alternative<Load>(stmt.node) || std::holds_alternative<Store>(stmt.node)) total = std::max(total, points(loops));
-    });
-    return total;
+  BufferOf buffers() const {
+    return [this](const std::string& name) -> const Buffer& { return graph.buffer(name); };
   }
 
   static size_t statements_of(const Block& body) {
@@ -112,43 +86,16 @@ struct Fuser {
       kernel.body = node.body;
       names[at].reserve(kernel);
       graph.set_body(at, loop_ir::make_nest(g.nest.axes, g.nest.body));
-      g.points = points_of(graph.nodes()[at].body);
+      g.points = cost.points_of(graph.nodes()[at].body);
       g.statements = statements_of(graph.nodes()[at].body);
       find_contractions(at);
     }
   }
 
-  // Every iteration of the outer loops has a place of its own in the buffer, and touches no other.
-  static bool has_own_places(const NestGroup& nest, const std::string& buffer, bool& guarded) {
-    bool own = true;
-    auto check = [&](const std::vector<Expr>& index) {
-      std::set<std::string> left;
-      for (const Axis& axis : nest.axes) left.insert(axis.name);
-      for (const Expr& e : index) own = own && (e.is_symbol() ? left.erase(e.name()) == 1 : e.is(0));
-      own = own && left.empty();
-    };
-    loop_ir::visit(nest.body, [&](const Stmt& stmt, const auto&) {
-      const auto* load = std::get_if<Load>(&stmt.node);
-      const auto* store = std::get_if<Store>(&stmt.node);
-      if (load && load->buffer == buffer) check(load->index);
-      if (!store || store->buffer != buffer) return;
-      check(store->index);
-      guarded = guarded || !store->guard.empty() || store->combiner != Combiner::set;
-    });
-    return own;
-  }
-
   // The kernel replaces all of an input that no other one writes, element by element.
   bool overwrites(const NestGroup& nest, const std::string& b) {
-    bool guarded = false;
-    if (graph.buffer(b).kind != BufferKind::input || graph.writers(b).size() != 1) return false;
-    return has_own_places(nest, b, guarded) && !guarded && covers_buffer(nest, b);
-  }
-
-  bool covers_buffer(const NestGroup& nest, const std::string& b) const {
-    Expr points = 1;
-    for (const Axis& axis : nest.axes) points = points * axis.extent;
-    return simplify(points - product(graph.buffer(b).shape), graph.program().symbols).is(0);
+    return graph.buffer(b).kind == BufferKind::input && graph.writers(b).size() == 1 &&
+           replaces_all(nest, b, graph.buffer(b).shape, graph.program().symbols);
   }
 
   // Inputs that one of the two overwrites and the other touches: their loads come first in an iteration only if it touches what others do not.
@@ -156,9 +103,8 @@ struct Fuser {
     for (size_t writer : {first, second}) {
       const auto& other = graph.nodes()[writer == first ? second : first];
       for (const std::string& b : graph.nodes()[writer].writes) {
-        bool guarded = false;
         if (!graph.is_versioned(b) || (!other.reads.count(b) && !other.writes.count(b))) continue;
-        if (!same_place(joined, b) || !has_own_places(joined, b, guarded)) return false;
+        if (!touches_one_place(joined, b) || !has_own_places(joined, b)) return false;
       }
     }
     return true;
@@ -169,142 +115,12 @@ struct Fuser {
     return std::any_of(writes.begin(), writes.end(), [&](const std::string& b) { return graph.is_versioned(b); });
   }
 
-  static bool same_place(const NestGroup& nest, const std::string& buffer) {
-    std::vector<std::vector<Expr>> places;
-    loop_ir::visit(nest.body, [&](const Stmt& stmt, const auto&) {
-      if (const auto* load = std::get_if<Load>(&stmt.node); load && load->buffer == buffer) places.push_back(load->index);
-      if (const auto* store = std::get_if<Store>(&stmt.node); store && store->buffer == buffer) places.push_back(store->index);
-    });
-    return std::all_of(places.begin(), places.end(), [&](const auto& place) { return place == places[0]; });
-  }
-
   // Buffers that `second` reads and `first` writes.
   std::set<std::string> flows(size_t first, size_t second) {
     std::set<std::string> result;
     for (const std::string& b : graph.nodes()[first].writes)
       if (graph.nodes()[second].reads.count(b)) result.insert(b);
     return result;
-  }
-
-  static bool covers(const AxisPairs& pairs, const NestGroup& nest) { return pairs.size() == nest.axes.size(); }
-
-  // Enough iterations to share among threads, or too little work to need it.
-  bool parallel_enough(double shared, double work) const { return shared >= kEnoughParallel || work / shared <= kSmallIteration; }
-
-  // What contractions read again when every block of rows, or every core, reads the operands that its rows share.
-  double bytes_read_again(const NestGroup& joined) const {
-    loop_ir::Kernel kernel;
-    kernel.symbols = graph.program().symbols;
-    kernel.body = loop_ir::make_nest(joined.axes, joined.body);
-    double total = 0;
-    for (const auto& c : analysis::find_contractions(kernel)) {
-      for (const auto* operand : {&c.a, &c.b}) {
-        double bytes = 4;
-        double rows = 1;    // shared iterations that read the same part of the operand
-        double copies = 1;  // different parts
-        for (const auto& axis : c.axes) {
-          bool shared = std::any_of(joined.axes.begin(), joined.axes.end(), [&](const Axis& a) { return a.name == axis.name; });
-          bool used = operand->axes.count(axis.name) > 0;
-          if (used) bytes *= size(axis.extent);
-          if (shared) (used ? copies : rows) *= size(axis.extent);
-        }
-        if (copies > 1 && bytes / copies <= kFirstLevelCache) continue;
-        double blocks = std::max(std::ceil(rows / kRowBlock), std::min(rows, kCores / copies));
-        total += bytes * std::max(0.0, blocks - 1) * (copies < kCores ? 2 : 1);
-      }
-    }
-    return total;
-  }
-
-  // A contraction gives up an axis: rows of its result stay in cache, its other operand is read for every block of rows. What follows rows that
-  // do so already (an attention's epilogue) costs no more of that.
-  bool keep_rows(const NestGroup& rows, const NestGroup& joined, const std::set<std::string>& flow) {
-    double saved = 0;
-    for (const std::string& b : flow) saved += bytes(b) * (graph.is_private(b) ? 2 : 1);
-    const bool already = rows.axes.size() == joined.axes.size() && std::any_of(rows.body.begin(), rows.body.end(), [](const auto& stmt) {
-                           return std::holds_alternative<loop_ir::For>(stmt->node);
-                         });
-    return saved >= bytes_read_again(joined) - (already ? bytes_read_again(rows) : 0);
-  }
-
-  // Two contractions in one nest: gates over the same rows, with equal reductions.
-  bool gated_pair(const Group& a, const Group& b) const {
-    for (const auto& x : a.contractions)
-      for (const auto& y : b.contractions) {
-        bool shares = !x.a.buffers.empty() && !y.a.buffers.empty() && (x.a.buffers[0] == y.a.buffers[0] || x.b.buffers[0] == y.b.buffers[0]);
-        auto kx = x.axes_of(analysis::AxisClass::k);
-        auto ky = y.axes_of(analysis::AxisClass::k);
-        bool equal = kx.size() == ky.size();
-        for (size_t k = 0; equal && k < kx.size(); ++k) equal = kx[k].extent == ky[k].extent;
-        if (!shares || !equal) return false;
-      }
-    return true;
-  }
-
-  BufferOf buffers() const {
-    return [this](const std::string& name) -> const Buffer& { return graph.buffer(name); };
-  }
-
-  // A contraction may follow another over the same rows (attention) if those rows are seen by it alone, and neither has an operand that
-  // is packed once for all calls: a chain of layers runs faster one by one.
-  bool chainable(const Group& a, const Group& b, const std::set<std::string>& flow) {
-    for (const std::string& name : flow)
-      if (!graph.is_private(name)) return false;
-    for (const Group* g : {&a, &b})
-      for (const auto& c : g->contractions)
-        if (is_packed_once(c.a, buffers()) || is_packed_once(c.b, buffers())) return false;
-    return true;
-  }
-
-  // Over shared rows and lanes a contraction is none any longer: chunks of k stay apart from what adds them up.
-  static bool gives_up_batch(const Group& a, const AxisPairs& pairs) {
-    for (const auto& c : a.contractions)
-      for (const auto& axis : c.axes_of(analysis::AxisClass::batch)) {
-        bool outer = std::any_of(a.nest.axes.begin(), a.nest.axes.end(), [&](const Axis& x) { return x.name == axis.name; });
-        bool kept = std::any_of(pairs.begin(), pairs.end(), [&](const auto& pair) { return pair.first == axis.name; });
-        if (outer && !kept) return true;
-      }
-    return false;
-  }
-
-  // Rows of parts of a result (heads of a layer): no schedule takes those, for the part lies inside of the rows.
-  static bool parts_rows(const Group& a, const AxisPairs& pairs) {
-    for (const auto& c : a.contractions) {
-      auto shares = [&](analysis::AxisClass of) {
-        auto axes = c.axes_of(of);
-        return std::any_of(axes.begin(), axes.end(), [&](const auto& axis) {
-          return std::any_of(pairs.begin(), pairs.end(), [&](const auto& pair) { return pair.first == axis.name; });
-        });
-      };
-      if (shares(analysis::AxisClass::m) && shares(analysis::AxisClass::n)) return true;
-    }
-    return false;
-  }
-
-  bool profitable(size_t first, size_t second, const AxisPairs& pairs, const std::set<std::string>& flow) {
-    const Group& a = groups[first];
-    const Group& b = groups[second];
-    bool whole_a = covers(pairs, a.nest);
-    bool whole_b = covers(pairs, b.nest);
-    double shared = 1;
-    for (const auto& [name, partner] : pairs)
-      for (const Axis& axis : a.nest.axes)
-        if (axis.name == name) shared *= size(axis.extent);
-    bool contracts_a = !a.contractions.empty();
-    bool contracts_b = !b.contractions.empty();
-    if (contracts_a || contracts_b) {
-      if (contracts_a && contracts_b && whole_a && whole_b) return gated_pair(a, b);
-      if (whole_a && whole_b) return contracts_a;  // an epilogue; prologues are fuse_producers' business
-      // Rows of a contraction may stay in cache if it gives up one axis; what prepares an operand stays apart.
-      if (!contracts_a || pairs.empty() || a.nest.axes.size() > pairs.size() + 1) return false;
-      if (gives_up_batch(a, pairs) || parts_rows(a, pairs)) return false;
-      if (contracts_b && !chainable(a, b, flow)) return false;
-      loop_ir::Names scratch = names[first];
-      return keep_rows(a.nest, join(a.nest, b.nest, pairs, scratch), flow);
-    }
-    if (pairs.empty() && !(a.nest.axes.empty() && b.nest.axes.empty())) return one_after_the_other && std::max(a.points, b.points) <= kSmallIteration;
-    if (whole_a && whole_b) return true;
-    return parallel_enough(shared, std::max(a.points, b.points));
   }
 
   bool too_large(size_t first, size_t second) const { return groups[first].statements + groups[second].statements > kMostStatements; }
@@ -329,7 +145,9 @@ struct Fuser {
       split_as(first, second, flow, pairs);
       if (!pairs || !covers(*pairs, b.nest)) split_for(first, second, flow, pairs);
     }
-    if (pairs && profitable(first, second, *pairs, flow) && may_join(first, second) && join_groups(first, second, *pairs)) return true;
+    if (pairs && cost.profitable(a, b, *pairs, flow, names[first], one_after_the_other) && may_join(first, second) &&
+        join_groups(first, second, *pairs))
+      return true;
     if (backup) {
       a.nest = std::move(backup->first);
       b.nest = std::move(backup->second);
@@ -443,7 +261,7 @@ struct Fuser {
     };
     std::optional<Handover> best;
     for (const std::string& b : graph.nodes()[at].reads) {
-      if (!graph.is_private(b) || graph.readers(b).size() != 1 || (best && bytes(b) <= bytes(best->buffer)) || !reads(part, b)) continue;
+      if (!graph.is_private(b) || graph.readers(b).size() != 1 || (best && cost.bytes(b) <= cost.bytes(best->buffer)) || !reads(part, b)) continue;
       if (std::count_if(parts.begin(), parts.end(), [&](const NestGroup& p) { return reads(p, b); }) > 1) continue;
       const size_t w = graph.writers(b)[0];
       if (w == at || groups[w].contractions.empty() || groups[w].fixed || is_static[w]) continue;
@@ -456,8 +274,7 @@ struct Fuser {
   bool stores_each_element_once(size_t at) {
     const auto& writes = graph.nodes()[at].writes;
     return is_pointwise(groups[at].nest) && std::all_of(writes.begin(), writes.end(), [&](const std::string& b) {
-             bool guarded = false;
-             return !graph.is_versioned(b) && has_own_places(groups[at].nest, b, guarded) && !guarded && covers_buffer(groups[at].nest, b);
+             return !graph.is_versioned(b) && replaces_all(groups[at].nest, b, graph.buffer(b).shape, graph.program().symbols);
            });
   }
 
@@ -477,7 +294,7 @@ struct Fuser {
     for (const NestGroup& part : parts) {
       auto found = handover(at, parts, part);
       if (!found) continue;
-      saved += 2 * bytes(found->buffer);
+      saved += 2 * cost.bytes(found->buffer);
       handovers.push_back(std::move(*found));
     }
     const size_t more_steps = std::max(parts.size() - handovers.size(), size_t{1}) - 1;
@@ -494,7 +311,7 @@ struct Fuser {
     for (NestGroup& part : parts) {
       Group g;
       const Block& body = bodies[static_cast<size_t>(&part - parts.data())];
-      g.points = points_of(body);
+      g.points = cost.points_of(body);
       g.statements = statements_of(body);
       g.nest = std::move(part);
       groups.push_back(std::move(g));
@@ -512,10 +329,10 @@ struct Fuser {
     double common_bytes = 0;
     double all_bytes = 0;
     for (const std::string& name : graph.nodes()[second].reads) {
-      all_bytes += bytes(name);
+      all_bytes += cost.bytes(name);
       if (!graph.nodes()[first].reads.count(name)) continue;
       common.insert(name);
-      common_bytes += bytes(name);
+      common_bytes += cost.bytes(name);
     }
     if (common_bytes * 4 < all_bytes) return {};
     AxisPairs pairs = shared_by_input(a.nest, b.nest, common);
@@ -531,7 +348,7 @@ struct Fuser {
       std::vector<std::pair<double, size_t>> producers;
       for (const std::string& b : graph.nodes()[at].reads)
         for (size_t w : graph.writers(b))
-          if (w != at) producers.emplace_back(-bytes(b), w);
+          if (w != at) producers.emplace_back(-cost.bytes(b), w);
       std::sort(producers.begin(), producers.end());
       for (const auto& [weight, w] : producers)
         if (try_fuse(w, at, false)) {
@@ -544,7 +361,7 @@ struct Fuser {
   void fuse_siblings(size_t at) {
     std::set<size_t> tried;
     std::vector<std::string> reads(graph.nodes()[at].reads.begin(), graph.nodes()[at].reads.end());
-    std::sort(reads.begin(), reads.end(), [&](const auto& x, const auto& y) { return bytes(x) > bytes(y); });
+    std::sort(reads.begin(), reads.end(), [&](const auto& x, const auto& y) { return cost.bytes(x) > cost.bytes(y); });
     for (const std::string& b : reads) {
       std::set<size_t> others = graph.readers(b);
       for (size_t other : others) {
@@ -634,8 +451,6 @@ struct Fuser {
 
 }  // namespace
 
-loop_ir::Module fuse_nests(loop_ir::Module module, const PassContext& context) {
-  return Fuser{ProgramGraph(std::move(module)), context, {}, {}, {}, false}.run();
-}
+loop_ir::Module fuse_nests(loop_ir::Module module, const PassContext& context) { return Fuser(std::move(module), context).run(); }
 
 }  // namespace deplo

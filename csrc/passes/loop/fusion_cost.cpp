@@ -1,0 +1,161 @@
+#include "passes/loop/fusion_cost.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "analysis/cost.h"
+#include "passes/loop/split_for_reader.h"
+
+namespace deplo {
+namespace {
+
+using loop_ir::Axis;
+using loop_ir::Block;
+using loop_ir::Load;
+using loop_ir::Stmt;
+using loop_ir::Store;
+
+constexpr double kEnoughParallel = 16;      ///< shared iterations that occupy any machine's cores well enough
+constexpr double kRowBlock = 128;           ///< rows of a contraction whose fused rows stay in cache together
+constexpr double kCores = 8;                ///< that read a shared operand each for itself
+constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
+
+// Enough iterations to share among threads, or too little work to need it.
+bool parallel_enough(double shared, double work) { return shared >= kEnoughParallel || work / shared <= kSmallIteration; }
+
+// Two contractions in one nest: gates over the same rows, with equal reductions.
+bool gated_pair(const FusionGroup& a, const FusionGroup& b) {
+  for (const auto& x : a.contractions)
+    for (const auto& y : b.contractions) {
+      bool shares = !x.a.buffers.empty() && !y.a.buffers.empty() && (x.a.buffers[0] == y.a.buffers[0] || x.b.buffers[0] == y.b.buffers[0]);
+      auto kx = x.axes_of(analysis::AxisClass::k);
+      auto ky = y.axes_of(analysis::AxisClass::k);
+      bool equal = kx.size() == ky.size();
+      for (size_t k = 0; equal && k < kx.size(); ++k) equal = kx[k].extent == ky[k].extent;
+      if (!shares || !equal) return false;
+    }
+  return true;
+}
+
+// Over shared rows and lanes a contraction is none any longer: chunks of k stay apart from what adds them up.
+bool gives_up_batch(const FusionGroup& a, const AxisPairs& pairs) {
+  for (const auto& c : a.contractions)
+    for (const auto& axis : c.axes_of(analysis::AxisClass::batch)) {
+      bool outer = std::any_of(a.nest.axes.begin(), a.nest.axes.end(), [&](const Axis& x) { return x.name == axis.name; });
+      bool kept = std::any_of(pairs.begin(), pairs.end(), [&](const auto& pair) { return pair.first == axis.name; });
+      if (outer && !kept) return true;
+    }
+  return false;
+}
+
+// Rows of parts of a result (heads of a layer): no schedule takes those, for the part lies inside of the rows.
+bool parts_rows(const FusionGroup& a, const AxisPairs& pairs) {
+  for (const auto& c : a.contractions) {
+    auto shares = [&](analysis::AxisClass of) {
+      auto axes = c.axes_of(of);
+      return std::any_of(axes.begin(), axes.end(), [&](const auto& axis) {
+        return std::any_of(pairs.begin(), pairs.end(), [&](const auto& pair) { return pair.first == axis.name; });
+      });
+    };
+    if (shares(analysis::AxisClass::m) && shares(analysis::AxisClass::n)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+double FusionCost::size(Expr e) const { return std::max(1.0, analysis::estimate(e, context_.hints, graph_.program().symbols)); }
+
+double FusionCost::bytes(const std::string& name) const {
+  const Buffer& b = graph_.buffer(name);
+  return size(product(b.shape)) * static_cast<double>(size_of(b.dtype));
+}
+
+double FusionCost::points(const std::vector<Axis>& axes) const {
+  double count = 1;
+  for (const Axis& axis : axes) count *= size(axis.extent);
+  return count;
+}
+
+double FusionCost::points_of(const Block& body) const {
+  double total = 0;
+  loop_ir::visit(body, [&](const Stmt& stmt, const std::vector<Axis>& loops) {
+    if (std::holds_alternative<Load>(stmt.node) || std::holds_alternative<Store>(stmt.node)) total = std::max(total, points(loops));
+  });
+  return total;
+}
+
+// What contractions read again when every block of rows, or every core, reads the operands that its rows share.
+double FusionCost::bytes_read_again(const NestGroup& joined) const {
+  loop_ir::Kernel kernel;
+  kernel.symbols = graph_.program().symbols;
+  kernel.body = loop_ir::make_nest(joined.axes, joined.body);
+  double total = 0;
+  for (const auto& c : analysis::find_contractions(kernel)) {
+    for (const auto* operand : {&c.a, &c.b}) {
+      double bytes = 4;
+      double rows = 1;    // shared iterations that read the same part of the operand
+      double copies = 1;  // different parts
+      for (const auto& axis : c.axes) {
+        bool shared = std::any_of(joined.axes.begin(), joined.axes.end(), [&](const Axis& a) { return a.name == axis.name; });
+        bool used = operand->axes.count(axis.name) > 0;
+        if (used) bytes *= size(axis.extent);
+        if (shared) (used ? copies : rows) *= size(axis.extent);
+      }
+      if (copies > 1 && bytes / copies <= kFirstLevelCache) continue;
+      double blocks = std::max(std::ceil(rows / kRowBlock), std::min(rows, kCores / copies));
+      total += bytes * std::max(0.0, blocks - 1) * (copies < kCores ? 2 : 1);
+    }
+  }
+  return total;
+}
+
+// A contraction gives up an axis: rows of its result stay in cache, its other operand is read for every block of rows. What follows rows that
+// do so already (an attention's epilogue) costs no more of that.
+bool FusionCost::keep_rows(const NestGroup& rows, const NestGroup& joined, const std::set<std::string>& flow) {
+  double saved = 0;
+  for (const std::string& b : flow) saved += bytes(b) * (graph_.is_private(b) ? 2 : 1);
+  const bool already = rows.axes.size() == joined.axes.size() && std::any_of(rows.body.begin(), rows.body.end(), [](const auto& stmt) {
+                         return std::holds_alternative<loop_ir::For>(stmt->node);
+                       });
+  return saved >= bytes_read_again(joined) - (already ? bytes_read_again(rows) : 0);
+}
+
+// A contraction may follow another over the same rows (attention) if those rows are seen by it alone, and neither has an operand that
+// is packed once for all calls: a chain of layers runs faster one by one.
+bool FusionCost::chainable(const FusionGroup& a, const FusionGroup& b, const std::set<std::string>& flow) {
+  const BufferOf buffers = [this](const std::string& name) -> const Buffer& { return graph_.buffer(name); };
+  for (const std::string& name : flow)
+    if (!graph_.is_private(name)) return false;
+  for (const FusionGroup* g : {&a, &b})
+    for (const auto& c : g->contractions)
+      if (is_packed_once(c.a, buffers) || is_packed_once(c.b, buffers)) return false;
+  return true;
+}
+
+bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs, const std::set<std::string>& flow,
+                            const loop_ir::Names& names, bool one_after_the_other) {
+  bool whole_a = covers(pairs, a.nest);
+  bool whole_b = covers(pairs, b.nest);
+  double shared = 1;
+  for (const auto& [name, partner] : pairs)
+    for (const Axis& axis : a.nest.axes)
+      if (axis.name == name) shared *= size(axis.extent);
+  bool contracts_a = !a.contractions.empty();
+  bool contracts_b = !b.contractions.empty();
+  if (contracts_a || contracts_b) {
+    if (contracts_a && contracts_b && whole_a && whole_b) return gated_pair(a, b);
+    if (whole_a && whole_b) return contracts_a;  // an epilogue; prologues are fuse_producers' business
+    // Rows of a contraction may stay in cache if it gives up one axis; what prepares an operand stays apart.
+    if (!contracts_a || pairs.empty() || a.nest.axes.size() > pairs.size() + 1) return false;
+    if (gives_up_batch(a, pairs) || parts_rows(a, pairs)) return false;
+    if (contracts_b && !chainable(a, b, flow)) return false;
+    loop_ir::Names scratch = names;
+    return keep_rows(a.nest, join(a.nest, b.nest, pairs, scratch), flow);
+  }
+  if (pairs.empty() && !(a.nest.axes.empty() && b.nest.axes.empty())) return one_after_the_other && std::max(a.points, b.points) <= kSmallIteration;
+  if (whole_a && whole_b) return true;
+  return parallel_enough(shared, std::max(a.points, b.points));
+}
+
+}  // namespace deplo

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "analysis/contraction.h"
+#include "base/context.h"
+#include "passes/loop/program_graph.h"
+#include "passes/loop/share_axes.h"
+
+namespace deplo {
+
+/// Points that one thread may do alone: more are shared among threads.
+constexpr double kSmallIteration = 16384;
+
+/// A kernel while nests are being fused, with what decides about fusing it.
+struct FusionGroup {
+  NestGroup nest;
+  std::vector<analysis::Contraction> contractions;  ///< of the kernel as it stands
+  double points = 0;                                ///< innermost iterations
+  size_t statements = 0;
+  bool fixed = false;  ///< takes no part: writes versioned buffers in part
+  size_t small = 1;    ///< kernels that it is made of which have nothing in common
+};
+
+/// All axes of the nest are shared.
+inline bool covers(const AxisPairs& pairs, const NestGroup& nest) { return pairs.size() == nest.axes.size(); }
+
+/// What it brings to join two nests: traffic saved, against operands that are read again and iterations that threads could have shared.
+class FusionCost {
+ public:
+  FusionCost(ProgramGraph& graph, const PassContext& context) : graph_(graph), context_(context) {}
+
+  double bytes(const std::string& buffer) const;
+  double points_of(const loop_ir::Block& body) const;  ///< iterations of the loads and stores that run most often
+
+  /// `flow` goes from `a` to `b`. `names` are taken in `a`. With `one_after_the_other`, small nests may join that share no axis.
+  bool profitable(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs, const std::set<std::string>& flow, const loop_ir::Names& names,
+                  bool one_after_the_other);
+
+ private:
+  double size(Expr e) const;
+  double points(const std::vector<loop_ir::Axis>& axes) const;
+  double bytes_read_again(const NestGroup& joined) const;
+  bool keep_rows(const NestGroup& rows, const NestGroup& joined, const std::set<std::string>& flow);
+  bool chainable(const FusionGroup& a, const FusionGroup& b, const std::set<std::string>& flow);
+
+  ProgramGraph& graph_;
+  const PassContext& context_;
+};
+
+}  // namespace deplo
