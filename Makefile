@@ -15,7 +15,7 @@ SANITIZED := build-sanitize
 NO_LLVM := build-nollvm
 CXX_FILES = $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h' 'tests/*.cpp' 'tests/*.h' 'tools/*.cpp')
 TIDY_FILES = $(shell git ls-files 'csrc/*.cpp' 'tools/*.cpp')
-# These run no kernels of their own, or time them.
+# These time kernels, or are about texts and scripts.
 UNGUARDED = $(addprefix tests/python/test_,benchmarks.py docs.py scripts.py)
 CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
 

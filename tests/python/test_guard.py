@@ -1,4 +1,4 @@
-"""The option `guard`: kernels between guard pages. `make guard` runs most of the tests so."""
+"""The option `guard`: kernels between guard pages. `make guard` runs the tests so."""
 
 from __future__ import annotations
 
