@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <type_traits>
 
 #include "base/error.h"
 #include "codegen/llvm/disk_cache.h"
@@ -72,6 +73,42 @@ std::vector<std::string> feature_sets() {
 }
 
 }  // namespace
+
+TEMPLATE_TEST_CASE("masks that are partly constant hold in registers of any width", "", int64_t, double, float, int32_t) {
+  const std::string dtype = std::is_same_v<TestType, int64_t>  ? "i64"
+                            : std::is_same_v<TestType, double> ? "f64"
+                            : std::is_same_v<TestType, float>  ? "f32"
+                                                               : "i32";
+  for (const int lanes : {8, 16}) {
+    // Row r loads the lanes of [from, to), where h is not negative.
+    std::vector<std::pair<int, int>> rows;
+    std::string text = fmt::format("kernel @masks(x: ptr {0}, out y: ptr {0}) symbols (h) chunks 1 scratch 0\n", dtype);
+    text += fmt::format("  zero: i64 = constant 0\n  n: i64 = index h\n  holds: bool = ge(n, zero)\n  all: boolx{} = splat holds\n", lanes);
+    for (int from = 0; from < lanes; ++from)
+      for (int to = from; to <= lanes; ++to) {
+        const auto r = rows.size();
+        rows.emplace_back(from, to);
+        text += fmt::format("  a{0}: boolx{1} = first {2}\n  b{0}: boolx{1} = bit_not(a{0})\n  c{0}: boolx{1} = first {3}\n", r, lanes, from, to);
+        text += fmt::format("  d{0}: boolx{1} = bit_and(b{0}, c{0})\n  m{0}: boolx{1} = bit_and(all, d{0})\n", r, lanes);
+        text += fmt::format("  v{0}: {1}x{2} = load x[0] mask m{0}\n  store y[{3}] = v{0}\n", r, dtype, lanes, static_cast<int>(r) * lanes);
+      }
+    std::vector<TestType> x(static_cast<size_t>(lanes));
+    for (int l = 0; l < lanes; ++l) x[static_cast<size_t>(l)] = static_cast<TestType>(l + 1);
+    for (const std::string& features : feature_sets())
+      for (const int64_t h : {0, -1}) {
+        Machine machine(features);
+        std::vector<TestType> y(rows.size() * x.size(), TestType{99});
+        machine.run(text, {x.data(), y.data()}, {h});
+        for (size_t r = 0; r < rows.size(); ++r)
+          for (int l = 0; l < lanes; ++l) {
+            const bool on = h >= 0 && l >= rows[r].first && l < rows[r].second;
+            INFO(features << " " << dtype << " lanes " << rows[r].first << " to " << rows[r].second << " of " << lanes << ", lane " << l << ", h "
+                          << h);
+            REQUIRE(y[r * x.size() + static_cast<size_t>(l)] == (on ? x[static_cast<size_t>(l)] : TestType{0}));
+          }
+      }
+  }
+}
 
 TEST_CASE("masked tails, partition and math agree with libm on every instruction set") {
   const std::string text = R"(kernel @tail(x: ptr f32, out y: ptr f32) symbols (n) chunks 4 scratch 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import harness
 import pytest
@@ -19,6 +20,16 @@ def _has_core() -> bool:
     except ImportError:
         return False
     return True
+
+
+def feature_sets():
+    """Values of the option `features` that this CPU has, from the most capable."""
+    if not _has_core():
+        return []
+    from deplo.core import core
+
+    found = json.loads(core().env(""))["cpu features"]
+    return [name for name, needs in (("avx512", "avx512f"), ("avx2", "avx2"), ("sse", "sse2")) if needs in found or name == "sse"]
 
 
 needs_core = pytest.mark.skipif(not _has_core(), reason="deplo's extension is not built")

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from engines import Compiler
+from engines import Compiler, feature_sets
 from torch import nn
 
 import deplo
@@ -81,7 +81,7 @@ def schedule_of(shape: tuple, memory_format: torch.memory_format, features: str)
     return schedule
 
 
-@pytest.mark.parametrize("features", ["avx2", "avx512"])
+@pytest.mark.parametrize("features", [name for name in feature_sets() if name != "sse"])
 def test_images_are_packed_once_under_overlapping_windows(features):
     for memory_format in (torch.contiguous_format, torch.channels_last):
         windows = [shape for shape in SHAPES if "windows" in schedule_of(shape, memory_format, features)]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from engines import needs_core
+from engines import feature_sets, needs_core
 
 ROOT = Path(__file__).resolve().parents[2]
 RESNET = """
@@ -162,7 +162,7 @@ def test_a_folder_that_moves_between_cpus(tmp_path, monkeypatch):
     """As from a machine with AVX-512 to one with AVX2 and back: what is for other features is a miss, and stays for the way back."""
     from deplo.core import core
 
-    names = ["avx512", "avx2", "sse"]
+    names = feature_sets()
     features = [json.loads(core().env(name))["cpu features"] for name in names]
     kinds = {json.dumps(feature) for feature in features}
     seen = set()

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from engines import needs_core
+from engines import feature_sets, needs_core
 
 from deplo import numerics
 from deplo.backend import compile_with
@@ -68,7 +68,7 @@ def test_products_round_once(dtype):
 
 
 @needs_core
-@pytest.mark.parametrize("features", ["sse", "avx2", "avx512"])
+@pytest.mark.parametrize("features", feature_sets())
 @pytest.mark.parametrize("terms", [768, 3072])
 def test_products_are_summed_in_short_chains(features, terms):
     """Rounding errs by 0.43 * 2^-24 of a random number in the mean square; those of all partial sums in a chain, and of chains, add up."""

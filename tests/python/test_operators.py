@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from engines import needs_core, same
+from engines import feature_sets, needs_core, same
 
 import deplo
 
@@ -690,3 +690,20 @@ def test_probabilities_out_of_range_are_refused(x, target, dtype):
         with pytest.raises(RuntimeError, match="between 0 and 1|outside of the range"):
             torch.compile(F.binary_cross_entropy, backend="deplo", options={"strict": True})(*bad)
     torch.testing.assert_close(fast(good, good), fn(good, good))
+
+
+@pytest.mark.parametrize("features", feature_sets())
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.float32, torch.int32, torch.bfloat16], ids=str)
+def test_parts_that_reach_a_few_lanes(features, dtype):
+    """Loads under masks of which some lanes are known to be off, whose vectors take one register or several."""
+    x, y, rows = torch.arange(1, 4).to(dtype), torch.arange(1, 3).to(dtype), torch.arange(1, 31).to(dtype)
+    for fn, args in (
+        (lambda x, y: torch.stack([F.pad(x, (5, 0)), F.pad(y, (6, 0))]), (x, y)),
+        (lambda x, y: torch.cat([F.pad(x, (4, 1)), F.pad(y, (7, 9))]), (x, y)),
+        (lambda x, y: torch.block_diag(x[None], y[None]), (rows[:5], rows[10:15])),
+        (lambda x, i: F.pad(x.take(i)[None], (1, 2, 2, 2)), (rows, torch.tensor([29, 2, 4]))),
+        (lambda x, y: torch.stack([x.roll(5, 1)[0], F.pad(y[0], (5, -5))]), (rows.view(3, 10), rows.view(3, 10))),
+    ):
+        torch._dynamo.reset()
+        step = torch.compile(fn, backend="deplo", dynamic=False, options={"strict": True, "features": features, "allow_library": []})
+        assert torch.equal(step(*args), fn(*args))

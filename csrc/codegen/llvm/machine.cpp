@@ -30,6 +30,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "codegen/codegen.h"
+#include "codegen/llvm/masked_loads.h"
 #include "codegen/llvm/single_lane_stores.h"
 #include "codegen/llvm/translate.h"
 
@@ -86,7 +87,7 @@ bool has_dot_products(const llvm::Module& module) {
 
 /// Promotion of vars to registers, common subexpressions, invariants out of loops: what the generated code needs and no more (O3 costs
 /// twice the time and gains nothing on explicit vectors).
-void optimize(llvm::Module& module, llvm::TargetMachine& machine) {
+void optimize(llvm::Module& module, llvm::TargetMachine& machine, const TargetInfo& target) {
   llvm::LoopAnalysisManager loops;
   llvm::FunctionAnalysisManager functions;
   llvm::CGSCCAnalysisManager calls;
@@ -113,6 +114,7 @@ void optimize(llvm::Module& module, llvm::TargetMachine& machine) {
   pipeline.addPass(llvm::createModuleToFunctionPassAdaptor(std::move(passes)));
   pipeline.run(module, modules);
   split_single_lane_stores(module);
+  write_masked_loads(module, target);
 }
 
 void check_known(const std::string& features) {
@@ -147,7 +149,7 @@ void build_module(const kernel_ir::Kernel& kernel, const std::string& symbol, co
   translate_kernel(kernel, symbol, module, target);
   for (llvm::Function& function : module)
     if (!function.isDeclaration()) function.addFnAttr("tune-cpu", tuning_cpu(target));
-  optimize(module, machine);
+  optimize(module, machine, target);
 }
 
 std::string emit_object(llvm::Module& module, llvm::TargetMachine& machine) {
@@ -245,6 +247,6 @@ TargetInfo cpu_target_info(const std::string& features) {
   return info;
 }
 
-std::string codegen_version() { return "llvm " LLVM_VERSION_STRING " deplo-codegen 5"; }
+std::string codegen_version() { return "llvm " LLVM_VERSION_STRING " deplo-codegen 6"; }
 
 }  // namespace deplo
