@@ -428,3 +428,15 @@ def test_roots_of_quotients_of_sizes_are_compiled():
     for shape in ((1, 4, 5), (2, 7, 12)):
         x = torch.randn(shape)
         same(compiled(x), fn(x), exact=fn(x.double()))
+
+
+def test_a_weight_that_follows_from_no_input_but_its_size():
+    """Its values are known, its size is not: it is not packed once for all calls."""
+
+    def fn(x, k):
+        y = torch.nn.functional.pad(x, (k % 3, (k // 3) % 3)).clamp(-1, 0.7)
+        return torch.nn.functional.linear(y, torch.linspace(-1, 1, y.shape[-1] * 7).reshape(7, -1))
+
+    compiled = torch.compile(fn, backend="deplo", dynamic=True, options={"strict": True})
+    for x, k in ((torch.randn(1, 9, 3), 1), (torch.randn(1, 9, 3), 4), (torch.randn(1, 5, 4), 2), (torch.randn(1, 40, 3), 1)):
+        torch.testing.assert_close(compiled(x, k), fn(x, k))

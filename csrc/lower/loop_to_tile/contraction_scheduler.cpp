@@ -227,7 +227,7 @@ bool ContractionScheduler::classify() {
     Item item;
     item.contraction = &c;
     item.tag = tag_ + std::to_string(items_.size());
-    if (!prepare(item.lanes, in_a ? c.a : c.b) || !prepare(item.rows, in_a ? c.b : c.a)) return false;
+    if (!prepare(item.lanes, in_a ? c.a : c.b, c.reduce->axes) || !prepare(item.rows, in_a ? c.b : c.a, c.reduce->axes)) return false;
     item.depth = count(c.reduce->axes);
     if (item.depth.is(0)) return false;  // sums of nothing
     items_.push_back(std::move(item));
@@ -386,7 +386,7 @@ bool ContractionScheduler::lanes_static() const {
   return std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.lanes.is_static; });
 }
 
-bool ContractionScheduler::prepare(Operand& operand, const analysis::ContractionOperand& source) {
+bool ContractionScheduler::prepare(Operand& operand, const analysis::ContractionOperand& source, const std::vector<Axis>& summed) {
   operand.source = &source;
   operand.slice = source.slice;
   std::set<std::string> defined;
@@ -423,8 +423,8 @@ bool ContractionScheduler::prepare(Operand& operand, const analysis::Contraction
     if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) operand.fixed = operand.fixed && statics_.count(load->buffer) > 0;
   // What is packed once must not depend on a size that changes from call to call.
   for (const std::string& name : needed) operand.fixed = operand.fixed && kernel_.symbols.count(name) == 0;
-  for (const auto& a : nest_.axes)
-    if (source.axes.count(a.name) && !a.extent.is_constant()) operand.fixed = false;
+  auto varies = [&](const Axis& a) { return source.axes.count(a.name) > 0 && !a.extent.is_constant(); };
+  if (std::any_of(nest_.axes.begin(), nest_.axes.end(), varies) || std::any_of(summed.begin(), summed.end(), varies)) operand.fixed = false;
   operand.is_static = operand.fixed;
   return true;
 }

@@ -168,7 +168,7 @@ class ContractionScheduler {
   /// next; other axes of its class run outside.
   void group_lanes();
   bool lanes_static() const;
-  bool prepare(Operand& operand, const analysis::ContractionOperand& source);
+  bool prepare(Operand& operand, const analysis::ContractionOperand& source, const std::vector<loop_ir::Axis>& summed);
   int64_t hint(Expr e) const;
 
   /// With lanes off the stores' contiguous axis: whether memory runs along the rows, which are packed [k][row] then.
