@@ -37,7 +37,11 @@ struct Reader {
         {"debug", [&](const json& v) { options.debug = v.get<bool>(); }},
         {"guard", [&](const json& v) { options.guard = v.get<bool>(); }},
         {"schedule", [&](const json& v) { options.context.schedules = v.get<std::map<std::string, std::string>>(); }},
-        {"cache_dir", [&](const json& v) { options.cache_dir = v.get<std::string>(); }},
+        {"cache_dir",
+         [&](const json& v) {
+           auto folder = v.get<std::string>();
+           options.cache_dir = folder == "off" ? "" : folder;
+         }},
         {"features", [&](const json& v) { options.features = v.get<std::string>(); }},
         {"memory_limit", [&](const json& v) { options.memory_limit = v.get<int64_t>(); }},
         {"tune", [&](const json& v) { options.tune = v.get<std::string>(); }},
