@@ -12,27 +12,50 @@ from deplo.strides import with_strides_of_kernels
 
 _FORMULA = "a formula of overloads that have rules"
 OURS = "a formula of overloads that have rules, below"
+IN_FORMULAS = "a formula of overloads that have rules, in formulas.py"
 _PLACES = "indexing by places that follow from the arguments"
 
-# Overload -> why PyTorch's rule is taken, or OURS. What models spend their time in is a row of csrc/lower/torch_to_tensor instead.
+# Overload -> why PyTorch's rule is taken, or OURS or IN_FORMULAS. What models spend their time in is a row of csrc/lower/torch_to_tensor instead.
 REASONS: dict[str, str] = {
     "_chunk_cat.default": _FORMULA,
     "_euclidean_dist.default": _FORMULA,
+    "_masked_softmax.default": IN_FORMULAS,
+    "_transformer_encoder_layer_fwd.default": IN_FORMULAS,
+    "_trilinear.default": IN_FORMULAS,
     "_unsafe_masked_index.default": _PLACES,
     "_unsafe_masked_index_put_accumulate.default": _PLACES,
     "affine_grid_generator.default": OURS,
-    "bitwise_left_shift.Scalar_Tensor": _FORMULA,
+    "bartlett_window.default": IN_FORMULAS,
+    "bartlett_window.periodic": IN_FORMULAS,
+    "bitwise_left_shift.Scalar_Tensor": IN_FORMULAS,
+    "bitwise_right_shift.Scalar_Tensor": IN_FORMULAS,
+    "blackman_window.default": IN_FORMULAS,
+    "blackman_window.periodic": IN_FORMULAS,
     "block_diag.default": _PLACES,
     "bucketize.Scalar": OURS,
     "bucketize.Tensor": OURS,
     "celu.default": _FORMULA,
+    "conv_tbc.default": IN_FORMULAS,
     "dist.default": _FORMULA,
     "embedding_renorm.default": OURS,
     "fractional_max_pool2d.default": OURS,
     "fractional_max_pool2d_backward.default": OURS,
     "fractional_max_pool3d.default": OURS,
     "fractional_max_pool3d_backward.default": OURS,
+    "frexp.Tensor": IN_FORMULAS,
+    "hamming_window.default": IN_FORMULAS,
+    "hamming_window.periodic": IN_FORMULAS,
+    "hamming_window.periodic_alpha": IN_FORMULAS,
+    "hamming_window.periodic_alpha_beta": IN_FORMULAS,
+    "hann_window.default": IN_FORMULAS,
+    "hann_window.periodic": IN_FORMULAS,
+    "histc.default": IN_FORMULAS,
+    "isin.Scalar_Tensor": IN_FORMULAS,
+    "isin.Tensor_Scalar": IN_FORMULAS,
     "isin.Tensor_Tensor": OURS,
+    "kaiser_window.beta": IN_FORMULAS,
+    "kaiser_window.default": IN_FORMULAS,
+    "kaiser_window.periodic": IN_FORMULAS,
     "ldexp.Tensor": OURS,
     "linalg_cross.default": OURS,
     "linspace.Scalar_Tensor": _FORMULA,
@@ -56,7 +79,11 @@ REASONS: dict[str, str] = {
     "searchsorted.Scalar": OURS,
     "searchsorted.Tensor": OURS,
     "segment_reduce.default": OURS,
+    "special_modified_bessel_i0.default": IN_FORMULAS,
+    "special_modified_bessel_i1.default": IN_FORMULAS,
     "special_xlog1py.default": _FORMULA,
+    "special_xlog1py.other_scalar": IN_FORMULAS,
+    "special_xlog1py.self_scalar": IN_FORMULAS,
     "tril_indices.default": _PLACES,
     "triu_indices.default": _PLACES,
 }
@@ -81,7 +108,7 @@ def decompositions(training: bool = False) -> dict[Any, Any]:
 
     overloads: list[Any] = []
     for name, reason in REASONS.items():
-        if reason == OURS:
+        if reason in (OURS, IN_FORMULAS):
             continue
         packet, overload = name.split(".")
         overloads.append(getattr(getattr(torch.ops.aten, packet), overload))
@@ -98,6 +125,8 @@ def _ours() -> dict[Any, Any]:
     """
     import torch
     from torch._decomp import get_decompositions
+
+    from .formulas import formulas
 
     aten = torch.ops.aten
     formula_of_cross = get_decompositions([aten.linalg_cross.default])[aten.linalg_cross.default]
@@ -240,6 +269,7 @@ def _ours() -> dict[Any, Any]:
         aten.multi_margin_loss_backward.default: _multi_margin_loss_backward,
         aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
         aten.multilabel_margin_loss_backward.default: _multilabel_margin_loss_backward,
+        **formulas(),
         **pools,
         **dict.fromkeys(backward, fractional_max_pool_backward),
     }

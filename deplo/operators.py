@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .core import core
-from .decompositions import OURS, REASONS
+from .decompositions import IN_FORMULAS, OURS, REASONS
 
 GENERATED, LIBRARY, DECOMPOSED, MISSING = "generated", "library", "decomposed by PyTorch", "library (no rule yet)"
 
@@ -48,9 +48,11 @@ def _operator(overload: Any, files: dict[str, str], reasons: dict[str, str]) -> 
     if name.startswith("aten.sym_"):
         return Operator(name, is_core, GENERATED, "fx_import.py: sizes are expressions") if is_core else None
     if reason := REASONS.get(name.removeprefix("aten.")):
-        if reason == OURS:
-            return Operator(name, is_core, GENERATED, "decompositions.py")
+        if reason in (OURS, IN_FORMULAS):
+            return Operator(name, is_core, GENERATED, "decompositions.py" if reason == OURS else "formulas.py")
         return Operator(name, is_core, DECOMPOSED, f"{reason} (decompositions.py)")
+    if not any("Tensor" in str(value.type) for value in (*overload._schema.arguments, *overload._schema.returns)):
+        return None  # of Python's numbers
     packet = name.rpartition(".")[0]
     functional = not overload._schema.is_mutable
     if packet in reasons and (functional or is_core):

@@ -59,6 +59,12 @@ constexpr std::string_view kDataSize = "the result's size depends on values";
 constexpr std::string_view kDataBranch = "a number that the program branches on";
 constexpr std::string_view kFourier = "Fourier transforms are left to ATen";
 
+constexpr std::string_view kWhile = "a loop whose length depends on the values";
+constexpr std::string_view kRecurrence = "a recurrence as long as the value of an operand";
+constexpr std::string_view kSeries = "a series of ATen that has no rule yet";
+constexpr std::string_view kHistogram = "a histogram whose edges or ranges are checked by value";
+constexpr std::string_view kAssertion = "an assertion, which raises by value";
+
 constexpr Reason kReasons[] = {
     {"deplo.generator_state", kRandom},
     {"aten.rand", kRandom},
@@ -128,6 +134,46 @@ constexpr Reason kReasons[] = {
     {"aten.geqrf", kLinalg},
     {"aten.ormqr", kLinalg},
     {"aten.triangular_solve", kLinalg},
+    {"aten._standard_gamma", kRandom},
+    {"aten._sample_dirichlet", kRandom},
+    {"aten.random", kRandom},
+    {"aten._assert_async", kAssertion},
+    {"aten._functional_assert_async", kAssertion},
+    {"aten.gcd", kWhile},
+    {"aten.lcm", kWhile},
+    {"aten.histc", kHistogram},
+    {"aten.histogram", kHistogram},
+    {"aten._histogramdd_bin_edges", kHistogram},
+    {"aten._histogramdd_from_bin_cts", kHistogram},
+    {"aten._histogramdd_from_bin_tensors", kHistogram},
+    {"aten.igamma", kSeries},
+    {"aten.igammac", kSeries},
+    {"aten.special_airy_ai", kSeries},
+    {"aten.special_spherical_bessel_j0", kSeries},
+    {"aten.bincount", kDataSize},
+    {"aten._ctc_loss", kDataBranch},
+    {"torch_nn._linear_cross_entropy_batch_chunked", "a loop over chunks, which bounds its memory"},
+    {"torch_nn._linear_cross_entropy_batch_chunked_no_reduction", "a loop over chunks, which bounds its memory"},
+    {"aten.special_bessel_j0", kSeries},
+    {"aten.special_bessel_j1", kSeries},
+    {"aten.special_bessel_y0", kSeries},
+    {"aten.special_bessel_y1", kSeries},
+    {"aten.special_modified_bessel_k0", kSeries},
+    {"aten.special_modified_bessel_k1", kSeries},
+    {"aten.special_scaled_modified_bessel_k0", kSeries},
+    {"aten.special_scaled_modified_bessel_k1", kSeries},
+    {"aten.special_chebyshev_polynomial_t", kRecurrence},
+    {"aten.special_chebyshev_polynomial_u", kRecurrence},
+    {"aten.special_chebyshev_polynomial_v", kRecurrence},
+    {"aten.special_chebyshev_polynomial_w", kRecurrence},
+    {"aten.special_hermite_polynomial_h", kRecurrence},
+    {"aten.special_hermite_polynomial_he", kRecurrence},
+    {"aten.special_laguerre_polynomial_l", kRecurrence},
+    {"aten.special_legendre_polynomial_p", kRecurrence},
+    {"aten.special_shifted_chebyshev_polynomial_t", kRecurrence},
+    {"aten.special_shifted_chebyshev_polynomial_u", kRecurrence},
+    {"aten.special_shifted_chebyshev_polynomial_v", kRecurrence},
+    {"aten.special_shifted_chebyshev_polynomial_w", kRecurrence},
 };
 
 constexpr std::string_view kLayoutOps[] = {"aten.as_strided", "aten.as_strided_copy", "aten.as_strided_scatter", "aten.view_as_real",
