@@ -105,6 +105,21 @@ def view_written_inputs(gm: torch.fx.GraphModule) -> None:
     gm.recompile()
 
 
+def writes_windows_with_gaps(user_graph: torch.fx.GraphModule, traced: torch.fx.GraphModule) -> bool:
+    """Whether the user's graph may write to windows (`x.unfold(...)`) that do not cover x once each, by the graph that AOTAutograd made of it.
+
+    AOTAutograd writes windows back by the gradient of `unfold` (unfold_inverse in aten/src/ATen/FunctionalInverses.cpp), which is 0 between
+    windows and a sum where they overlap; eager mode leaves what is between them, and refuses the others.
+    """
+
+    def covers(size: Any, dim: int, width: int, step: int) -> bool:
+        return bool(size) and isinstance(size[dim], int) and width == step and size[dim] % step == 0
+
+    backward = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.unfold_backward.default)
+    called = {getattr(node.target, "__name__", str(node.target)) for node in user_graph.graph.nodes}
+    return any("unfold" in name for name in called) and not all(covers(*node.args[1:5]) for node in backward)
+
+
 def _viewed(node: Any, update: torch.fx.Node | None, shown: torch.fx.Node) -> torch.fx.Node | None:
     """`node`, a view of `update`, as the same view of the input `shown`; None if it is none."""
     chain: list[torch.fx.Node] = []

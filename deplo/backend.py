@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch._dynamo.exc import ShortenTraceback, TorchDynamoException
 
-from .aliases import Places, checked_call, view_written_inputs
+from .aliases import Places, checked_call, view_written_inputs, writes_windows_with_gaps
 from .cache import warn_if_unusable
 from .core import core
 from .decompositions import decompositions
@@ -85,7 +85,7 @@ def compile_with(
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     check_options(options)
-    compilation = (make or Compilation)(options, describe_inputs(gm, example_inputs))
+    compilation = (make or Compilation)(options, describe_inputs(gm, example_inputs), gm)
     training = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
     compiler = aot_autograd(
         fw_compiler=compilation.forward,
@@ -103,17 +103,23 @@ def compile_with(
         # AOTAutograd's for writes to some kinds of views, as one of another dtype.
         if isinstance(error, TorchDynamoException) or not any(places.groups):
             raise
-        refusal = UnsupportedError(f"inputs share memory, which AOTAutograd does not take: {str(error).splitlines()[0]}")
-        if options.strict:
-            raise refusal from error
-        _publish(Record("whole", fallback=str(refusal)))
-        warn_fallback("whole", refusal)
-        return gm
+        return _as_written(gm, UnsupportedError(f"inputs share memory, which AOTAutograd does not take: {str(error).splitlines()[0]}"), options)
+    if compilation.writes_windows:
+        return _as_written(gm, UnsupportedError("it writes to windows (unfold) that do not cover their tensor once each"), options)
     if compilation.has_bases:  # which of those that share memory are written, AOTAutograd does not tell
         compilation.written.update(i for i, group in enumerate(places.groups) if group)
     if not compilation.written:
         return compiled
     return checked_call(gm, places, compiled, compilation.written, compilation.has_bases, compilation.differentiates, options.strict)
+
+
+def _as_written(gm: torch.fx.GraphModule, refusal: UnsupportedError, options: Options) -> Callable[..., Any]:
+    """Dynamo's graph op by op, where AOTAutograd gives none that does the same."""
+    if options.strict:
+        raise refusal
+    _publish(Record("whole", fallback=str(refusal)))
+    warn_fallback("whole", refusal)
+    return gm
 
 
 @dataclasses.dataclass
@@ -157,9 +163,11 @@ def _publish(record: Record) -> None:
 class Compilation:
     """The compilers of one Dynamo graph: its forward, later its backward, or its inference graph."""
 
-    def __init__(self, options: Options, inputs: list[InputInfo]) -> None:
+    def __init__(self, options: Options, inputs: list[InputInfo], user_graph: torch.fx.GraphModule | None = None) -> None:
         self.options = options
         self.inputs = inputs
+        self.user_graph = user_graph
+        self.writes_windows = False  # in a way that AOTAutograd's graph does not repeat
         self.written: set[int] = set()  # inputs of Dynamo's graph
         self.differentiates = False  # the graph keeps values for its gradient
         self.has_bases = False  # some inputs share memory: the graph takes their base and views it by strides
@@ -182,6 +190,7 @@ class Compilation:
             self.has_bases = takes_bases(gm)
             self.written = written_inputs(gm)
             self.differentiates = kind == "forward"
+            self.writes_windows = self.user_graph is not None and writes_windows_with_gaps(self.user_graph, gm)
             view_written_inputs(gm)
         try:
             return self._recorded(kind, gm, static)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
 from engines import same
 
+import deplo
 from deplo.backend import collect_records
+from deplo.errors import FallbackWarning
 
 pytest.importorskip("deplo._C")
 
@@ -443,3 +446,32 @@ def test_views_of_written_inputs_lie_where_they_lie_in_eager_mode(fn, given, gra
         is_view = theirs.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
         assert (mine.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()) == is_view
         assert not is_view or mine.storage_offset() == theirs.storage_offset()
+
+
+@pytest.mark.parametrize("step", [2, 3, 1], ids=["whole windows", "gaps", "overlaps"])
+@pytest.mark.parametrize("inner", [False, True], ids=["input", "intermediate"])
+@pytest.mark.parametrize("size", [8, 7])
+def test_writes_to_windows(step, inner, size):
+    """AOTAutograd would write zeros between windows, where eager mode writes nothing; of overlapping ones eager mode writes none."""
+
+    def fn(x):
+        y = x + 1 if inner else x
+        y.unfold(0, 2, step).mul_(3)
+        return y
+
+    torch._dynamo.reset()
+    x, expected = torch.arange(1.0, size + 1), torch.arange(1.0, size + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        compiled = torch.compile(fn, backend="deplo", dynamic=False)
+        if step == 1:
+            with pytest.raises(RuntimeError, match="overlap"):
+                compiled(x)
+            return
+        assert torch.equal(compiled(x), fn(expected)) and torch.equal(x, expected)
+    strict = torch.compile(lambda x: fn(x), backend="deplo", dynamic=False, options={"strict": True})
+    if step == 2 and size == 8:
+        assert torch.equal(strict(x), fn(expected))
+    else:
+        with pytest.raises(deplo.UnsupportedError, match="windows"):
+            strict(x)
