@@ -117,7 +117,7 @@ def writes_windows_with_gaps(user_graph: torch.fx.GraphModule, traced: torch.fx.
 
     backward = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.unfold_backward.default)
     called = {getattr(node.target, "__name__", str(node.target)) for node in user_graph.graph.nodes}
-    return any("unfold" in name for name in called) and not all(covers(*node.args[1:5]) for node in backward)
+    return any(name.partition(".")[0] == "unfold" for name in called) and not all(covers(*node.args[1:5]) for node in backward)
 
 
 def _viewed(node: Any, update: torch.fx.Node | None, shown: torch.fx.Node) -> torch.fx.Node | None:
