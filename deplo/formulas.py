@@ -75,7 +75,16 @@ def _windows() -> dict[Any, Callable[..., Any]]:
     return {getattr(packet, name): formula for packet, formula in packets.items() for name in names if hasattr(packet, name)}
 
 
-# The layer of nn.TransformerEncoder and nn.MultiheadAttention without gradients (ATen/native/transformers).
+# The layer of nn.TransformerEncoder without gradients (ATen/native/transformers).
+
+
+def _marks(mask: Any, mask_type: int | None, shape: Sequence[Any]) -> bool:
+    """Whether ATen takes such a mask for scores [B, H, L, S]: sizes that are known must be equal."""
+    if len(shape) != 4 or mask_type not in (0, 1, 2):
+        return False
+    wanted = {0: shape[2:], 1: (shape[0], shape[3]), 2: shape}[mask_type]
+    pairs = zip(mask.shape, wanted, strict=False)
+    return mask.dim() == len(wanted) and not any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
 
 
 def masked_softmax(x: Any, mask: Any, dim: int | None = None, mask_type: int | None = None) -> Any:
@@ -83,20 +92,20 @@ def masked_softmax(x: Any, mask: Any, dim: int | None = None, mask_type: int | N
     last = x.dim() - 1
     if mask.dtype != torch.bool or not x.is_floating_point() or (last if dim is None else dim % x.dim()) != last:
         return NotImplemented
-    if mask_type in (0, 1) and x.dim() != 4:
+    if not _marks(mask, mask_type, x.shape):
         return NotImplemented
     if mask_type == 1:
         mask = mask[:, None, None, :]
     return torch.softmax(torch.where(mask, -math.inf, x), -1)
 
 
-def _attention(x: Any, heads: int, weights: Sequence[Any], mask: Any, mask_type: Any) -> tuple[Any, Any]:
-    """[B, L, D] of self-attention, and its weights [B, H, L, L]; `weights` are those of q, k and v together and of the result, each with a bias."""
+def _attention(x: Any, heads: int, weights: Sequence[Any], mask: Any, mask_type: Any) -> Any:
+    """[B, L, D] of self-attention; `weights` are those of q, k and v together and of the result, each with a bias."""
     qkv_weight, qkv_bias, out_weight, out_bias = weights
     q, k, v = F.linear(x, qkv_weight, qkv_bias).reshape(*x.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
     scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)
     shares = torch.softmax(scores, -1) if mask is None else masked_softmax(scores, mask.to(torch.bool), -1, mask_type)
-    return F.linear((shares @ v).transpose(1, 2).flatten(2), out_weight, out_bias), shares
+    return F.linear((shares @ v).transpose(1, 2).flatten(2), out_weight, out_bias)
 
 
 def _can_attend(x: Any, embed_dim: int, heads: int, parameters: Sequence[Any], mask: Any, mask_type: Any) -> bool:
@@ -105,7 +114,7 @@ def _can_attend(x: Any, embed_dim: int, heads: int, parameters: Sequence[Any], m
         return False
     if heads < 1 or embed_dim % heads or x.shape[-1] != embed_dim or any(isinstance(n, int) and n == 0 for n in x.shape):
         return False
-    return mask is None or mask_type in (0, 1, 2)
+    return mask is None or _marks(mask, mask_type, (x.shape[0], heads, x.shape[1], x.shape[1]))
 
 
 def transformer_encoder_layer(
@@ -126,9 +135,9 @@ def transformer_encoder_layer(
         return F.linear(F.gelu(inner) if use_gelu else F.relu(inner), down_weight, down_bias)
 
     if norm_first:
-        x = x + _attention(norm(x, norm1_weight, norm1_bias), heads, attention, mask, mask_type)[0]
+        x = x + _attention(norm(x, norm1_weight, norm1_bias), heads, attention, mask, mask_type)
         return x + feed_forward(norm(x, norm2_weight, norm2_bias))
-    x = norm(x + _attention(x, heads, attention, mask, mask_type)[0], norm1_weight, norm1_bias)
+    x = norm(x + _attention(x, heads, attention, mask, mask_type), norm1_weight, norm1_bias)
     return norm(x + feed_forward(x), norm2_weight, norm2_bias)
 
 
@@ -168,7 +177,7 @@ def frexp(x: Any) -> Any:
     if x.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         return NotImplemented
     wide = x.to(torch.float64)
-    tiny = wide.abs() < 2.0**-1022  # subnormal in float64: two bits are scaled into range
+    tiny = wide.abs() < 2.0**-1022  # subnormal in float64, and exact times 2^54
     bits = torch.where(tiny, wide * 2.0**54, wide).view(torch.int64)
     exponent = ((bits >> 52) & 0x7FF) - torch.where(tiny, 1022 + 54, 1022)
     mantissa = ((bits & ~(0x7FF << 52)) | (1022 << 52)).view(torch.float64)
@@ -187,10 +196,15 @@ def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
     return x.new_zeros(bins).scatter_add(0, place, inside.to(x.dtype))
 
 
+def _holds(dtype: torch.dtype, number: int) -> bool:
+    """Whether a whole number is one of the dtype; eager mode wraps others around."""
+    return torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
+
+
 def _isin_scalar(x: Any, number: Any, *, assume_unique: bool = False, invert: bool = False) -> Any:
     if not isinstance(number, (int, float)) or isinstance(number, bool) or x.dtype == torch.bool or x.is_complex():
         return NotImplemented
-    if isinstance(number, float) and not x.is_floating_point():
+    if not x.is_floating_point() and (isinstance(number, float) or not _holds(x.dtype, number)):
         return NotImplemented
     return x != number if invert else x == number
 
@@ -204,7 +218,7 @@ def _shift(overload: Any) -> Callable[..., Any]:
     """A number shifted by a tensor, in the tensor's dtype."""
 
     def rule(number: Any, x: Any) -> Any:
-        if not isinstance(number, int) or isinstance(number, bool) or x.is_floating_point() or x.dtype == torch.bool:
+        if not isinstance(number, int) or isinstance(number, bool) or x.is_floating_point() or x.dtype == torch.bool or not _holds(x.dtype, number):
             return NotImplemented
         return overload(torch.full_like(x, number), x)
 

@@ -185,3 +185,15 @@ def test_convolution_of_time_batch_channels():
     x, weight, bias = torch.randn(9, 2, 4), torch.randn(3, 4, 5), torch.randn(5)
     exact = torch.conv_tbc(x.double(), weight.double(), bias.double(), 1)
     assert_as_exact(compiled(lambda *args: torch.conv_tbc(*args, 1))(x, weight, bias), torch.conv_tbc(x, weight, bias, 1), exact)
+
+
+def test_numbers_and_masks_that_do_not_fit_are_left_to_aten():
+    """Eager mode wraps the numbers around, and refuses the mask."""
+    x = torch.arange(40, 50, dtype=torch.uint8)
+    for fn in (lambda x: torch.isin(x, 300), lambda x: torch.isin(300, x)):
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(fn, backend="deplo", dynamic=False)(x), fn(x))
+    scores, mask = torch.randn(2, 3, 4, 4), torch.zeros(1, 3, 4, 4, dtype=torch.bool)
+    for fn in (lambda *args: torch._masked_softmax(*args, 3, 2), torch.compile(lambda *args: torch._masked_softmax(*args, 3, 2), backend="deplo")):
+        with pytest.raises(RuntimeError):
+            fn(scores, mask)
