@@ -87,6 +87,25 @@ def test_products_are_summed_in_short_chains(features, terms):
 
 
 @needs_core
+@pytest.mark.parametrize("features", feature_sets())
+@pytest.mark.parametrize("shape", [(200, 4096), (64, 32768), (32, 80, 17, 17)])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
+def test_sums_along_lanes_are_taken_in_short_chains(features, shape, dynamic):
+    """As in the test before: chains of 32 additions, as many of them, and the sums of 64 accumulators in a tree. Symbolic sizes are first small."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+    axes = (0, 2, 3) if len(shape) == 4 else (1,)
+    bound = 1.1 * 0.43 * 2**-24 * math.sqrt((32 + 32) / 2 + 6)
+    options = read_options(texts={"features": features})
+    torch._dynamo.reset()
+    total = torch.compile(lambda x: x.sum(axes), backend=lambda gm, ex: compile_with(options, gm, ex), dynamic=dynamic)
+    if dynamic:
+        total(x[tuple(slice(0, 5) for _ in shape)].contiguous())
+    result = total(x)
+    exact = x.double().sum(axes)
+    assert float((result - exact).norm() / exact.norm()) <= bound
+
+
+@needs_core
 def test_products_of_special_values():
     """Of zeros with their signs, infinities, NaN and what leaves the range of the dtype: pairs among ones, in whose product the order has no say."""
     pairs = torch.tensor(list(itertools.product((-0.0, 3.0, -INF, NAN, 1e-200, -1e200, 5e-324), repeat=2)), dtype=torch.float64)

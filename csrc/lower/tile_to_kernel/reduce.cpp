@@ -13,7 +13,10 @@ namespace {
 
 // One accumulator takes at most so many elements before it is added to an outer one: the error grows with both counts, not their product.
 constexpr int64_t kChain = 128;
-constexpr int64_t kShortChain = 16;  // of sums along no lanes, whose blocks cost one addition each: eager mode sums so (ATen's cascade_sum)
+// Of sums, whose blocks cost one addition each: eager mode sums so (ATen's cascade_sum). Along lanes a chain adds up to one of as many as there are
+// lanes.
+constexpr int64_t kShortChain = 16;
+constexpr int64_t kLanesChain = 32;
 
 // Whether reassociating in blocks keeps a long chain of float additions accurate.
 bool rounds(const Reduce& s) {
@@ -107,11 +110,11 @@ void Lowering::reduce_axes(Reduction& r, size_t at, std::vector<State>& accumula
   auto all = most_trips(r, at);
   if (r.chain == 0) {
     // Four levels of blocks.
-    const bool cheap = r.s.combiner == Combiner::sum && !r.lanes;
-    r.chain = cheap && all ? std::clamp(static_cast<int64_t>(std::ceil(std::pow(static_cast<double>(*all), 0.25))), kShortChain, kChain) : kChain;
+    const auto root = static_cast<int64_t>(all ? std::ceil(std::pow(static_cast<double>(*all), 0.25)) : 0);
+    r.chain = r.s.combiner == Combiner::sum ? std::clamp(root, r.lanes ? kLanesChain : kShortChain, kChain) : kChain;
   }
-  if (!rounds(r.s) || (all && *all <= std::min(2 * r.chain, kChain)) || r.s.axes[at].kind == LoopKind::unroll)
-    return reduce_axis(r, at, lo, hi, accumulators);
+  const int64_t one_block = r.lanes ? r.chain : std::min(2 * r.chain, kChain);
+  if (!rounds(r.s) || (all && *all <= one_block) || r.s.axes[at].kind == LoopKind::unroll) return reduce_axis(r, at, lo, hi, accumulators);
   reduce_in_blocks(r, at, lo, hi, accumulators);
 }
 
@@ -123,10 +126,11 @@ void Lowering::reduce_in_blocks(Reduction& r, size_t at, Expr lo, Expr hi, std::
   int64_t each = &axis == r.lanes ? r.loop.lanes * r.loop.in_flight : axis.step * (last ? static_cast<int64_t>(r.groups) : 1);
   // A long inner loop makes a block of every index, and blocks itself.
   int64_t block = inner && *inner <= r.chain ? r.chain / *inner * each : each;
-  auto extent = bounds(hi - lo, ranges_).hi;
-  if (!extent) extent = expected(hi - lo);
+  auto bound = bounds(hi - lo, ranges_).hi;
+  auto extent = bound ? bound : expected(hi - lo);
   std::vector<int64_t> sizes{block};
-  while (sizes.size() < 3 && (extent ? *extent / sizes.back() > r.chain : sizes.size() < 2)) sizes.push_back(sizes.back() * r.chain);
+  const size_t least = bound ? 1 : r.chain == kShortChain ? 3 : 2;  // what nothing bounds may be far from the size of the example
+  while (sizes.size() < least || (sizes.size() < 3 && extent && *extent / sizes.back() > r.chain)) sizes.push_back(sizes.back() * r.chain);
   reduce_blocks(r, at, lo, hi, sizes, accumulators);
 }
 
