@@ -238,7 +238,7 @@ def _ours() -> dict[Any, Any]:
             shape = [1] * (2 * rank)
             shape[d], shape[rank + d] = count, width
             place = place * size + (starts.unsqueeze(-1) + torch.arange(width, device=x.device)).view(*images, *shape)
-        windows = x.flatten(2).gather(-1, place.flatten(2)).view(*images, *output, -1)
+        windows = x.flatten(2).gather(-1, place.flatten(2)).view(*images, *output, math.prod(kernel))
         values, first = windows.max(-1)
         nan = torch.where(windows.isnan(), torch.arange(windows.shape[-1], device=x.device), -1).amax(-1)
         return values, place.flatten(-rank).gather(-1, torch.where(nan < 0, first, nan).unsqueeze(-1)).squeeze(-1)
@@ -340,8 +340,8 @@ def _multi_margin_loss_backward(grad: Any, x: Any, target: Any, p: Any, margin: 
     import torch
 
     z, counts, place = _margins(x, target, margin)
-    scale = 1.0 / (z.shape[1] * (z.shape[0] if reduction == 1 else 1))
-    terms = torch.where(counts, scale if p == 1 else 2 * scale * z, 0.0).to(x.dtype)
+    scale = 1.0 / (z.shape[1] * (z.shape[0] if reduction == 1 and x.numel() > 0 else 1))
+    terms = counts.to(x.dtype) * scale if p == 1 else torch.where(counts, 2 * scale * z, 0.0)
     if weight is not None:
         terms = terms * weight[place]
     terms = terms.scatter_add(1, place, -terms.sum(1, keepdim=True))

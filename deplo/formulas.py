@@ -162,7 +162,7 @@ def trilinear(a: Any, b: Any, c: Any, expand1: Any, expand2: Any, expand3: Any, 
         return NotImplemented
     inner = [d for d in sorted({*second, *third}) if d not in summed or d in first]
     pair = torch.einsum(f"{text(second)},{text(third)}->{text(inner)}", b, c)
-    return torch.einsum(f"{text(first)},{text(inner)}->{text([d for d in range(rank) if d not in summed])}", a, pair)
+    return torch.einsum(f"{text(first)},{text(inner)}->{text([d for d in range(rank) if d not in summed])}", a, pair).contiguous()
 
 
 def conv_tbc(x: Any, weight: Any, bias: Any, pad: int = 0) -> Any:

@@ -49,6 +49,7 @@ class PyProgram {
         arguments[i].integer = integer_of(item, i);
       }
     }
+    aten::refuse_tangents(tensors);
     aten::TensorHost host(graph_.program->module(), tensors, argument_of_, graph_.program->layout().allocated);
     int threads = options_.threads > 0 ? options_.threads : at::in_parallel_region() ? 1 : at::get_num_threads();
     std::shared_ptr<const runtime::Plan> plan;

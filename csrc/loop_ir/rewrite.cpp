@@ -172,6 +172,12 @@ void visit(const Block& block, const Visit& f) {
   visit_block(block, loops, f);
 }
 
+size_t count_statements(const Block& block) {
+  size_t count = 0;
+  visit(block, [&](const Stmt&, const auto&) { ++count; });
+  return count;
+}
+
 Nest peel(const Block& block) {
   Nest nest{{}, block};
   while (nest.body.size() == 1) {

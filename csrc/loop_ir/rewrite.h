@@ -33,6 +33,7 @@ Block copy_block(const Block& block, Renaming renaming, Names* names);
 /// Calls f(stmt, loops) for every statement, outer before inner; `loops` are the axes around it, reduce and scan axes included.
 using Visit = std::function<void(const Stmt& stmt, const std::vector<Axis>& loops)>;
 void visit(const Block& block, const Visit& f);
+size_t count_statements(const Block& block);  ///< those inside of others too
 
 /// The perfect nest at the top of a body: its axes, and what the innermost one holds.
 struct Nest {

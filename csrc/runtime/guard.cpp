@@ -1,5 +1,6 @@
 #include "runtime/guard.h"
 
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -7,7 +8,6 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <new>
 #include <utility>
 
 #include "base/error.h"
@@ -60,12 +60,13 @@ GuardedMemory::GuardedMemory(int64_t bytes, int64_t alignment, int64_t count)
     : bytes_(bytes), stride_(std::max(round_up(bytes, kPage), kPage) + kPage), count_(count) {
   auto total = static_cast<size_t>(count * stride_ + kPage);
   void* mapped = mmap(nullptr, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  if (mapped == MAP_FAILED) throw ExecutionError(fmt::format("out of memory: no room for {} bytes between guard pages", bytes));
   base_ = static_cast<char*>(mapped);
   first_ = base_ + stride_ - round_up(bytes, alignment);
   for (int64_t k = 0; k < count; ++k) {
     char* pages = base_ + kPage + k * stride_;
-    if (mprotect(pages, static_cast<size_t>(stride_ - kPage), PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
+    if (mprotect(pages, static_cast<size_t>(stride_ - kPage), PROT_READ | PROT_WRITE) != 0)
+      throw ExecutionError("out of memory: the system has no more mappings for guard pages");
     std::memset(pages, kPattern, static_cast<size_t>(stride_ - kPage));
   }
 }

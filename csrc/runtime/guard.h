@@ -13,7 +13,7 @@ namespace deplo::runtime {
 /// the alignment; what is left of its pages holds a pattern.
 class GuardedMemory {
  public:
-  GuardedMemory(int64_t bytes, int64_t alignment, int64_t count = 1);  ///< throws std::bad_alloc
+  GuardedMemory(int64_t bytes, int64_t alignment, int64_t count = 1);  ///< throws ExecutionError where the system has no more
   ~GuardedMemory();
   GuardedMemory(const GuardedMemory&) = delete;
   GuardedMemory& operator=(const GuardedMemory&) = delete;

@@ -1,5 +1,6 @@
 #include "runtime/memory.h"
 
+#include <fmt/format.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -7,9 +8,10 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <new>
 #include <utility>
 #include <vector>
+
+#include "base/error.h"
 
 namespace deplo::runtime {
 namespace {
@@ -50,7 +52,7 @@ class Pool {
     if (data == MAP_FAILED) {
       trim();
       data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (data == MAP_FAILED) throw std::bad_alloc();
+      if (data == MAP_FAILED) throw ExecutionError(fmt::format("out of memory: a program asked the system for {} bytes at once", bytes));
     }
     if (bytes >= kHugePage) madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a hint: failure costs only speed
     std::lock_guard lock(mutex_);

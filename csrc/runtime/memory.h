@@ -9,7 +9,7 @@ namespace deplo::runtime {
 class Memory {
  public:
   Memory() = default;
-  explicit Memory(int64_t bytes);  ///< 0 bytes: null. Throws std::bad_alloc
+  explicit Memory(int64_t bytes);  ///< 0 bytes: null. Throws ExecutionError where the system has no more
   ~Memory();
   Memory(Memory&& other) noexcept;
   Memory& operator=(Memory&& other) noexcept;

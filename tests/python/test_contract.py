@@ -18,11 +18,12 @@ import pytest
 import torch
 from engines import same
 from torch import nn
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacrev, jvp, vjp, vmap
 
 import deplo
 from deplo.capture import capture
-from deplo.errors import FallbackWarning
+from deplo.errors import FallbackWarning, UnsupportedError
 from deplo.executable import Executable
 
 _C = pytest.importorskip("deplo._C")
@@ -494,9 +495,9 @@ def test_code_of_large_graphs_grows_with_their_calls(graph):
     assert sizes[1] <= 2.3 * sizes[0], sizes
 
 
-@pytest.mark.parametrize("graph", [norms, siblings], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("graph", [norms, siblings, chain], ids=lambda f: f.__name__)
 def test_kernels_of_large_graphs_stay_of_a_size(graph):
-    """fuse_nests joins up to 1024 statements into one kernel, among them loads and stores that are none any more in what it returns."""
+    """Fusion puts up to 1024 statements into one kernel, among them loads and stores that are none any more in what it returns."""
     inputs = [torch.randn(8, 64), torch.randn(8, 64)]
     fn = graph(1200)
     with torch.no_grad():
@@ -505,6 +506,44 @@ def test_kernels_of_large_graphs_stay_of_a_size(graph):
         assert max(kernel.count("\n") for kernel in kernels) <= 1024
         assert len(kernels) <= 400 / 20, "about thirty rows or more share a kernel"
         same(compiled(fn)(*inputs), fn(*inputs), exact=fn(*[x.double() for x in inputs]))
+
+
+# Forward-mode differentiation, memory
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["first", "later"])
+def test_tangents_are_left_to_eager(before):
+    """A program knows no tangents: a call whose inputs carry some says so and runs in eager mode, which does."""
+
+    def fn(x):
+        return x.sin() * 2
+
+    x = torch.randn(3)
+    for options in ({}, STRICT):
+        torch._dynamo.reset()
+        fast = compiled(fn, options)
+        if before:
+            fast(x)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, torch.ones(3))
+            if options:
+                with pytest.raises(UnsupportedError, match="tangent"):
+                    fast(dual)
+                continue
+            with pytest.warns(FallbackWarning, match="tangent"):
+                result = fast(dual)
+            assert torch.equal(forward_ad.unpack_dual(result).tangent, 2 * x.cos())
+            same(fast(x), fn(x))
+
+
+def test_running_out_of_memory_is_eagers_error():
+    """No machine has the 400 TB of these tensors; afterwards the program runs as before."""
+    x = torch.ones(10_000_000)
+    for fn in (lambda x: x[:, None] * x[None] + 1, lambda x: (x[:, None] * x[None] + 1).sort()[0]):
+        fast = compiled(fn, dynamic=True)
+        with pytest.raises(RuntimeError, match="can't allocate memory.* 400000000000000 bytes"):
+            fast(x)
+        same(fast(x[:5]), fn(x[:5]))
 
 
 # Registration, caches and autocast

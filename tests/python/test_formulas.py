@@ -170,6 +170,7 @@ def test_bilinear(dtype):
     assert_as_exact(got.detach(), expected.detach(), exact)
     inputs = (a, b, *net.parameters())
     for one, other in zip(torch.autograd.grad(got.sum(), inputs), torch.autograd.grad(expected.sum(), inputs), strict=True):
+        assert one.stride() == other.stride()
         torch.testing.assert_close(one, other, atol=20 * torch.finfo(dtype).eps * other.abs().max().item(), rtol=0)
 
 

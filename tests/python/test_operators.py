@@ -707,3 +707,68 @@ def test_parts_that_reach_a_few_lanes(features, dtype):
         torch._dynamo.reset()
         step = torch.compile(fn, backend="deplo", dynamic=False, options={"strict": True, "features": features, "allow_library": []})
         assert torch.equal(step(*args), fn(*args))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "name", ["add", "sub", "mul", "div", "fmod", "remainder", "pow", "maximum", "eq", "hypot", "rsub", "floor_divide", "addcmul"]
+)
+def test_what_is_promoted_to_16_bits_is_rounded_first(name, dtype):
+    """257 and 2051 are no numbers of bfloat16 and float16. A last factor or divisor of one element keeps its digits, as in eager mode."""
+    x = torch.tensor([1.0, 2.0, 3.5, 256.0, 100.0, -7.25], dtype=dtype)
+    fn = getattr(torch, name)
+    call = (lambda a, b: fn(a, b, b)) if name == "addcmul" else fn
+    fast = torch.compile(call, backend="deplo", dynamic=False, options={"strict": True})
+    for number in (torch.tensor(257 if dtype == torch.bfloat16 else 2051), torch.tensor(2.0020531), torch.tensor(2.0020531, dtype=torch.float64)):
+        others = [number, number.reshape(1), number.repeat(6)] if number.dtype == torch.int64 else [number]
+        for other in others:
+            for args in ((x, other), (other, x)):
+                torch._dynamo.reset()
+                expected = call(*args)
+                got = fast(*args)
+                assert got.dtype == expected.dtype and torch.equal(
+                    *(y.nan_to_num(nan=12345.0) if y.is_floating_point() else y for y in (got, expected))
+                ), args
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_empty_batches_in_training(dynamic):
+    """Some of ATen's kernels give empty tensors of another dtype than they are traced with."""
+    layer = torch.ones(4, 4)
+
+    def network(x):
+        return F.dropout(F.linear(x, layer), 0.5).relu()
+
+    def pools(x):
+        image = x.reshape(-1, 1, 2, 2).repeat(1, 1, 2, 2)
+        return F.fractional_max_pool2d(image, 2, output_size=2), F.fractional_max_pool3d(image[:, None].repeat(1, 1, 4, 1, 1), 2, output_size=2)
+
+    def margin(x):
+        return F.multi_margin_loss(x, torch.zeros(x.shape[0], dtype=torch.int64), reduction="none")
+
+    for fn in (network, pools, margin):
+        torch._dynamo.reset()
+        fast = torch.compile(fn, backend="deplo", dynamic=dynamic, options={"strict": True})
+        for rows in (5, 0) if dynamic else (0,):
+            x = torch.ones(rows, 4, requires_grad=True)
+            results = [y if isinstance(y, tuple) else (y,) for y in (fast(x), fn(x))]
+            (gradient,) = torch.autograd.grad([y.sum() for y in results[0]], x)
+            assert [y.shape for y in results[0]] == [y.shape for y in results[1]]
+            assert gradient.shape == x.shape and gradient.dtype == x.dtype
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_gradient_of_multi_margin_loss(p, reduction, dtype):
+    x = torch.randn(6, 5, dtype=dtype, requires_grad=True)
+    target = torch.tensor([0, 1, 2, 3, 4, 0])
+    weight = torch.rand(5, dtype=dtype)
+
+    def loss(x):
+        return F.multi_margin_loss(x, target, p, 1.0, weight, reduction=reduction).sum()
+
+    torch._dynamo.reset()
+    (gradient,) = torch.autograd.grad(torch.compile(loss, backend="deplo", options={"strict": True})(x), x)
+    (expected,) = torch.autograd.grad(loss(x), x)
+    torch.testing.assert_close(gradient, expected, rtol=4 * torch.finfo(dtype).eps, atol=0)

@@ -84,7 +84,13 @@ class Translator {
 
   void define(const std::string& name, Type type, Value* value) {
     if (!llvm::isa<llvm::Constant>(value) && !llvm::isa<llvm::Argument>(value)) value->setName(name);
-    names_[name] = {type, value, nullptr};
+    name_as(name, {type, value, nullptr});
+  }
+
+  void name_as(const std::string& name, const Named& meaning) {
+    auto [it, is_new] = names_.try_emplace(name, meaning);
+    hidden_.emplace_back(name, is_new ? std::nullopt : std::optional(it->second));
+    it->second = meaning;
   }
 
   const Named& find(const std::string& name) const {
@@ -444,7 +450,7 @@ class Translator {
     Value* init = value(s.init);
     llvm::AllocaInst* slot = entry_alloca(init->getType(), nullptr, s.name);
     b_.CreateStore(init, slot);
-    names_[s.name] = {s.type, nullptr, slot};
+    name_as(s.name, {s.type, nullptr, slot});
   }
 
   void statement(const Assign& s) {
@@ -465,7 +471,7 @@ class Translator {
     b_.SetInsertPoint(loop);
     auto* i = b_.CreatePHI(b_.getInt64Ty(), 2, s.name);
     i->addIncoming(lo, before);
-    names_[s.name] = {{DType::i64, 1}, i, nullptr};
+    name_as(s.name, {{DType::i64, 1}, i, nullptr});
     bool counts_up = never_negative(s.lo);
     if (counts_up) non_negative_.insert(s.name);
     block(s.body);
@@ -566,9 +572,15 @@ class Translator {
 
   void block(const Block& statements) {
     // Names of an inner block end with it; an outer name may be defined anew beside it.
-    auto outer = names_;
+    const size_t outer = hidden_.size();
     for (const auto& stmt : statements) std::visit([&](const auto& s) { statement(s); }, stmt->node);
-    names_ = std::move(outer);
+    for (; hidden_.size() > outer; hidden_.pop_back()) {
+      const auto& [name, before] = hidden_.back();
+      if (before)
+        names_.at(name) = *before;
+      else
+        names_.erase(name);
+    }
   }
 
   const Kernel& kernel_;
@@ -584,6 +596,7 @@ class Translator {
   bool matrices_ = false;  ///< whether the kernel uses a matrix unit
   std::map<std::string, Buffer> buffers_;
   std::map<std::string, Named> names_;
+  std::vector<std::pair<std::string, std::optional<Named>>> hidden_;  ///< what names meant before, in the order of their definitions
   std::set<std::string> non_negative_{"thread", "threads"};
   std::vector<std::pair<llvm::Instruction*, llvm::MDNode*>> accesses_;
 };

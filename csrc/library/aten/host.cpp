@@ -5,6 +5,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StorageImpl.h>
+#include <torch/csrc/autograd/forward_grad.h>
 
 #include <map>
 #include <memory>
@@ -124,6 +125,8 @@ at::Tensor TensorHost::tensor(size_t buffer) const {
 void TensorHost::adopt(size_t buffer, at::Tensor result, const std::vector<at::Tensor>& operands, const std::string& op) {
   const Buffer& expected = program_.buffers[buffer];
   const runtime::BufferShape& shape = (*shapes)[buffer];
+  // Some kernels give empty tensors of another dtype (the mask of native_dropout).
+  if (result.defined() && result.numel() == 0) result = result.to(to_scalar_type(expected.dtype));
   DEPLO_ASSERT(result.defined() && result.scalar_type() == to_scalar_type(expected.dtype) && result.sizes().equals(shape.sizes),
                "{} did not return what the graph says about {}", op, expected.name);
   bool shared = !has_layout(result, shape);
@@ -162,6 +165,13 @@ runtime::TensorView view_of(const at::Tensor& tensor) {
   view.has_version = !impl->is_inference();
   view.version = view.has_version ? impl->version_counter().current_version() : 0;
   return view;
+}
+
+void refuse_tangents(const std::vector<const at::Tensor*>& tensors) {
+  constexpr uint64_t kLevel = 0;  // the only one that PyTorch has
+  if (!torch::autograd::ForwardADLevel::try_get_by_idx(kLevel)) return;
+  for (const at::Tensor* tensor : tensors)
+    DEPLO_SUPPORT(!tensor || !tensor->_fw_grad(kLevel).defined(), "an input carries a tangent of forward-mode differentiation");
 }
 
 std::unique_ptr<runtime::LibraryOp> make_library_op(const LibraryStep& step, const runtime::LibraryContext& context) {

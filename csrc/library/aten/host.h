@@ -39,6 +39,10 @@ class TensorHost final : public runtime::Host {
 /// The runtime's view of a tensor. Throws UnsupportedError for what is no dense CPU tensor of a dtype that deplo has.
 runtime::TensorView view_of(const at::Tensor& tensor);
 
+/// Throws UnsupportedError where one of the tensors (null for those that are none) carries a tangent of forward-mode differentiation, which a program
+/// would drop.
+void refuse_tangents(const std::vector<const at::Tensor*>& tensors);
+
 /// The LibraryFactory of programs called from PyTorch.
 std::unique_ptr<runtime::LibraryOp> make_library_op(const LibraryStep& step, const runtime::LibraryContext& context);
 

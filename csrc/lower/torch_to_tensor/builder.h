@@ -183,7 +183,8 @@ bool is_view(std::string_view overload);
 // Shared by families.
 /// Result dtype of PyTorch's promotion is call.result().dtype; brings tensor and scalar operands to `dtype` by casts.
 Value as_compute(Builder& b, const Value& v);  ///< casts f16/bf16 to f32, leaves the rest
-/// The tensor or number argument `name` in `dtype`; a number (maybe a symbolic integer) as a rank-0 value.
+/// The tensor or number argument `name` in `dtype`; a number (maybe a symbolic integer) as a rank-0 value. For a result of 16 bits that is computed
+/// in float32, tensors that promotion narrows (whole numbers, wider floats without dimensions) are rounded to the result's dtype first.
 Value operand(Builder& b, const Call& call, std::string_view name, DType dtype);
 /// A number argument as a rank-0 value of `dtype`, of `fallback` if it is missing.
 Value scalar_operand(Builder& b, const Call& call, std::string_view name, DType dtype, std::optional<double> fallback = std::nullopt);

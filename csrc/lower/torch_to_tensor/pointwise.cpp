@@ -1,5 +1,6 @@
 #include "lower/torch_to_tensor/pointwise.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -47,6 +48,21 @@ Values next_after(Builder& b, const Call& call) {
   return finish(b, call, select(x.with(Fn::eq, y), y, select(is_nan(x), x, select(is_nan(y), y, moved))).value);
 }
 
+// The second operand of a product or quotient: one element keeps its digits (BinaryOpsKernel.cpp, mul_kernel), where all else is rounded to 16 bits
+// first.
+Value factor(Builder& b, const Call& call, DType dtype) {
+  if (!call.is_tensor("other")) return operand(b, call, "other", dtype);
+  Value v = call.tensor("other");
+  bool one = std::all_of(v.type.shape.begin(), v.type.shape.end(), [](const Expr& size) { return size.is(1); });
+  return one ? b.cast(v, dtype) : operand(b, call, "other", dtype);
+}
+
+template <Fn fn>
+Values product(Builder& b, const Call& call) {
+  DType dtype = compute_dtype(call);
+  return finish(b, call, b.apply(fn, {operand(b, call, "self", dtype), factor(b, call, dtype)}));
+}
+
 // For bool, sum is `or` and product is `and`.
 Value add_values(Builder& b, const Value& x, const Value& y) { return b.apply(x.type.dtype == DType::boolean ? Fn::bit_or : Fn::add, {x, y}); }
 Value mul_values(Builder& b, const Value& x, const Value& y) { return b.apply(x.type.dtype == DType::boolean ? Fn::bit_and : Fn::mul, {x, y}); }
@@ -90,7 +106,7 @@ Values rsub(Builder& b, const Call& call) { return subtract(b, call, "other", "s
 
 Values mul(Builder& b, const Call& call) {
   DType dtype = compute_dtype(call);
-  return finish(b, call, mul_values(b, operand(b, call, "self", dtype), operand(b, call, "other", dtype)));
+  return finish(b, call, mul_values(b, operand(b, call, "self", dtype), factor(b, call, dtype)));
 }
 
 // BinaryOps.h, div_floor_floating: a quotient that is exact stays exact, signs of zero included.
@@ -111,7 +127,7 @@ Formula floor_quotient(const Formula& x, const Formula& y) {
 Values floor_divide_values(Builder& b, const Call& call) {
   DType dtype = compute_dtype(call);
   Value x = operand(b, call, "self", dtype);
-  Value y = operand(b, call, "other", dtype);
+  Value y = factor(b, call, dtype);
   if (!is_float(dtype)) return finish(b, call, b.apply(Fn::floor_div, {x, y}));
   Shape shape = b.common_shape(x.type.shape, y.type.shape);
   return finish(b, call, floor_quotient({&b, b.broadcast(x, shape)}, {&b, b.broadcast(y, shape)}).value);
@@ -120,11 +136,11 @@ Values floor_divide_values(Builder& b, const Call& call) {
 Values div(Builder& b, const Call& call) {
   std::string mode = call.word("rounding_mode", "");
   if (mode == "floor") return floor_divide_values(b, call);
-  if (mode.empty()) return binary<Fn::div>(b, call);
+  if (mode.empty()) return product<Fn::div>(b, call);
   DEPLO_SUPPORT(mode == "trunc", "rounding mode {}", mode);
   DType dtype = compute_dtype(call);
-  if (!is_float(dtype)) return binary<Fn::trunc_div>(b, call);
-  return finish(b, call, b.apply(Fn::trunc, {b.apply(Fn::div, {operand(b, call, "self", dtype), operand(b, call, "other", dtype)})}));
+  if (!is_float(dtype)) return product<Fn::trunc_div>(b, call);
+  return finish(b, call, b.apply(Fn::trunc, {b.apply(Fn::div, {operand(b, call, "self", dtype), factor(b, call, dtype)})}));
 }
 
 // Comparisons happen in the common dtype, where a number operand is rounded as eager rounds it.
@@ -223,8 +239,8 @@ Values pow_tensors(Builder& b, const Call& call) {
 
 Values lerp(Builder& b, const Call& call) {
   DType dtype = compute_dtype(call);
-  Formula start{&b, b.cast(call.tensor("self"), dtype)};
-  Formula end{&b, b.cast(call.tensor("end"), dtype)};
+  Formula start{&b, operand(b, call, "self", dtype)};
+  Formula end{&b, operand(b, call, "end", dtype)};
   Formula difference = end - start;
   if (!call.is_tensor("weight")) {
     double w = call.real("weight");
@@ -232,7 +248,7 @@ Values lerp(Builder& b, const Call& call) {
     Formula result = std::fabs(w) < 0.5 ? start + difference * w : end - difference * (1.0 - w);
     return finish(b, call, result.value);
   }
-  Formula w{&b, b.cast(call.tensor("weight"), dtype)};
+  Formula w{&b, operand(b, call, "weight", dtype)};
   Shape shape = b.common_shape(w.value.type.shape, difference.value.type.shape);
   w.value = b.broadcast(w.value, shape);
   Formula near_start = start + w * difference;
@@ -244,10 +260,10 @@ template <bool divides>
 Values add_product(Builder& b, const Call& call) {
   DType dtype = compute_dtype(call);
   DEPLO_SUPPORT(!divides || is_float(dtype), "addcdiv of {}", to_string(dtype));
-  Value x = b.cast(call.tensor("tensor1"), dtype);
-  Value y = b.cast(call.tensor("tensor2"), dtype);
+  Value x = operand(b, call, "tensor1", dtype);
+  Value y = operand(b, call, "tensor2", dtype);
   Value product = b.apply(divides ? Fn::div : Fn::mul, {scaled_by(b, call, x, "value"), y});
-  return finish(b, call, b.apply(Fn::add, {b.cast(call.tensor("self"), dtype), product}));
+  return finish(b, call, b.apply(Fn::add, {operand(b, call, "self", dtype), product}));
 }
 
 Values multiply_add(Builder& b, const Call& call) {

@@ -72,7 +72,13 @@ Value scalar_operand(Builder& b, const Call& call, std::string_view name, DType 
 }
 
 Value operand(Builder& b, const Call& call, std::string_view name, DType dtype) {
-  return call.is_tensor(name) ? b.cast(call.tensor(name), dtype) : scalar_operand(b, call, name, dtype);
+  if (!call.is_tensor(name)) return scalar_operand(b, call, name, dtype);
+  Value v = call.tensor(name);
+  // What is promoted to 16 bits, whole numbers or a tensor without dimensions, is rounded to them before it is computed with.
+  const DType result = call.result().dtype;
+  const bool narrows = is_float(result) && size_of(result) == 2 && dtype == compute_type(result);
+  const bool is_promoted = is_float(v.type.dtype) ? size_of(v.type.dtype) > 2 && v.type.shape.empty() : size_of(v.type.dtype) > 1;
+  return b.cast(narrows && is_promoted ? b.cast(v, result) : v, dtype);
 }
 
 }  // namespace deplo::rules

@@ -25,11 +25,10 @@ using loop_ir::Stmt;
 using loop_ir::Store;
 
 constexpr size_t kSiblingsTried = 4;
-constexpr double kSmallKernel = 4096;     ///< points below which a kernel without anything in common with another may still share its step
-constexpr size_t kSmallTogether = 16;     ///< such kernels in one
-constexpr size_t kMostParts = 16;         ///< kernels that one falls apart into
-constexpr double kStepBytes = 65536;      ///< bytes that move in the time that one more step takes
-constexpr size_t kMostStatements = 1024;  ///< of one kernel: to join, to schedule and to compile more takes more than linear time
+constexpr double kSmallKernel = 4096;  ///< points below which a kernel without anything in common with another may still share its step
+constexpr size_t kSmallTogether = 16;  ///< such kernels in one
+constexpr size_t kMostParts = 16;      ///< kernels that one falls apart into
+constexpr double kStepBytes = 65536;   ///< bytes that move in the time that one more step takes
 
 /// Two nests as they were before one of them was split.
 struct Backup {
@@ -51,12 +50,6 @@ struct Fuser {
 
   BufferOf buffers() const {
     return [this](const std::string& name) -> const Buffer& { return graph.buffer(name); };
-  }
-
-  static size_t statements_of(const Block& body) {
-    size_t count = 0;
-    loop_ir::visit(body, [&](const Stmt&, const auto&) { ++count; });
-    return count;
   }
 
   void find_contractions(size_t at) {
@@ -87,7 +80,7 @@ struct Fuser {
       names[at].reserve(kernel);
       graph.set_body(at, loop_ir::make_nest(g.nest.axes, g.nest.body));
       g.points = cost.points_of(graph.nodes()[at].body);
-      g.statements = statements_of(graph.nodes()[at].body);
+      g.statements = loop_ir::count_statements(graph.nodes()[at].body);
       find_contractions(at);
     }
   }
@@ -312,7 +305,7 @@ struct Fuser {
       Group g;
       const Block& body = bodies[static_cast<size_t>(&part - parts.data())];
       g.points = cost.points_of(body);
-      g.statements = statements_of(body);
+      g.statements = loop_ir::count_statements(body);
       g.nest = std::move(part);
       groups.push_back(std::move(g));
       names.push_back(names[at]);

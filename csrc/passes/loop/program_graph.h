@@ -10,6 +10,9 @@
 
 namespace deplo {
 
+/// Statements that fusion puts into one kernel: to schedule and to compile more takes more than linear time.
+constexpr size_t kMostStatements = 1024;
+
 /// A module's steps as a graph that fusion edits: kernel bodies name the program's buffers directly, and who writes and reads
 /// each buffer is kept up to date. Kernels that came to nothing leave a hole; finish() closes the holes.
 class ProgramGraph {
