@@ -744,7 +744,8 @@ def test_empty_batches_in_training(dynamic):
         return F.fractional_max_pool2d(image, 2, output_size=2), F.fractional_max_pool3d(image[:, None].repeat(1, 1, 4, 1, 1), 2, output_size=2)
 
     def margin(x):
-        return F.multi_margin_loss(x, torch.zeros(x.shape[0], dtype=torch.int64), reduction="none")
+        target = torch.zeros(x.shape[0], dtype=torch.int64)
+        return F.multi_margin_loss(x, target), F.multi_margin_loss(x, target, reduction="none")
 
     for fn in (network, pools, margin):
         torch._dynamo.reset()
