@@ -417,7 +417,10 @@ def _own() -> dict[Any, Any]:
     from torch._decomp import get_decompositions
 
     aten = torch.ops.aten
-    formula_of_log_sigmoid = get_decompositions([aten.log_sigmoid_forward])[aten.log_sigmoid_forward.default]
+    known = get_decompositions([aten.log_sigmoid_forward, aten.gelu, aten.gelu_backward])
+    formula_of_log_sigmoid = known[aten.log_sigmoid_forward.default]
+    formula_of_gelu, formula_of_gelu_backward = known[aten.gelu.default], known[aten.gelu_backward.default]
+    gelu_scale = math.sqrt(8 / math.pi)
     pool, pool_backward = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
 
     def alias(x: torch.Tensor) -> Any:
@@ -446,6 +449,44 @@ def _own() -> dict[Any, Any]:
         shape = [*x.shape[:dim], len(tensors) * x.shape[dim], *x.shape[dim + 1 :]]
         return x.unsqueeze(dim).expand(*x.shape[:dim], len(tensors), *x.shape[dim:]).clone(memory_format=torch.contiguous_format).view(shape)
 
+    def wide(x: torch.Tensor) -> Any:
+        return x if x.dtype == torch.float64 else x.to(torch.float32)
+
+    def gated(x: Any, y: Any) -> Any:
+        """x / (1 + exp(-y)), in which nothing cancels or overflows (csrc/lower/torch_to_tensor/activation.cpp)."""
+        small = y < -40
+        e = torch.where(small, y, -y).exp()
+        return torch.where(small, x * e, x / (e + 1))
+
+    def gates(y: Any) -> tuple[Any, Any]:
+        """sigmoid(y) and 1 - sigmoid(y), of which neither cancels."""
+        e = (-y.abs()).exp()
+        small, great = e / (e + 1), 1 / (e + 1)
+        return torch.where(y < 0, small, great), torch.where(y < 0, great, small)
+
+    def silu(x: torch.Tensor) -> Any:
+        return gated(wide(x), wide(x)).to(x.dtype) if x.is_floating_point() else NotImplemented
+
+    def gelu(x: torch.Tensor, approximate: str = "none") -> Any:
+        if approximate != "tanh" or not x.is_floating_point():
+            return formula_of_gelu(x, approximate)
+        v = wide(x)
+        return gated(v, (v + 0.044715 * (v * v * v)) * gelu_scale).to(x.dtype)
+
+    def gelu_backward(grad: torch.Tensor, x: torch.Tensor, approximate: str = "none") -> Any:
+        if approximate != "tanh":
+            return formula_of_gelu_backward(grad, x, approximate)
+        v = wide(x)
+        square = v * v
+        gate, closed = gates((v + 0.044715 * (square * v)) * gelu_scale)
+        slope = (1 + 3 * 0.044715 * square) * gelu_scale
+        return (wide(grad) * gate * (1 + v * closed * slope)).to(x.dtype)
+
+    def silu_backward(grad: torch.Tensor, x: torch.Tensor) -> Any:
+        v = wide(x)
+        gate, closed = gates(v)
+        return (wide(grad) * gate * (1 + v * closed)).to(x.dtype)
+
     def log_sigmoid(x: torch.Tensor) -> Any:
         """Pointwise, and contiguous as the CPU's kernel gives it."""
         return formula_of_log_sigmoid(x.contiguous())
@@ -473,9 +514,11 @@ def _own() -> dict[Any, Any]:
 
     def statistics(x: torch.Tensor, dims: list[int], eps: float) -> Any:
         """x as it is computed with, its mean and 1 / sqrt(variance + eps); in float64, for the variance of floats from 1.8e19 on is no float."""
-        wide = x if x.dtype == torch.float64 else x.to(torch.float32)
         variance, mean = torch.var_mean(x.to(torch.float64), dims, correction=0, keepdim=True)
-        return wide, mean.to(wide.dtype), torch.rsqrt(variance + eps).to(wide.dtype)
+        if x.dtype == torch.float64:  # what rounding left of the mean, as in csrc/lower/torch_to_tensor/normalization.cpp
+            mean = torch.where(variance <= mean * mean, mean + (x - mean).mean(dims, keepdim=True), mean)
+        v = wide(x)
+        return v, mean.to(v.dtype), torch.rsqrt(variance + eps).to(v.dtype)
 
     def of_statistics(x: torch.Tensor, *parameters: Any) -> Any:
         """Their dtype, which is that of the first parameter; None where eager mode refuses the mixture."""
@@ -488,8 +531,8 @@ def _own() -> dict[Any, Any]:
         if dtype is None:
             return NotImplemented
         dims = list(range(x.dim() - len(shape), x.dim()))
-        wide, mean, rstd = statistics(x.contiguous(), dims, eps)
-        y = (wide - mean) * rstd
+        v, mean, rstd = statistics(x.contiguous(), dims, eps)
+        y = (v - mean) * rstd
         y = y if weight is None else y * weight
         y = y if bias is None else y + bias
         return y.to(x.dtype), mean.to(dtype), rstd.to(dtype)
@@ -498,8 +541,8 @@ def _own() -> dict[Any, Any]:
         dtype = of_statistics(x, weight, bias)
         if dtype is None:
             return NotImplemented
-        wide, mean, rstd = statistics(x.reshape(n, groups, channels // groups, inner), [2, 3], eps)
-        y = ((wide - mean) * rstd).view(x.shape)
+        v, mean, rstd = statistics(x.reshape(n, groups, channels // groups, inner), [2, 3], eps)
+        y = ((v - mean) * rstd).view(x.shape)
         channelwise = (1, channels, *[1] * (x.dim() - 2))
         y = y if weight is None else y * weight.reshape(channelwise)
         y = y if bias is None else y + bias.reshape(channelwise)
@@ -537,6 +580,10 @@ def _own() -> dict[Any, Any]:
         aten.bmm.default: product_of_vectors,
         aten.cat.default: repeated,
         aten.log_sigmoid_forward.default: log_sigmoid,
+        aten.silu.default: silu,
+        aten.silu_backward.default: silu_backward,
+        aten.gelu.default: gelu,
+        aten.gelu_backward.default: gelu_backward,
         pool: _once(places_in_windows),
         pool_backward: _once(shape_alone),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import subprocess
@@ -103,6 +104,75 @@ def test_sums_along_lanes_are_taken_in_short_chains(features, shape, dynamic):
     result = total(x)
     exact = x.double().sum(axes)
     assert float((result - exact).norm() / exact.norm()) <= bound
+
+
+@needs_core
+@pytest.mark.parametrize("features", feature_sets())
+@pytest.mark.parametrize("terms", [12, 20, 32, 96])
+def test_sums_over_columns_are_taken_in_short_chains(features, terms):
+    """Chains of 8, or one of up to 12."""
+    x = torch.randn((terms, 32768), generator=torch.Generator().manual_seed(terms))
+    bound = 1.2 * 0.43 * 2**-24 * math.sqrt((terms if terms <= 12 else 8 + terms / 8) / 2)
+    options = read_options(texts={"features": features})
+    torch._dynamo.reset()
+    result = torch.compile(lambda x: x.sum(0), backend=lambda gm, ex: compile_with(options, gm, ex), dynamic=False)(x)
+    exact = x.double().sum(0)
+    assert float((result - exact).norm() / exact.norm()) <= bound
+
+
+@needs_core
+@pytest.mark.parametrize("grad", [False, True], ids=["alone", "training"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("norm", [torch.nn.LayerNorm(100), torch.nn.GroupNorm(3, 21), torch.nn.InstanceNorm1d(21)], ids=lambda m: type(m).__name__)
+def test_norms_of_equal_numbers_are_zero(norm, dtype, grad):
+    """Though their mean is rounded; eager mode's group norms give 0.03 at 1e4."""
+    torch._dynamo.reset()
+    norm = copy.deepcopy(norm).to(dtype)
+    shape = (5, 100) if isinstance(norm, torch.nn.LayerNorm) else (2, 21, 13)
+    compiled = torch.compile(norm, backend="deplo", dynamic=False)
+    for number in (0.1, 1e4 + 0.1, -3e7, 1e-9, 0.0):
+        with torch.set_grad_enabled(grad):
+            y = compiled(torch.full(shape, number, dtype=dtype))
+        assert not y.any(), (number, y)
+
+
+@needs_core
+@pytest.mark.parametrize("shape", [(40, 200), (3, 40, 200)])
+def test_norms_of_numbers_far_from_zero(shape):
+    """The mean is as exact as float32 allows: half an ulp of 1000, over the deviation, is what remains."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(5)) + 1000
+    groups = len(shape) == 3
+    norm = (lambda x: torch.nn.functional.group_norm(x, 4)) if groups else (lambda x: torch.nn.functional.layer_norm(x, (200,)))
+    torch._dynamo.reset()
+    got = torch.compile(norm, backend="deplo", dynamic=False)(x)
+    assert float((got - norm(x.double())).abs().max()) <= 1.2 * 2**-15
+
+
+@needs_core
+@pytest.mark.parametrize("grad", [False, True], ids=["alone", "training"])
+@pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu_tanh"])
+def test_small_results_of_gates_keep_their_digits(name, grad):
+    """Where eager mode's formulas give 0, or a few of their digits: far below 0. float64 judges by forms in which nothing cancels."""
+    beta = math.sqrt(8 / math.pi)
+    fn, inner = {
+        "sigmoid": (torch.sigmoid, None),
+        "silu": (torch.nn.functional.silu, lambda x: x),
+        "gelu_tanh": (lambda x: torch.nn.functional.gelu(x, approximate="tanh"), lambda x: beta * (x + 0.044715 * x**3)),
+    }[name]
+    x = torch.linspace(-9.5 if name == "gelu_tanh" else -100, 0, 20_001).requires_grad_(grad)
+    wide = x.detach().double()
+    gate = torch.sigmoid(wide if inner is None else inner(wide))
+    torch._dynamo.reset()
+    y = torch.compile(fn, backend="deplo", dynamic=False)(x)
+    torch.testing.assert_close(y.detach().double(), gate if inner is None else wide * gate, rtol=2e-5, atol=2e-43)
+    if grad:
+        (slope,) = torch.autograd.grad(y.sum(), x)
+        of_inner = 1 if name != "gelu_tanh" else beta * (1 + 3 * 0.044715 * wide**2)
+        away = (1 - gate) * of_inner
+        expected = gate * (1 - gate) if inner is None else gate * (1 + wide * away)
+        # relative to the terms, for they cancel where the function turns
+        terms = gate if inner is None else gate * (1 + wide.abs() * away)
+        assert bool(((slope - expected).abs() <= 2e-5 * terms + 2e-43).all())
 
 
 @needs_core

@@ -469,7 +469,10 @@ std::string& Lowering::element(RegisterArray& array, const std::vector<Expr>& in
     int64_t size = last ? (array.shape[d] + array.plan.width - 1) / array.plan.width : array.shape[d];
     position = position * size + (last ? e.value() / array.plan.width : e.value());
   }
-  return array.variables.at(array.per_copy ? copy : 0).at(static_cast<size_t>(position));
+  std::vector<std::string>& variables = array.variables.at(array.per_copy ? copy : 0);
+  DEPLO_SUPPORT(position >= 0 && position < static_cast<int64_t>(variables.size()),
+                "kernel {}: an index of a register array leaves its {} variables: {}", kernel_.name, variables.size(), position);
+  return variables[static_cast<size_t>(position)];
 }
 
 Value Lowering::load_register(const Load& s, RegisterArray& array, const std::vector<Cond>& guard) {

@@ -13,9 +13,9 @@ namespace {
 
 // One accumulator takes at most so many elements before it is added to an outer one: the error grows with both counts, not their product.
 constexpr int64_t kChain = 128;
-// Of sums, whose blocks cost one addition each: eager mode sums so (ATen's cascade_sum). Along lanes a chain adds up to one of as many as there are
-// lanes.
-constexpr int64_t kShortChain = 16;
+// Of sums, whose blocks cost one addition each. Eager mode's cascade takes chains of 16, and of few numbers four sums side by side (ATen's
+// SumKernel.cpp). Along lanes a chain adds up to one of as many as there are lanes.
+constexpr int64_t kShortChain = 8;
 constexpr int64_t kLanesChain = 32;
 
 // Whether reassociating in blocks keeps a long chain of float additions accurate.
@@ -109,11 +109,11 @@ void Lowering::reduce_axes(Reduction& r, size_t at, std::vector<State>& accumula
   Expr hi = resolve(r.s.axes[at].hi);
   auto all = most_trips(r, at);
   if (r.chain == 0) {
-    // Four levels of blocks.
-    const auto root = static_cast<int64_t>(all ? std::ceil(std::pow(static_cast<double>(*all), 0.25)) : 0);
+    // Four levels of blocks, of any size where nothing bounds it.
+    const int64_t root = all ? static_cast<int64_t>(std::ceil(std::pow(static_cast<double>(*all), 0.25))) : 2 * kShortChain;
     r.chain = r.s.combiner == Combiner::sum ? std::clamp(root, r.lanes ? kLanesChain : kShortChain, kChain) : kChain;
   }
-  const int64_t one_block = r.lanes ? r.chain : std::min(2 * r.chain, kChain);
+  const int64_t one_block = r.lanes ? r.chain : std::min(r.chain + r.chain / 2, kChain);
   if (!rounds(r.s) || (all && *all <= one_block) || r.s.axes[at].kind == LoopKind::unroll) return reduce_axis(r, at, lo, hi, accumulators);
   reduce_in_blocks(r, at, lo, hi, accumulators);
 }
@@ -129,7 +129,7 @@ void Lowering::reduce_in_blocks(Reduction& r, size_t at, Expr lo, Expr hi, std::
   auto bound = bounds(hi - lo, ranges_).hi;
   auto extent = bound ? bound : expected(hi - lo);
   std::vector<int64_t> sizes{block};
-  const size_t least = bound ? 1 : r.chain == kShortChain ? 3 : 2;  // what nothing bounds may be far from the size of the example
+  const size_t least = bound ? 1 : r.chain < kLanesChain ? 3 : 2;  // what nothing bounds may be far from the size of the example
   while (sizes.size() < least || (sizes.size() < 3 && extent && *extent / sizes.back() > r.chain)) sizes.push_back(sizes.back() * r.chain);
   reduce_blocks(r, at, lo, hi, sizes, accumulators);
 }

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "lower/torch_to_tensor/common.h"
 #include "lower/torch_to_tensor/formula.h"
 #include "lower/torch_to_tensor/pointwise.h"
 
@@ -16,10 +17,16 @@ Values activation(Builder& b, const Call& call) {
   return finish(b, call, body(call, {&b, operand(b, call, "self", compute_dtype(call))}).value);
 }
 
-Formula sigmoid_of(const Formula& x) { return 1.0 / ((-x).with(Fn::exp) + 1.0); }
+Formula sigmoid(const Call&, const Formula& x) { return {x.b, sigmoid_of(*x.b, x.value)}; }
 
-Formula sigmoid(const Call&, const Formula& x) { return sigmoid_of(x); }
-Formula silu(const Call&, const Formula& x) { return x / ((-x).with(Fn::exp) + 1.0); }
+// x / (1 + exp(-y)). From -40 down, 1 + exp(y) is 1 in every dtype, and exp(-y) may overflow.
+Formula gated(const Formula& x, const Formula& y) {
+  const Formula small = less(y, -40);
+  const Formula e = select(small, y, -y).with(Fn::exp);
+  return select(small, x * e, x / (e + 1.0));
+}
+
+Formula silu(const Call&, const Formula& x) { return gated(x, x); }
 
 // Square root and quotient each round. What they leave over is known exactly, and one step of Newton's method takes it back:
 // with s = sqrt(x) and r = 1 / s, it is r (1 - x r^2) / 2 where x = s^2 + rest. Small numbers are scaled, whose rest would underflow.
@@ -48,8 +55,8 @@ Formula gelu(const Call& call, const Formula& x) {
   std::string form = call.word("approximate", "none");
   if (form == "none") return 0.5 * x * (1.0 + (x * M_SQRT1_2).with(Fn::erf));
   DEPLO_SUPPORT(form == "tanh", "approximate={}", form);
-  Formula inner = (x + 0.044715 * (x * x * x)) * (M_SQRT2 * M_2_SQRTPI * 0.5);
-  return 0.5 * x * (1.0 + inner.with(Fn::tanh));
+  // (1 + tanh(y)) / 2 = 1 / (1 + exp(-2 y)), in which nothing cancels.
+  return gated(x, (x + 0.044715 * (x * x * x)) * (M_SQRT2 * M_2_SQRTPI));
 }
 
 Formula hardsigmoid(const Call&, const Formula& x) { return clamp(x + 3.0, 0, 6) / 6.0; }
@@ -142,7 +149,7 @@ Values glu(Builder& b, const Call& call) {
   Expr half = call.result().shape.at(static_cast<size_t>(dim));
   Formula first{&b, b.slice(v, dim, 0, half, 1)};
   Formula second{&b, b.slice(v, dim, half, half, 1)};
-  return finish(b, call, (first * sigmoid_of(second)).value);
+  return finish(b, call, (first * Formula{&b, sigmoid_of(b, second.value)}).value);
 }
 
 Values prelu(Builder& b, const Call& call) {

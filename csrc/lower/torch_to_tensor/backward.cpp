@@ -30,6 +30,21 @@ Saved saved(Builder& b, const Call& call, std::string_view name = "self", std::s
   return {b, call, b.cast(call.tensor(grad), dtype), b.cast(call.tensor(name), dtype)};
 }
 
+// sigmoid(y) and 1 - sigmoid(y), of which neither cancels.
+struct Gates {
+  Value open;
+  Value closed;
+};
+
+Gates gates(const Saved& s, const Value& y) {
+  Value e = s.b.apply(Fn::exp, {s.b.apply(Fn::neg, {s.b.apply(Fn::abs, {y})})});
+  Value both = s.add(e, s.number(1));
+  Value small = s.b.apply(Fn::div, {e, both});
+  Value great = s.b.apply(Fn::div, {s.number(1), both});
+  Value negative = s.b.apply(Fn::lt, y, 0);
+  return {s.select(negative, small, great), s.select(negative, great, small)};
+}
+
 std::vector<Value> gelu_backward(Builder& b, const Call& call) {
   Saved s = saved(b, call);
   std::string approximate = call.word("approximate", "none");
@@ -42,22 +57,19 @@ std::vector<Value> gelu_backward(Builder& b, const Call& call) {
     return s.done(s.mul(s.grad, s.add(cdf, s.mul(s.x, pdf))));
   }
   DEPLO_SUPPORT(approximate == "tanh", "gelu approximated by {}", approximate);
-  constexpr double kBeta = M_SQRT2 * M_2_SQRTPI * 0.5;
+  // x s(y) with y = 2 beta (x + kappa x^3), s the sigmoid, whose slope is s (1 - s).
+  constexpr double kBeta = M_SQRT2 * M_2_SQRTPI;
   constexpr double kKappa = 0.044715;
   Value x2 = s.mul(s.x, s.x);
-  Value inner = b.apply(Fn::mul, s.add(s.x, b.apply(Fn::mul, s.mul(x2, s.x), kKappa)), kBeta);
-  Value t = b.apply(Fn::tanh, {inner});
-  Value left = s.mul(half, s.add(one, t));
+  const Gates g = gates(s, b.apply(Fn::mul, s.add(s.x, b.apply(Fn::mul, s.mul(x2, s.x), kKappa)), kBeta));
   Value inner_slope = b.apply(Fn::mul, s.add(one, b.apply(Fn::mul, x2, 3 * kKappa)), kBeta);
-  Value right = s.mul(s.mul(half, s.x), s.mul(s.sub(one, s.mul(t, t)), inner_slope));
-  return s.done(s.mul(s.grad, s.add(left, right)));
+  return s.done(s.mul(s.mul(s.grad, g.open), s.add(one, s.mul(s.mul(s.x, g.closed), inner_slope))));
 }
 
 std::vector<Value> silu_backward(Builder& b, const Call& call) {
   Saved s = saved(b, call);
-  Value g = sigmoid_of(b, s.x);
-  Value one = s.number(1);
-  return s.done(s.mul(s.mul(s.grad, g), s.add(one, s.mul(s.x, s.sub(one, g)))));
+  const Gates g = gates(s, s.x);
+  return s.done(s.mul(s.mul(s.grad, g.open), s.add(s.number(1), s.mul(s.x, g.closed))));
 }
 
 std::vector<Value> sigmoid_backward(Builder& b, const Call& call) {

@@ -20,9 +20,14 @@ struct Statistics {
 Statistics batch_statistics(Builder& b, const Value& x) {
   Value wide = b.cast(x, DType::f64);
   std::vector<int64_t> dims = all_but_channels(x);
+  const Shape channels = {x.type.shape[1]};
+  if (x.type.dtype == DType::f64) {  // sums of others are exact enough
+    auto [mean, variance] = moments(b, x, dims, 1);
+    return {b.reshape(mean, channels), b.reshape(variance, channels)};
+  }
   Value mean = mean_dims(b, wide, dims, true);
   Value variance = mean_dims(b, square(b, b.apply(Fn::sub, {wide, mean})), dims, false);
-  return {b.reshape(mean, {x.type.shape[1]}), variance};
+  return {b.reshape(mean, channels), variance};
 }
 
 // (x - mean) * (rstd * weight) + bias per channel, in x's dtype.

@@ -81,7 +81,9 @@ Value inverse_sqrt(Builder& b, const Value& v) { return b.apply(Fn::div, {consta
 
 Value sigmoid_of(Builder& b, const Value& v) {
   Value one = constant_like(b, v, 1);
-  return b.apply(Fn::div, {one, b.apply(Fn::add, {b.apply(Fn::exp, {b.apply(Fn::neg, {v})}), one})});
+  Value e = b.apply(Fn::exp, {b.apply(Fn::neg, {b.apply(Fn::abs, {v})})});
+  Value negative = b.apply(Fn::lt, v, 0);
+  return b.apply(Fn::div, {b.apply(Fn::where, {negative, e, one}), b.apply(Fn::add, {e, one})});
 }
 
 Value constant_like(Builder& b, const Value& v, double literal) { return b.constant(v.type.dtype, {}, literal); }

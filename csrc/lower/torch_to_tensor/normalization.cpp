@@ -16,19 +16,27 @@ constexpr double kScaledEpsilon = 1e-12;
 
 }  // namespace
 
+Moments moments(Builder& b, const Value& x, const std::vector<int64_t>& dims, double scale) {
+  Value rough = mean_dims(b, x, dims, true);
+  Value small = scale == 1 ? b.apply(Fn::sub, {x, rough})
+                           : b.apply(Fn::fma, {x, constant_like(b, x, scale), b.apply(Fn::neg, {b.apply(Fn::mul, rough, scale)})});
+  Value squares = mean_dims(b, square(b, small), dims, true);
+  Value far = b.apply(Fn::le, {squares, square(b, scale == 1 ? rough : b.apply(Fn::mul, rough, scale))});
+  Value rest = b.apply(Fn::where, {far, mean_dims(b, small, dims, true), constant_like(b, squares, 0)});
+  Value variance = b.apply(Fn::max, {constant_like(b, squares, 0), b.apply(Fn::sub, {squares, square(b, rest)})});
+  return {b.apply(Fn::add, {rough, scale == 1 ? rest : b.apply(Fn::mul, rest, 1 / scale)}), variance};
+}
+
 Centered centered(Builder& b, const Value& x, const std::vector<int64_t>& dims, double eps) {
-  Value mean = mean_dims(b, x, dims, true);
-  Value difference = b.apply(Fn::sub, {x, mean});
   // Squares of differences from 1.8e19 on pass the largest float32. Those of differences times a power of two, which changes no other bit and costs
   // nothing, do from 3e26 on. An epsilon that is not tiny hides that small ones vanish.
   const double scale = eps >= kScaledEpsilon ? kSquareScale : 1;
-  Value small = scale == 1 ? difference : b.apply(Fn::fma, {x, constant_like(b, x, scale), b.apply(Fn::neg, {b.apply(Fn::mul, mean, scale)})});
-  Value variance = mean_dims(b, square(b, small), dims, true);
+  auto [mean, variance] = moments(b, x, dims, scale);
   Value rstd = inverse_sqrt(b, b.apply(Fn::add, variance, eps * scale * scale));
   if (scale != 1) rstd = b.apply(Fn::mul, rstd, scale);
   // Beyond, eager gives NaN or 0: NaN shows what happened.
   Value overflows = b.apply(Fn::eq, variance, std::numeric_limits<double>::infinity());
-  return {difference, mean, b.apply(Fn::where, {overflows, constant_like(b, rstd, std::numeric_limits<double>::quiet_NaN()), rstd})};
+  return {b.apply(Fn::sub, {x, mean}), mean, b.apply(Fn::where, {overflows, constant_like(b, rstd, std::numeric_limits<double>::quiet_NaN()), rstd})};
 }
 
 Value softmax_of(Builder& b, const Value& x, int64_t dim) {
