@@ -73,27 +73,34 @@ std::vector<Value> mv(Builder& b, const Call& call) {
   return {conform(b, vector_product(b, call.tensor("self"), call.tensor("vec"), accumulator(call.result())), call.result())};
 }
 
-// beta * self + alpha * c; self is not read when beta is 0, nor the product when alpha is, as in BLAS.
-std::vector<Value> add_product(Builder& b, const Call& call, const Value& c) {
+// beta * self + alpha * c; self is not read when beta is 0, nor the product where BLAS computes it and alpha is 0.
+std::vector<Value> add_product(Builder& b, const Call& call, const Value& c, bool blas) {
   call.ignore("out_dtype");
   Scalar beta = call.number("beta", 1);
   Value self = call.tensor("self");
   Scalar alpha = call.number("alpha", 1);
-  Value out = alpha.as_double() == 0 ? b.constant(c.type.dtype, c.type.shape, 0) : scaled(b, c, alpha);
+  Value out = alpha.as_double() == 0 && blas ? b.constant(c.type.dtype, c.type.shape, 0) : scaled(b, c, alpha);
   if (beta.as_double() != 0) out = b.apply(Fn::add, {scaled(b, compute_as(b, self, c.type.dtype), beta), out});
   return {conform(b, b.broadcast(out, call.result().shape), call.result())};
 }
 
+// Eager mode's products of 16 bits scale what they have computed.
+bool has_blas(const Call& call) { return !is_float(call.result().dtype) || size_of(call.result().dtype) >= 4; }
+
 std::vector<Value> addmm(Builder& b, const Call& call) {
-  return add_product(b, call, matrix_product(b, call.tensor("mat1"), call.tensor("mat2"), accumulator(call.result())));
+  return add_product(b, call, matrix_product(b, call.tensor("mat1"), call.tensor("mat2"), accumulator(call.result())), has_blas(call));
 }
 
 std::vector<Value> baddbmm(Builder& b, const Call& call) {
-  return add_product(b, call, batch_product(b, call.tensor("batch1"), call.tensor("batch2"), accumulator(call.result())));
+  Value left = call.tensor("batch1");
+  Value c = batch_product(b, left, call.tensor("batch2"), accumulator(call.result()));
+  // ATen's own loops take small ones (LinearAlgebra.cpp).
+  const Expr work = c.type.shape[1] * c.type.shape[2] * left.type.shape[2];
+  return add_product(b, call, c, has_blas(call) && work.is_constant() && work.value() >= 400);
 }
 
 std::vector<Value> addmv(Builder& b, const Call& call) {
-  return add_product(b, call, vector_product(b, call.tensor("mat"), call.tensor("vec"), accumulator(call.result())));
+  return add_product(b, call, vector_product(b, call.tensor("mat"), call.tensor("vec"), accumulator(call.result())), has_blas(call));
 }
 
 // The batch is one more dimension of the sum.
@@ -106,7 +113,7 @@ std::vector<Value> addbmm(Builder& b, const Call& call) {
   Shape space = {left.type.shape[1], right.type.shape[2], left.type.shape[0], left.type.shape[2]};
   Value l = b.remap(operand(b, left, dtype), space, {axis(2), axis(0), axis(3)});
   Value r = b.remap(operand(b, right, dtype), space, {axis(2), axis(3), axis(1)});
-  return add_product(b, call, b.contract(l, r, 2, dtype));
+  return add_product(b, call, b.contract(l, r, 2, dtype), has_blas(call));
 }
 
 Value outer_product(Builder& b, const Value& left, const Value& right, DType dtype) {
@@ -117,7 +124,7 @@ Value outer_product(Builder& b, const Value& left, const Value& right, DType dty
 }
 
 std::vector<Value> addr(Builder& b, const Call& call) {
-  return add_product(b, call, outer_product(b, call.tensor("vec1"), call.tensor("vec2"), accumulator(call.result())));
+  return add_product(b, call, outer_product(b, call.tensor("vec1"), call.tensor("vec2"), accumulator(call.result())), false);
 }
 
 std::vector<Value> outer(Builder& b, const Call& call) {
