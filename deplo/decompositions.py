@@ -465,6 +465,7 @@ def _own() -> dict[Any, Any]:
         return torch.where(y < 0, small, great), torch.where(y < 0, great, small)
 
     def silu(x: torch.Tensor) -> Any:
+        """Of complex numbers ATen's."""
         return gated(wide(x), wide(x)).to(x.dtype) if x.is_floating_point() else NotImplemented
 
     def gelu(x: torch.Tensor, approximate: str = "none") -> Any:
@@ -474,7 +475,7 @@ def _own() -> dict[Any, Any]:
         return gated(v, (v + 0.044715 * (v * v * v)) * gelu_scale).to(x.dtype)
 
     def gelu_backward(grad: torch.Tensor, x: torch.Tensor, approximate: str = "none") -> Any:
-        if approximate != "tanh":
+        if approximate != "tanh" or not x.is_floating_point():
             return formula_of_gelu_backward(grad, x, approximate)
         v = wide(x)
         square = v * v
@@ -483,6 +484,8 @@ def _own() -> dict[Any, Any]:
         return (wide(grad) * gate * (1 + v * closed * slope)).to(x.dtype)
 
     def silu_backward(grad: torch.Tensor, x: torch.Tensor) -> Any:
+        if not x.is_floating_point() or not grad.is_floating_point():
+            return NotImplemented
         v = wide(x)
         gate, closed = gates(v)
         return (wide(grad) * gate * (1 + v * closed)).to(x.dtype)

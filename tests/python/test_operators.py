@@ -625,6 +625,18 @@ def test_a_product_times_zero_is_read_where_eager_mode_reads_it(dtype, size):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
 
 
+def test_gates_of_complex_numbers_are_left_to_aten_beside_a_gradient():
+    """Where a backward graph follows, formulas in Python take silu apart: of complex numbers they would lose the imaginary part."""
+    torch.manual_seed(0)
+    z, w = torch.randn(7, dtype=torch.complex64), torch.randn(7, requires_grad=True)
+
+    def fn(z, w):
+        return torch.ops.aten.silu_backward(z, z * 2), F.silu(z), F.silu(w)
+
+    for mine, theirs in zip(torch.compile(fn, backend="deplo")(z, w), fn(z, w), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 @pytest.mark.parametrize("p", [0.5, 1.0, 1.5, 2.0, 3.0, math.inf])
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_gradients_of_distances_that_are_not_finite(value, p):
