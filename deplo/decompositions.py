@@ -95,9 +95,9 @@ RECOMPUTED = (
     ["_log_softmax", "_log_softmax_backward_data", "_softmax", "_softmax_backward_data"]
     + ["_batch_norm_with_update_functional", "_native_batch_norm_legit_functional", "batch_norm_backward", "native_batch_norm_backward"]
     + ["native_group_norm", "native_group_norm_backward", "native_layer_norm", "native_layer_norm_backward"]
-    + ["elu", "elu_backward", "gelu", "gelu_backward", "glu", "glu_backward", "hardsigmoid", "hardsigmoid_backward", "hardswish"]
+    + ["elu", "elu_backward", "glu", "glu_backward", "hardsigmoid", "hardsigmoid_backward", "hardswish"]
     + ["hardswish_backward", "hardtanh", "hardtanh_backward", "leaky_relu", "leaky_relu_backward", "log_sigmoid_backward"]
-    + ["mish", "mish_backward", "sigmoid_backward", "silu", "silu_backward", "softplus", "softplus_backward", "tanh_backward", "threshold_backward"]
+    + ["mish", "mish_backward", "sigmoid_backward", "softplus", "softplus_backward", "tanh_backward", "threshold_backward"]
 )
 
 
@@ -417,10 +417,7 @@ def _own() -> dict[Any, Any]:
     from torch._decomp import get_decompositions
 
     aten = torch.ops.aten
-    known = get_decompositions([aten.log_sigmoid_forward, aten.gelu, aten.gelu_backward])
-    formula_of_log_sigmoid = known[aten.log_sigmoid_forward.default]
-    formula_of_gelu, formula_of_gelu_backward = known[aten.gelu.default], known[aten.gelu_backward.default]
-    gelu_scale = math.sqrt(8 / math.pi)
+    formula_of_log_sigmoid = get_decompositions([aten.log_sigmoid_forward])[aten.log_sigmoid_forward.default]
     pool, pool_backward = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
 
     def alias(x: torch.Tensor) -> Any:
@@ -452,43 +449,10 @@ def _own() -> dict[Any, Any]:
     def wide(x: torch.Tensor) -> Any:
         return x if x.dtype == torch.float64 else x.to(torch.float32)
 
-    def gated(x: Any, y: Any) -> Any:
-        """x / (1 + exp(-y)), in which nothing cancels or overflows (csrc/lower/torch_to_tensor/activation.cpp)."""
-        small = y < -40
-        e = torch.where(small, y, -y).exp()
-        return torch.where(small, x * e, x / (e + 1))
-
-    def gates(y: Any) -> tuple[Any, Any]:
-        """sigmoid(y) and 1 - sigmoid(y), of which neither cancels."""
-        e = (-y.abs()).exp()
-        small, great = e / (e + 1), 1 / (e + 1)
-        return torch.where(y < 0, small, great), torch.where(y < 0, great, small)
-
-    def silu(x: torch.Tensor) -> Any:
-        """Of complex numbers ATen's."""
-        return gated(wide(x), wide(x)).to(x.dtype) if x.is_floating_point() else NotImplemented
-
-    def gelu(x: torch.Tensor, approximate: str = "none") -> Any:
-        if approximate != "tanh" or not x.is_floating_point():
-            return formula_of_gelu(x, approximate)
+    def hardswish(x: torch.Tensor) -> Any:
+        """The quotient first: six times a large number would overflow."""
         v = wide(x)
-        return gated(v, (v + 0.044715 * (v * v * v)) * gelu_scale).to(x.dtype)
-
-    def gelu_backward(grad: torch.Tensor, x: torch.Tensor, approximate: str = "none") -> Any:
-        if approximate != "tanh" or not x.is_floating_point():
-            return formula_of_gelu_backward(grad, x, approximate)
-        v = wide(x)
-        square = v * v
-        gate, closed = gates((v + 0.044715 * (square * v)) * gelu_scale)
-        slope = (1 + 3 * 0.044715 * square) * gelu_scale
-        return (wide(grad) * gate * (1 + v * closed * slope)).to(x.dtype)
-
-    def silu_backward(grad: torch.Tensor, x: torch.Tensor) -> Any:
-        if not x.is_floating_point() or not grad.is_floating_point():
-            return NotImplemented
-        v = wide(x)
-        gate, closed = gates(v)
-        return (wide(grad) * gate * (1 + v * closed)).to(x.dtype)
+        return (v * ((v + 3).clamp(0, 6) / 6)).to(x.dtype)
 
     def log_sigmoid(x: torch.Tensor) -> Any:
         """Pointwise, and contiguous as the CPU's kernel gives it."""
@@ -583,10 +547,7 @@ def _own() -> dict[Any, Any]:
         aten.bmm.default: product_of_vectors,
         aten.cat.default: repeated,
         aten.log_sigmoid_forward.default: log_sigmoid,
-        aten.silu.default: silu,
-        aten.silu_backward.default: silu_backward,
-        aten.gelu.default: gelu,
-        aten.gelu_backward.default: gelu_backward,
+        aten.hardswish.default: hardswish,
         pool: _once(places_in_windows),
         pool_backward: _once(shape_alone),
     }

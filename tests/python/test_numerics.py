@@ -176,6 +176,45 @@ def test_small_results_of_gates_keep_their_digits(name, grad):
 
 
 @needs_core
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("grad", [False, True], ids=["alone", "training"])
+def test_gelu_keeps_its_digits(grad, dtype):
+    """From where it underflows on, by mpmath, for PyTorch's float64 cancels, too; at 0 the slope is exactly 1/2."""
+    mpmath = pytest.importorskip("mpmath")
+    last = -14.4 if dtype == torch.float32 else -38.4
+    x = torch.cat([torch.linspace(last, -1, 300), torch.linspace(-1.01, 6, 200), torch.tensor([0.0, -0.0])]).to(dtype).requires_grad_(grad)
+    torch._dynamo.reset()
+    y = torch.compile(torch.nn.functional.gelu, backend="deplo", dynamic=False)(x)
+    smallest = 2**-149 if dtype == torch.float32 else 2**-1074
+    eps = torch.finfo(dtype).eps
+    with mpmath.workprec(200):
+        places = [mpmath.mpf(v) for v in x.tolist()]
+        for got, v in zip(y.tolist(), places, strict=True):
+            want = v * mpmath.ncdf(v)
+            assert abs(got - want) <= 4 * eps * abs(want) + smallest, (v, got, want)
+        assert math.copysign(1, y[-1].item()) == -1
+        if grad:
+            (slope,) = torch.autograd.grad(y.sum(), x)
+            for got, v in zip(slope.tolist(), places, strict=True):
+                cdf, rest = mpmath.ncdf(v), v * mpmath.npdf(v)
+                # relative to the terms: they cancel where the function turns
+                assert abs(got - cdf - rest) <= 4 * eps * (cdf + abs(rest)) + 16 * smallest, (v, got, cdf + rest)
+            assert slope[-2:].tolist() == [0.5, 0.5]
+
+
+@needs_core
+def test_logit_and_hardswish_keep_their_digits():
+    """Around 1/2, where the quotient of logit is near 1; and where six times a number overflows."""
+    x = torch.cat([torch.linspace(0.2, 0.8, 10_001), torch.nextafter(torch.tensor(0.5), torch.tensor([0.0, 1.0]))])
+    got = torch.compile(torch.logit, backend="deplo", dynamic=False)(x)
+    torch.testing.assert_close(got.double(), torch.logit(x.double()), rtol=2.5e-7, atol=0)
+    for grad in (False, True):
+        large = torch.tensor([3.0, 1e30, 3e38, INF]).requires_grad_(grad)
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(torch.nn.functional.hardswish, backend="deplo", dynamic=False)(large), large)
+
+
+@needs_core
 def test_products_of_special_values():
     """Of zeros with their signs, infinities, NaN and what leaves the range of the dtype: pairs among ones, in whose product the order has no say."""
     pairs = torch.tensor(list(itertools.product((-0.0, 3.0, -INF, NAN, 1e-200, -1e200, 5e-324), repeat=2)), dtype=torch.float64)

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "lower/torch_to_tensor/common.h"
 #include "lower/torch_to_tensor/formula.h"
+#include "lower/torch_to_tensor/gelu.h"
 #include "lower/torch_to_tensor/pointwise.h"
 
 namespace deplo::rules {
@@ -35,7 +36,6 @@ Formula rsqrt(const Call&, const Formula& given) {
   const double scale = wide ? 0x1p256 : 0x1p64;
   const Formula small = both(less(given, 1 / scale), greater(given, 0.0));
   const Formula x = select(small, given * scale, given);
-  auto fma = [&](const Formula& a, const Formula& b, const Formula& c) { return Formula{x.b, x.b->apply(Fn::fma, {a.value, b.value, c.value})}; };
   const Formula s = x.with(Fn::sqrt);
   const Formula r = 1.0 / s;
   const Formula rest = fma(-s, s, x);
@@ -53,14 +53,15 @@ Formula mish(const Call&, const Formula& x) { return x * x.with(Fn::exp).with(Fn
 
 Formula gelu(const Call& call, const Formula& x) {
   std::string form = call.word("approximate", "none");
-  if (form == "none") return 0.5 * x * (1.0 + (x * M_SQRT1_2).with(Fn::erf));
+  if (form == "none") return rules::gelu(x);
   DEPLO_SUPPORT(form == "tanh", "approximate={}", form);
   // (1 + tanh(y)) / 2 = 1 / (1 + exp(-2 y)), in which nothing cancels.
   return gated(x, (x + 0.044715 * (x * x * x)) * (M_SQRT2 * M_2_SQRTPI));
 }
 
 Formula hardsigmoid(const Call&, const Formula& x) { return clamp(x + 3.0, 0, 6) / 6.0; }
-Formula hardswish(const Call&, const Formula& x) { return x * clamp(x + 3.0, 0, 6) / 6.0; }
+// The quotient first: six times a large number would overflow.
+Formula hardswish(const Call&, const Formula& x) { return x * (clamp(x + 3.0, 0, 6) / 6.0); }
 
 Formula leaky_relu(const Call& call, const Formula& x) { return select(greater(x, 0), x, x * call.real("negative_slope", 0.01)); }
 
@@ -94,11 +95,14 @@ Formula threshold(const Call& call, const Formula& x) {
   return select(less_equal(x, call.real("threshold")), x.literal(call.real("value")), x);
 }
 
-Formula logit(const Call& call, const Formula& x) {
-  if (!call.has("eps")) return call.ignore("eps"), (x / (1.0 - x)).with(Fn::log);
-  double eps = call.real("eps");
-  Formula z = eps < 0 ? x : clamp(x, eps, 1.0 - eps);
-  return (z / (1.0 - z)).with(Fn::log);
+// log(x / (1 - x)). Around 1/2, where the quotient is near 1, its difference from 1 keeps the digits.
+Formula logit(const Call& call, const Formula& given) {
+  const double eps = call.has("eps") ? call.real("eps") : -1;
+  call.ignore("eps");
+  const Formula x = eps < 0 ? given : clamp(given, eps, 1.0 - eps);
+  const Formula rest = 1.0 - x;
+  const Formula middle = less((x - 0.5).with(Fn::abs), 0.25);
+  return select(middle, ((x * 2.0 - 1.0) / rest).with(Fn::log1p), (x / rest).with(Fn::log));
 }
 
 Formula hardtanh(const Call& call, const Formula& x) {

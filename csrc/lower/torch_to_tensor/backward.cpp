@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "lower/torch_to_tensor/common.h"
+#include "lower/torch_to_tensor/gelu.h"
 
 // Gradients of activations: pointwise formulas of the incoming gradient and the saved tensor, in float32 at least.
 
@@ -48,14 +49,8 @@ Gates gates(const Saved& s, const Value& y) {
 std::vector<Value> gelu_backward(Builder& b, const Call& call) {
   Saved s = saved(b, call);
   std::string approximate = call.word("approximate", "none");
-  Value half = s.number(0.5);
   Value one = s.number(1);
-  if (approximate == "none") {
-    // d/dx x Phi(x) = Phi(x) + x phi(x)
-    Value cdf = s.mul(half, s.add(one, b.apply(Fn::erf, {b.apply(Fn::mul, s.x, M_SQRT1_2)})));
-    Value pdf = b.apply(Fn::mul, b.apply(Fn::exp, {s.mul(s.mul(s.x, s.x), s.number(-0.5))}), M_2_SQRTPI * M_SQRT1_2 * 0.5);
-    return s.done(s.mul(s.grad, s.add(cdf, s.mul(s.x, pdf))));
-  }
+  if (approximate == "none") return s.done(s.mul(s.grad, gelu_slope({&b, s.x}).value));
   DEPLO_SUPPORT(approximate == "tanh", "gelu approximated by {}", approximate);
   // x s(y) with y = 2 beta (x + kappa x^3), s the sigmoid, whose slope is s (1 - s).
   constexpr double kBeta = M_SQRT2 * M_2_SQRTPI;

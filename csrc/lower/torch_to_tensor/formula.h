@@ -29,6 +29,15 @@ inline Formula operator*(double x, const Formula& y) { return y.literal(x) * y; 
 inline Formula operator/(double x, const Formula& y) { return y.literal(x) / y; }
 inline Formula operator-(const Formula& x) { return x.with(Fn::neg); }
 
+/// x y + z, rounded once.
+inline Formula fma(const Formula& x, const Formula& y, const Formula& z) { return {x.b, x.b->apply(Fn::fma, {x.value, y.value, z.value})}; }
+/// c0 + c1 x + c2 x^2 + ... by Horner's rule.
+inline Formula polynomial(const Formula& x, const std::vector<double>& c) {
+  Formula sum = x.literal(c.back());
+  for (size_t i = c.size() - 1; i-- > 0;) sum = fma(sum, x, x.literal(c[i]));
+  return sum;
+}
+
 inline Formula greater(const Formula& x, const Formula& y) { return x.with(Fn::gt, y); }
 inline Formula greater(const Formula& x, double y) { return x.with(Fn::gt, x.literal(y)); }
 inline Formula less(const Formula& x, double y) { return x.with(Fn::lt, x.literal(y)); }

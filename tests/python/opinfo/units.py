@@ -503,6 +503,10 @@ class Judge:
         if "polygamma" in self.unit.op:
             order = int(next(leaf for leaf in sample.leaves if not isinstance(leaf, torch.Tensor)))
             fn = dataclasses.replace(FUNCTIONS["digamma"], exact=lambda x: mpmath.polygamma(order, x))
+        elif self.unit.op == "logit" and len(sample.leaves) == 2:
+            (eps,) = (leaf for leaf in sample.leaves if not isinstance(leaf, torch.Tensor))
+            unbounded = FUNCTIONS["logit"].exact
+            fn = dataclasses.replace(FUNCTIONS["logit"], exact=lambda x: unbounded(min(max(x, eps), 1 - eps)))
         elif len(sample.leaves) != 1:
             return expected
         if fn is None or fn.arity != 1 or expected.random:
