@@ -64,13 +64,13 @@ struct Finder {
                           [](const loop_ir::Store&) {}, [](const loop_ir::Check&) {},
                           [&](const loop_ir::Local& s) { local_depends[s.name] = enclosing_names(); },
                           [&](const For& s) {
-                            enclosing.push_back({s.axis, s.extent, AxisClass::other, false, alone});
+                            enclosing.push_back({s.axis, s.extent, AxisClass::other, alone});
                             block(s.body, alone);
                             enclosing.pop_back();
                           },
                           [&](const Reduce& s) { reduce(s); },
                           [&](const loop_ir::Scan& s) {
-                            enclosing.push_back({s.axis.name, s.axis.extent, AxisClass::other, false, false});
+                            enclosing.push_back({s.axis.name, s.axis.extent, AxisClass::other, false});
                             block(s.body, false);
                             for (const std::string& name : s.results) depends[name] = enclosing_names();
                             block(s.then, false);
@@ -81,7 +81,7 @@ struct Finder {
 
   void reduce(const Reduce& s) {
     size_t depth = enclosing.size();
-    for (const Axis& axis : s.axes) enclosing.push_back({axis.name, axis.extent, AxisClass::k, false, false});
+    for (const Axis& axis : s.axes) enclosing.push_back({axis.name, axis.extent, AxisClass::k, false});
     block(s.body, false);
     if (auto contraction = recognise(s, depth)) found.push_back(std::move(*contraction));
     AxisSet axes;
@@ -99,19 +99,16 @@ struct Finder {
     std::set<std::string> needed{value};
     auto need = [&](Expr e) { collect_symbols(e, needed); };
     std::vector<std::pair<size_t, std::string>> loads;
-    bool plain = true;
     for (size_t at = s.body.size(); at-- > 0;) {
       const Stmt& stmt = *s.body[at];
       if (const auto* let = std::get_if<Let>(&stmt.node)) {
         if (!needed.count(let->name)) continue;
         needed.insert(let->operands.begin(), let->operands.end());
         if (let->fn == Fn::index) need(let->index);
-        plain = plain && let->fn == Fn::cast;
       } else if (const auto* load = std::get_if<Load>(&stmt.node)) {
         if (!needed.count(load->name)) continue;
         for (const Expr& e : load->index) need(e);
         for (const Cond& cond : load->guard) need(cond.expr);
-        plain = plain && load->guard.empty();
         loads.emplace_back(axes_of(*load).size(), load->buffer);
       } else if (!std::holds_alternative<loop_ir::Check>(stmt.node)) {
         return std::nullopt;
@@ -124,7 +121,6 @@ struct Finder {
     std::stable_sort(loads.begin(), loads.end(), [](const auto& x, const auto& y) { return x.first > y.first; });
     for (const auto& [count, buffer] : loads)
       if (std::find(result.buffers.begin(), result.buffers.end(), buffer) == result.buffers.end()) result.buffers.push_back(buffer);
-    result.plain = plain && loads.size() == 1;
     return result;
   }
 
@@ -133,21 +129,6 @@ struct Finder {
     for (const auto& stmt : s.body)
       if (const auto* let = std::get_if<Let>(&stmt->node); let && let->name == s.operands[0]) return let->fn == Fn::mul ? let : nullptr;
     return nullptr;
-  }
-
-  void mark_windows(const ContractionOperand& operand, std::vector<ContractionAxis>& axes) const {
-    for (const auto& stmt : operand.slice) {
-      const auto* load = std::get_if<Load>(&stmt->node);
-      if (!load) continue;
-      for (const Expr& e : load->index) {
-        int occurring = 0;
-        for (const auto& axis : axes) occurring += uses(e, axis.name) ? 1 : 0;
-        bool with_k = std::any_of(axes.begin(), axes.end(), [&](const auto& axis) { return axis.kind == AxisClass::k && uses(e, axis.name); });
-        bool with_free = std::any_of(axes.begin(), axes.end(), [&](const auto& axis) { return axis.kind != AxisClass::k && uses(e, axis.name); });
-        if (occurring < 2 || !with_k || !with_free) continue;
-        for (auto& axis : axes) axis.window = axis.window || uses(e, axis.name);
-      }
-    }
   }
 
   std::optional<Contraction> recognise(const Reduce& s, size_t depth) {
@@ -171,8 +152,6 @@ struct Finder {
     }
     auto has = [&](AxisClass kind) { return count[static_cast<int>(kind)] > 0; };
     if (!has(AxisClass::m) || !has(AxisClass::n) || !has(AxisClass::k)) return std::nullopt;
-    mark_windows(c.a, c.axes);
-    mark_windows(c.b, c.axes);
     return c;
   }
 };

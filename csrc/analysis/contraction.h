@@ -17,8 +17,6 @@ struct ContractionAxis {
   std::string name;
   Expr extent;
   AxisClass kind = AxisClass::other;
-  /// Occurs together with another axis of the contraction in one affine coordinate (oh*2 + kh): a convolution window.
-  bool window = false;
   /// A `for` of the kernel's outermost perfect nest (shared by everything in the kernel), rather than an inner `for` or a reduce axis.
   bool shared = false;
 };
@@ -30,7 +28,6 @@ struct ContractionOperand {
   loop_ir::Block slice;
   std::set<std::string> axes;        ///< axes, free and reduce, that the value depends on
   std::vector<std::string> buffers;  ///< that the slice loads, the one with most axes first
-  bool plain = false;                ///< one unguarded load, maybe cast: no prologue
 };
 
 /// A reduce sum whose operand is a product of two factors, each depending on a proper subset of the axes, with at least one m, one n

@@ -40,7 +40,8 @@ TEST_CASE("ranges remove floordiv and mod") {
 }
 
 TEST_CASE("ranges that refer to themselves or to each other bound nothing") {
-  for (const char* limit : {"i", "j + 1", "i // 2", "8 // i", "i % 8", "8 % i", "min(i, 5)", "max(5, i)", "i*2 + 3", "min(j, i // j)"})
+  for (const char* limit :
+       {"i", "j + 1", "i // 2", "8 // i", "i % 8", "8 % i", "min(i, 5)", "max(5, i)", "min(i, j)", "max(i, j)", "i*2 + 3", "min(j, i // j)"})
     for (bool upper : {true, false}) {
       Expr e = parse_expr(limit);
       Ranges ranges;
@@ -144,6 +145,23 @@ TEST_CASE("bounds of one operation are as narrow as they can be") {
         Interval rest = bounds(mod(x, c), ranges);
         CHECK(rest.lo == std::optional<int64_t>(0));
         CHECK(rest.hi == std::optional<int64_t>(lo >= 0 ? std::min(hi, c - 1) : c - 1));
+      }
+}
+
+TEST_CASE("quotients and remainders are floored whatever the signs") {
+  Expr x = Expr::symbol("x");
+  Expr y = Expr::symbol("y");
+  for (const Expr& e : {x, Expr(0) - x, Expr(3) - x, Expr(0) - x - y, x - y, x * -6 + 3, x * 4 - y * 2})
+    for (int64_t c = -6; c <= 6; ++c)
+      for (bool symbolic : {false, true}) {
+        if (c == 0) continue;
+        Expr by = symbolic ? Expr::symbol("c") : Expr(c);
+        for (int64_t a = -7; a <= 7; ++a) {
+          std::map<std::string, int64_t> at{{"x", a}, {"y", 5 - 2 * a}, {"c", c}};
+          INFO(print(e) << " by " << c << " where x is " << a);
+          CHECK(evaluate(floordiv(e, by), at) == floor_divide(evaluate(e, at), c));
+          CHECK(evaluate(mod(e, by), at) == floor_mod(evaluate(e, at), c));
+        }
       }
 }
 

@@ -5,7 +5,10 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "loop_ir/interpret.h"
+#include "loop_ir/rewrite.h"
 #include "lower/lower.h"
+#include "passes/loop/fuse_nests.h"
+#include "passes/loop/program_graph.h"
 #include "pipeline.h"
 #include "tensor_ir/interpret.h"
 
@@ -96,6 +99,27 @@ TEST_CASE("a row computation is one kernel") {
   return %y strides [8, 1]
 )",
                 {{"s0", 5}}) == 1);
+}
+
+TEST_CASE("kernels are joined up to a number of statements") {
+  // Two kernels over the same rows, of which the second has `more` statements in all; both are a loop, a load, a store and operations.
+  auto steps = [](size_t first, size_t second) {
+    auto kernel = [](const std::string& name, const std::string& from, const std::string& to, size_t statements) {
+      std::string body = fmt::format("\nloop @{0}({1}: f32[64], out {2}: f32[64])\n  for i in 64:\n    v0 = load {1}[i]\n", name, from, to);
+      size_t made = 1;
+      for (; made + 2 < statements; ++made) body += fmt::format("    v{} = tanh(v{})\n", made, made - 1);
+      return body + fmt::format("    store {}[i] = v{}\n", to, made - 1);
+    };
+    std::string text =
+        "program @f(x: f32[64] user)\n  buffer t: f32[64] output\n  buffer y: f32[64] output\n  call @a(x, t)\n  call @b(t, y)\n  return t, y\n";
+    loop_ir::Module module = loop_ir::parse(text + kernel("a", "x", "t", first) + kernel("b", "t", "y", second));
+    size_t total = 0;
+    for (const auto& k : module.kernels) total += loop_ir::count_statements(k->body);
+    PassContext context;
+    return std::pair(total, fuse_nests(std::move(module), context).steps.size());
+  };
+  CHECK(steps(512, 512) == std::pair(kMostStatements, size_t{1}));
+  CHECK(steps(512, 513) == std::pair(kMostStatements + 1, size_t{2}));
 }
 
 TEST_CASE("pointwise chains and index maps are one kernel that computes only what is asked") {

@@ -133,10 +133,11 @@ struct Fuser {
     }
     auto pairs = shared_by_dependence(a.nest, b.nest, flow);
     std::optional<Backup> backup;
-    if (!pairs || !covers(*pairs, b.nest)) {
+    auto shares_all = [&] { return pairs && covers(*pairs, b.nest); };
+    if (!shares_all()) {
       backup = Backup{a.nest, b.nest, names[first], names[second]};  // splits change a nest
       split_as(first, second, flow, pairs);
-      if (!pairs || !covers(*pairs, b.nest)) split_for(first, second, flow, pairs);
+      if (!shares_all()) split_for(first, second, flow, pairs);
     }
     if (pairs && cost.profitable(a, b, *pairs, flow, names[first], one_after_the_other) && may_join(first, second) &&
         join_groups(first, second, *pairs))

@@ -188,7 +188,6 @@ struct LoopMerger {
     items[a].stmt = make_for({axis, first->extent}, merge_from(joined, from));
     Footprint both = items[a].print();
     both.add(items[b].print());
-    if (both.needs.erase(gone)) both.needs.insert(axis);
     items[a].known = std::move(both);
     // The order from a on: what is lifted, the joined loop, the rest.
     std::vector<Item> rest;
