@@ -50,12 +50,13 @@ def _kernels() -> list[tuple[Any, dict[Any, Any]]]:
         packet, backward = getattr(torch.ops.aten, name), getattr(torch.ops.aten, name + "_backward")
         sized = _sized(packet.default)
         found.append((packet.vec, {DispatchKey.Autograd: sized, DispatchKey.CompositeImplicitAutograd: sized}))
-        found.append((packet.default, {DispatchKey.Autograd: None, DispatchKey.CompositeImplicitAutograd: None}))
+        forward: dict[Any, Any] = {DispatchKey.Autograd: None, DispatchKey.CompositeImplicitAutograd: None}
+        found.append((packet.default, forward | {DispatchKey.Meta: _nearest} if "nearest" in name else forward))
         found.append((backward.default, {DispatchKey.Meta: _gradient_in_rows if name in _IN_ROWS else _gradient}))
     for name in _LOSSES:
-        forward = getattr(torch.ops.aten, name if name == "multi_margin_loss" else name + "_forward").default
+        loss = getattr(torch.ops.aten, name if name == "multi_margin_loss" else name + "_forward").default
         kernels: dict[Any, Any] = {DispatchKey.Autograd: None, DispatchKey.CompositeImplicitAutograd: None, DispatchKey.Meta: _loss}
-        found.append((forward, kernels if name == "multi_margin_loss" else kernels | {DispatchKey.Meta: _loss_and_targets}))
+        found.append((loss, kernels if name == "multi_margin_loss" else kernels | {DispatchKey.Meta: _loss_and_targets}))
         found.append((getattr(torch.ops.aten, name + "_backward").default, {DispatchKey.Meta: _gradient_of_loss}))
     return found
 
@@ -71,6 +72,18 @@ def _loss_and_targets(x: Any, target: Any, reduction: int) -> Any:
 
 def _gradient_of_loss(grad: Any, x: Any, *rest: Any, **named: Any) -> Any:
     return x.new_empty(x.shape)
+
+
+def _nearest(x: Any, output_size: Sequence[Any], *scales: Any) -> Any:
+    """PyTorch 2.13 has this kernel refuse an empty batch: it hands torch._check a number where a bool is asked for."""
+    from torch._meta_registrations import upsample_common_check
+    from torch._prims_common import suggest_memory_format
+
+    check_size: Any = upsample_common_check
+    size = check_size(x.shape, output_size, num_spatial_dims=x.dim() - 2)
+    if x.shape[1] == 0:
+        raise RuntimeError(f"Non-empty data tensor expected but got a tensor with sizes {list(x.shape)}")
+    return x.new_empty(size).to(memory_format=suggest_memory_format(x))
 
 
 def _gradient(grad: Any, output_size: Sequence[Any], input_size: Sequence[Any], *rest: Any) -> Any:

@@ -88,6 +88,32 @@ def two_caches(k, v, p, x):
     v.index_copy_(2, p, x * 2)
 
 
+def layers() -> torch.Tensor:
+    return torch.randn(2, 1, HEADS, LENGTH, WIDTH)
+
+
+def paged(c, p, x):
+    c.view(-1, WIDTH)[p] = x.view(-1, WIDTH)
+
+
+def slot(c, p, x):
+    c.squeeze(0)[:, p] = x.squeeze(0)
+
+
+def layer(c, p, x):
+    c[1][:, :, p] = x
+
+
+def layer_slice(c, x):
+    c[1][:, :, 7:8] = x
+
+
+def layers_in_a_row(c, p, x):
+    for n in range(2):
+        c[n].index_copy_(2, p, x + n)
+        c[n, :, :, 3:4].mul_(2)
+
+
 # Name -> the update, its inputs, and how many tokens' bytes it may read and write in all.
 UPDATES = {
     "index_copy_": (lambda c, p, x: c.index_copy_(2, p, x), lambda: [cache(), at(), token()], 3),
@@ -107,6 +133,20 @@ UPDATES = {
     "read, modify, write": (read_modify_write, lambda: [cache(), at(), token()], 6),
     "written back": (write_back, lambda: [cache(), at(), token()], 3),
     "two caches": (two_caches, lambda: [cache(), cache(), at(), token()], 6),
+    "of a batch": (lambda c, p, x: c[0].index_copy_(1, p, x[0]), lambda: [cache(), at(), token()], 3),
+    "of another shape": (lambda c, p, x: c.view(HEADS, LENGTH, WIDTH).index_copy_(1, p, x[0]), lambda: [cache(), at(), token()], 3),
+    "of another shape, added": (lambda c, p, x: c.view(HEADS, LENGTH, WIDTH).index_add_(1, p, x[0]), lambda: [cache(), at(), token()], 4),
+    "of a transpose": (lambda c, p, x: c.transpose(1, 2).index_copy_(1, p, x.transpose(1, 2)), lambda: [cache(), at(), token()], 3),
+    "of a part": (lambda c, p, x: c[:, :, 2:80].index_copy_(2, p, x), lambda: [cache(), at(), token()], 3),
+    "of heads": (lambda c, p, x: c.chunk(2, 1)[1].index_copy_(2, p, x[:, :2]), lambda: [cache(), at(), token()], 3),
+    "of an unsqueezed one": (lambda c, p, x: c.unsqueeze(0).index_copy_(3, p, x.unsqueeze(0)), lambda: [cache(), at(), token()], 3),
+    "of a squeezed one": (slot, lambda: [cache(), at(), token()], 3),
+    "of pages": (paged, lambda: [cache(), at(7, 300, 5, 900), token()], 3),
+    "of a layer": (layer, lambda: [layers(), at(), token()], 3),
+    "of a layer's slice": (layer_slice, lambda: [layers(), token()], 3),
+    "of layers in a row": (layers_in_a_row, lambda: [layers(), at(), token()], 20),
+    "one head's token": (lambda c: c[0, 1, 5].mul_(2), lambda: [cache()], 3),
+    "every fourth token": (lambda c: c[:, :, 4:12:4].zero_(), lambda: [cache()], 6),
 }
 
 
@@ -475,3 +515,20 @@ def test_writes_to_windows(step, inner, size):
     else:
         with pytest.raises(deplo.UnsupportedError, match="windows"):
             strict(x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("end", ["copy_", "logical_or_"])
+def test_two_inputs_that_are_made_of_each_other(end, dynamic):
+    def step(tokens, done):
+        tokens.masked_fill_(done, 0)
+        getattr(done, end)(tokens == 3)
+
+    torch.manual_seed(0)
+    inputs = [torch.randint(5, (40,)), torch.rand(40) > 0.5]
+    others = [x.clone() for x in inputs]
+    compiled = torch.compile(step, backend="deplo", options={"strict": True}, dynamic=dynamic)
+    for _ in range(3):
+        compiled(*inputs)
+        step(*others)
+        same(inputs, others)

@@ -476,6 +476,21 @@ def test_exponents_are_refused_where_eager_mode_refuses_them(dtype):
                 power(x)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_interpolation_of_no_images(mode, dynamic):
+    def double(x):
+        return F.interpolate(x, scale_factor=2, mode=mode)
+
+    compiled = torch.compile(double, backend="deplo", dynamic=dynamic)
+    for n in (2, 0):
+        x = torch.randn(n, 3, 4, 5, requires_grad=True)
+        equal(compiled, double, x)
+        assert torch.autograd.grad(compiled(x).sum(), x)[0].shape == x.shape
+    with pytest.raises(Exception, match="[Nn]on-empty"):
+        compiled(torch.randn(2, 0, 4, 5))
+
+
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 @pytest.mark.parametrize("rank", [2, 3])

@@ -29,6 +29,8 @@ bool not_all_bool(const DTypes& dtypes) {
   return std::any_of(dtypes.begin(), dtypes.end(), [](DType dtype) { return dtype != DType::boolean; });
 }
 bool a_float(const DTypes& dtypes) { return std::any_of(dtypes.begin(), dtypes.end(), is_float); }
+bool no_float(const DTypes& dtypes) { return std::none_of(dtypes.begin(), dtypes.end(), is_float); }
+bool points(const DTypes& dtypes) { return is_float(dtypes[0]) || dtypes[0] == DType::u8; }
 bool no_integer(const DTypes& dtypes) { return std::none_of(dtypes.begin(), dtypes.end(), is_true_integer); }
 bool places(const DTypes& dtypes) { return dtypes[0] == DType::i64 || dtypes[0] == DType::i32; }
 bool long_places(const DTypes& dtypes) { return dtypes[0] == DType::i64; }
@@ -46,7 +48,8 @@ const std::vector<Demand>& demands() {
   constexpr std::string_view kFloat = "floats";
   static const std::vector<Demand> all{
       {"|sub|rsub|", {"self", "other"}, no_bool, kNoBool},
-      {"|abs|ceil|floor|round|trunc|threshold|hardshrink|max_pool2d_with_indices|reflection_pad1d|", {"self"}, no_bool, kNoBool},
+      {"|abs|ceil|floor|round|trunc|trace|threshold|max_pool2d_with_indices|reflection_pad1d|", {"self"}, no_bool, kNoBool},
+      {"|addcmul|", {"self", "tensor1", "tensor2"}, not_all_bool, kNoBool},
       {"|pow|", {"self", "exponent"}, not_all_bool, kNoBool},
       {"|clamp|clamp_min|clamp_max|", {"self", "min", "max"}, not_all_bool, kNoBool},
       {"|bitwise_left_shift|bitwise_right_shift|", {"self", "other"}, not_all_bool, kNoBool},
@@ -55,8 +58,14 @@ const std::vector<Demand>& demands() {
        {"self"},
        a_float,
        kFloat},
+      {"|frac|gelu|glu|hardshrink|hardsigmoid|hardswish|mish|silu|softplus|", {"self"}, a_float, kFloat},
       {"|max_pool2d_with_indices_backward|", {"grad_output"}, a_float, kFloat},
-      {"|nextafter|", {"self", "other"}, a_float, kFloat},
+      {"|nextafter|hypot|logaddexp|logaddexp2|", {"self", "other"}, a_float, kFloat},
+      {"|bitwise_and|bitwise_or|bitwise_xor|bitwise_not|", {"self", "other"}, no_float, "integers or bool"},
+      {"|upsample_nearest1d|upsample_nearest2d|upsample_nearest3d|_upsample_nearest_exact1d|_upsample_nearest_exact2d|_upsample_nearest_exact3d|",
+       {"self"},
+       points,
+       "floats or uint8"},
       {"|im2col|", {"self"}, no_integer, "floats or bool"},
       {"|mm|", {"self", "mat2"}, same, kSame},
       {"|mv|", {"self", "vec"}, same, kSame},

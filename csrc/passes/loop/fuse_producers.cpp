@@ -187,6 +187,9 @@ struct Fuser {
         sites.push_back(std::move(site));
       }
     }
+    // Each would have to read what the producer reads before the other overwrites it.
+    const auto& overwriters = graph.overwriters(at);
+    if (std::count_if(overwriters.begin(), overwriters.end(), [&](size_t w) { return readers.count(w) > 0; }) > 1) return false;
     Weight weight = weigh(*p, points(p->axes));
     if (only_moves && !weight.only_moves) return false;
     auto has_room = [&](size_t r) { return p->body.size() + loop_ir::count_statements(graph.nodes()[r].body) <= kMostStatements; };

@@ -83,6 +83,17 @@ std::map<std::string, Expr> demands(const Graph& graph) {
   return result;
 }
 
+/// How often each value is read.
+std::map<std::string, int> uses_of(const Graph& graph) {
+  std::map<std::string, int> uses;
+  for (const auto& op : graph.ops)
+    for (const std::string& name : operands_of(*op)) ++uses[name];
+  for (const Output& output : graph.outputs)
+    if (const auto* value = std::get_if<ValueName>(&output.value.value)) ++uses[value->name];
+  for (const auto& write : graph.writes) ++uses[write.value];
+  return uses;
+}
+
 /// If the first condition holds, so does the second.
 bool implies(const Cond& given, const Cond& cond, const Ranges& ranges) {
   if (given.kind != Cond::Kind::ge0 || cond.kind != Cond::Kind::ge0) return given == cond;
@@ -109,6 +120,24 @@ bool cover(const std::vector<std::vector<Cond>>& guards, const Ranges& ranges) {
     if (!cover(left, ranges)) return false;
   }
   return true;
+}
+
+/// What the equations of a guard say of the axes of a map.
+Substitution fixed_by(const std::vector<Cond>& guard, size_t rank) {
+  Substitution fixed;
+  for (const Cond& cond : guard) {
+    if (cond.kind != Cond::Kind::eq0) continue;
+    for (size_t d = 0; d < rank; ++d) {
+      auto c = linear_coefficient(cond.expr, axis(d).name());
+      if (!c || !(c->is(1) || c->is(-1))) continue;
+      Expr rest = cond.expr - *c * axis(d);
+      bool moves = false;
+      for (size_t other = 0; other < rank; ++other) moves = moves || uses(rest, axis(other).name());
+      if (moves) continue;
+      fixed[axis(d).name()] = c->is(1) ? Expr(0) - rest : rest;
+    }
+  }
+  return fixed;
 }
 
 struct Composer {
@@ -152,7 +181,68 @@ struct Composer {
       if (sources.back().guard.empty()) break;
     }
     map.sources = std::move(sources);
+    drop_what_follows_says_too(map);
     return map;
+  }
+
+  /// A part that reads what the source behind it reads at these points is none of its own: old values put back where they were.
+  void drop_what_follows_says_too(IndexMap& map) const {
+    while (map.sources.size() > 1 && map.sources.back().guard.empty()) {
+      const Source& part = map.sources[map.sources.size() - 2];
+      if (part.operand != map.sources.back().operand || !equal_under(part.guard, part.index, map.sources.back().index)) return;
+      map.sources.erase(map.sources.end() - 2);
+    }
+  }
+
+  /// Equal at every point of the map where the guard holds.
+  bool equal_under(const std::vector<Cond>& guard, const std::vector<Expr>& a, const std::vector<Expr>& b) const {
+    const Substitution fixed = fixed_by(guard, type.shape.size());
+    const Ranges known = ranges();
+    for (size_t d = 0; d < a.size(); ++d)
+      if (!simplify(substitute(a[d], fixed) - substitute(b[d], fixed), known).is(0)) return false;
+    return true;
+  }
+
+  /// A map that puts a scatter over a view of `base` back to its places in `base`: the scatter into `base` itself, so that only what changes
+  /// moves. The view's places must be those of the guard, one for each of its elements.
+  std::optional<Scatter> as_scatter(const IndexMap& map, const std::map<std::string, int>& uses) const {
+    if (!map.indirects.empty() || map.sources.empty() || map.sources.size() > 2) return std::nullopt;
+    const Source& changed = map.sources[0];
+    const Op* op = editor.definition(changed.operand);
+    const auto* scatter = op ? std::get_if<Scatter>(&op->node) : nullptr;
+    const IndexMap* view = scatter ? map_of(scatter->base) : nullptr;
+    auto used = uses.find(changed.operand);
+    if (!view || !is_plain(*view) || used == uses.end() || used->second != 1) return std::nullopt;
+    const Source& there = view->sources[0];
+    if (editor.value(there.operand).type != type) return std::nullopt;
+    std::vector<Expr> own;
+    for (size_t d = 0; d < type.shape.size(); ++d) own.push_back(axis(d));
+    if (map.sources.size() == 2) {
+      const Source& kept = map.sources[1];
+      if (kept.operand != there.operand || !kept.guard.empty() || !equal_under({}, kept.index, own)) return std::nullopt;
+    } else if (!changed.guard.empty()) {
+      return std::nullopt;
+    }
+    // From a place of the base to the view's element, and on to its place in the base.
+    Substitution element;
+    for (size_t d = 0; d < view->axes.size(); ++d) element[view->axes[d]] = changed.index[d];
+    if (!equal_under(changed.guard, substituted(there.index, element), own)) return std::nullopt;
+    // From an element to its place, and back.
+    const std::vector<Expr>& shape = editor.value(scatter->base).type.shape;
+    Ranges known = editor.symbols();
+    for (size_t d = 0; d < shape.size(); ++d) known[view->axes[d]] = axis_range(shape[d]);
+    Substitution place;
+    for (size_t d = 0; d < there.index.size(); ++d) place[axis(d).name()] = there.index[d];
+    for (size_t d = 0; d < shape.size(); ++d)
+      if (!simplify(substitute(changed.index[d], place) - Expr::symbol(view->axes[d]), known).is(0)) return std::nullopt;
+    for (const Cond& cond : changed.guard)
+      if (decide(simplify(substitute(cond, place), known), known) != std::optional<bool>(true)) return std::nullopt;
+    Scatter moved = *scatter;
+    moved.base = there.operand;
+    Substitution target;
+    for (size_t d = 0; d < view->axes.size(); ++d) target[view->axes[d]] = scatter->index[d];
+    moved.index = substituted(there.index, target);
+    return moved;
   }
 
   /// Every point has a source: the fill is never seen.
@@ -282,9 +372,27 @@ struct Composer {
   }
 };
 
+/// Before views vanish: a view of a view is put back step by step.
+Graph scatter_into_bases(Graph graph) {
+  const std::map<std::string, Expr> demand;
+  const std::map<std::string, int> uses = uses_of(graph);
+  return Editor(graph).run([&](Editor& editor, const Ref<Op>& op) {
+    const auto* map = std::get_if<IndexMap>(&op->node);
+    if (map) {
+      const Composer composer{editor, demand, op->results[0].type, op->provenance};
+      if (auto scatter = composer.as_scatter(composer.canonical(*map), uses)) {
+        editor.emit(make_scatter(op->results[0], std::move(*scatter), op->provenance));
+        return;
+      }
+    }
+    editor.emit(op);
+  });
+}
+
 }  // namespace
 
 Graph compose_maps(Graph graph, const PassContext&) {
+  graph = scatter_into_bases(std::move(graph));
   const std::map<std::string, Expr> demand = demands(graph);
   return Editor(graph).run([&demand](Editor& editor, const Ref<Op>& op) {
     const auto* map = std::get_if<IndexMap>(&op->node);
