@@ -92,6 +92,16 @@ def test_first_calls_compile_nothing_where_the_cache_is_warm(tmp_path):
 
 
 @needs_core
+def test_growth(tmp_path):
+    path = tmp_path / "growth.json"
+    result = script("growth.py", "--calls", "30,60", "--rounds", "1", "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    written = json.loads(path.read_text())
+    assert set(written) == {"chain", "norms", "siblings"} and all(name in result.stdout for name in written)
+    assert all(row["seconds"]["30"] > 0 and row["seconds"]["60"] > 0 for row in written.values())
+
+
+@needs_core
 def test_training(tmp_path):
     path = tmp_path / "training.json"
     names = ("bert-base", "gpt2")
