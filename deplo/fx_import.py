@@ -608,10 +608,48 @@ def _size(value: Any) -> Any:
 
 
 def _strides(node: torch.fx.Node, value: torch.Tensor) -> Sequence[Any]:
-    """Strides of a view. A number that is expanded has the stride 0 along every axis (at::inferExpandGeometry), though 1 as a fake tensor where an
-    axis has one element."""
+    """Strides where fake tensors have others along axes of one element. A number that is expanded has 0 along every axis
+    (at::inferExpandGeometry); what TensorIterator makes of contiguous operands of one shape is laid out anew (its fast_set_up)."""
     source = node.args[0].meta.get("val") if packet_name(node) == "expand" and isinstance(node.args[0], torch.fx.Node) else None
-    return [0] * value.dim() if isinstance(source, torch.Tensor) and source.dim() == 0 else list(value.stride())
+    if isinstance(source, torch.Tensor) and source.dim() == 0:
+        return [0] * value.dim()
+    if torch.Tag.pointwise in getattr(node.target, "tags", ()) and packet_name(node) not in _LIKE_THEIR_INPUT and _is_contiguous(value):
+        operands = [x.meta.get("val") for x in node.all_input_nodes]
+        tensors = [x for x in operands if isinstance(x, torch.Tensor)]
+        shape = [sizes.expr_of(n) for n in value.shape]
+        if tensors and all([sizes.expr_of(n) for n in x.shape] == shape and _is_contiguous(x) for x in tensors):
+            if not _takes_a_number(node):
+                return _default_strides(value.shape)
+            if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride())):
+                return list(torch._prims_common.compute_elementwise_output_strides(*tensors))
+    return list(value.stride())
+
+
+_LIKE_THEIR_INPUT = ("clone", "hardtanh")  # empty_like comes first
+
+
+def _takes_a_number(node: torch.fx.Node) -> bool:
+    """Whether a number is an operand of TensorIterator, of another shape than the tensors."""
+    named = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False)) | node.kwargs  # type: ignore[union-attr]
+    return any(name in named and not isinstance(named[name], torch.fx.Node) for name in ("self", "other"))
+
+
+def _default_strides(shape: Sequence[Any]) -> list[Any]:
+    strides: list[Any] = []
+    step: Any = 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step = step if isinstance(size, int) and size <= 1 else step * size
+    return strides
+
+
+def _is_contiguous(value: torch.Tensor) -> bool:
+    """Apart from axes of one element; asks nothing of symbolic sizes."""
+    wanted = _default_strides(value.shape)
+    return all(
+        (isinstance(size, int) and size == 1) or sizes.expr_of(given) == sizes.expr_of(step)
+        for size, given, step in zip(value.shape, value.stride(), wanted, strict=True)
+    )
 
 
 def _start(node: torch.fx.Node) -> Any:
