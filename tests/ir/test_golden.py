@@ -150,7 +150,7 @@ def random_inputs(text: str) -> list[torch.Tensor | int]:
         else:
             inputs.append(
                 torch.randint(0, 2, extents, generator=generator).to(
-                    {"i64": torch.int64, "i32": torch.int32, "u8": torch.uint8, "bool": torch.bool}[dtype]
+                    {"i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool}[dtype]
                 )
             )
     return inputs

@@ -94,6 +94,9 @@ def test_what_eager_takes_is_generated():
     fast = torch.compile(f, backend="deplo", options={"strict": True}, dynamic=False)
     for got, want in zip(fast(*arguments), f(*arguments), strict=True):
         torch.testing.assert_close(got, want)
+    add = torch.compile(lambda x, i: x.index_add(1, i, x), backend="deplo", options={"strict": True}, dynamic=False)
+    for places_of in (I32, I64):
+        torch.testing.assert_close(add(x, places(4, places_of)), x * 2)
 
 
 NORMS = {
