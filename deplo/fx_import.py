@@ -345,7 +345,7 @@ class _Importer:
     def _line(self, node: torch.fx.Node, target: Any, args: Sequence[Any], kwargs: dict[str, Any], shown: torch.fx.Node, generator: str = "") -> None:
         """The call of `target` that `node` makes, with the results of `shown`; from a generator in the state `generator`, if given."""
         if not isinstance(target, torch._ops.OpOverload):
-            raise UnsupportedError(f"{_describe(target)} is not an ATen overload{_where(node)}")
+            raise UnsupportedError(f"{_describe(target, args)}{_where(node)}")
         op = str(target)
         if op in _METADATA_CHECKS:
             return
@@ -703,8 +703,14 @@ def packet_name(node: torch.fx.Node) -> str:
     return str(getattr(packet, "__name__", ""))
 
 
-def _describe(target: Any) -> str:
-    return str(getattr(target, "__name__", target))
+def _describe(target: Any, args: Sequence[Any]) -> str:
+    """Why a call of `target` cannot be imported."""
+    name = str(getattr(target, "__name__", target))
+    if name.startswith("auto_functionalized"):
+        return f"{args[0]} is not an ATen overload but a custom operator that writes to its arguments"
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"{name} is not an ATen overload: it calls graphs of its own, which run in eager mode"
+    return f"{name} is not an ATen overload"
 
 
 def _where(node: torch.fx.Node) -> str:
