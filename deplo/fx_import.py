@@ -620,8 +620,14 @@ def _strides(node: torch.fx.Node, value: torch.Tensor) -> Sequence[Any]:
         if tensors and all([sizes.expr_of(n) for n in x.shape] == shape and _is_contiguous(x) for x in tensors):
             if not _takes_a_number(node):
                 return _default_strides(value.shape)
-            if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride())):
-                return list(torch._prims_common.compute_elementwise_output_strides(*tensors))
+            # At the sizes of the first call: the order of dimensions is the same for all.
+            examples = [[[sizes.example_of(n) for n in numbers] for numbers in (x.shape, x.stride())] for x in tensors]
+            if not any(n is None for pair in examples for numbers in pair for n in numbers):
+                order, _ = torch._prims_common.compute_elementwise_output_logical_to_physical_perm(
+                    *(torch.empty_strided(*pair, device="meta") for pair in examples)  # type: ignore[arg-type]
+                )
+                outward = _default_strides([value.shape[d] for d in order])
+                return [outward[order.index(d)] for d in range(value.dim())]
     return list(value.stride())
 
 

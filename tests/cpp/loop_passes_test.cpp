@@ -102,7 +102,7 @@ TEST_CASE("a row computation is one kernel") {
 }
 
 TEST_CASE("kernels are joined up to a number of statements") {
-  // Two kernels over the same rows, of which the second has `more` statements in all; both are a loop, a load, a store and operations.
+  // How many statements two kernels over the same rows have, and how many steps are left of them; each is a loop, a load, operations and a store.
   auto steps = [](size_t first, size_t second) {
     auto kernel = [](const std::string& name, const std::string& from, const std::string& to, size_t statements) {
       std::string body = fmt::format("\nloop @{0}({1}: f32[64], out {2}: f32[64])\n  for i in 64:\n    v0 = load {1}[i]\n", name, from, to);
