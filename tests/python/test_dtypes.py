@@ -65,6 +65,7 @@ REFUSED = {
     "interpolate of int64": (lambda x: F.interpolate(x, scale_factor=2), of(I64, 1, 1, 4)),
     **{f"{fn.__name__} of float32": (fn, of(F32, 4), of(F32, 4)) for fn in (torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor)},
     **{f"{fn.__name__} of int32": (fn, of(I32, 4), of(I32, 4)) for fn in (torch.hypot, torch.logaddexp, torch.logaddexp2)},
+    "index_copy by int32": (lambda x, i: x.index_copy(0, i, x), of(F32, 4, 4), places(4, I32)),
     **{f"{fn.__name__} of int32": (fn, of(I32, 4)) for fn in (torch.frac, F.gelu, F.hardsigmoid, F.hardswish, F.mish, F.silu)},
 }
 

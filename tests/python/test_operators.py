@@ -630,6 +630,11 @@ def test_antialiasing_keeps_what_keeps_its_size(how, mode, align_corners):
 
     torch.testing.assert_close(torch.compile(f, backend="deplo", dynamic=False)(x), f(x), equal_nan=True)
 
+    x = torch.rand(1, 2, 6, 6, requires_grad=True)
+    results = f(x), torch.compile(f, backend="deplo", dynamic=False)(x)
+    expected, got = (torch.autograd.grad(y, x, torch.linspace(-1, 1, y.numel()).view(y.shape))[0] for y in results)
+    torch.testing.assert_close(got, expected)
+
 
 @pytest.mark.parametrize("decimals", [-3, -1, 1, 2, 5])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -129,7 +129,7 @@ void Lowering::reduce_in_blocks(Reduction& r, size_t at, Expr lo, Expr hi, std::
   auto bound = bounds(hi - lo, ranges_).hi;
   auto extent = bound ? bound : expected(hi - lo);
   std::vector<int64_t> sizes{block};
-  const size_t least = bound ? 1 : r.chain < kLanesChain ? 3 : 2;  // what nothing bounds may be far from the size of the example
+  const size_t least = bound ? 1 : r.chain < kLanesChain ? 4 : 3;  // what nothing bounds may be far from the size of the example
   while (sizes.size() < least || (sizes.size() < 3 && extent && *extent / sizes.back() > r.chain)) sizes.push_back(sizes.back() * r.chain);
   reduce_blocks(r, at, lo, hi, sizes, accumulators);
 }

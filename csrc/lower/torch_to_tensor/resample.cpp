@@ -89,7 +89,6 @@ Value source_tensor(Builder& b, Interpolation mode, const Resample& r, DType dty
   Value o = b.index(dtype, {r.out}, axis(0));
   if (r.align_corners || mode == Interpolation::nearest) return b.apply(Fn::mul, {o, scale});
   Value source = b.apply(Fn::sub, b.apply(Fn::mul, {b.apply(Fn::add, o, 0.5), scale}), 0.5);
-  if (mode == Interpolation::nearest_exact) return b.apply(Fn::add, source, 0.5);
   return mode == Interpolation::linear ? b.apply(Fn::max, source, 0) : source;
 }
 
