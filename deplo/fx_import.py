@@ -389,7 +389,7 @@ class _Importer:
             user = getitems.get(index)
             name = self._fresh(user.name if user is not None else f"{node.name}_{index}")
             if isinstance(item, torch.Tensor):
-                results.append(f"{name}: {self._type(item, str(node.target))}")
+                results.append(f"{name}: {self._type(item, str(node.target), _strides(node, item))}")
             elif item is None:
                 results.append(f"{name}: none")
             else:
@@ -609,10 +609,13 @@ def _size(value: Any) -> Any:
 
 def _strides(node: torch.fx.Node, value: torch.Tensor) -> Sequence[Any]:
     """Strides where fake tensors have others along axes of one element. A number that is expanded has 0 along every axis
-    (at::inferExpandGeometry); what TensorIterator makes of contiguous operands of one shape is laid out anew (its fast_set_up)."""
+    (at::inferExpandGeometry); what TensorIterator makes of contiguous operands of one shape is laid out anew (its fast_set_up), as are
+    results of kernels that ask for contiguous memory."""
     source = node.args[0].meta.get("val") if packet_name(node) == "expand" and isinstance(node.args[0], torch.fx.Node) else None
     if isinstance(source, torch.Tensor) and source.dim() == 0:
         return [0] * value.dim()
+    if packet_name(node) in _LAID_OUT_ANEW and _is_contiguous(value):
+        return _default_strides(value.shape)
     if torch.Tag.pointwise in getattr(node.target, "tags", ()) and packet_name(node) not in _LIKE_THEIR_INPUT and _is_contiguous(value):
         operands = [x.meta.get("val") for x in node.all_input_nodes]
         tensors = [x for x in operands if isinstance(x, torch.Tensor)]
@@ -632,6 +635,12 @@ def _strides(node: torch.fx.Node, value: torch.Tensor) -> Sequence[Any]:
 
 
 _LIKE_THEIR_INPUT = ("clone", "hardtanh")  # empty_like comes first
+_LAID_OUT_ANEW = ("native_layer_norm", "_log_softmax", "tril", "triu", "native_batch_norm", "_native_batch_norm_legit") + (
+    "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit_no_training",
+    "_batch_norm_with_update_functional",
+    "_batch_norm_no_update",
+)
 
 
 def _takes_a_number(node: torch.fx.Node) -> bool:

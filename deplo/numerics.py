@@ -164,9 +164,7 @@ def functions() -> list[Function]:
     }
     # gelu_tanh: an ulp of its inner product, which is 90 where the result is the smallest number, moves the result by 90
     ulp = {"sigmoid": 2.5, "silu": 3, "mish": 4.5, "gelu": 5, "gelu_tanh": 250, "logit": 4, "hardswish": 2}
-    return [
-        dataclasses.replace(row, formula=row.name in formulas, wide=wide.get(row.name), ulp=ulp.get(row.name, math.inf)) for row in rows
-    ]
+    return [dataclasses.replace(row, formula=row.name in formulas, wide=wide.get(row.name), ulp=ulp.get(row.name, math.inf)) for row in rows]
 
 
 def bound(fn: Function, dtype: torch.dtype, eager: float) -> float:

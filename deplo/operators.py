@@ -107,9 +107,9 @@ def markdown(table: list[Operator]) -> str:
     lines = [
         "# ATen overloads",
         "",
-        "Made by `python -m deplo ops --markdown > docs/ops.md`. A rule may leave a call to ATen whose dtype or arguments it does not handle. An overload",
-        "is \"generated\" where that happened in none of PyTorch's own samples, of its own operator in all dtypes, forward and backward, counted by a profiler",
-        "from outside (`make opinfo`, which prints also what calls of other operators stay in ATen).",
+        "Made by `python -m deplo ops --markdown > docs/ops.md`. A rule may leave a call to ATen whose dtype or arguments it does not handle.",
+        'An overload is "generated" where that happened in none of PyTorch\'s own samples, in all dtypes, forward and backward, counted by a',
+        "profiler from outside (`make opinfo`); complex numbers and graphs that ask for values count in samples of its own operator.",
         "",
         summary(table),
         "",

@@ -65,6 +65,10 @@ REFUSED = {
     "interpolate of int64": (lambda x: F.interpolate(x, scale_factor=2), of(I64, 1, 1, 4)),
     **{f"{fn.__name__} of float32": (fn, of(F32, 4), of(F32, 4)) for fn in (torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor)},
     **{f"{fn.__name__} of int32": (fn, of(I32, 4), of(I32, 4)) for fn in (torch.hypot, torch.logaddexp, torch.logaddexp2)},
+    "-0.5 in uint8": (lambda x: torch.full_like(x, -0.5), of(torch.uint8, 4)),
+    "cdist of float32 and float64": (torch.cdist, of(F32, 4, 3), of(torch.float64, 4, 3)),
+    "shift of float32": (torch.bitwise_left_shift, of(F32, 4), of(I32, 4)),
+    "shift by float32": (torch.bitwise_right_shift, of(I32, 4), of(F32, 4)),
     "index_copy by int32": (lambda x, i: x.index_copy(0, i, x), of(F32, 4, 4), places(4, I32)),
     **{f"{fn.__name__} of int32": (fn, of(I32, 4)) for fn in (torch.frac, F.gelu, F.hardsigmoid, F.hardswish, F.mish, F.silu)},
 }

@@ -127,6 +127,11 @@ ONE_ELEMENT = {
     "negated": lambda x, y: torch.maximum(x, -y),
     "cloned": lambda x, y: x.clone(),
     "plus a number": lambda x, y: x + 1,
+    "batch norm": lambda x, y: F.batch_norm(x, torch.zeros(8), torch.ones(8)),
+    "batch norm in training": lambda x, y: F.batch_norm(x, None, None, training=True),
+    "layer norm": lambda x, y: F.layer_norm(x, x.shape[2:]),
+    "log softmax": lambda x, y: F.log_softmax(x, 1),
+    "triangle": lambda x, y: y.triu() + x.tril(),
 }
 
 

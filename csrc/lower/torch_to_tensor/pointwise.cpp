@@ -399,10 +399,10 @@ bool fits(const Scalar& number, DType dtype) {
   }
   if (dtype == DType::boolean) return true;
   if (is_float(number.dtype)) {
-    if (!std::isfinite(number.f) || std::fabs(number.f) >= 0x1p63) return false;
+    if (!std::isfinite(number.f) || std::fabs(number.f) >= 0x1p63 || (dtype == DType::u8 && number.f < 0)) return false;
     return fits(Scalar::of_int(DType::i64, static_cast<int64_t>(number.f)), dtype);
   }
-  if (dtype == DType::u8 && number.i < 0 && number.i >= -255) return true;  // c10::overflows lets small negatives wrap
+  if (dtype == DType::u8 && number.i < 0 && number.i >= -255) return true;  // c10::overflows lets small negatives wrap, but of floats
   return Scalar::of_int(dtype, number.i).i == number.i;
 }
 

@@ -58,7 +58,7 @@ def without_call(table: Iterable[Operator], results: list[dict[str, Any]]) -> li
 
 
 def generated_in_part(table: Iterable[Operator], results: list[dict[str, Any]]) -> dict[str, str]:
-    """Overloads with a rule that ran in ATen for a reason of their own, or in a unit of their own operator for whatever reason: one of the reasons."""
+    """Overloads with a rule that ran in ATen for a reason of their own, or in a unit of their own operator: one of the reasons."""
     left, units = left_to_aten(results), own_units(results)
     found = {}
     for op in table:
