@@ -37,6 +37,26 @@ TEST_CASE("ranges remove floordiv and mod") {
   CHECK(simplify(floordiv(j, 21) * 42 + floordiv(mod(j, 21), 7) * 14 + mod(j, 7) * 2, ranges) == j * 2);
   CHECK(decide(less(j, s), ranges) == std::optional<bool>(true));
   CHECK(decide(less(i, 15), ranges) == std::nullopt);
+  CHECK(decide(less(j, s - 1), ranges) == std::nullopt);
+  CHECK(bounds(s - 1 - j, ranges).lo == std::optional<int64_t>(0));
+  CHECK(bounds(j - s, ranges).hi == std::optional<int64_t>(-1));
+}
+
+TEST_CASE("products of what has one bound are bounded where the other factor is one number") {
+  Expr s = Expr::symbol("s0");
+  Ranges ranges{{"s0", {Expr(2), std::nullopt}}};
+  for (const char* name : {"a", "t"})  // before and behind s0 in a product
+    for (int64_t factor : {-3, 3}) {
+      INFO(name << " is " << factor);
+      ranges[name] = {Expr(factor), Expr(factor)};
+      Interval b = bounds(s * Expr::symbol(name), ranges);
+      CHECK(b.lo == (factor > 0 ? std::optional<int64_t>(6) : std::nullopt));
+      CHECK(b.hi == (factor > 0 ? std::nullopt : std::optional<int64_t>(-6)));
+      ranges[name] = {Expr(-1), Expr(factor + 3)};
+      b = bounds(s * Expr::symbol(name), ranges);
+      CHECK(!b.lo);
+      CHECK(!b.hi);
+    }
 }
 
 TEST_CASE("ranges that refer to themselves or to each other bound nothing") {

@@ -153,6 +153,10 @@ def _normalization() -> list[tuple[str, tuple, dict]]:
         ),
         call("_fused_rms_norm.default", x, [5], r(5), None),
         call("rms_norm.default", x, [4, 5], None, 1e-5),
+        *[
+            call("native_layer_norm_backward.default", r(2, 3, 5), r(2, 3, 5), [3, 5], r(2, 1, 1), p(2, 1, 1), w, w, [True, w is not None, w is not None])
+            for w in (r(3, 5), None)
+        ],
         call("layer_norm.default", x, [4, 5], r(4, 5), r(4, 5)),
         call("native_group_norm.default", r(2, 6, 5), r(6), r(6), 2, 6, 5, 3, 1e-5),
         call(
@@ -613,3 +617,22 @@ def test_overload_is_decomposed_and_agrees_with_eager(case):
     for output, (_, k) in zip(outputs, order, strict=True):
         # A wrong formula shows in the first digits; sums this short lose a few units of the last place.
         torch.testing.assert_close(output, expected[k], rtol=1e-11, atol=1e-11, equal_nan=True)
+
+
+@needs_core
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradient_of_rms_norm(weighted):
+    """ATen's backward has no kernel for CPUs: autograd on the formula judges."""
+    core = importlib.import_module("deplo._C")
+    x, grad, weight = r(2, 3, 5).requires_grad_(), r(2, 3, 5), r(5).requires_grad_() if weighted else None
+    rstd = (x.detach().square().mean(-1, keepdim=True) + 1e-3).rsqrt()
+    y = torch.nn.functional.rms_norm(x, [5], weight, 1e-3)
+    gradients = torch.autograd.grad(y, [t for t in (x, weight) if t is not None], grad)
+    name, args, kwargs = call("_fused_rms_norm_backward.default", grad, x.detach(), [5], rstd, None if weight is None else weight.detach(), [True, weighted])
+    imported = import_call(name, args, kwargs, (*gradients, None)[:2])
+    text = core.lower(imported.text, "tensor")
+    assert "library" not in text, text
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    outputs = core.interpret(text, [tensors[k] for k in imported.arguments], "typed")
+    for output, expected in zip(outputs, gradients, strict=True):
+        torch.testing.assert_close(output, expected, rtol=1e-11, atol=1e-11)
