@@ -40,6 +40,11 @@ TEST_CASE("ranges remove floordiv and mod") {
   CHECK(decide(less(j, s - 1), ranges) == std::nullopt);
   CHECK(bounds(s - 1 - j, ranges).lo == std::optional<int64_t>(0));
   CHECK(bounds(j - s, ranges).hi == std::optional<int64_t>(-1));
+  // The sign of the factor is open: neither end of j is the extreme one.
+  Expr t = Expr::symbol("t");
+  ranges["t"] = {Expr(-3), Expr(3)};
+  CHECK(!bounds(j * t - s * t, ranges).lo);
+  CHECK(!bounds(j * t - s * t, ranges).hi);
 }
 
 TEST_CASE("products of what has one bound are bounded where the other factor is one number") {
