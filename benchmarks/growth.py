@@ -1,4 +1,5 @@
-"""How the core's compile time grows with a graph: CPU seconds down to Kernel IR, without verifiers and machine code, for chains, norms and siblings.
+"""How the core's compile time grows with a graph: CPU seconds down to Kernel IR, without verifiers and machine code, for chains, norms, siblings and
+slices written in place.
 
     python benchmarks/growth.py [--calls 600,1200,2400] [--rounds 3] [--json FILE]
 
@@ -33,7 +34,14 @@ def siblings(x: torch.Tensor, y: torch.Tensor, calls: int) -> list[torch.Tensor]
     return [torch.softmax(x * i + y, -1) for i in range(calls // 3)]
 
 
-GRAPHS: dict[str, Callable[[torch.Tensor, torch.Tensor, int], Any]] = {"chain": chain, "norms": norms, "siblings": siblings}
+def slices(x: torch.Tensor, y: torch.Tensor, calls: int) -> torch.Tensor:
+    x = x.clone()
+    for i in range(calls // 4):
+        x[:, i % 32 : i % 32 + 8] += y[:, :8] * i
+    return x
+
+
+GRAPHS: dict[str, Callable[[torch.Tensor, torch.Tensor, int], Any]] = {"chain": chain, "norms": norms, "siblings": siblings, "slices": slices}
 
 
 def seconds(name: str, calls: int, rounds: int) -> float:

@@ -101,8 +101,8 @@ RECOMPUTED = (
 )
 
 
-def decompositions(training: bool = False) -> dict[Any, Any]:
-    """The table for AOTAutograd; `training` where it makes a backward graph, too."""
+def decompositions(training: bool = False, formulas: bool = True) -> dict[Any, Any]:
+    """The table for AOTAutograd; `training` where it makes a backward graph, too. Without `formulas`, those of PyTorch alone."""
     import torch
     from torch._decomp import get_decompositions
 
@@ -114,7 +114,8 @@ def decompositions(training: bool = False) -> dict[Any, Any]:
         overloads.append(getattr(getattr(torch.ops.aten, packet), overload))
     if training:
         overloads += [getattr(torch.ops.aten, packet) for packet in RECOMPUTED]
-    return with_strides_of_kernels(dict(get_decompositions(overloads)) | _ours() | (_own() if training else {}))
+    theirs = dict(get_decompositions(overloads))
+    return with_strides_of_kernels(theirs | _ours() | (_own() if training else {})) if formulas else theirs
 
 
 @functools.cache

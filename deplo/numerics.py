@@ -35,6 +35,7 @@ class Function:
     arity: int = 1
     formula: bool = False  # ATen's formula of several functions, each of which rounds
     wide: Callable[..., Any] | None = None  # the judge in float64 where PyTorch's own loses its digits
+    domain: tuple[float, float] | None = None  # outside of which it is NaN: PyTorch, whose library may be slow there, is not asked
     ulp: float = math.inf  # what the error may be of a formula that is not ATen's, in which nothing overflows or cancels
 
 
@@ -157,8 +158,15 @@ def functions() -> list[Function]:
     rows = [Function(*row) for row in unary] + [Function(*row, arity=2) for row in binary]  # type: ignore[arg-type]
     formulas = {"sinc", "sigmoid", "logsigmoid", "logit", "silu", "gelu", "gelu_tanh", "mish", "softplus", "tanhshrink", "hardsigmoid"}
     formulas |= {"hardswish", "special_entr", "logaddexp", "xlogy"}
-    # 1 + tanh and 1 + erf cancel
+
+    def wide_sinc(x: torch.Tensor) -> torch.Tensor:
+        n = x.round()
+        sign = 1 - 2 * (n / 2 - (n / 2).floor()).ceil()
+        return torch.where(x == 0, 1.0, sign * torch.sin(math.pi * (x - n)) / (math.pi * x))
+
+    # 1 + tanh and 1 + erf cancel, and pi x is not exact
     wide = {
+        "sinc": wide_sinc,
         "gelu": lambda x: x * torch.special.erfc(-x / math.sqrt(2)) / 2,
         "gelu_tanh": lambda x: x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
     }
@@ -282,19 +290,32 @@ def compiled(fn: Callable[..., torch.Tensor], options: Options | None = None) ->
     return call
 
 
+def within(fn: Function, call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`call`, one of the forms of `fn`, with NaN outside of its domain."""
+    if fn.domain is None:
+        return call
+    low, high = fn.domain
+
+    def limited(x: torch.Tensor) -> torch.Tensor:
+        inside = (x >= low) & (x <= high)
+        return torch.where(inside, call(torch.where(inside, x, low)), math.nan)
+
+    return limited
+
+
 def measure(fn: Function, dtype: torch.dtype, every: bool = False, count: int = 3000) -> dict[str, Worst]:
     """The largest errors of deplo and eager, by name: deplo's is missing where it leaves the operator to ATen, both where eager refuses the dtype."""
     try:
         fn.torch(*[torch.ones(1, dtype=dtype)] * fn.arity)
     except NotImplementedError:
         return {}
-    engines: dict[str, Callable[..., torch.Tensor]] = {"eager": fn.torch, "deplo": compiled(fn.torch)}
+    engines: dict[str, Callable[..., torch.Tensor]] = {"eager": within(fn, fn.torch), "deplo": compiled(fn.torch)}
     if dtype == torch.float64:
         return _measure_double(fn, engines, count)
     worst = {name: Worst(-1.0) for name in engines}
     batches = ((x,) for x in unary_inputs(dtype, every)) if fn.arity == 1 else iter([tuple(binary_inputs(dtype, fn))])
     for operands in batches:
-        exact = (fn.wide or fn.torch)(*(x.double() for x in operands))
+        exact = within(fn, fn.wide or fn.torch)(*(x.double() for x in operands))
         unit = spacing(exact, dtype)
         for name in list(engines):
             try:

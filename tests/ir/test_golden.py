@@ -165,8 +165,8 @@ def interpreted(text: str, inputs: list[torch.Tensor | int]) -> list[torch.Tenso
     except UserError as error:
         assert str(error).endswith(("ZeroDivisionError", "division_by_zero"))
         return []
-    except IndexError as error:
-        assert "Dimension out of range" in str(error)
+    except (IndexError, RuntimeError) as error:
+        assert "Dimension out of range" in str(error) or "for index" in str(error), error
         return []
 
 

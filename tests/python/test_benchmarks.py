@@ -97,7 +97,7 @@ def test_growth(tmp_path):
     result = script("growth.py", "--calls", "30,60", "--rounds", "1", "--json", str(path))
     assert result.returncode == 0, result.stderr
     written = json.loads(path.read_text())
-    assert set(written) == {"chain", "norms", "siblings"} and all(name in result.stdout for name in written)
+    assert set(written) == {"chain", "norms", "siblings", "slices"} and all(name in result.stdout for name in written)
     assert all(row["seconds"]["30"] > 0 and row["seconds"]["60"] > 0 for row in written.values())
 
 

@@ -483,9 +483,21 @@ def functional(x, step, times):
     return x
 
 
-@pytest.mark.parametrize("graph", [chain, residual, norms, siblings, concatenations, products, row_writes], ids=lambda f: f.__name__)
+def slice_sums(calls):
+    """Parts that overlap, changed in place one after another."""
+
+    def fn(x, y):
+        x = x.clone()
+        for i in range(calls // 4):
+            x[:, i % 32 : i % 32 + 8] += y[:, :8] * i
+        return x
+
+    return fn
+
+
+@pytest.mark.parametrize("graph", [chain, residual, norms, siblings, concatenations, products, row_writes, slice_sums], ids=lambda f: f.__name__)
 def test_code_of_large_graphs_grows_with_their_calls(graph):
-    """Also a graph of 600 calls is done in moments: what a pass repeats shows here, if not in the size of the text."""
+    """`python benchmarks/growth.py` measures the time."""
     inputs = [torch.randn(8, 64), torch.randn(8, 64)]
     sizes = []
     for calls in (300, 600):

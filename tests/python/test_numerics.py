@@ -44,7 +44,7 @@ def test_errors_are_within_their_bounds(name, monkeypatch):
 def test_reductions_are_as_exact_as_eager(reduction, monkeypatch):
     inputs = [(text, x[:, :1000]) for text, x in numerics.reduction_inputs(reduction.name, torch.float32)]
     monkeypatch.setattr(numerics, "reduction_inputs", lambda name, dtype: [(text, x.to(dtype)) for text, x in inputs])
-    for dtype in (torch.float32, torch.float64):
+    for dtype in DTYPES:
         torch._dynamo.reset()
         found = numerics.measure_reduction(reduction, dtype)
         assert found["deplo"][0] <= found["eager"][0] + 1, (dtype, found)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 from engines import needs_core
+from opinfo import units
 from opinfo.sample import UNITS, chosen, expected, seen, title
 from opinfo.units import OPS, run_unit
 
@@ -47,3 +49,34 @@ def coverage(held):
 @needs_core
 def test_what_is_expected_exists():
     assert set(EXPECTED) <= {title(unit, engine) for name in OPS for unit, engine in chosen(name)}
+
+
+@needs_core
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["xlogy", "ldexp", "roll", "nn.functional.max_unpool2d"])
+def test_the_judge_notices_a_wrong_formula(name, monkeypatch):
+    """What bears witness, PyTorch's own trace, has none of the formulas that are judged."""
+    (overload,) = [f for f in units.decompositions() if isinstance(f, torch._ops.OpOverload) and f.name() in WRONG[name]]
+    table = units.decompositions
+
+    def wrong(**given):
+        formulas = table(**given)
+        if overload not in formulas:
+            return formulas
+
+        def moved(*args, **kwargs):
+            result = formulas[overload](*args, **kwargs)
+            return result if result is NotImplemented else result + 1
+
+        return formulas | {overload: moved}
+
+    monkeypatch.setattr(units, "decompositions", wrong)
+    assert run_unit(units.Unit(name, "float32", "forward"), 1).status == "wrong"
+
+
+WRONG = {
+    "xlogy": ["aten::xlogy.Tensor"],
+    "ldexp": ["aten::ldexp.Tensor"],
+    "roll": ["aten::roll"],
+    "nn.functional.max_unpool2d": ["aten::max_unpool2d"],
+}

@@ -154,7 +154,17 @@ def _normalization() -> list[tuple[str, tuple, dict]]:
         call("_fused_rms_norm.default", x, [5], r(5), None),
         call("rms_norm.default", x, [4, 5], None, 1e-5),
         *[
-            call("native_layer_norm_backward.default", r(2, 3, 5), r(2, 3, 5), [3, 5], r(2, 1, 1), p(2, 1, 1), w, w, [True, w is not None, w is not None])
+            call(
+                "native_layer_norm_backward.default",
+                r(2, 3, 5),
+                r(2, 3, 5),
+                [3, 5],
+                r(2, 1, 1),
+                p(2, 1, 1),
+                w,
+                w,
+                [True, w is not None, w is not None],
+            )
             for w in (r(3, 5), None)
         ],
         call("layer_norm.default", x, [4, 5], r(4, 5), r(4, 5)),
@@ -628,7 +638,9 @@ def test_gradient_of_rms_norm(weighted):
     rstd = (x.detach().square().mean(-1, keepdim=True) + 1e-3).rsqrt()
     y = torch.nn.functional.rms_norm(x, [5], weight, 1e-3)
     gradients = torch.autograd.grad(y, [t for t in (x, weight) if t is not None], grad)
-    name, args, kwargs = call("_fused_rms_norm_backward.default", grad, x.detach(), [5], rstd, None if weight is None else weight.detach(), [True, weighted])
+    name, args, kwargs = call(
+        "_fused_rms_norm_backward.default", grad, x.detach(), [5], rstd, None if weight is None else weight.detach(), [True, weighted]
+    )
     imported = import_call(name, args, kwargs, (*gradients, None)[:2])
     text = core.lower(imported.text, "tensor")
     assert "library" not in text, text

@@ -410,6 +410,7 @@ def test_dropout_draws_as_in_eager():
 
 DRAWS = {
     "dropout": lambda x: F.dropout(x.t() + 1, 0.5),
+    "dropout of all": lambda x: F.dropout(x.t() * 2, 1.0),
     "dropout of a view": lambda x: F.dropout(x.t(), 0.5),
     "randn_like": lambda x: torch.randn_like(x.t()),
     "sum of noise": lambda x: x.t() * 1 + 0.1 * torch.randn_like(x.t() * 1),

@@ -124,9 +124,13 @@ Formula hardtanh(const Call& call, const Formula& x) {
 }
 Formula relu6(const Call&, const Formula& x) { return clamp(x, 0, 6); }
 
+// With x = n + r, n whole: (-1)^n sin(pi r) / (pi x), in which pi x may overflow, and sin of it does not lose digits beside whole numbers.
 Formula sinc(const Call&, const Formula& x) {
-  Formula angle = x * M_PI;
-  return select(equals(x, 0), x.literal(1), angle.with(Fn::sin) / angle);
+  const Formula n = x.with(Fn::round);
+  const Formula angle = (x - n) * M_PI;
+  const Formula half = n * 0.5;
+  const Formula sine = select(equals(half - half.with(Fn::floor), 0), angle, -angle).with(Fn::sin);
+  return select(equals(x, 0), x.literal(1), sine / (x * M_PI));
 }
 
 Formula entropy(const Call&, const Formula& x) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "lower/torch_to_tensor/formula.h"
@@ -44,7 +45,16 @@ Values arange(Builder& b, const Call& call) {
   TensorType type = call.result();
   if (is_whole(call, "start") && is_whole(call, "step") && is_whole(call, "end"))
     return {b.index(type.dtype, type.shape, call.size("start", Expr(0)) + axis(0) * call.size("step", Expr(1)))};
-  DEPLO_SUPPORT(is_float(type.dtype), "an integer range with float bounds");
+  if (!is_float(type.dtype)) {
+    // RangeFactories.cpp: start and step become whole numbers first.
+    auto whole = [&](const char* name, int64_t fallback) {
+      if (is_whole(call, name)) return call.size(name, Expr(fallback));
+      const double number = call.number(name).as_double();
+      DEPLO_SUPPORT(std::fabs(number) < 0x1p62, "an integer range from or by {}", number);
+      return Expr(static_cast<int64_t>(number));
+    };
+    return {b.index(type.dtype, type.shape, whole("start", 0) + axis(0) * whole("step", 1))};
+  }
   // In float64, then rounded once.
   Formula i{&b, b.index(DType::f64, type.shape, axis(0))};
   Formula start{&b, call.has("start") ? scalar_operand(b, call, "start", DType::f64) : b.constant(DType::f64, {}, 0)};
@@ -91,13 +101,19 @@ std::vector<int64_t> visiting_order(const Builder& b, const Shape& shape, const 
   return order;
 }
 
-// Dropout.cpp, native_dropout_cpu: eager draws the mask by bernoulli_(1 - p) and scales by 1 / (1 - p).
+// Dropout.cpp: eager draws the mask by bernoulli_(1 - p) and scales by 1 / (1 - p); for p = 1 it multiplies by 0 and draws nothing.
 Values native_dropout(Builder& b, const Call& call) {
   Value x = call.tensor("input");
   double keep = 1.0 - call.real("p");
   bool train = call.boolean("train", true);
   DEPLO_SUPPORT(is_float(x.type.dtype), "dropout of {}", to_string(x.type.dtype));
   if (!train) return {x, b.constant(DType::boolean, x.type.shape, 1)};
+  if (keep == 0) {
+    call.ignore("generator");
+    const DType wide = compute_type(x.type.dtype);
+    const Formula zero = Formula{&b, b.cast(x, wide)} * 0.0;
+    return {b.cast(zero.value, x.type.dtype), b.constant(DType::boolean, x.type.shape, 0)};
+  }
   for (Expr extent : x.type.shape) DEPLO_SUPPORT(provably_nonnegative(extent - 1, b.ranges()), "an input that may have no elements");
   // ATen draws for contiguous memory; which element of the mask a number belongs to follows from the input's strides.
   const std::vector<int64_t> order = visiting_order(b, x.type.shape, call.strides("input"));
@@ -116,7 +132,7 @@ Values native_dropout(Builder& b, const Call& call) {
   DType dtype = compute_type(x.type.dtype);
   Formula kept = Formula{&b, b.cast(x, dtype)} * Formula{&b, b.cast(mask, dtype)};
   if (dtype != x.type.dtype) kept.value = b.cast(b.cast(kept.value, x.type.dtype), dtype);
-  Value scaled = b.cast((kept * (keep == 0 ? 0.0 : 1.0 / keep)).value, x.type.dtype);
+  Value scaled = b.cast((kept * (1.0 / keep)).value, x.type.dtype);
   return {scaled, mask};
 }
 

@@ -35,6 +35,7 @@ struct KernelAccesses {
 struct Chooser {
   ProgramGraph graph;
   const PassContext& context;
+  mutable std::map<std::string, bool> parameters_;               ///< buffers that were asked for, and whether they are
   std::map<std::pair<std::string, size_t>, std::string> copies;  ///< parameter and dimension that lies innermost -> the copy
 
   double size(Expr e) const { return std::max(1.0, analysis::estimate(e, context.hints, graph.program().symbols)); }
@@ -70,8 +71,12 @@ struct Chooser {
   }
 
   bool is_parameter(const std::string& name) const {
-    const Buffer* b = graph.program().find_buffer(name);
-    return b && b->kind == BufferKind::input && b->is_static && !graph.is_versioned(name);
+    auto [it, added] = parameters_.emplace(name, false);
+    if (added) {
+      const Buffer* b = graph.program().find_buffer(name);
+      it->second = b && b->kind == BufferKind::input && b->is_static && !graph.is_versioned(name);
+    }
+    return it->second;
   }
 
   /// Of the loops around an access, the one along which most accesses to other buffers lie. Parameters may be copied: they do not count.
@@ -236,6 +241,6 @@ struct Chooser {
 
 }  // namespace
 
-Module choose_layouts(Module module, const PassContext& context) { return Chooser{ProgramGraph(std::move(module)), context, {}}.run(); }
+Module choose_layouts(Module module, const PassContext& context) { return Chooser{ProgramGraph(std::move(module)), context, {}, {}}.run(); }
 
 }  // namespace deplo

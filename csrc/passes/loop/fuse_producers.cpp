@@ -193,7 +193,7 @@ struct Fuser {
     Weight weight = weigh(*p, points(p->axes));
     if (only_moves && !weight.only_moves) return false;
     auto has_room = [&](size_t r) { return p->body.size() + loop_ir::count_statements(graph.nodes()[r].body) <= kMostStatements; };
-    if (!weight.only_moves && !std::all_of(readers.begin(), readers.end(), has_room)) return false;
+    if (!std::all_of(readers.begin(), readers.end(), has_room)) return false;
     // What only static inputs decide is computed once per program, unless that would keep a larger copy of it (dequantisation).
     bool leaves_static = is_static[at] && std::any_of(readers.begin(), readers.end(), [&](size_t r) { return !is_static[r]; });
     if (leaves_static && !weight.only_moves && (!widens(*p) || weight.cost > kPrologueBudget)) return false;

@@ -176,6 +176,7 @@ struct Composer {
       }
       if (never) continue;
       source.guard = without_implied(guard, known);
+      if (is_hidden(source, sources, known)) continue;
       simplify_all(source.index);
       sources.push_back(std::move(source));
       if (sources.back().guard.empty()) break;
@@ -183,6 +184,15 @@ struct Composer {
     map.sources = std::move(sources);
     drop_what_follows_says_too(map);
     return map;
+  }
+
+  /// Wherever the source's guard holds, so does that of one before it.
+  static bool is_hidden(const Source& source, const std::vector<Source>& before, const Ranges& known) {
+    return std::any_of(before.begin(), before.end(), [&](const Source& earlier) {
+      return std::all_of(earlier.guard.begin(), earlier.guard.end(), [&](const Cond& cond) {
+        return std::any_of(source.guard.begin(), source.guard.end(), [&](const Cond& given) { return implies(given, cond, known); });
+      });
+    });
   }
 
   /// A part that reads what the source behind it reads at these points is none of its own: old values put back where they were.
