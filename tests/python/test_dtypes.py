@@ -69,6 +69,9 @@ REFUSED = {
     "cdist of float32 and float64": (torch.cdist, of(F32, 4, 3), of(torch.float64, 4, 3)),
     "shift of float32": (torch.bitwise_left_shift, of(F32, 4), of(I32, 4)),
     "shift by float32": (torch.bitwise_right_shift, of(I32, 4), of(F32, 4)),
+    "index_select by int16": (lambda x, i: x.index_select(0, i), of(F32, 4, 4), places(4, torch.int16)),
+    "gather by uint8": (lambda x, i: x.gather(0, i), of(F32, 4), places(4, torch.uint8)),
+    "scatter by int8": (lambda x, i: x.scatter(0, i, 1.0), of(F32, 4), places(4, I8)),
     "index_copy by int32": (lambda x, i: x.index_copy(0, i, x), of(F32, 4, 4), places(4, I32)),
     **{f"{fn.__name__} of int32": (fn, of(I32, 4)) for fn in (torch.frac, F.gelu, F.hardsigmoid, F.hardswish, F.mish, F.silu)},
 }

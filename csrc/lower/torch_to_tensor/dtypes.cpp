@@ -77,7 +77,7 @@ const std::vector<Demand>& demands() {
       {"|linear|convolution|", {"input", "weight", "bias"}, same, kSame},
       {"|index_put|_index_put_impl|_unsafe_index_put|", {"self", "values"}, same, kSame},
       {"|index_add|index_copy|index_reduce|put|", {"self", "source"}, same, kSame},
-      {"|index_add|index_reduce|", {"index"}, places, "int64 or int32"},
+      {"|index_add|index_reduce|index_select|gather|scatter|scatter_add|scatter_reduce|", {"index"}, places, "int64 or int32"},
       {"|index_fill|index_copy|", {"index"}, long_places, "int64"},
       {"|nll_loss_forward|nll_loss2d_forward|", {"target"}, classes, "int64 or uint8"},
       {"|grid_sampler_2d|grid_sampler_3d|", {"input", "grid"}, same, kSame},
