@@ -635,11 +635,10 @@ def _strides(node: torch.fx.Node, value: torch.Tensor) -> Sequence[Any]:
 
 
 _LIKE_THEIR_INPUT = ("clone", "hardtanh")  # empty_like comes first
-_LAID_OUT_ANEW = ("native_layer_norm", "_log_softmax", "tril", "triu", "native_batch_norm", "_native_batch_norm_legit") + (
-    "_native_batch_norm_legit_functional",
-    "_native_batch_norm_legit_no_training",
-    "_batch_norm_with_update_functional",
-    "_batch_norm_no_update",
+_LAID_OUT_ANEW = (
+    *("native_layer_norm", "_log_softmax", "tril", "triu"),
+    *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"),
+    *("_batch_norm_with_update_functional", "_batch_norm_no_update"),
 )
 
 

@@ -171,16 +171,24 @@ def functions() -> list[Function]:
         "gelu_tanh": lambda x: x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
     }
     # gelu_tanh: an ulp of its inner product, which is 90 where the result is the smallest number, moves the result by 90
-    ulp = {"sigmoid": 2.5, "silu": 3, "mish": 4.5, "gelu": 5, "gelu_tanh": 250, "logit": 4, "hardswish": 2}
-    return [dataclasses.replace(row, formula=row.name in formulas, wide=wide.get(row.name), ulp=ulp.get(row.name, math.inf)) for row in rows]
+    ulp = {"sigmoid": 2.5, "silu": 3, "mish": 4.5, "gelu": 5, "gelu_tanh": 250, "logit": 4, "hardswish": 2, "sinc": 4}
+    domain = {"logit": (0.0, 1.0)}
+
+    def completed(row: Function) -> Function:
+        name = row.name
+        return dataclasses.replace(row, formula=name in formulas, wide=wide.get(name), domain=domain.get(name), ulp=ulp.get(name, math.inf))
+
+    return [completed(row) for row in rows]
 
 
 def bound(fn: Function, dtype: torch.dtype, eager: float) -> float:
-    """What deplo's error may be: 1 ulp (16 bits: half of one and what float32 adds); where that is more, eager's, and 1 ulp more for ATen's
-    formulas; `fn.ulp` for those of deplo."""
-    if not fn.formula and dtype != torch.float64:
-        return 1.0 if dtype == torch.float32 else 0.51
-    return fn.ulp if math.isfinite(fn.ulp) else max(1.0, eager) + (1.0 if fn.formula else 0.0)
+    """What deplo's error may be: 1 ulp (16 bits: half of one and what float32 adds); where that is more, eager's, and 1 ulp more for formulas; of
+    those that are not ATen's `fn.ulp` at most, and in 16 bits as of any function."""
+    if dtype not in (torch.float32, torch.float64) and (not fn.formula or math.isfinite(fn.ulp)):
+        return 0.51
+    if not fn.formula and dtype == torch.float32:
+        return 1.0
+    return min(fn.ulp, max(1.0, eager) + (1.0 if fn.formula else 0.0))
 
 
 def _lgamma(mp: Any, x: Any) -> Any:

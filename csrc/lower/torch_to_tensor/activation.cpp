@@ -56,10 +56,11 @@ Formula frac(const Call&, const Formula& x) { return x - x.with(Fn::trunc); }
 Formula deg2rad(const Call&, const Formula& x) { return x * (M_PI / 180); }
 Formula rad2deg(const Call&, const Formula& x) { return x * (180 / M_PI); }
 
-// x tanh(log(1 + e)) with e = exp(x), in which tanh is n / (n + 2) with n = e (e + 2), and 1 from 20 on.
+// x tanh(log(1 + e)) with e = exp(x), in which tanh is n / (n + 2) with n = e (e + 2), and 1 from 20 on. In float64 the functions round less.
 Formula mish(const Call&, const Formula& x) {
   const Formula small = less(x, kSmall);
   const Formula e = select(small, x + kShift, x).with(Fn::exp);
+  if (x.value.type.dtype == DType::f64) return select(small, small_product(x, e), x * e.with(Fn::log1p).with(Fn::tanh));
   const Formula n = fma(e, e, e * 2.0);
   return select(greater(x, 20), x, select(small, small_product(x, e), x * (n / (n + 2.0))));
 }

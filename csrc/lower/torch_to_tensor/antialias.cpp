@@ -134,12 +134,6 @@ Value spread_back(Builder& b, const Value& grad, const Window& w, int64_t d) {
   return b.scatter(std::move(scatter), b.constant(grad.type.dtype, in, 0));
 }
 
-// At a scale of 1 all weights but one are 0, and what they belong to is not multiplied by them.
-bool is_kept(const Call& call, Expr in, Expr out, size_t k) {
-  const auto scale = scales_of(call, 2)[k];
-  return in == out && (call.boolean("align_corners") || !scale || *scale == 1);
-}
-
 Window window_along(Builder& b, const Call& call, Filter filter, Expr in, Expr out, size_t k, DType dtype) {
   return window_of(b, filter, {in, out, scales_of(call, 2)[k], call.boolean("align_corners")}, dtype);
 }
@@ -162,9 +156,7 @@ std::vector<Value> upsample_backward(Builder& b, const Call& call) {
   Value grad = as_compute(b, call.tensor("grad_output"));
   call.ignore("output_size");
   Shape in = call.sizes("input_size");
-  for (int64_t d : {2, 3})
-    if (!is_kept(call, in[d], grad.type.shape[d], d - 2))
-      grad = spread_back(b, grad, window_along(b, call, filter, in[d], grad.type.shape[d], d - 2, grad.type.dtype), d);
+  for (int64_t d : {2, 3}) grad = spread_back(b, grad, window_along(b, call, filter, in[d], grad.type.shape[d], d - 2, grad.type.dtype), d);
   return {conform(b, grad, call.result())};
 }
 

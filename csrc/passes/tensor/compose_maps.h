@@ -10,6 +10,7 @@ namespace deplo {
 /// that make up the whole (split) stay behind it.
 /// A scatter over a view that a map puts back to its places in what is viewed becomes a scatter into that, and old values put back where they
 /// were are dropped: an update through views changes the whole in place.
+/// Parts that are never read, for one before them holds wherever they do, are gone.
 /// A map with guards is entered where the guards and fills of both can be joined. Indices and guards are simplified by the ranges.
 /// Before: verified Tensor IR. After: a map reads another map only where guards or indirect coordinates forbid joining them.
 tensor_ir::Graph compose_maps(tensor_ir::Graph graph, const PassContext& context);

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -95,6 +96,11 @@ def main() -> int:
     from deplo.operators import operators
     from opinfo.__main__ import _read
 
+    missing = [path for path in sys.argv[1:] if not Path(path).exists()]
+    if missing or not sys.argv[1:]:
+        raise SystemExit(
+            f"no results in {', '.join(missing)}: give files that make opinfo wrote" if missing else "give the files that make opinfo wrote"
+        )
     results = [result for path in sys.argv[1:] for result in _read(path).values()]
     held = {"torch": torch.__version__.split("+")[0], "units": len(results), "left to ATen": generated_in_part(operators(), results)}
     SAMPLES.write_text(json.dumps(held, indent=1) + "\n")
