@@ -52,6 +52,13 @@ int cost_of(Fn fn) {
     case Fn::constant: return 0;
     case Fn::div:
     case Fn::sqrt: return 4;
+    case Fn::gelu: return 50;
+    case Fn::sigmoid:
+    case Fn::softplus:
+    case Fn::silu:
+    case Fn::mish:
+    case Fn::gelu_tanh:
+    case Fn::logit: return 25;
     case Fn::trunc_div:
     case Fn::floor_div:
     case Fn::fmod:

@@ -91,6 +91,14 @@ double apply_unary(Fn fn, double x) {
     case Fn::asinh: return std::asinh(x);
     case Fn::acosh: return std::acosh(x);
     case Fn::atanh: return special::atanh(x);
+    case Fn::sigmoid: return special::sigmoid(x);
+    case Fn::softplus: return special::softplus(x);
+    case Fn::silu: return special::silu(x);
+    case Fn::mish: return special::mish(x);
+    case Fn::gelu: return special::gelu(x);
+    case Fn::gelu_tanh: return special::gelu_tanh(x);
+    case Fn::logit: return special::logit(x);
+    case Fn::sinc: return special::sinc(x);
     case Fn::erf: return std::erf(x);
     case Fn::erfc: return special::erfc(x);
     case Fn::erfinv: return special::erfinv(x);
@@ -126,6 +134,7 @@ double apply_binary(Fn fn, double x, double y) {
     case Fn::pow: return std::pow(x, y);
     case Fn::atan2: return std::atan2(x, y);
     case Fn::hypot: return std::hypot(x, y);
+    case Fn::xlogy: return special::xlogy(x, y);
     case Fn::zeta: return special::zeta(x, y);
     case Fn::copysign: return std::copysign(x, y);
     case Fn::min: return std::isnan(x) ? x : std::isnan(y) ? y : x < y ? x : y;

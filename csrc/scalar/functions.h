@@ -53,6 +53,14 @@ enum class Domain : uint8_t { any, floating, integral /* integers and bool */, n
   F(asinh, 1, same, floating, 1, "inverse hyperbolic sine")                                                    \
   F(acosh, 1, same, floating, 1, "inverse hyperbolic cosine")                                                  \
   F(atanh, 1, same, floating, 1, "inverse hyperbolic tangent")                                                 \
+  F(sigmoid, 1, same, floating, 1, "1 / (1 + e^-x)")                                                           \
+  F(softplus, 1, same, floating, 1, "log(1 + e^x)")                                                            \
+  F(silu, 1, same, floating, 1, "x sigmoid(x)")                                                                \
+  F(mish, 1, same, floating, 1, "x tanh(softplus(x))")                                                         \
+  F(gelu, 1, same, floating, 1, "x P(X <= x) for a standard normal X")                                         \
+  F(gelu_tanh, 1, same, floating, 1, "x sigmoid(sqrt(8 / pi) (x + 0.044715 x^3))")                             \
+  F(logit, 1, same, floating, 1, "log(x / (1 - x)); NaN outside of [0, 1]")                                    \
+  F(sinc, 1, same, floating, 1, "sin(pi x) / (pi x); 1 at 0")                                                  \
   F(erf, 1, same, floating, 1, "error function")                                                               \
   F(erfc, 1, same, floating, 1, "1 - erf(x), accurate for large x")                                            \
   F(erfinv, 1, same, floating, 1, "inverse error function")                                                    \
@@ -81,6 +89,7 @@ enum class Domain : uint8_t { any, floating, integral /* integers and bool */, n
   F(pow, 2, same, numeric, 1, "x^y; a negative integer exponent gives 0 unless x is +-1")                      \
   F(atan2, 2, same, floating, 1, "angle of (y=first, x=second)")                                               \
   F(hypot, 2, same, floating, 1, "sqrt(x^2 + y^2) without overflow")                                           \
+  F(xlogy, 2, same, floating, 1, "x log(y); 0 where x is 0, unless y is NaN")                                  \
   F(zeta, 2, same, floating, 1, "Hurwitz's zeta function: the sum of (y + k)^-x")                              \
   F(copysign, 2, same, floating, 0, "|x| with the sign of y")                                                  \
   F(nextafter, 2, same, floating, 0, "the next float from x toward y")                                         \

@@ -65,6 +65,13 @@ Wide zeta_positive(Wide s, Wide q) {
   return sum;
 }
 
+// exp(y) without the digits that y loses as a float64; subnormal results in full.
+Wide exp_of(Wide y) {
+  const auto rounded = static_cast<double>(y);
+  if (!(rounded > -700 && rounded < 700)) return std::exp(y);
+  return std::exp(rounded) * (1 + (y - rounded));
+}
+
 // erfc(x) = q for q in (0, 1]: Halley's steps on log-scaled erfc, from its leading asymptotic term.
 Wide erfc_inverse(Wide q) {
   Wide t = std::sqrt(-2 * std::log(q / 2));
@@ -126,6 +133,58 @@ double cosh(double x) { return static_cast<double>(std::cosh(static_cast<Wide>(x
 double atanh(double x) { return static_cast<double>(std::atanh(static_cast<Wide>(x))); }
 double lgamma(double x) { return static_cast<double>(std::lgamma(static_cast<Wide>(x))); }
 double erfc(double x) { return static_cast<double>(std::erfc(static_cast<Wide>(x))); }
+
+double sigmoid(double x) { return static_cast<double>(1 / (1 + exp_of(-static_cast<Wide>(x)))); }
+double silu(double x) { return static_cast<double>(x / (1 + exp_of(-static_cast<Wide>(x)))); }
+
+double softplus(double x) {
+  if (x > 40) return x + std::exp(-x);
+  return static_cast<double>(std::log1p(exp_of(x)));
+}
+
+double mish(double x) {
+  if (x > 40) return x;
+  const Wide e = exp_of(x);
+  const Wide n = e * (e + 2);
+  return static_cast<double>(x * (n / (n + 2)));
+}
+
+double gelu_tanh(double given) {
+  const Wide x = given;
+  const Wide y = std::sqrt(8 / kPi) * (x + Wide{0.044715} * x * x * x);
+  return static_cast<double>(x / (1 + exp_of(-y)));
+}
+
+// x erfc(z) / 2 with z = -x / sqrt(2): that of the rounded z, moved along its slope.
+double gelu(double given) {
+  if (given > 9) return given;
+  const Wide x = given;
+  const Wide z = -x / kSqrt2;
+  const auto rounded = static_cast<double>(z);
+  if (!(rounded < 25)) return static_cast<double>(x * std::erfc(z) / 2);
+  const Wide slope = 2 / kSqrtPi * std::exp(-rounded * rounded);
+  return static_cast<double>(x * (std::erfc(rounded) - (z - rounded) * slope) / 2);
+}
+
+double logit(double given) {
+  const Wide x = given;
+  // Around 1/2 the difference of the quotient from 1 keeps the digits.
+  if (std::abs(x - 0.5L) < 0.25L) return static_cast<double>(std::log1p((2 * x - 1) / (1 - x)));
+  return static_cast<double>(std::log(x / (1 - x)));
+}
+
+// With x = n + r, n whole: (-1)^n sin(pi r) / (pi x).
+double sinc(double x) {
+  if (x == 0) return 1;
+  const double n = std::nearbyint(x);
+  const Wide sine = std::sin(kPi * (x - n));
+  return static_cast<double>((std::fmod(n, 2) == 0 ? sine : -sine) / (kPi * x));
+}
+
+double xlogy(double x, double y) {
+  if (std::isnan(y)) return y;
+  return x == 0 ? 0 : static_cast<double>(x * std::log(static_cast<Wide>(y)));
+}
 
 double tanh(double x) {
   double a = std::fabs(x);

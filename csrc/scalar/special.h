@@ -10,6 +10,15 @@ double sinh(double x);
 double cosh(double x);
 double tanh(double x);  ///< 0.9 ulp
 double atanh(double x);
+double sigmoid(double x);    ///< 1.55 ulp, as softplus, silu, mish and gelu_tanh
+double softplus(double x);   ///< log(1 + exp(x))
+double silu(double x);       ///< x sigmoid(x)
+double mish(double x);       ///< x tanh(softplus(x))
+double gelu(double x);       ///< x P(X <= x) for a standard normal X; 3 ulp
+double gelu_tanh(double x);  ///< x sigmoid(sqrt(8 / pi) (x + 0.044715 x^3))
+double logit(double x);      ///< log(x / (1 - x))
+double sinc(double x);       ///< sin(pi x) / (pi x)
+double xlogy(double x, double y);
 double erfc(double x);
 double lgamma(double x);
 double erfinv(double y);

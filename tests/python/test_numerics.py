@@ -20,6 +20,7 @@ from deplo.options import read_options
 
 FUNCTIONS = {fn.name: fn for fn in functions()}
 INF, NAN = math.inf, math.nan
+EPS, SMALLEST = 2**-23, 2**-149  # of float32
 SPECIAL = [0.0, -0.0, 1.0, -1.0, INF, -INF, NAN, 1e-45, -3e38, 0.5]
 
 
@@ -164,7 +165,7 @@ def test_small_results_of_gates_keep_their_digits(name, grad):
     gate = torch.sigmoid(wide if inner is None else inner(wide))
     torch._dynamo.reset()
     y = torch.compile(fn, backend="deplo", dynamic=False)(x)
-    torch.testing.assert_close(y.detach().double(), gate if inner is None else wide * gate, rtol=2e-5, atol=2e-43)
+    torch.testing.assert_close(y.detach().double(), gate if inner is None else wide * gate, rtol=EPS, atol=SMALLEST)
     if grad:
         (slope,) = torch.autograd.grad(y.sum(), x)
         of_inner = 1 if name != "gelu_tanh" else beta * (1 + 3 * 0.044715 * wide**2)
@@ -191,7 +192,7 @@ def test_gelu_keeps_its_digits(grad, dtype):
         places = [mpmath.mpf(v) for v in x.tolist()]
         for got, v in zip(y.tolist(), places, strict=True):
             want = v * mpmath.ncdf(v)
-            assert abs(got - want) <= 4 * eps * abs(want) + smallest, (v, got, want)
+            assert abs(got - want) <= (1 if dtype == torch.float32 else 3) * eps * abs(want) + smallest, (v, got, want)
         assert math.copysign(1, y[-1].item()) == -1
         if grad:
             (slope,) = torch.autograd.grad(y.sum(), x)
@@ -207,7 +208,7 @@ def test_logit_and_hardswish_keep_their_digits():
     """Around 1/2, where the quotient of logit is near 1; and where six times a number overflows."""
     x = torch.cat([torch.linspace(0.2, 0.8, 10_001), torch.nextafter(torch.tensor(0.5), torch.tensor([0.0, 1.0]))])
     got = torch.compile(torch.logit, backend="deplo", dynamic=False)(x)
-    torch.testing.assert_close(got.double(), torch.logit(x.double()), rtol=2.5e-7, atol=0)
+    torch.testing.assert_close(got.double(), torch.logit(x.double()), rtol=EPS, atol=0)
     for grad in (False, True):
         large = torch.tensor([3.0, 1e30, 3e38, INF]).requires_grad_(grad)
         torch._dynamo.reset()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from engines import needs_core
 from opinfo import units
+from opinfo.judge import complaint
 from opinfo.sample import UNITS, chosen, expected, seen, title
 from opinfo.units import OPS, run_unit
 
@@ -81,3 +82,11 @@ def test_the_judge_notices_a_wrong_formula(name, overload, monkeypatch):
 
     monkeypatch.setattr(units, "decompositions", wrong)
     assert run_unit(units.Unit(name, "float32", "forward"), 1).status == "wrong"
+
+
+def test_a_proven_value_outweighs_eagers():
+    """Where float64 gives another answer than eager mode, eager's is the one to meet, unless mathematics says which is right."""
+    got, eager, exact = torch.tensor([-0.0]), torch.tensor([2.8e-8]), torch.tensor([0.0], dtype=torch.float64)
+    assert complaint(got, eager, exact, single_elements=True)
+    assert not complaint(got, eager, exact, single_elements=True, proven=True)
+    assert complaint(eager * 3, eager, exact, single_elements=True, proven=True)

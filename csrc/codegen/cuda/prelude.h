@@ -5,6 +5,7 @@
 namespace deplo {
 
 /// Device helpers in front of every CUDA text. They include no header, so that NVRTC compiles them alone; the CPU emulator compiles the same text.
+/// deplo_small_product is x exp(y): exp(y + 37) exp(-37) where exp(y) may be subnormal, below -40, where 1 + exp(y) is 1.
 inline constexpr std::string_view kCudaPrelude = R"cuda(typedef struct { unsigned short bits; } deplo_f16;
 typedef struct { unsigned short bits; } deplo_bf16;
 template <class T, class S> __device__ inline T deplo_bits(S s) { union { S from; T to; } u; u.from = s; return u.to; }
@@ -74,6 +75,49 @@ template <class T> __device__ inline T deplo_shl(T x, T n) { return n < 0 || n >
 template <class T> __device__ inline T deplo_shr(T x, T n) { return n < 0 || n >= (T)(8 * sizeof(T)) ? (T)(x < 0 ? -1 : 0) : (T)(x >> n); }
 __device__ inline long long deplo_float_to_i64(double v) { return v >= -9223372036854775808.0 && v < 9223372036854775808.0 ? (long long)v : (-9223372036854775807LL - 1); }
 __device__ inline int deplo_float_to_i32(double v) { return v > -2147483649.0 && v < 2147483648.0 ? (int)v : (-2147483647 - 1); }
+__device__ inline float deplo_exp(float x) { return expf(x); }
+__device__ inline double deplo_exp(double x) { return exp(x); }
+__device__ inline float deplo_log(float x) { return logf(x); }
+__device__ inline double deplo_log(double x) { return log(x); }
+__device__ inline float deplo_log1p(float x) { return log1pf(x); }
+__device__ inline double deplo_log1p(double x) { return log1p(x); }
+__device__ inline float deplo_sin(float x) { return sinf(x); }
+__device__ inline double deplo_sin(double x) { return sin(x); }
+__device__ inline float deplo_rint(float x) { return rintf(x); }
+__device__ inline double deplo_rint(double x) { return rint(x); }
+__device__ inline float deplo_fabs(float x) { return fabsf(x); }
+__device__ inline double deplo_fabs(double x) { return fabs(x); }
+__device__ inline float deplo_erfc(float x) { return erfcf(x); }
+__device__ inline double deplo_erfc(double x) { return erfc(x); }
+__device__ inline float deplo_fma(float x, float y, float z) { return fmaf(x, y, z); }
+__device__ inline double deplo_fma(double x, double y, double z) { return fma(x, y, z); }
+template <class T> __device__ inline T deplo_sigmoid(T x) { T e = deplo_exp(-deplo_fabs(x)); return (x < 0 ? e : (T)1) / (1 + e); }
+template <class T> __device__ inline T deplo_softplus(T x) { return deplo_log1p(deplo_exp(-deplo_fabs(x))) + (x < 0 ? (T)0 : x); }
+template <class T> __device__ inline T deplo_small_product(T x, T y) { return x * deplo_exp(y + 37) * (T)8.533047625744066e-17; }
+template <class T> __device__ inline T deplo_gated(T x, T y) { return y < -40 ? deplo_small_product(x, y) : x / (1 + deplo_exp(-y)); }
+template <class T> __device__ inline T deplo_silu(T x) { return deplo_gated(x, x); }
+template <class T> __device__ inline T deplo_gelu_tanh(T x) { return deplo_gated(x, x * (x * x * (T)0.07135481627260025 + (T)1.5957691216057308)); }
+template <class T> __device__ inline T deplo_mish(T x) {
+  if (x > 20) return x;
+  if (x < -40) return deplo_small_product(x, x);
+  T e = deplo_exp(x), n = e * (e + 2);
+  return x * (n / (n + 2));
+}
+template <class T> __device__ inline T deplo_gelu(T x) {
+  T a = deplo_fabs(x), z = a * (T)0.7071067811865476;
+  if (!(a < 39)) return x > 0 ? x : x * 0;
+  T lost = deplo_fma(a, (T)0.7071067811865476, -z) + a * (sizeof(T) == 4 ? (T)1.210161710447897e-08 : (T)-4.833646656726457e-17);
+  T tail = a * (T)0.5 * (deplo_erfc(z) - lost * (T)1.1283791670955126 * deplo_exp(-z * z));
+  return x > 0 ? x - tail : -tail;
+}
+template <class T> __device__ inline T deplo_logit(T x) {
+  return deplo_fabs(x - (T)0.5) < (T)0.25 ? deplo_log1p((2 * x - 1) / (1 - x)) : deplo_log(x / (1 - x));
+}
+template <class T> __device__ inline T deplo_sinc(T x) {
+  T n = deplo_rint(x), half = n * (T)0.5, sine = deplo_sin((x - n) * (T)3.141592653589793);
+  return x == 0 ? (T)1 : (deplo_rint(half) == half ? sine : -sine) / (x * (T)3.141592653589793);
+}
+template <class T> __device__ inline T deplo_xlogy(T x, T y) { return y != y ? y : x == 0 ? (T)0 : x * deplo_log(y); }
 )cuda";
 
 }  // namespace deplo

@@ -262,6 +262,15 @@ class CudaWriter {
         auto wide = [&](size_t i) { return cast(arg(i), from(i), DType::f32); };
         return fmt::format("fmaf({}, {}, fmaf({}, {}, {}))", wide(0), wide(2), wide(1), wide(3), arg(4));
       }
+      case Fn::sigmoid:
+      case Fn::softplus:
+      case Fn::silu:
+      case Fn::mish:
+      case Fn::gelu:
+      case Fn::gelu_tanh:
+      case Fn::logit:
+      case Fn::sinc:
+      case Fn::xlogy: return helper(to_string(s.fn));
       case Fn::lgamma: return call("lgamma");
       case Fn::erfinv: return call("erfinv");
       case Fn::ndtri: return call("normcdfinv");

@@ -4,7 +4,6 @@
 #include "base/error.h"
 #include "lower/torch_to_tensor/common.h"
 #include "lower/torch_to_tensor/formula.h"
-#include "lower/torch_to_tensor/gelu.h"
 #include "lower/torch_to_tensor/pointwise.h"
 
 namespace deplo::rules {
@@ -18,22 +17,11 @@ Values activation(Builder& b, const Call& call) {
   return finish(b, call, body(call, {&b, operand(b, call, "self", compute_dtype(call))}).value);
 }
 
-Formula sigmoid(const Call&, const Formula& x) { return {x.b, sigmoid_of(*x.b, x.value)}; }
-
-// Below kSmall, 1 + exp(y) rounds to 1 in every dtype. exp(y) may be subnormal there, so exp(y + kShift) comes first, whose argument is exact: what
-// exp(-kShift) loses in float32 and in float64 is 0.004 ulp.
-constexpr double kSmall = -40;
-constexpr double kShift = 37;
-Formula small_product(const Formula& x, const Formula& shifted) { return x * shifted * std::exp(-kShift); }
-
-// x / (1 + exp(-y)), where exp(-y) may overflow.
-Formula gated(const Formula& x, const Formula& y) {
-  const Formula small = less(y, kSmall);
-  const Formula e = select(small, y + kShift, -y).with(Fn::exp);
-  return select(small, small_product(x, e), x / (e + 1.0));
+// A function of the core's table.
+template <Fn fn>
+Formula function(const Call&, const Formula& x) {
+  return x.with(fn);
 }
-
-Formula silu(const Call&, const Formula& x) { return gated(x, x); }
 
 // Square root and quotient each round. What they leave over is known exactly, and one step of Newton's method takes it back:
 // with s = sqrt(x) and r = 1 / s, it is r (1 - x r^2) / 2 where x = s^2 + rest. Small numbers are scaled, whose rest would underflow.
@@ -56,26 +44,20 @@ Formula frac(const Call&, const Formula& x) { return x - x.with(Fn::trunc); }
 Formula deg2rad(const Call&, const Formula& x) { return x * (M_PI / 180); }
 Formula rad2deg(const Call&, const Formula& x) { return x * (180 / M_PI); }
 
-// x tanh(log(1 + e)) with e = exp(x), in which tanh is n / (n + 2) with n = e (e + 2), and 1 from 20 on. In float64 the functions round less.
-Formula mish(const Call&, const Formula& x) {
-  const Formula small = less(x, kSmall);
-  const Formula e = select(small, x + kShift, x).with(Fn::exp);
-  if (x.value.type.dtype == DType::f64) return select(small, small_product(x, e), x * e.with(Fn::log1p).with(Fn::tanh));
-  const Formula n = fma(e, e, e * 2.0);
-  return select(greater(x, 20), x, select(small, small_product(x, e), x * (n / (n + 2.0))));
-}
-
 Formula gelu(const Call& call, const Formula& x) {
   std::string form = call.word("approximate", "none");
-  if (form == "none") return rules::gelu(x);
-  DEPLO_SUPPORT(form == "tanh", "approximate={}", form);
-  // (1 + tanh(y)) / 2 = 1 / (1 + exp(-2 y)), in which nothing cancels.
-  return gated(x, (x + 0.044715 * (x * x * x)) * (M_SQRT2 * M_2_SQRTPI));
+  DEPLO_SUPPORT(form == "none" || form == "tanh", "approximate={}", form);
+  return x.with(form == "none" ? Fn::gelu : Fn::gelu_tanh);
 }
 
 Formula hardsigmoid(const Call&, const Formula& x) { return clamp(x + 3.0, 0, 6) / 6.0; }
-// The quotient first: six times a large number would overflow.
-Formula hardswish(const Call&, const Formula& x) { return x * (clamp(x + 3.0, 0, 6) / 6.0); }
+
+// In float64 inside, where six times a large number does not overflow; of float64, the quotient comes first.
+Formula hardswish(const Call& call, const Formula& given) {
+  if (call.result().dtype != DType::f32) return given * (clamp(given + 3.0, 0, 6) / 6.0);
+  const Formula x{given.b, given.b->cast(given.value, DType::f64)};
+  return x * (clamp(x + 3.0, 0, 6) * (1.0 / 6));
+}
 
 Formula leaky_relu(const Call& call, const Formula& x) { return select(greater(x, 0), x, x * call.real("negative_slope", 0.01)); }
 
@@ -89,7 +71,8 @@ Formula elu(const Call& call, const Formula& x) {
 Formula softplus(const Call& call, const Formula& x) {
   double beta = call.real("beta", 1.0);
   Formula scaled = x * beta;
-  return select(greater(scaled, call.real("threshold", 20.0)), x, scaled.with(Fn::exp).with(Fn::log1p) / beta);
+  const Formula curve = scaled.with(Fn::softplus);
+  return select(greater(scaled, call.real("threshold", 20.0)), x, beta == 1 ? curve : curve / beta);
 }
 
 // The last product keeps a NaN, which is on neither side.
@@ -109,14 +92,10 @@ Formula threshold(const Call& call, const Formula& x) {
   return select(less_equal(x, call.real("threshold")), x.literal(call.real("value")), x);
 }
 
-// log(x / (1 - x)). Around 1/2, where the quotient is near 1, its difference from 1 keeps the digits.
-Formula logit(const Call& call, const Formula& given) {
+Formula logit(const Call& call, const Formula& x) {
   const double eps = call.has("eps") ? call.real("eps") : -1;
   call.ignore("eps");
-  const Formula x = eps < 0 ? given : clamp(given, eps, 1.0 - eps);
-  const Formula rest = 1.0 - x;
-  const Formula middle = less((x - 0.5).with(Fn::abs), 0.25);
-  return select(middle, ((x * 2.0 - 1.0) / rest).with(Fn::log1p), (x / rest).with(Fn::log));
+  return (eps < 0 ? x : clamp(x, eps, 1.0 - eps)).with(Fn::logit);
 }
 
 Formula hardtanh(const Call& call, const Formula& x) {
@@ -125,18 +104,9 @@ Formula hardtanh(const Call& call, const Formula& x) {
 }
 Formula relu6(const Call&, const Formula& x) { return clamp(x, 0, 6); }
 
-// With x = n + r, n whole: (-1)^n sin(pi r) / (pi x), in which pi x may overflow, and sin of it does not lose digits beside whole numbers.
-Formula sinc(const Call&, const Formula& x) {
-  const Formula n = x.with(Fn::round);
-  const Formula angle = (x - n) * M_PI;
-  const Formula half = n * 0.5;
-  const Formula sine = select(equals(half - half.with(Fn::floor), 0), angle, -angle).with(Fn::sin);
-  return select(equals(x, 0), x.literal(1), sine / (x * M_PI));
-}
-
 Formula entropy(const Call&, const Formula& x) {
   Formula zero_or_less = select(equals(x, 0), x.literal(0), x.literal(-std::numeric_limits<double>::infinity()));
-  return select(is_nan(x), x, select(greater(x, 0), -x * x.with(Fn::log), zero_or_less));
+  return select(is_nan(x), x, select(greater(x, 0), -x.with(Fn::xlogy, x), zero_or_less));
 }
 
 // Integers too.
@@ -151,11 +121,11 @@ Values square(Builder& b, const Call& call) {
   return finish(b, call, (x * x).value);
 }
 
-// output = min(x, 0) - log1p(z); the buffer z = exp(-|x|) is what CPU's backward reads.
+// output = -softplus(-x), 0 and not -0 where that vanishes; the buffer z = exp(-|x|) is what CPU's backward reads.
 Values log_sigmoid_forward(Builder& b, const Call& call) {
   Formula x{&b, operand(b, call, "self", compute_dtype(call))};
   Formula z = (-x.with(Fn::abs)).with(Fn::exp);
-  Value output = finish(b, call, (min(x, 0) - z.with(Fn::log1p)).value)[0];
+  Value output = finish(b, call, (0.0 - (-x).with(Fn::softplus)).value)[0];
   bool empty = call.result(1).shape != call.result(0).shape;
   DEPLO_SUPPORT(!empty, "a buffer without elements");
   return {output, b.cast(z.value, call.result(1).dtype)};
@@ -171,7 +141,7 @@ Values glu(Builder& b, const Call& call) {
   Expr half = call.result().shape.at(static_cast<size_t>(dim));
   Formula first{&b, b.slice(v, dim, 0, half, 1)};
   Formula second{&b, b.slice(v, dim, half, half, 1)};
-  return finish(b, call, (first * Formula{&b, sigmoid_of(b, second.value)}).value);
+  return finish(b, call, (first * second.with(Fn::sigmoid)).value);
 }
 
 Values prelu(Builder& b, const Call& call) {
@@ -198,15 +168,15 @@ const std::vector<Row>& activation_rules() {
       {"aten.leaky_relu.default", activation<leaky_relu>},
       {"aten.log_sigmoid_forward.default", log_sigmoid_forward},
       {"aten.logit.default", activation<logit>},
-      {"aten.mish.default", activation<mish>},
+      {"aten.mish.default", activation<function<Fn::mish>>},
       {"aten.rad2deg.default", activation<rad2deg>},
       {"aten.reciprocal.default", activation<reciprocal>},
       {"aten.relu.default", relu},
       {"aten.relu6.default", activation<relu6>},
       {"aten.rsqrt.default", activation<rsqrt>},
-      {"aten.sigmoid.default", activation<sigmoid>},
-      {"aten.silu.default", activation<silu>},
-      {"aten.sinc.default", activation<sinc>},
+      {"aten.sigmoid.default", activation<function<Fn::sigmoid>>},
+      {"aten.silu.default", activation<function<Fn::silu>>},
+      {"aten.sinc.default", activation<function<Fn::sinc>>},
       {"aten.softplus.default", activation<softplus>},
       {"aten.softshrink.default", activation<softshrink>},
       {"aten.special_entr.default", activation<entropy>},

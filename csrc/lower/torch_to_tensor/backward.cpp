@@ -149,7 +149,7 @@ std::vector<Value> mish_backward(Builder& b, const Call& call) {
   Saved s = saved(b, call);
   Value one = s.number(1);
   Value t = b.apply(Fn::tanh, {b.apply(Fn::log1p, {b.apply(Fn::exp, {s.x})})});
-  Value slope = s.add(t, s.mul(s.mul(s.x, sigmoid_of(b, s.x)), s.sub(one, s.mul(t, t))));
+  Value slope = s.add(t, s.mul(s.mul(s.x, b.apply(Fn::sigmoid, {s.x})), s.sub(one, s.mul(t, t))));
   return s.done(s.mul(s.grad, slope));
 }
 
@@ -183,7 +183,7 @@ std::vector<Value> glu_backward(Builder& b, const Call& call) {
   int64_t dim = wrapped_dim(call.integer("dim"), rank_of(s.x));
   Expr half = s.grad.type.shape[dim];
   Value a = b.slice(s.x, dim, 0, half, 1);
-  Value gate = sigmoid_of(b, b.slice(s.x, dim, half, half, 1));
+  Value gate = b.apply(Fn::sigmoid, {b.slice(s.x, dim, half, half, 1)});
   Value da = s.mul(s.grad, gate);
   Value db = s.mul(s.mul(da, s.sub(s.number(1), gate)), a);
   return {conform(b, b.concatenate({da, db}, dim), call.result())};

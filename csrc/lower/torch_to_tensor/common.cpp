@@ -79,13 +79,6 @@ Value square(Builder& b, const Value& v) { return b.apply(Fn::mul, {v, v}); }
 
 Value inverse_sqrt(Builder& b, const Value& v) { return b.apply(Fn::div, {constant_like(b, v, 1), b.apply(Fn::sqrt, {v})}); }
 
-Value sigmoid_of(Builder& b, const Value& v) {
-  Value one = constant_like(b, v, 1);
-  Value e = b.apply(Fn::exp, {b.apply(Fn::neg, {b.apply(Fn::abs, {v})})});
-  Value negative = b.apply(Fn::lt, v, 0);
-  return b.apply(Fn::div, {b.apply(Fn::where, {negative, e, one}), b.apply(Fn::add, {e, one})});
-}
-
 Value constant_like(Builder& b, const Value& v, double literal) { return b.constant(v.type.dtype, {}, literal); }
 
 Value per_channel(Builder& b, const Value& v, const Shape& shape, int64_t dim) { return b.remap(v, shape, {axis(dim)}); }

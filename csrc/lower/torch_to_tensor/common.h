@@ -39,8 +39,6 @@ Value apply_number(Builder& b, Fn fn, const Value& v, const Scalar& number);
 Value square(Builder& b, const Value& v);
 /// 1 / sqrt(v)
 Value inverse_sqrt(Builder& b, const Value& v);
-/// 1 / (1 + exp(-v)) by exp(-|v|), which does not overflow: small results keep their digits.
-Value sigmoid_of(Builder& b, const Value& v);
 /// A 0-d constant of v's dtype.
 Value constant_like(Builder& b, const Value& v, double literal);
 /// v[c] seen at every point of `shape`, c being dimension `dim`.

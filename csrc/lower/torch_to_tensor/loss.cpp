@@ -161,12 +161,11 @@ std::vector<Value> binary_cross_entropy_backward(Builder& b, const Call& call) {
   return l.gradient(slope);
 }
 
-// (1 - t) x + (1 + (w - 1) t) (log(1 + exp(-|x|)) + max(-x, 0)), w being the weight of positive targets.
+// (1 - t) x + (1 + (w - 1) t) softplus(-x), w being the weight of positive targets.
 std::vector<Value> bce_with_logits(Builder& b, const Call& call) {
   Loss l = loss_of(b, call);
   Value one = constant_like(b, l.x, 1);
-  Value tail = b.apply(Fn::log1p, {b.apply(Fn::exp, {b.apply(Fn::neg, {b.apply(Fn::abs, {l.x})})})});
-  Value softplus = b.apply(Fn::add, {tail, b.apply(Fn::max, b.apply(Fn::neg, {l.x}), 0)});
+  Value softplus = b.apply(Fn::softplus, {b.apply(Fn::neg, {l.x})});
   if (auto pos = call.optional_tensor("pos_weight")) {
     Value excess = b.apply(Fn::mul, {b.apply(Fn::sub, b.cast(*pos, l.dtype()), 1), l.target});
     softplus = b.apply(Fn::mul, {b.apply(Fn::add, excess, 1), softplus});

@@ -352,7 +352,7 @@ Values xlogy(Builder& b, const Call& call) {
   Shape shape = b.common_shape(x.value.type.shape, y.value.type.shape);
   x.value = b.broadcast(x.value, shape);
   y.value = b.broadcast(y.value, shape);
-  return finish(b, call, select(is_nan(y), y, select(equals(x, 0), x.literal(0), x * y.with(Fn::log))).value);
+  return finish(b, call, x.with(Fn::xlogy, y).value);
 }
 
 // max + log1p(exp(-|x - y|)); equal infinities are their own result.

@@ -106,6 +106,14 @@ Unary unary_sequence(Fn fn) {
     case Fn::asinh: return &Math::asinh;
     case Fn::acosh: return &Math::acosh;
     case Fn::atanh: return &Math::atanh;
+    case Fn::sigmoid: return &Math::sigmoid;
+    case Fn::softplus: return &Math::softplus;
+    case Fn::silu: return &Math::silu;
+    case Fn::mish: return &Math::mish;
+    case Fn::gelu: return &Math::gelu;
+    case Fn::gelu_tanh: return &Math::gelu_tanh;
+    case Fn::logit: return &Math::logit;
+    case Fn::sinc: return &Math::sinc;
     case Fn::erf: return &Math::erf;
     default: return nullptr;
   }
@@ -116,6 +124,7 @@ Binary binary_sequence(Fn fn) {
     case Fn::pow: return &Math::pow;
     case Fn::atan2: return &Math::atan2;
     case Fn::hypot: return &Math::hypot;
+    case Fn::xlogy: return &Math::xlogy;
     default: return nullptr;
   }
 }

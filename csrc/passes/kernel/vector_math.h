@@ -8,8 +8,8 @@ namespace deplo {
 
 /// float32 functions as sequences of arithmetic, comparisons and selects on vectors. Error at most 1 ulp over the full range; NaN,
 /// infinities, denormals and -0 as IEEE 754-2019 recommends. Hot functions (exp, exp2, tanh, erf) run in float32; the others run in
-/// float64 inside and round once, which leaves them below 0.51 ulp. Polynomials are minimax fits (Remez) of the quotient
-/// named beside them, made for this file.
+/// float64 inside and round once, which leaves them below 0.51 ulp, those by exp64_short below 0.55. Polynomials are minimax fits (Remez) of the
+/// quotient named beside them, made for this file.
 ///
 /// `B` builds or evaluates values:
 ///   using Value;  Value literal(DType, double);  Value apply(Fn, std::initializer_list<Value>);  Value cast(Value, DType);
@@ -83,6 +83,80 @@ class VectorMath {
     auto power = bitcast(add(bitcast(f(1), DType::i32), shl(bitcast(t, DType::i32), i32(23))), DType::f32);
     auto large = fma(sub(f(0), power), w, sub(f(1), power));
     return copysign(where(ge(a, f(1)), large, small), x);
+  }
+
+  V sigmoid(V x) {
+    auto vanishes = lt(x, f(-104));
+    auto c = where(vanishes, f(0), x);
+    auto y = wide(where(gt(c, f(20)), f(20), c));
+    return where(vanishes, f(0), narrow(div(d(1), add(exp64_short(neg(y)), d(1)))));
+  }
+
+  V silu(V x) {
+    return saturated(x, -109, mul(x, f(0)), 20, x, [&](V y) { return div(y, add(exp64_short(neg(y)), d(1))); });
+  }
+
+  V softplus(V x) {
+    auto y = saturated(x, -104, f(0), 20, x, [&](V y) { return log1p64(exp64_short(y)); });
+    return where(b_.apply(Fn::ne, {x, x}), x, y);
+  }
+
+  // With e = e^x, tanh(log(1 + e)) is n / (n + 2), n = e (e + 2).
+  V mish(V x) {
+    return saturated(x, -109, mul(x, f(0)), 20, x, [&](V y) {
+      auto e = exp64_short(y);
+      auto n = fma(e, e, add(e, e));
+      return div(mul(y, n), add(n, d(2)));
+    });
+  }
+
+  // P(X <= -a) = e^(-a^2 / 2) R(q) / (a + 3) with q = (a - 3) / (a + 3); R's relative error on [-1, 0.66] is 2^-30.
+  V gelu(V x) {
+    // From 14.5 on the tail vanishes, as it does at 0.
+    auto c = abs(x);
+    auto a = wide(where(gt(c, f(14.5)), f(0), c));
+    auto inverse = div(d(1), add(a, d(3)));
+    auto r = polynomial(
+        DType::f64, fma(inverse, d(-6), d(1)),
+        {0x1.754a751c5f6edp-1, -0x1.04c729abcdd7bp-1, 0x1.d713851690d05p-3, -0x1.832d0a3086842p-5, -0x1.56d5fb6b9ceafp-7, 0x1.c8bd7d05b5664p-8,
+         0x1.0ca41882348f7p-10, -0x1.0eab8209f6893p-10, -0x1.00a4d37344bccp-12, 0x1.13424cccf9ed2p-13, 0x1.c8cd3758fa943p-15});
+    auto square = mul(a, a);
+    auto density = exp64_short(mul(square, d(-0.5)));
+    auto tail = mul(mul(a, r), mul(density, inverse));
+    // 0 x is NaN for -infinity, as in eager mode.
+    auto zero = mul(x, f(0));
+    auto whole = wide(where(gt(x, f(0)), x, zero));
+    return narrow(sub(whole, tail));
+  }
+
+  V gelu_tanh(V x) {
+    return saturated(x, -10.9, mul(x, f(0)), 6, x, [&](V y) {
+      constexpr double kScale = 0x1.9884533d43651p+0;  // sqrt(8 / pi)
+      auto slope = fma(mul(y, y), d(-0.044715 * kScale), d(-kScale));
+      return div(y, add(exp64_short(mul(y, slope)), d(1)));
+    });
+  }
+
+  V logit(V x) {
+    auto w = wide(x);
+    auto y = narrow(log64(div(w, sub(d(1), w))));
+    y = where(eq(x, f(0)), f(-kInf), y);
+    y = where(eq(x, f(1)), f(kInf), y);
+    return where(and_(ge(x, f(0)), le(x, f(1))), y, f(kNaN));
+  }
+
+  // With x = n + r, n whole: (-1)^n sin(pi r) / (pi x).
+  V sinc(V x) {
+    auto n = b_.apply(Fn::round, {x});
+    auto r = wide(sub(x, n));
+    // sin(pi r) / (pi r) in r^2
+    auto p = polynomial(
+        DType::f64, mul(r, r),
+        {0x1.ffffffffd17d1p-1, -0x1.a51a660cabca7p+0, 0x1.9f9cab7887f16p-1, -0x1.86a6b089af237p-3, 0x1.abe34df562c31p-6, -0x1.24f9ac9bb0d40p-9});
+    auto y = narrow(div(mul(r, p), wide(x)));
+    auto half = mul(n, f(0.5));
+    y = where(eq(b_.apply(Fn::floor, {half}), half), y, neg(y));
+    return where(eq(x, f(0)), f(1), y);
   }
 
   V log(V x) { return finish_log(x, log64(wide(x))); }
@@ -217,6 +291,15 @@ class VectorMath {
     return where(or_(eq(x, f(1)), eq(y, f(0))), f(1), result);
   }
 
+  V xlogy(V x, V y) {
+    auto l = log64(wide(y));
+    l = where(eq(y, f(0)), d(-kInf), l);
+    l = where(eq(y, f(kInf)), d(kInf), l);
+    l = where(ge(y, f(0)), l, d(kNaN));
+    auto r = where(eq(x, f(0)), f(0), narrow(mul(wide(x), l)));
+    return where(b_.apply(Fn::ne, {y, y}), y, r);
+  }
+
  private:
   static constexpr double kMagic32 = 12582912.0;          // 1.5 * 2^23: adding it rounds to an integer in the low bits
   static constexpr double kMagic64 = 6755399441055744.0;  // 1.5 * 2^52
@@ -233,6 +316,7 @@ class VectorMath {
   V mul(V x, V y) { return b_.apply(Fn::mul, {x, y}); }
   V div(V x, V y) { return b_.apply(Fn::div, {x, y}); }
   V fma(V x, V y, V z) { return b_.apply(Fn::fma, {x, y, z}); }
+  V neg(V x) { return b_.apply(Fn::neg, {x}); }
   V sqrt(V x) { return b_.apply(Fn::sqrt, {x}); }
   V abs(V x) { return b_.apply(Fn::abs, {x}); }
   V copysign(V x, V y) { return b_.apply(Fn::copysign, {x, y}); }
@@ -290,6 +374,27 @@ class VectorMath {
                         {0x1.0000000000043p+0, 0x1.000000000003dp+0, 0x1.ffffffffe5427p-2, 0x1.5555555544c8ap-3, 0x1.5555558be302ap-5,
                          0x1.1111113a5e64fp-7, 0x1.6c1625a0b2d3p-10, 0x1.a01955eea4d32p-13, 0x1.a1851ca92182cp-16, 0x1.731b3a8641a1cp-19});
     return bitcast(add(bitcast(p, DType::i64), shl(bitcast(t, DType::i64), i64(52))), DType::f64);
+  }
+
+  /// The same with a relative error of 2^-29, for results that are rounded to float32.
+  V exp64_short(V x) {
+    auto t = fma(x, d(0x1.71547652b82fep+0), d(kMagic64));
+    auto n = sub(t, d(kMagic64));
+    auto r = fma(n, d(-0x1.62e42fefa39efp-1), x);
+    auto p = polynomial(DType::f64, r,
+                        {0x1.0000000261c93p+0, 0x1.0000009c1992fp+0, 0x1.fffffaae83b86p-2, 0x1.55540a5be644ap-3, 0x1.55589a97fbee8p-5,
+                         0x1.126d1dca8e5b6p-7, 0x1.6ab96f30e7310p-10});
+    return bitcast(add(bitcast(p, DType::i64), shl(bitcast(t, DType::i64), i64(52))), DType::f64);
+  }
+
+  /// body(x) in float64, rounded once; `below` and `above` where x passes the bounds, for which body computes another value: Intel's CPUs take a
+  /// hundred cycles for products and conversions that vanish.
+  template <class Body>
+  V saturated(V x, double low, V below, double high, V above, Body body) {
+    auto vanishes = lt(x, f(low));
+    auto saturates = gt(x, f(high));
+    auto y = narrow(body(wide(where(or_(vanishes, saturates), f(0), x))));
+    return where(saturates, above, where(vanishes, below, y));
   }
 
   V expm1_64(V x) {

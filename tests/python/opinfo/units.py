@@ -461,6 +461,7 @@ class Judge:
             return "the generator is not where eager mode leaves it"
         judged = self.dtype != torch.float64 and not expected.random  # other dtypes draw other random numbers
         exact: Answer | None = None if judged else self._by_mpmath(sample, expected)
+        proven = exact is not None and exact is not expected
         wide = sample.in_float(torch.float64)
         if judged:
             try:
@@ -469,7 +470,8 @@ class Judge:
                 exact = None
         if exact is not None and judged and ("polygamma" in self.unit.op or not self.dtype.is_floating_point):
             # Integers stay what they are in float64, and eager's trigamma has 9 digits there and no poles.
-            exact = self._by_mpmath(wide, exact)
+            plain, exact = exact, self._by_mpmath(wide, exact)
+            proven = exact is not plain
         if exact is not None and judged_places and len(exact.tensors) == len(judged_places):
             exact = dataclasses.replace(exact, tensors=[_masked(t, at) for t, at in zip(exact.tensors, judged_places, strict=True)])
         nearby: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
@@ -496,6 +498,7 @@ class Judge:
                 None if true is None else true.detach(),
                 self.single_elements,
                 lambda k=k: pairs(k),
+                proven,
             )
             if text:
                 return f"result {k}: {text}"
