@@ -34,13 +34,46 @@ def iterated(*places: int) -> Layout:
 
         if result.dim() < 2:
             return result
-        tensors = [t.expand(result.shape) for t in (args[k] for k in places) if isinstance(t, torch.Tensor)]
-        order, _ = torch._prims_common.compute_elementwise_output_logical_to_physical_perm(*tensors)
-        if result.permute(order).is_contiguous():
-            return result
-        return result.permute(order).contiguous().permute([order.index(d) for d in range(len(order))])
+        return _in_order_of([t.expand(result.shape) for t in (args[k] for k in places) if isinstance(t, torch.Tensor)], result)
 
     return layout
+
+
+def _in_order_of(tensors: list[Any], result: Any) -> Any:
+    """The result in the order of dimensions in which TensorIterator goes through tensors of its shape."""
+    import torch
+
+    order, _ = torch._prims_common.compute_elementwise_output_logical_to_physical_perm(*tensors)
+    if result.permute(order).is_contiguous():
+        return result
+    return result.permute(order).contiguous().permute([order.index(d) for d in range(len(order))])
+
+
+def indexed(result: Any, x: Any, indices: Any) -> Any:
+    """Of x[indices]: TensorIterator goes through x, with strides of 0 along the dimensions of the indices, and through the indices, with strides of 0
+    along the others (AdvancedIndex, ATen/native/TensorAdvancedIndexing.cpp); the shape rule forgets the indices."""
+    import torch
+
+    given = [i for i in indices if i is not None]
+    if any(i.dtype in (torch.bool, torch.uint8) for i in given) or any(isinstance(n, int) and n == 0 for n in (*x.shape, *result.shape)):
+        return result
+    spread: Any = torch.broadcast_tensors(*given)  # type: ignore[no-untyped-call]
+    rank = spread[0].dim()
+    if rank < 2:
+        return result
+    places = [k for k, i in enumerate(indices) if i is not None]
+    together = places[-1] - places[0] + 1 == len(places)
+    first = places[0] if together else 0
+    for k in reversed(places):
+        x = x.select(k, 0)
+
+    def placed(t: Any, at: int, count: int) -> Any:
+        for _ in range(count):
+            t = t.unsqueeze(at)
+        return t
+
+    operands = [placed(x, first, rank), *(placed(placed(i, 0, first), first + rank, result.dim() - first - rank) for i in spread)]
+    return _in_order_of([t.expand(result.shape) for t in operands], result)
 
 
 def after_power(result: Any, x: Any, n: Any) -> Any:
@@ -59,6 +92,7 @@ LAYOUTS: tuple[tuple[Layout, tuple[str, ...]], ...] = (
         + ("special_xlog1py.default", "xlogy.Tensor"),
     ),
     (after_power, ("ldexp.Tensor",)),
+    (indexed, ("index.Tensor",)),
     (
         contiguous,
         ("_log_softmax_backward_data.default", "glu_backward.default", "huber_loss_backward.default", "mse_loss_backward.default")

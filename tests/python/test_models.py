@@ -42,7 +42,7 @@ def judge(case: zoo.Case, name: str, dtype: torch.dtype) -> tuple[list[tuple[flo
     return [(harness.max_error(e, w), harness.max_error(r, w)) for e, r, w in zip(eager, result, wanted, strict=True)], calls
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_model(name: str, dtype: torch.dtype):
     case = zoo.build(name, "tiny", dtype)

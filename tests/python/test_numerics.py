@@ -339,3 +339,47 @@ def test_sums_of_columns_are_as_exact_as_eager(dtype, shape):
         errors.append([float(abs(y.numpy().astype(np.longdouble) - exact).max()) for y in (fast(x), total(x))])
     error, eager = (max(column) for column in zip(*errors, strict=True))
     assert error <= eager + 2 * torch.finfo(dtype).eps * float(np.abs(exact).max())
+
+
+@needs_core
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_slopes_of_gelu_by_tanh_far_from_zero(dtype):
+    """Where the slope of the inner product overflows beside a gate that is closed: 0 below and 1 above, as in eager mode."""
+    x = torch.tensor([-1e4, -1.2e13, -1e17, 1e4, 1.2e13, 1e17], dtype=dtype)
+    if dtype == torch.float64:
+        x = x.abs().pow(8).copysign(x)  # to 1e136
+    slopes = []
+    for fn in (gelu_by_tanh, torch.compile(gelu_by_tanh, backend="deplo", dynamic=False)):
+        given = x.clone().requires_grad_()
+        slopes += torch.autograd.grad(fn(given).sum(), given)
+    assert torch.equal(*slopes)
+    assert slopes[1].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def gelu_by_tanh(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+@needs_core
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("eps", [1e-6, 0.25, 0.5, 0.6, 1.0])
+def test_logit_with_bounds(eps, dtype):
+    """From 1/2 on they cross: the lower one comes first."""
+    x = torch.tensor([-1.0, 0.0, 0.2, 0.45, 0.5, 0.55, 0.8, 1.0, 2.0, NAN], dtype=dtype)
+    torch._dynamo.reset()
+    got = torch.compile(torch.logit, backend="deplo", dynamic=False)(x, eps)
+    torch.testing.assert_close(got, torch.logit(x, eps), equal_nan=True)
+
+
+@needs_core
+def test_gradient_of_binary_cross_entropy_beside_its_poles():
+    """What bounds p (1 - p) is a float32 number in float64, too."""
+    x = torch.tensor([3.3e-13, 1 - 3e-13, 1e-13, 0.0, 1.0, 0.5], dtype=torch.float64)
+    target = torch.tensor([1.0, 0.0, 0.5, 1.0, 0.0, 1.0], dtype=torch.float64)
+    loss = torch.nn.functional.binary_cross_entropy
+    torch._dynamo.reset()
+    slopes = []
+    for fn in (loss, torch.compile(loss, backend="deplo", dynamic=False)):
+        given = x.clone().requires_grad_()
+        slopes += torch.autograd.grad(fn(given, target), given)
+    torch.testing.assert_close(slopes[1], slopes[0], rtol=4e-16, atol=0)

@@ -145,3 +145,33 @@ def test_strides_of_axes_of_one_element(name, dynamic):
         for y in (x.contiguous(), x + 0):
             torch._dynamo.reset()
             assert torch.compile(fn, backend="deplo", dynamic=dynamic)(x, y).stride() == fn(x, y).stride()
+
+
+INDEXED = {
+    "transposed": lambda w, i, j, k: w[i.t()],
+    "in order": lambda w, i, j, k: w[i],
+    "second dimension": lambda w, i, j, k: w[:, i.t()],
+    "last dimension": lambda w, i, j, k: w[..., i.t()],
+    "pairs": lambda w, i, j, k: w[i.t(), j],
+    "pairs apart": lambda w, i, j, k: w[j, :, i.t()],
+    "broadcast": lambda w, i, j, k: w[i[:, :1].t(), j[:, None]],
+    "three": lambda w, i, j, k: w[k.permute(2, 0, 1)],
+    "permuted source": lambda w, i, j, k: w.permute(1, 0, 3, 2)[i.t()],
+    "channels_last": lambda w, i, j, k: w.contiguous(memory_format=torch.channels_last)[:, :, i.t(), j],
+    "what follows": lambda w, i, j, k: w[i.t() % w.shape[3]] * 2 + 1,
+    "mask": lambda w, i, j, k: w[(i.t() >= 0)[:1, 0].expand(7)],
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", INDEXED)
+def test_strides_of_indexing(name, dynamic):
+    """By the order of the indices in memory, too."""
+    fn = INDEXED[name]
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(7, 6, 5, 4, generator=generator)
+    i, j, k = (torch.randint(0, 4, shape, generator=generator) for shape in ((3, 2), (2, 3), (5, 2, 3)))
+    torch._dynamo.reset()
+    got, want = torch.compile(fn, backend="deplo", dynamic=dynamic)(w, i, j, k), fn(w, i, j, k)
+    assert got.stride() == want.stride()
+    assert torch.equal(got, want)

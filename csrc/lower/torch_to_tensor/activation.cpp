@@ -95,7 +95,8 @@ Formula threshold(const Call& call, const Formula& x) {
 Formula logit(const Call& call, const Formula& x) {
   const double eps = call.has("eps") ? call.real("eps") : -1;
   call.ignore("eps");
-  return (eps < 0 ? x : clamp(x, eps, 1.0 - eps)).with(Fn::logit);
+  // From 1/2 on the lower bound is the larger one, and comes first.
+  return (eps < 0 ? x : select(less(x, eps), x.literal(eps), min(x, 1.0 - eps))).with(Fn::logit);
 }
 
 Formula hardtanh(const Call& call, const Formula& x) {

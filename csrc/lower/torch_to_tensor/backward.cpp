@@ -58,7 +58,8 @@ std::vector<Value> gelu_backward(Builder& b, const Call& call) {
   Value x2 = s.mul(s.x, s.x);
   const Gates g = gates(s, b.apply(Fn::mul, s.add(s.x, b.apply(Fn::mul, s.mul(x2, s.x), kKappa)), kBeta));
   Value inner_slope = b.apply(Fn::mul, s.add(one, b.apply(Fn::mul, x2, 3 * kKappa)), kBeta);
-  return s.done(s.mul(s.mul(s.grad, g.open), s.add(one, s.mul(s.mul(s.x, g.closed), inner_slope))));
+  // The gates before the slope, which may be infinite where they are closed.
+  return s.done(s.mul(s.grad, s.add(g.open, s.mul(s.mul(s.mul(s.x, g.open), g.closed), inner_slope))));
 }
 
 std::vector<Value> silu_backward(Builder& b, const Call& call) {

@@ -154,8 +154,9 @@ std::vector<Value> binary_cross_entropy(Builder& b, const Call& call) {
 }
 
 std::vector<Value> binary_cross_entropy_backward(Builder& b, const Call& call) {
+  constexpr float kLeast = 1e-12F;  // float32 in every dtype, as in ATen (native/Loss.cpp)
   Loss l = loss_of(b, call);
-  Value variance = b.apply(Fn::max, b.apply(Fn::mul, {b.apply(Fn::sub, {constant_like(b, l.x, 1), l.x}), l.x}), 1e-12);
+  Value variance = b.apply(Fn::max, b.apply(Fn::mul, {b.apply(Fn::sub, {constant_like(b, l.x, 1), l.x}), l.x}), kLeast);
   Value slope = b.apply(Fn::div, {b.apply(Fn::sub, {l.x, l.target}), variance});
   if (auto weight = weight_of(b, call, l.dtype())) slope = b.apply(Fn::mul, {slope, *weight});
   return l.gradient(slope);

@@ -218,6 +218,8 @@ def with_special_values(values: torch.Tensor, generator: torch.Generator) -> tor
     dtype = values.dtype
     if dtype.is_floating_point:
         numbers = [math.nan, math.inf, -math.inf, 0.0, -0.0, torch.finfo(dtype).tiny / 8, 0.5, 2.5, -3.0, 100.0, -1.0]
+    elif dtype == torch.bool:
+        return values
     else:
         limits = torch.iinfo(dtype)
         numbers = [limits.min, limits.min + 1, limits.max - 1, limits.max, 0, 1, 2, 3, 7]
