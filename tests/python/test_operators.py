@@ -827,3 +827,19 @@ def test_gradient_of_multi_margin_loss(p, reduction, dtype):
     (gradient,) = torch.autograd.grad(torch.compile(loss, backend="deplo", options={"strict": True})(x), x)
     (expected,) = torch.autograd.grad(loss(x), x)
     torch.testing.assert_close(gradient, expected, rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
+@needs_core
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_convolution_of_constants(dynamic):
+    """An operand that reads nothing, in a contraction that is a phase of a block of rows."""
+
+    def fn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = F.conv1d(-torch.zeros_like(x), weight, padding=1)
+        y[..., 0].add_(2)
+        return y
+
+    x, weight = torch.randn(3, 3, 3), torch.randn(8, 3, 3)
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend="deplo", dynamic=dynamic, fullgraph=True, options={"strict": True, "allow_library": []})
+    assert torch.equal(compiled(x, weight), fn(x, weight))

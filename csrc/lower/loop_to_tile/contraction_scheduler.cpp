@@ -418,7 +418,7 @@ bool ContractionScheduler::prepare(Operand& operand, const analysis::Contraction
     note(*stmt);
     operand.slice.insert(operand.slice.begin(), stmt);
   }
-  operand.fixed = true;
+  operand.fixed = !in_rows_;  // a phase has no parameters for what is packed once, not even for an operand that reads nothing
   for (const auto& stmt : operand.slice)
     if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) operand.fixed = operand.fixed && statics_.count(load->buffer) > 0;
   // What is packed once must not depend on a size that changes from call to call.

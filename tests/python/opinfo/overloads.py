@@ -80,7 +80,8 @@ def print_share(results: list[dict[str, Any]]) -> None:
     left = left_to_aten(results)
     made, rest = core_share(table, results)
     total = len(made) + len(rest)
-    print(f"\ncore overloads that no unit left to ATen for a reason of their own: {len(made)} of {total} ({100 * len(made) / total:.1f} %)")
+    share = f"{len(made)} of {total} ({100 * len(made) / total:.1f} %)"
+    print(f"\ncore overloads that none of these {len(results)} units left to ATen for a reason of their own: {share}")
     whole = {call for result in results for call, reason in result["library"].items() if reason == OUTSIDE}
     own = without_call(table, results)
     print(f"  that ran in ATen in no unit of their own operator, for whatever reason: {len(own)} ({100 * len(own) / total:.1f} %)")

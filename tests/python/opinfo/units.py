@@ -236,6 +236,7 @@ def cotangents_of(outputs: Sequence[torch.Tensor], turn: int = 0) -> list[torch.
 
 # Functions of single numbers that mpmath judges, by name.
 FUNCTIONS = {fn.name: fn for fn in functions()}
+FUNCTIONS |= {f"modified_bessel_{name}": FUNCTIONS[name] for name in ("i0", "i1")}
 
 
 def _replaced(t: torch.Tensor, values: list[Any]) -> torch.Tensor:
