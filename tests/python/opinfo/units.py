@@ -254,7 +254,8 @@ SEVERAL_STEPS = ("_softmax", "_log_softmax")  # one kernel that rounds more than
 
 
 class Noise(TorchDispatchMode):
-    """Moves every float that an operator gives by at most an ulp, but for whole numbers, which are seldom rounded, and sums in another order."""
+    """Moves every float that an operator gives by at most an ulp, but for whole numbers, which are seldom rounded, and sums in another order.
+    Products of matrices also add two parts, here and there: the order changes nothing where all terms are equal."""
 
     supports_higher_order_operators = True
 
@@ -271,6 +272,8 @@ class Noise(TorchDispatchMode):
             *rest, a, b = args
             order = self._order(a.shape[-1])
             args = (*rest, a[..., order], b[order] if b.dim() == 1 else b[..., order, :])
+            if a.shape[-1] > 1 and a.is_floating_point():
+                return self._moved(self._in_parts(func, args, kwargs or {}))
         elif name in REDUCTIONS:
             given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | (kwargs or {})
             x, dims = given["self"], given.get("dim")
@@ -281,6 +284,14 @@ class Noise(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload) or func.is_view or func._schema.is_mutable:
             return results
         return tree_map(self._moved, results)
+
+    def _in_parts(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+        *rest, a, b = args
+        at = int(torch.randint(1, a.shape[-1], (), generator=self.generator))
+        upper, lower = (b[:at], b[at:]) if b.dim() == 1 else (b[..., :at, :], b[..., at:, :])
+        whole = func(*args, **kwargs)
+        parts = func(*rest, a[..., :at], upper, **kwargs) + kwargs.get("alpha", 1) * torch.matmul(a[..., at:], lower)
+        return torch.where(torch.rand(whole.shape, generator=self.generator) < 0.5, whole, parts)
 
     def _order(self, terms: int) -> torch.Tensor:
         return torch.randperm(terms, generator=self.generator)
