@@ -43,8 +43,10 @@ def _in_order_of(tensors: list[Any], result: Any) -> Any:
     """The result in the order of dimensions in which TensorIterator goes through tensors of its shape."""
     import torch
 
-    order, _ = torch._prims_common.compute_elementwise_output_logical_to_physical_perm(*tensors)
-    if result.permute(order).is_contiguous():
+    order_of = torch._prims_common.compute_elementwise_output_logical_to_physical_perm
+    order = order_of(*tensors)[0]
+    # Whether it is contiguous in that order cannot be asked of sizes that depend on data.
+    if order == order_of(result)[0]:
         return result
     return result.permute(order).contiguous().permute([order.index(d) for d in range(len(order))])
 

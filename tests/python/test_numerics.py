@@ -362,7 +362,7 @@ def gelu_by_tanh(x: torch.Tensor) -> torch.Tensor:
 
 @needs_core
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("eps", [1e-6, 0.25, 0.5, 0.6, 1.0])
+@pytest.mark.parametrize("eps", [1e-6, 0.25, 0.5, 0.6, 1.0, NAN])
 def test_logit_with_bounds(eps, dtype):
     """From 1/2 on they cross: the lower one comes first."""
     x = torch.tensor([-1.0, 0.0, 0.2, 0.45, 0.5, 0.55, 0.8, 1.0, 2.0, NAN], dtype=dtype)

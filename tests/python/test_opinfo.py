@@ -90,3 +90,5 @@ def test_a_proven_value_outweighs_eagers():
     assert complaint(got, eager, exact, single_elements=True)
     assert not complaint(got, eager, exact, single_elements=True, proven=True)
     assert complaint(eager * 3, eager, exact, single_elements=True, proven=True)
+    beside = [torch.cat([t, t.new_tensor([last])]) for t, last in ((got, 0.6), (eager, 0.5), (exact, 0.5))]
+    assert complaint(*beside, single_elements=True, proven=True)

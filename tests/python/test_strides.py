@@ -175,3 +175,24 @@ def test_strides_of_indexing(name, dynamic):
     got, want = torch.compile(fn, backend="deplo", dynamic=dynamic)(w, i, j, k), fn(w, i, j, k)
     assert got.stride() == want.stride()
     assert torch.equal(got, want)
+
+
+BY_DATA = {
+    "source": lambda x, m, i: x[m][i.t()],
+    "another dimension": lambda x, m, i: x[m][:, i.t()],
+    "indices": lambda x, m, i: x[i.t()[:, m[:3].nonzero().squeeze(1)]],
+    "quotient": lambda x, m, i: torch.floor_divide(x[m].t(), x[m].t() + 3),
+}
+
+
+@pytest.mark.parametrize("name", BY_DATA)
+@pytest.mark.filterwarnings("ignore:.*run in eager mode")
+def test_strides_of_sizes_that_depend_on_data(name):
+    fn = BY_DATA[name]
+    x, m, i = torch.randn(8, 5), torch.tensor([True] * 4 + [False, True, False, True]), torch.randint(0, 4, (3, 2))
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        got = torch.compile(fn, backend="deplo", fullgraph=True)(x, m, i)
+    want = fn(x, m, i)
+    assert got.stride() == want.stride()
+    assert torch.equal(got, want)

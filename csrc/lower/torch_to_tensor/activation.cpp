@@ -52,7 +52,7 @@ Formula gelu(const Call& call, const Formula& x) {
 
 Formula hardsigmoid(const Call&, const Formula& x) { return clamp(x + 3.0, 0, 6) / 6.0; }
 
-// In float64 inside, where six times a large number does not overflow; of float64, the quotient comes first.
+// float32 in float64 inside, where six times a large number does not overflow; 16 bits, which round later, and float64 divide first.
 Formula hardswish(const Call& call, const Formula& given) {
   if (call.result().dtype != DType::f32) return given * (clamp(given + 3.0, 0, 6) / 6.0);
   const Formula x{given.b, given.b->cast(given.value, DType::f64)};
@@ -95,8 +95,9 @@ Formula threshold(const Call& call, const Formula& x) {
 Formula logit(const Call& call, const Formula& x) {
   const double eps = call.has("eps") ? call.real("eps") : -1;
   call.ignore("eps");
-  // From 1/2 on the lower bound is the larger one, and comes first.
-  return (eps < 0 ? x : select(less(x, eps), x.literal(eps), min(x, 1.0 - eps))).with(Fn::logit);
+  if (eps < 0) return x.with(Fn::logit);
+  // From 1/2 on the lower bound is the larger one, and comes first; one that is NaN bounds nothing.
+  return select(less(x, eps), x.literal(eps), select(greater(x, 1 - eps), x.literal(1 - eps), x)).with(Fn::logit);
 }
 
 Formula hardtanh(const Call& call, const Formula& x) {

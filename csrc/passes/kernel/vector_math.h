@@ -364,6 +364,9 @@ class VectorMath {
   /// 2^r on |r| <= 0.5.
   V exp2_polynomial(V r) { return fma(r, exp2_quotient(r), f(1)); }
 
+  /// p 2^n; n lies in the low bits of t = n + kMagic64.
+  V times_power64(V p, V t) { return bitcast(add(bitcast(p, DType::i64), shl(bitcast(t, DType::i64), i64(52))), DType::f64); }
+
   /// e^x in float64 for |x| <= 200, relative error 2e-14.
   V exp64(V x) {
     auto t = fma(x, d(0x1.71547652b82fep+0), d(kMagic64));
@@ -373,7 +376,7 @@ class VectorMath {
     auto p = polynomial(DType::f64, r,
                         {0x1.0000000000043p+0, 0x1.000000000003dp+0, 0x1.ffffffffe5427p-2, 0x1.5555555544c8ap-3, 0x1.5555558be302ap-5,
                          0x1.1111113a5e64fp-7, 0x1.6c1625a0b2d3p-10, 0x1.a01955eea4d32p-13, 0x1.a1851ca92182cp-16, 0x1.731b3a8641a1cp-19});
-    return bitcast(add(bitcast(p, DType::i64), shl(bitcast(t, DType::i64), i64(52))), DType::f64);
+    return times_power64(p, t);
   }
 
   /// The same with a relative error of 2^-29, for results that are rounded to float32.
@@ -384,7 +387,7 @@ class VectorMath {
     auto p = polynomial(DType::f64, r,
                         {0x1.0000000261c93p+0, 0x1.0000009c1992fp+0, 0x1.fffffaae83b86p-2, 0x1.55540a5be644ap-3, 0x1.55589a97fbee8p-5,
                          0x1.126d1dca8e5b6p-7, 0x1.6ab96f30e7310p-10});
-    return bitcast(add(bitcast(p, DType::i64), shl(bitcast(t, DType::i64), i64(52))), DType::f64);
+    return times_power64(p, t);
   }
 
   /// body(x) in float64, rounded once; `below` and `above` where x passes the bounds, for which body computes another value: Intel's CPUs take a
