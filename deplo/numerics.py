@@ -81,6 +81,9 @@ def functions() -> list[Function]:
     def log_add_exp(x: Any, y: Any) -> Any:
         return max(x, y) + mp.log1p(mp.exp(-abs(x - y)))
 
+    def log2_add_exp2(x: Any, y: Any) -> Any:
+        return max(x, y) + mp.log1p(mp.power(2, -abs(x - y))) / mp.ln2
+
     def remainder(x: Any, y: Any) -> Any:
         # exact for every pair of floats: the quotient has up to 2100 bits
         with mp.workprec(2400):
@@ -153,10 +156,11 @@ def functions() -> list[Function]:
         ("atan2", torch.atan2, mp.atan2, (-10, 10)),
         ("hypot", torch.hypot, mp.hypot, (-10, 10)),
         ("logaddexp", torch.logaddexp, log_add_exp, (-10, 10)),
+        ("logaddexp2", torch.logaddexp2, log2_add_exp2, (-10, 10)),
         ("xlogy", torch.xlogy, lambda x, y: mp.mpf(0) if x == 0 else x * mp.log(y), (0, 10)),
     ]
     rows = [Function(*row) for row in unary] + [Function(*row, arity=2) for row in binary]  # type: ignore[arg-type]
-    formulas = {"tanhshrink", "logaddexp"}
+    formulas = {"tanhshrink"}
 
     def wide_sinc(x: torch.Tensor) -> torch.Tensor:
         n = x.round()

@@ -52,7 +52,9 @@ int cost_of(Fn fn) {
     case Fn::constant: return 0;
     case Fn::div:
     case Fn::sqrt: return 4;
-    case Fn::gelu: return 50;
+    case Fn::gelu:
+    case Fn::logaddexp:
+    case Fn::logaddexp2: return 50;
     case Fn::sigmoid:
     case Fn::softplus:
     case Fn::silu:

@@ -1,6 +1,7 @@
 #include "runtime/packed.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -62,23 +63,80 @@ uint64_t number_of(const std::string& content) {
   return all.contents.try_emplace(content, all.contents.size()).first->second;
 }
 
-constexpr int64_t kSamples = 8;  ///< elements, spread evenly, that tell a weight that was written unseen
+constexpr int64_t kWhole = 4096;  ///< bytes up to which every element is compared
 
-/// A hash of a few elements, so that what writes a whole weight does not go unseen.
+/// Four chains, so that one multiplication need not wait for the one before.
+class Hash {
+ public:
+  void add(uint64_t bits) {
+    uint64_t& chain = chains_[next_++ % chains_.size()];
+    chain = (chain ^ bits) * 0x9e3779b97f4a7c15ULL;
+    chain ^= chain >> 32;
+  }
+  uint64_t value() const {
+    uint64_t all = 0;
+    for (uint64_t chain : chains_) all = (all ^ chain) * 0x9e3779b97f4a7c15ULL;
+    return all;
+  }
+
+ private:
+  std::array<uint64_t, 4> chains_{1, 2, 3, 4};
+  size_t next_ = 0;
+};
+
+template <class Bits>
+uint64_t bits_at(const char* place) {
+  Bits bits;
+  std::memcpy(&bits, place, sizeof(Bits));
+  return bits;
+}
+
+/// A step that visits every index below `size` once, each far from the one before.
+int64_t scattering_step(int64_t size) {
+  auto step = static_cast<int64_t>(0.6180339887498949 * static_cast<double>(size));
+  while (std::gcd(step, size) != 1) ++step;
+  return step % size;
+}
+
+/// Of every element, or of one in each row, each column, and so on: the longest axis is walked from its start to its end, the others with scattering
+/// steps, so that parts which users write (rows, columns, blocks, a triangle, a diagonal's side) hold some of them.
+template <class Bits>
+uint64_t sample_of_elements(const TensorView& view, int64_t count) {
+  Hash hash;
+  std::vector<int64_t> index(static_cast<size_t>(view.rank));
+  std::vector<int64_t> step(static_cast<size_t>(view.rank));
+  const bool whole = count * static_cast<int64_t>(sizeof(Bits)) <= kWhole;
+  int longest = 0;
+  for (int d = 1; d < view.rank; ++d)
+    if (view.sizes[d] > view.sizes[longest]) longest = d;
+  for (int d = 0; d < view.rank; ++d) step[d] = d == longest ? 1 : scattering_step(view.sizes[d]);
+  const int64_t samples = whole || view.rank == 0 ? count : view.sizes[longest];
+  int64_t offset = 0;
+  for (int64_t k = 0; k < samples; ++k) {
+    hash.add(bits_at<Bits>(view.data + offset * static_cast<int64_t>(sizeof(Bits))));
+    for (int d = view.rank; d-- > 0;) {
+      const int64_t before = index[d];
+      index[d] += whole ? 1 : step[d];
+      const bool wraps = index[d] >= view.sizes[d];
+      if (wraps) index[d] -= view.sizes[d];
+      offset += (index[d] - before) * view.strides[d];
+      if (whole && !wraps) break;
+    }
+  }
+  return hash.value();
+}
+
+/// Tells a weight that was written unseen, if a sampled element changed.
 uint64_t sample_of(const TensorView& view) {
   int64_t count = 1;
   for (int d = 0; d < view.rank; ++d) count *= view.sizes[d];
-  uint64_t hash = 0;
-  for (int64_t k = 0; k < std::min(kSamples, count); ++k) {
-    int64_t place = count <= kSamples ? k : static_cast<int64_t>((static_cast<double>(k) + 0.5) / kSamples * static_cast<double>(count));
-    int64_t offset = 0;
-    for (int d = view.rank; d-- > 0; place /= view.sizes[d]) offset += place % view.sizes[d] * view.strides[d];
-    uint64_t bits = 0;
-    std::memcpy(&bits, view.data + offset * size_of(view.dtype), static_cast<size_t>(size_of(view.dtype)));
-    hash = (hash ^ bits) * 0x9e3779b97f4a7c15ULL;
-    hash ^= hash >> 32;
+  if (count == 0) return 0;
+  switch (size_of(view.dtype)) {
+    case 1: return sample_of_elements<uint8_t>(view, count);
+    case 2: return sample_of_elements<uint16_t>(view, count);
+    case 4: return sample_of_elements<uint32_t>(view, count);
+    default: return sample_of_elements<uint64_t>(view, count);
   }
-  return hash;
 }
 
 }  // namespace

@@ -135,6 +135,8 @@ double apply_binary(Fn fn, double x, double y) {
     case Fn::atan2: return std::atan2(x, y);
     case Fn::hypot: return std::hypot(x, y);
     case Fn::xlogy: return special::xlogy(x, y);
+    case Fn::logaddexp: return special::logaddexp(x, y);
+    case Fn::logaddexp2: return special::logaddexp2(x, y);
     case Fn::zeta: return special::zeta(x, y);
     case Fn::copysign: return std::copysign(x, y);
     case Fn::min: return std::isnan(x) ? x : std::isnan(y) ? y : x < y ? x : y;

@@ -90,6 +90,8 @@ enum class Domain : uint8_t { any, floating, integral /* integers and bool */, n
   F(atan2, 2, same, floating, 1, "angle of (y=first, x=second)")                                               \
   F(hypot, 2, same, floating, 1, "sqrt(x^2 + y^2) without overflow")                                           \
   F(xlogy, 2, same, floating, 1, "x log(y); 0 where x is 0, unless y is NaN")                                  \
+  F(logaddexp, 2, same, floating, 1, "log(e^x + e^y)")                                                         \
+  F(logaddexp2, 2, same, floating, 1, "log2(2^x + 2^y)")                                                       \
   F(zeta, 2, same, floating, 1, "Hurwitz's zeta function: the sum of (y + k)^-x")                              \
   F(copysign, 2, same, floating, 0, "|x| with the sign of y")                                                  \
   F(nextafter, 2, same, floating, 0, "the next float from x toward y")                                         \

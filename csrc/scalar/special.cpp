@@ -1,5 +1,6 @@
 #include "scalar/special.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -14,6 +15,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr Wide kPi = 3.141592653589793238462643383279502884L;
 constexpr Wide kSqrtPi = 1.772453850905516027298167483341145183L;
 constexpr Wide kSqrt2 = 1.414213562373095048801688724209698079L;
+constexpr Wide kLn2 = 0.693147180559945309417232121458176568L;
 constexpr Wide kNegligible = 0x1p-68L;
 
 // B(2k) / (2k), k = 1, 2, ...: of the asymptotic series of digamma (Abramowitz and Stegun 6.3.18).
@@ -184,6 +186,20 @@ double sinc(double x) {
 double xlogy(double x, double y) {
   if (std::isnan(y)) return y;
   return x == 0 ? 0 : static_cast<double>(x * std::log(static_cast<Wide>(y)));
+}
+
+double logaddexp(double x, double y) {
+  if (std::isnan(x) || std::isnan(y)) return x + y;
+  const Wide larger = std::max(x, y);
+  if (std::isinf(x) && x == y) return x;
+  return static_cast<double>(larger + std::log1p(std::exp(-std::abs(static_cast<Wide>(x) - y))));
+}
+
+double logaddexp2(double x, double y) {
+  if (std::isnan(x) || std::isnan(y)) return x + y;
+  const Wide larger = std::max(x, y);
+  if (std::isinf(x) && x == y) return x;
+  return static_cast<double>(larger + std::log1p(std::exp2(-std::abs(static_cast<Wide>(x) - y))) / kLn2);
 }
 
 double tanh(double x) {

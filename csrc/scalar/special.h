@@ -19,6 +19,8 @@ double gelu_tanh(double x);  ///< x sigmoid(sqrt(8 / pi) (x + 0.044715 x^3))
 double logit(double x);      ///< log(x / (1 - x))
 double sinc(double x);       ///< sin(pi x) / (pi x)
 double xlogy(double x, double y);
+double logaddexp(double x, double y);   ///< log(e^x + e^y); where the result is near 0, 2^-64 of the larger operand, as logaddexp2
+double logaddexp2(double x, double y);  ///< log2(2^x + 2^y)
 double erfc(double x);
 double lgamma(double x);
 double erfinv(double y);

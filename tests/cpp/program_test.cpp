@@ -153,21 +153,21 @@ TEST_CASE("inputs that do not fit are refused by name") {
 }
 
 TEST_CASE("static inputs are packed once per version and shared between programs") {
-  const std::string text = R"(program @net(x: f32[100] user, w: f32[100] parameter static)
-  buffer p: f32[100] packed
-  buffer y: f32[100] output
+  const std::string text = R"(program @net(x: f32[40, 50] user, w: f32[40, 50] parameter static)
+  buffer p: f32[40, 50] packed
+  buffer y: f32[40, 50] output
   once call @pack(w, p)
   call @sum(x, p, y)
   return y
 
 kernel @pack(a: ptr f32, out b: ptr f32) symbols () chunks 1 scratch 0
-  for i in 0..100 step 1:
+  for i in 0..2000 step 1:
     v: f32 = load a[i]
     w: f32 = add(v, v)
     store b[i] = w
 
 kernel @sum(a: ptr f32, b: ptr f32, out c: ptr f32) symbols () chunks 1 scratch 0
-  for i in 0..100 step 1:
+  for i in 0..2000 step 1:
     v: f32 = load a[i]
     w: f32 = load b[i]
     s: f32 = add(v, w)
@@ -175,8 +175,8 @@ kernel @sum(a: ptr f32, b: ptr f32, out c: ptr f32) symbols () chunks 1 scratch 
 )";
   CompiledGraph first = compiled(text);
   CompiledGraph second = compiled(text);
-  Owned x({100}, 0);
-  Owned w({100}, 10);
+  Owned x({40, 50}, 0);
+  Owned w({40, 50}, 10);
   auto run = [&](CompiledGraph& graph) {
     TestHost host;
     Argument arguments[2] = {x.argument(), w.argument()};
@@ -196,9 +196,15 @@ kernel @sum(a: ptr f32, b: ptr f32, out c: ptr f32) symbols () chunks 1 scratch 
   w.values[1] = 60;
   forget_packed();
   CHECK(run(first) == 1 + 2 * 60);
-  for (float& value : w.values) value += 1;  // such a write of the whole changes the sample
+  // A write of the whole, a row or a column changes the sample.
+  for (float& value : w.values) value += 1;
   CHECK(run(first) == 1 + 2 * 61);
   CHECK(run(second) == 1 + 2 * 61);
+  for (size_t column = 0; column < 50; ++column) w.values[column] += 1;
+  CHECK(run(first) == 1 + 2 * 62);
+  for (size_t row = 0; row < 40; ++row) w.values[row * 50 + 1] += 1;
+  CHECK(run(first) == 1 + 2 * 63);
+  CHECK(run(second) == 1 + 2 * 63);
 }
 
 namespace {

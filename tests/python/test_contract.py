@@ -338,6 +338,11 @@ def edits():
         "a row": lambda w: w[3].mul_(7),
         "one element": lambda w: w[3, 5].add_(7),
         ".data": lambda w: w.data.mul_(2),
+        "a row of .data": lambda w: w.data[37].mul_(-2),
+        "a column of .data": lambda w: w.data[:, 61].mul_(-2),
+        "a block of .data": lambda w: w.data[16:32, 48:72].mul_(-2),
+        "a triangle of .data": lambda w: w.data.tril_(),
+        "a mask of .data": lambda w: w.data.mul_(torch.rand(64, 96) > 0.1),
         "numpy": through_numpy,
         "new data": lambda w: setattr(w, "data", torch.randn_like(w)),
         "a vector": through_vector,
@@ -356,6 +361,16 @@ def test_a_weight_that_is_edited_after_packing(name):
             edits()[name](model.weight)
         with mode():
             same(fn(x), model(x), scale=256)
+
+
+def test_an_element_of_a_small_weight_that_is_edited_unseen():
+    model = nn.Sequential(nn.Linear(32, 32), nn.Conv2d(4, 4, 3, padding=1))
+    small = compiled(model)
+    x = torch.randn(2, 4, 5, 32)
+    with torch.no_grad():
+        for edit in (lambda: None, lambda: model[0].weight.data[17, 5].add_(3), lambda: model[1].weight.data[1, 2, 0, 2].add_(3)):
+            edit()
+            same(small(x), model(x), scale=1024)
 
 
 def test_a_weight_that_an_optimizer_moves():

@@ -118,6 +118,12 @@ template <class T> __device__ inline T deplo_sinc(T x) {
   return x == 0 ? (T)1 : (deplo_rint(half) == half ? sine : -sine) / (x * (T)3.141592653589793);
 }
 template <class T> __device__ inline T deplo_xlogy(T x, T y) { return y != y ? y : x == 0 ? (T)0 : x * deplo_log(y); }
+__device__ inline double deplo_log_of_sum(double x, double y, double unit) {
+  double larger = x > y ? x : y;
+  return x != x || y != y ? x + y : x == y ? x + deplo_log(2.0) / unit : larger + deplo_log1p(deplo_exp(-deplo_fabs(x - y) * unit)) / unit;
+}
+template <class T> __device__ inline T deplo_logaddexp(T x, T y) { return (T)deplo_log_of_sum(x, y, 1); }
+template <class T> __device__ inline T deplo_logaddexp2(T x, T y) { return (T)deplo_log_of_sum(x, y, 0.6931471805599453); }
 )cuda";
 
 }  // namespace deplo

@@ -270,7 +270,9 @@ class CudaWriter {
       case Fn::gelu_tanh:
       case Fn::logit:
       case Fn::sinc:
-      case Fn::xlogy: return helper(to_string(s.fn));
+      case Fn::xlogy:
+      case Fn::logaddexp:
+      case Fn::logaddexp2: return helper(to_string(s.fn));
       case Fn::lgamma: return call("lgamma");
       case Fn::erfinv: return call("erfinv");
       case Fn::ndtri: return call("normcdfinv");

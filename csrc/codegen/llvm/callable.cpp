@@ -90,6 +90,8 @@ const std::map<std::string, void*>& table() {
       {"deplo_i1", address<Unary>(special::i1)},
       {"deplo_i1e", address<Unary>(special::i1e)},
       {"deplo_xlogy", address<Binary>(special::xlogy)},
+      {"deplo_logaddexp", address<Binary>(special::logaddexp)},
+      {"deplo_logaddexp2", address<Binary>(special::logaddexp2)},
       {"deplo_zeta", address<Binary>(special::zeta)},
       {"deplo_pow_i64", address(&deplo_pow_i64)},
   };

@@ -344,32 +344,6 @@ Values sign_bit(Builder& b, const Call& call) {
   return {b.apply(Fn::signbit, {v})};
 }
 
-// x * log(y), 0 where x is 0 (but NaN where y is).
-Values xlogy(Builder& b, const Call& call) {
-  DType dtype = compute_dtype(call);
-  Formula x{&b, operand(b, call, "self", dtype)};
-  Formula y{&b, operand(b, call, "other", dtype)};
-  Shape shape = b.common_shape(x.value.type.shape, y.value.type.shape);
-  x.value = b.broadcast(x.value, shape);
-  y.value = b.broadcast(y.value, shape);
-  return finish(b, call, x.with(Fn::xlogy, y).value);
-}
-
-// max + log1p(exp(-|x - y|)); equal infinities are their own result.
-template <bool base2>
-Values log_add_exp(Builder& b, const Call& call) {
-  DType dtype = compute_dtype(call);
-  Formula x{&b, operand(b, call, "self", dtype)};
-  Formula y{&b, operand(b, call, "other", dtype)};
-  Shape shape = b.common_shape(x.value.type.shape, y.value.type.shape);
-  x.value = b.broadcast(x.value, shape);
-  y.value = b.broadcast(y.value, shape);
-  Formula decay = -(x - y).with(Fn::abs);
-  Formula sum = base2 ? decay.with(Fn::exp2).with(Fn::log1p) * (1.0 / std::log(2.0)) : decay.with(Fn::exp).with(Fn::log1p);
-  Formula same = both(x.with(Fn::eq, y), equals(x.with(Fn::abs), std::numeric_limits<double>::infinity()));
-  return finish(b, call, select(same, x, x.with(Fn::max, y) + sum).value);
-}
-
 Values heaviside(Builder& b, const Call& call) {
   Formula x{&b, call.tensor("self")};
   Formula y{&b, call.tensor("values")};
@@ -504,8 +478,8 @@ const std::vector<Row>& pointwise_rules() {
         {"aten.log10.default", unary<Fn::log10>},
         {"aten.log1p.default", unary<Fn::log1p>},
         {"aten.log2.default", unary<Fn::log2>},
-        {"aten.logaddexp.default", log_add_exp<false>},
-        {"aten.logaddexp2.default", log_add_exp<true>},
+        {"aten.logaddexp.default", binary<Fn::logaddexp>},
+        {"aten.logaddexp2.default", binary<Fn::logaddexp2>},
         {"aten.logical_and.default", logical<Fn::bit_and>},
         {"aten.logical_not.default", logical_not},
         {"aten.logical_or.default", logical<Fn::bit_or>},
@@ -546,9 +520,9 @@ const std::vector<Row>& pointwise_rules() {
         {"aten.true_divide.Tensor", div},
         {"aten.trunc.default", rounding<Fn::trunc>},
         {"aten.where.self", where},
-        {"aten.xlogy.Scalar_Other", xlogy},
-        {"aten.xlogy.Scalar_Self", xlogy},
-        {"aten.xlogy.Tensor", xlogy},
+        {"aten.xlogy.Scalar_Other", binary<Fn::xlogy>},
+        {"aten.xlogy.Scalar_Self", binary<Fn::xlogy>},
+        {"aten.xlogy.Tensor", binary<Fn::xlogy>},
         {"aten._to_copy.default", to_copy},
         {"prims.fma.default", multiply_add},
         {"prims.convert_element_type.default", [](Builder& b, const Call& call) { return call.dtype("dtype"), finish(b, call, call.tensor("a")); }},

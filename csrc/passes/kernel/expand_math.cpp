@@ -125,6 +125,8 @@ Binary binary_sequence(Fn fn) {
     case Fn::atan2: return &Math::atan2;
     case Fn::hypot: return &Math::hypot;
     case Fn::xlogy: return &Math::xlogy;
+    case Fn::logaddexp: return &Math::logaddexp;
+    case Fn::logaddexp2: return &Math::logaddexp2;
     default: return nullptr;
   }
 }

@@ -300,10 +300,14 @@ class VectorMath {
     return where(b_.apply(Fn::ne, {y, y}), y, r);
   }
 
+  V logaddexp(V x, V y) { return log_of_sum(x, y, 1); }
+  V logaddexp2(V x, V y) { return log_of_sum(x, y, kLn2); }
+
  private:
   static constexpr double kMagic32 = 12582912.0;          // 1.5 * 2^23: adding it rounds to an integer in the low bits
   static constexpr double kMagic64 = 6755399441055744.0;  // 1.5 * 2^52
   static constexpr double kHalfPi = 0x1.921fb54442d18p+0;
+  static constexpr double kLn2 = 0x1.62e42fefa39efp-1;
   static constexpr double kInf = __builtin_inf();
   static constexpr double kNaN = __builtin_nan("");
 
@@ -423,6 +427,16 @@ class VectorMath {
   }
   V log64(V v) { return log_core(v, sub(v, d(1))); }
   V log1p64(V w) { return log_core(add(w, d(1)), w); }
+
+  /// log(e^(u x) + e^(u y)) / u. What cancels beside 0 has float64's digits.
+  V log_of_sum(V x, V y, double u) {
+    auto larger = b_.apply(Fn::max, {x, y});
+    auto rest = log1p64(exp64(clamp64(mul(abs(sub(wide(x), wide(y))), d(-u)), 200)));
+    if (u != 1) rest = mul(rest, d(1 / u));
+    // Of equal operands, infinities too, exact where u is that of base 2.
+    rest = where(eq(x, y), d(kLn2 / u), rest);
+    return narrow(add(wide(larger), rest));
+  }
 
   V finish_log(V x, V wide_log) {
     auto y = narrow(wide_log);

@@ -234,6 +234,8 @@ def cotangents_of(outputs: Sequence[torch.Tensor], turn: int = 0) -> list[torch.
     return [moved(t, generator.manual_seed(turn)) for t in cotangents] if turn else cotangents
 
 
+# Functions of two numbers whose values mpmath judges: eager's formula loses digits.
+CANCELLING = ("logaddexp", "logaddexp2")
 # Functions of single numbers that mpmath judges, by name.
 FUNCTIONS = {fn.name: fn for fn in functions()}
 FUNCTIONS |= {f"modified_bessel_{name}": FUNCTIONS[name] for name in ("i0", "i1")}
@@ -519,7 +521,8 @@ class Judge:
         return ""
 
     def _by_mpmath(self, sample: Sample, expected: Answer) -> Answer:
-        """Eager's answer in float64, with mpmath's values and derivatives in place of eager's for functions of one number."""
+        """Eager's answer in float64, with mpmath's values and derivatives in place of eager's for functions of one number, and values of two
+        that cancel."""
         if sample.is_special and "polygamma" in self.unit.op:  # mpmath raises there, or takes minutes
             return expected
         fn = FUNCTIONS.get(self.unit.op.rpartition(".")[2])
@@ -530,6 +533,11 @@ class Judge:
             (eps,) = (leaf for leaf in sample.leaves if not isinstance(leaf, torch.Tensor))
             unbounded = FUNCTIONS["logit"].exact
             fn = dataclasses.replace(FUNCTIONS["logit"], exact=lambda x: unbounded(min(max(x, eps), 1 - eps)))
+        elif len(sample.leaves) == 2 and self.unit.op in CANCELLING and not self.backward:
+            value = expected.tensors[0].detach()
+            operands = [t.broadcast_to(value.shape).flatten().tolist() for t in sample.tensors]
+            values = [exact_value(FUNCTIONS[self.unit.op], pair) for pair in zip(*operands, strict=True)]
+            return Answer([_replaced(value, values)], expected.calls)
         elif len(sample.leaves) != 1:
             return expected
         if fn is None or fn.arity != 1 or expected.random:
