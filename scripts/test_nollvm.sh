@@ -8,7 +8,7 @@ fail() {
   exit 1
 }
 
-"$build/tests/cpp/deplo_tests"
+scripts/test_cpp.sh "$build/tests/cpp/deplo_tests" "$(nproc)"
 ! nm "$build"/deplo/_C*.so | grep -q -i '_ZN4llvm' || fail "LLVM is linked"
 
 # The package beside this build's extension.

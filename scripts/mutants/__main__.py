@@ -1,6 +1,6 @@
 """Mutation testing: changes one place of a pass or a rule at a time and looks whether the tests notice.
 
-    python scripts/mutants [--count 200] [--seed 0] [--jobs 2] [--benches 2] [--folder build-mutants] [--only csrc/passes]
+    python scripts/mutants [--count 200] [--seed 0] [--jobs 2] [--benches 2] [--folder build-mutants] [--only csrc/passes | --only deplo/]
 
 One copy of the tree in `--folder` holds all mutants at once; a number in a shared file says which one is active, so that there is one build.
 Each test runs once without mutants, which tells how long it takes and which mutants it reaches; a mutant is then judged by the tests that
@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from places import Mutant, all_mutants, instrumented, overlaps, shuffled
-from runners import FILES, CppTests, PythonTests, Test, signature
+from python_places import python_mutants
+from runners import FILES, PYTHON_FILES, CppTests, PythonTests, Test, signature
 from shared import MOST, Shared
 
 HERE = Path(__file__).resolve().parent
@@ -97,8 +98,8 @@ class Workshop:
             if name in by_file:
                 changed, lines[name] = instrumented(text.decode(), by_file[name])
                 text = changed.encode()
-            if name == "CMakeLists.txt":
-                quoted = "\n  ".join(f"${{PROJECT_SOURCE_DIR}}/{path}" for path in sorted(by_file))
+            if name == "CMakeLists.txt" and (sources := [path for path in sorted(by_file) if path.endswith(".cpp")]):
+                quoted = "\n  ".join(f"${{PROJECT_SOURCE_DIR}}/{path}" for path in sources)
                 text += f"set_property(SOURCE\n  {quoted}\n  TARGET_DIRECTORY deplo_core APPEND PROPERTY COMPILE_OPTIONS -w)\n".encode()
             self._write(self.tree / name, text)
         self._write(self.tree / "csrc/base/mutant.h", (HERE / "mutant.h").read_bytes())
@@ -132,7 +133,14 @@ class Workshop:
                 return
 
     def _compile(self, lines: dict[str, dict[int, list[int]]], chosen: dict[int, Mutant]) -> set[int]:
-        """The mutants that do not compile; none: everything is built."""
+        """The mutants that do not compile; none: everything is built. Those of Python need no build but that of `make build`."""
+        if all(mutant.path.endswith(".py") for mutant in chosen.values()):
+            built = [ROOT / "build", *(ROOT / "deplo").glob("_C*.so")]
+            for path in built:
+                link = self.tree / path.relative_to(ROOT)
+                link.unlink(missing_ok=True)
+                link.symlink_to(path)
+            return set()
         if not (self.tree / "build/build.ninja").exists():
             # The flags of `make build`: ccache then has all files without mutants.
             configure = ["cmake", "-G", "Ninja", f"-DPython3_EXECUTABLE={self.python}", "-DDEPLO_WERROR=ON", "-DCMAKE_BUILD_TYPE=Release"]
@@ -160,16 +168,16 @@ class Workshop:
     # Tests.
 
     def measure(self, skip: str, slowest: float, benches: int) -> None:
-        """Which mutants each test reaches, and how long it takes."""
+        """Which mutants each test reaches, and how long it takes. C++ tests reach none of Python."""
         self.benches = [Bench(self, k) for k in range(benches)]
         first = self.benches[0]
-        self.cpp_names = set(first.cpp.names)
+        self.cpp_names = set(first.cpp.names if any(mutant.path.endswith(".cpp") for mutant in self.mutants.values()) else [])
         state = self.folder / "coverage.json"
         stamp = json.dumps(sorted((number, mutant.key) for number, mutant in self.mutants.items()))
         known: dict[str, Any] = json.loads(state.read_text()) if state.exists() else {}
         known = known if known.get("stamp") == stamp else {"stamp": stamp, "tests": {}}
         start = time.monotonic()
-        names = [name for name in (*first.cpp.names, *first.pytest.names) if not (skip and re.search(skip, name))]
+        names = [name for name in (*sorted(self.cpp_names), *first.pytest.names) if not (skip and re.search(skip, name))]
         signs = {name: signature(self.tree, name) for name in names}
 
         def is_known(name: str) -> bool:
@@ -266,16 +274,17 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="of the build")
     parser.add_argument("--benches", type=int, default=1, help="mutants judged at once; all but the first wait while the machine does other work")
     parser.add_argument("--folder", type=Path, default=ROOT / "build-mutants")
-    parser.add_argument("--only", default="", help="files whose path begins so")
+    parser.add_argument("--only", default="csrc/", help="files whose path begins so; deplo/ for those in Python")
     parser.add_argument("--budget", type=float, default=0, help="seconds of tests for a mutant; by default all that reach it")
-    parser.add_argument("--files", default=",".join(FILES), help="files and folders of Python tests, separated by commas")
+    parser.add_argument("--files", default="", help="files and folders of Python tests, separated by commas")
     parser.add_argument("--slowest", type=float, default=60, help="seconds of a test: longer ones are left out")
     parser.add_argument("--skip", default="", help="regular expression: tests to leave out, where time is short")
     parser.add_argument("--again", action="store_true", help="judge survivors by tests that did not judge them yet, new and changed ones among them")
     parser.add_argument("--list", action="store_true", help="print the mutants, run nothing")
     options = parser.parse_args()
 
-    everything = list(all_mutants(ROOT, options.only))
+    of_python = options.only.startswith("deplo")
+    everything = list((python_mutants if of_python else all_mutants)(ROOT, options.only))
     known_equivalent = equivalents()
     order = [mutant for mutant in shuffled(everything, options.seed) if mutant.key not in known_equivalent]
     if options.list:
@@ -284,7 +293,7 @@ def main() -> int:
         print(f"{len(everything)} places")
         return 0
 
-    workshop = Workshop(options.folder, options.jobs, options.files.split(","))
+    workshop = Workshop(options.folder, options.jobs, options.files.split(",") if options.files else PYTHON_FILES if of_python else FILES)
     workshop.build(order, options.count)
     workshop.measure(options.skip, options.slowest, options.benches)
     record = workshop.folder / "results.jsonl"

@@ -217,7 +217,8 @@ def overlaps(a: Mutant, b: Mutant) -> bool:
 
 def instrumented(text: str, mutants: list[tuple[int, Mutant]]) -> tuple[str, dict[int, list[int]]]:
     """The file with mutants in it, by number, and the lines of the result that belong to each."""
-    parts = ['#include "base/mutant.h"\n#line 1\n']
+    cpp = mutants[0][1].path.endswith(".cpp")
+    parts = ['#include "base/mutant.h"\n#line 1\n'] if cpp else []
     lines: dict[int, list[int]] = {}
     at = 0
     for number, mutant in sorted(mutants, key=lambda pair: pair[1].start):
@@ -228,7 +229,7 @@ def instrumented(text: str, mutants: list[tuple[int, Mutant]]) -> tuple[str, dic
         first = text.count("\n", 0, mutant.start) + 1
         last = first + replaced.count("\n")
         lines[number] = list(range(first, last + 1))
-        body = re.sub(r"//[^\n]*", "", body) if "\n" in body else body
+        body = re.sub(r"//[^\n]*" if cpp else r"#[^\n]*", "", body) if "\n" in body else body
         parts.append(body.replace("\n", " ") + "\n" * replaced.count("\n"))
         at = mutant.end
     parts.append(text[at:])

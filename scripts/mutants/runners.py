@@ -26,6 +26,14 @@ FILES = [
     ),
     *(f"tests/python/test_{name}.py" for name in ("front_backend", "front_mixed", "front_schedules", "bad_input", "opinfo", "fuzz", "guard")),
 ]
+# What reads deplo/*.py as well.
+PYTHON_FILES = [
+    f"tests/python/test_{name}.py"
+    for name in (
+        *("aliases", "bad_input", "contract", "dtypes", "dynamic", "formulas", "front_backend", "front_import", "front_mixed"),
+        *("mutation", "operators", "opinfo", "rules_overloads", "strides", "training"),
+    )
+]
 OF_GPUS = re.compile("CUDA|NVRTC")  # these call compilers for every kernel, and their schedules are no mutants
 
 

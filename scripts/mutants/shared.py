@@ -26,6 +26,11 @@ class Shared:
     def forget(self) -> None:
         self.memory[4:] = bytes(MOST)
 
+    def asks(self, number: int) -> bool:
+        """Whether the mutant is active; it is noted as reached."""
+        self.memory[4 + number] = 1
+        return bool(struct.unpack("<i", self.memory[0:4])[0] == number)
+
     def reached(self) -> list[int]:
         return [k for k, byte in enumerate(self.memory[4:]) if byte]
 

@@ -383,3 +383,13 @@ def test_gradient_of_binary_cross_entropy_beside_its_poles():
         given = x.clone().requires_grad_()
         slopes += torch.autograd.grad(fn(given, target), given)
     torch.testing.assert_close(slopes[1], slopes[0], rtol=4e-16, atol=0)
+
+
+@needs_core
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_first_derivative_of_digamma_has_no_limit_far_below(dtype):
+    x = torch.tensor([-INF, INF, NAN, -1.0, 2.5], dtype=dtype, requires_grad=True)
+    torch.compile(torch.digamma, backend="deplo", options={"strict": True})(x).sum().backward()
+    slopes = x.grad.tolist()
+    assert math.isnan(slopes[0]) and slopes[1] == 0 and math.isnan(slopes[2]) and slopes[3] == INF
+    assert abs(slopes[4] - 0.4903577561002349) <= torch.finfo(dtype).eps

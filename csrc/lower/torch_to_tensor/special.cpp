@@ -1,4 +1,5 @@
 #include <cmath>
+#include <limits>
 
 #include "base/error.h"
 #include "lower/torch_to_tensor/formula.h"
@@ -28,7 +29,11 @@ Values polygamma(Builder& b, const Call& call) {
   if (n == 0) return of_self<Fn::digamma>(b, call);
   Formula x{&b, operand(b, call, "self", DType::f64)};
   double factor = std::tgamma(static_cast<double>(n) + 1) * (n % 2 ? 1 : -1);
-  return finish(b, call, (x.literal(static_cast<double>(n) + 1).with(Fn::zeta, x) * factor).value);
+  Formula derivative = x.literal(static_cast<double>(n) + 1).with(Fn::zeta, x) * factor;
+  // Eager's first derivative goes through the sine of pi x, which has no limit; the others are infinite, as at poles.
+  double infinity = std::numeric_limits<double>::infinity();
+  if (n == 1) derivative = select(equals(x, -infinity), x.literal(std::numeric_limits<double>::quiet_NaN()), derivative);
+  return finish(b, call, derivative.value);
 }
 
 // log P(X <= x): by erfcx where P is small.
