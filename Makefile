@@ -59,7 +59,7 @@ test-cpp: build ## C++ tests
 	@echo "== C++ tests"; scripts/test_cpp.sh $(BUILD)/tests/cpp/deplo_tests $(JOBS)
 
 test-golden: build ## golden files of every pass
-	@echo "== golden files"; $(PY) -m pytest -q tests/ir
+	@echo "== golden files"; $(PY) -m pytest -q -n $(JOBS) tests/ir
 
 test-python: build ## Python tests, with the IR verified after every pass
 	@echo "== Python tests"; DEPLO_VERIFY=1 $(PY) -m pytest -q -n $(JOBS) tests/python

@@ -34,12 +34,13 @@ class Executable:
         self._writes = imported.writes
         self._has_bases = imported.has_bases
         self._refusal = _checker(imported)
+        self._derived = _derived(imported)
         self._failed = False
         self._lock = threading.Lock()
 
     def boxed(self) -> Callable[[list[Any]], Any]:
         """The function for AOTAutograd."""
-        run, arguments, constants, refusal = self._run, self._arguments, self._constants, self._refusal
+        run, arguments, constants, refusal, derived = self._run, self._arguments, self._constants, self._refusal, self._derived
         takes_all = not constants and arguments == list(range(self._inputs))
 
         def call(args: list[Any]) -> Any:
@@ -47,10 +48,11 @@ class Executable:
                 return self._eager(args)
             inputs = list(args)
             args.clear()
-            if refusal is not None and (why := refusal(inputs)):
+            given = inputs if derived is None else [*inputs, *derived(inputs)]
+            if refusal is not None and (why := refusal(given)):
                 return self._pass_on(inputs, UnsupportedError(why))
             try:
-                results = run(inputs if takes_all else [inputs[i] for i in arguments] + constants)
+                results = run(inputs if takes_all else [given[i] for i in arguments] + constants)
             except InternalError as error:
                 return self._fall_back(inputs, error)
             except UnsupportedError as error:  # of an input, before anything ran
@@ -63,7 +65,7 @@ class Executable:
                 raise self._in_eagers_words(inputs, error) from None
             if self._direct:
                 return results
-            return [read(results, inputs) for read in self._outputs]
+            return [read(results, given) for read in self._outputs]
 
         call._boxed_call = True  # type: ignore[attr-defined]
         call._deplo = self  # type: ignore[attr-defined]
@@ -144,9 +146,22 @@ def _reader(output: Output, symbols: dict[str, tuple[int, int | None]]) -> Calla
 def _values(exprs: list[Any], symbols: dict[str, tuple[int, int | None]]) -> Callable[[list[Any]], tuple[int, ...]]:
     """A function from a call's inputs to the values of `exprs`."""
     names = sorted({str(symbol.name) for expr in exprs for symbol in expr.free_symbols})
+    return _at_inputs(sizes.evaluator(names, exprs), names, symbols)
+
+
+def _at_inputs(
+    evaluate: Callable[..., tuple[int, ...]], names: list[str], symbols: dict[str, tuple[int, int | None]]
+) -> Callable[[list[Any]], tuple[int, ...]]:
     places = [symbols[name] for name in names]
-    evaluate = sizes.evaluator(names, exprs)
     return lambda inputs: evaluate(*(inputs[at] if dim is None else inputs[at].shape[dim] for at, dim in places))
+
+
+def _derived(imported: Imported) -> Callable[[list[Any]], tuple[int, ...]] | None:
+    """A function from a call's inputs to the sizes that Python computes; none where there are none."""
+    if not imported.derived:
+        return None
+    names = sorted({str(symbol.name) for name in imported.derived for symbol in sizes.sources(name)})
+    return _at_inputs(sizes.derived(names, imported.derived), names, imported.symbols)
 
 
 def _checker(imported: Imported) -> Callable[[list[Any]], str] | None:

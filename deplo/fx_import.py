@@ -77,6 +77,7 @@ class Imported:
     written: list[int] = dataclasses.field(default_factory=list)  # positions of the FX graph's inputs that the program writes
     on_cpu: bool = True  # whether every tensor of the graph is
     training: bool = False  # whether it is a part of a training step
+    derived: list[str] = dataclasses.field(default_factory=list)  # sizes that Python computes (sizes.is_derived): inputs after those of the FX graph
 
 
 def import_graph(
@@ -156,6 +157,7 @@ class _Importer:
                 outputs, returned = self._outputs(node)
             elif node.op != "placeholder":
                 raise UnsupportedError(f"the graph has a {node.op} node ({node.target})")
+        derived = self._derived_inputs(len(placeholders))
         text = self._text(returned)
         self._check_symbols(outputs)
         hints = {name: hint for name, symbol in self.used_symbols.items() if (hint := sizes.hint_of(symbol, self.shape_env)) is not None}
@@ -174,7 +176,21 @@ class _Importer:
             self.devices,
             self.written,
             self.on_cpu,
+            derived=derived,
         )
+
+    def _derived_inputs(self, count: int) -> list[str]:
+        """The derived sizes that no input has; they come after the `count` inputs of the graph."""
+        names = [name for name in sorted(self.used_symbols) if sizes.is_derived(name) and name not in self.symbols]
+        for name in names:
+            missing = sorted(str(symbol.name) for symbol in sizes.sources(name) if str(symbol.name) not in self.symbols)
+            if missing:
+                raise UnsupportedError(f"a size is a rounded float of {', '.join(missing)}, which no input has as a size")
+        for at, name in enumerate(names):
+            self.symbols[name] = (count + at, None)
+            self.inputs.append(f"{name}: sym")
+            self.arguments.append(count + at)
+        return names
 
     def _text(self, returned: list[str]) -> str:
         ranges = [f"{name} in {sizes.range_text(symbol, self.shape_env)}" for name, symbol in sorted(self.used_symbols.items())]

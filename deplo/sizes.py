@@ -5,6 +5,10 @@ Nothing here may install a guard: expressions are read from `sym.node.expr`, nev
 
 from __future__ import annotations
 
+import functools
+import math
+import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +21,89 @@ _INT64_MAX = (1 << 63) - 1
 
 
 def expr_of(size: int | torch.SymInt) -> sympy.Expr:
-    """The sympy expression of a size, as it stands."""
-    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(int(size))
+    """The sympy expression of a size, as it stands, but with a symbol for each number that floats round to (`is_derived`)."""
+    return _with_derived(size.node.expr) if isinstance(size, torch.SymInt) else sympy.Integer(int(size))
+
+
+# Derived sizes: integers that deplo's expressions cannot say, as trunc(1.7 * s0). Python computes them at each call.
+
+_ROUNDINGS = {"FloorToInt": "floor", "CeilToInt": "ceil", "TruncToInt": "int", "RoundToInt": "round"}
+_meanings: dict[str, sympy.Expr] = {}
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _with_derived(expr: sympy.Expr) -> sympy.Expr:
+    if not expr.args:
+        return expr
+    return expr.replace(
+        lambda part: type(part).__name__ in _ROUNDINGS and _rounded_quotient(part) is None and _rounding(part) is not None, _symbol_for
+    )
+
+
+def _symbol_for(expr: sympy.Expr) -> sympy.Symbol:
+    name = f"sr{zlib.crc32(str(expr).encode())}"
+    # Symbols of one name differ from graph to graph in what is assumed of them: the text tells.
+    if (known := str(_meanings.setdefault(name, expr))) != str(expr):
+        raise UnsupportedError(f"the symbolic sizes {expr} and {known} have the same checksum")
+    _meanings[name] = expr
+    return sympy.Symbol(name, integer=True)
+
+
+def is_derived(name: str) -> bool:
+    return name in _meanings
+
+
+def sources(name: str) -> set[sympy.Symbol]:
+    """The symbols that a derived size follows from; of another symbol, none."""
+    found: set[sympy.Symbol] = set()
+    for symbol in _meanings[name].free_symbols if is_derived(name) else ():
+        found |= sources(symbol.name) or {symbol}
+    return found
+
+
+def _derived_text(name: str) -> str:
+    """Python text of a derived size, in its sources."""
+    text = _rounding(_meanings[name]) or ""
+    return re.sub(r"\bsr\d+\b", lambda match: _derived_text(match[0]) if is_derived(match[0]) else match[0], text)
+
+
+def _range_of(symbol: sympy.Symbol, shape_env: Any) -> Any:
+    if not is_derived(symbol.name):
+        return shape_env.var_to_range.get(symbol)
+    from torch.utils._sympy.value_ranges import bound_sympy
+
+    meaning = _meanings[symbol.name]
+    ranges = {part: values for part in meaning.free_symbols if (values := _range_of(part, shape_env)) is not None}
+    return bound_sympy(meaning, ranges) if len(ranges) == len(meaning.free_symbols) else None
+
+
+def _rounding(expr: sympy.Expr) -> str | None:
+    """Python text of a float of sizes that is rounded to an integer; nothing where the order of PyTorch's operations is not known."""
+    inner = _float(expr.args[0])
+    return None if inner is None else f"{_ROUNDINGS[type(expr).__name__]}({inner})"
+
+
+def _float(expr: sympy.Expr) -> str | None:
+    kind = type(expr).__name__
+    if expr.is_Float:
+        return repr(float(expr))
+    try:
+        if kind == "ToFloat":
+            return f"float({to_text(expr.args[0])})"
+        if kind == "IntTrueDiv":
+            return "(" + " / ".join(f"({to_text(arg)})" for arg in expr.args) + ")"
+    except UnsupportedError:
+        return None
+    sign = {"FloatTrueDiv": "/"}.get(kind, "*" if expr.is_Mul else "+" if expr.is_Add else "")
+    parts = [_float(arg) for arg in expr.args]
+    # Sums and products of three floats depend on an order that sympy does not keep.
+    return None if not sign or len(parts) != 2 or None in parts else f"({parts[0]} {sign} {parts[1]})"
+
+
+def derived(symbols: Sequence[str], names: Sequence[str]) -> Callable[..., tuple[int, ...]]:
+    """A function from the values of `symbols`, in order, to those of the derived sizes `names`."""
+    body = "".join(f"{_derived_text(name)}, " for name in names)
+    return _function(f"lambda {', '.join(symbols)}: ({body})")
 
 
 def _infix(operator: str) -> Callable[[Sequence[str]], str]:
@@ -118,7 +203,7 @@ def _bound(value: Any) -> str:
 
 def range_text(symbol: sympy.Symbol, shape_env: Any) -> str:
     """`2..4096`: the inclusive range that the guards of this graph allow, open where unbounded."""
-    values = shape_env.var_to_range.get(symbol) if shape_env is not None else None
+    values = _range_of(symbol, shape_env) if shape_env is not None else None
     return ".." if values is None else f"{_bound(values.lower)}..{_bound(values.upper)}"
 
 
@@ -168,6 +253,9 @@ def _example(symbol: sympy.Symbol, shape_env: Any) -> Any:
 
 def hint_of(symbol: sympy.Symbol, shape_env: Any) -> int | None:
     """An example value; nothing for symbols that stand for data."""
+    if is_derived(symbol.name):
+        examples = {str(part.name): hint_of(part, shape_env) for part in sources(symbol.name)}
+        return None if None in examples.values() else derived(list(examples), [symbol.name])(*examples.values())[0]
     value = _example(symbol, shape_env)
     return int(value) if getattr(value, "is_Integer", False) else None
 
@@ -210,6 +298,10 @@ def _is_linear(expr: sympy.Expr, symbol: sympy.Symbol) -> bool:
 def evaluator(symbols: Sequence[str], exprs: Sequence[sympy.Expr]) -> Callable[..., tuple[int, ...]]:
     """A function from the values of `symbols`, in order, to those of `exprs`."""
     body = ", ".join(to_text(e) for e in exprs)
-    code = f"lambda {', '.join(symbols)}: ({body}{',' if exprs else ''})"
-    function: Callable[..., tuple[int, ...]] = eval(code, {"__builtins__": {}, "min": min, "max": max})  # text made above, of integers and symbols
+    return _function(f"lambda {', '.join(symbols)}: ({body}{',' if exprs else ''})")
+
+
+def _function(code: str) -> Callable[..., tuple[int, ...]]:
+    names = {"min": min, "max": max, "int": int, "float": float, "floor": math.floor, "ceil": math.ceil, "round": round}
+    function: Callable[..., tuple[int, ...]] = eval(code, {"__builtins__": {}, **names})  # text made above, of numbers and symbols
     return function

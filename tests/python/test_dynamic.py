@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 
 import pytest
@@ -402,6 +403,8 @@ RESIZES = {
     "twice as large": {"scale_factor": 2.0, "mode": "nearest"},
     "half as large again": {"scale_factor": 1.5, "mode": "bilinear"},
     "half": {"scale_factor": 0.5, "mode": "bilinear", "align_corners": True},
+    "1.7 times": {"scale_factor": 1.7, "mode": "bilinear"},
+    "0.3 and 2.3 times": {"scale_factor": (0.3, 2.3), "mode": "nearest"},
 }
 
 
@@ -418,6 +421,61 @@ def test_interpolation_of_any_size(name, guards_added):
             check(compiled(x), fn(x), exact(fn, x))
     assert compiler.graphs <= 2  # Dynamo may compare the sizes with those of its first call
     assert set(guards_added) == {0}
+
+
+# Sizes that are rounded floats of others: Python computes them at each call.
+PARTS = {
+    "two parts": lambda x: (x[: int(x.shape[0] * 0.8)] * 2).sum(0) + x[int(x.shape[0] * 0.8) :].mean(0),
+    "a view": lambda x: x[: int(x.shape[0] * 0.8)],
+    "rounded up": lambda x: x[: math.ceil(x.shape[0] * 0.37)] + 1,
+    "rounded down": lambda x: x[: math.floor(x.shape[0] / 2.7)].exp(),
+    "to the nearest": lambda x: x[: round(x.shape[0] * 0.37)] + 1,
+    "of a rounded one": lambda x: x[: int(int(x.shape[0] * 0.8) * 0.7)].sum(1),
+    "of both axes": lambda x: x[: int(x.shape[0] * 0.8), : int(x.shape[1] * 0.45)].softmax(0),
+    "a padding": lambda x: F.pad(x, (0, int(x.shape[1] * 0.3))).sin(),
+    "a product": lambda x: x[: int(x.shape[0] * 0.8)] @ x[: int(x.shape[0] * 0.8)].t(),
+    "a new tensor": lambda x: torch.ones(int(x.shape[0] * 1.3), x.shape[1]).cumsum(0).mean(0) + x[0],
+    "beside a call of ATen": lambda x: x[: int(x.shape[0] * 0.8)].sort(0).values.cos(),
+    "a number": lambda x: x * int(x.shape[0] * 0.7),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_sizes_that_are_rounded_floats_of_others(name, guards_added):
+    fn = PARTS[name]
+    compiler = Compiler()
+    compiled = compiler(fn, dynamic=True)
+    for rows, columns in ((10, 20), (15, 9), (23, 31), (40, 14)):
+        x, y, z = (torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows), dtype=torch.float32) for _ in range(3))
+        z = z.double()
+        with torch.no_grad():
+            same(compiled(x), fn(x), exact=fn(z))
+        results = [call(t.requires_grad_()) for call, t in ((compiled, x), (fn, y), (fn, z))]
+        for result in results:
+            result.sin().sum().backward()
+        same(results[0].detach(), results[1].detach(), exact=results[2].detach())
+        same(x.grad, y.grad, exact=z.grad)
+    assert compiler.graphs == 2  # with and without gradients
+    assert set(guards_added) == {0}
+
+
+def test_a_size_that_is_a_rounded_float_of_data():
+    """No input has it as a size: the part of the graph runs in ATen, or the whole."""
+
+    def fn(x):
+        kept = x[x > 0]
+        return kept[: int(kept.shape[0] * 0.3)].sum()
+
+    torch._dynamo.config.capture_dynamic_output_shape_ops, before = True, torch._dynamo.config.capture_dynamic_output_shape_ops
+    try:
+        compiled = torch.compile(fn, backend="deplo", dynamic=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for count in (20, 33):
+                x = torch.randn(count, generator=torch.Generator().manual_seed(count))
+                same(compiled(x), fn(x))
+    finally:
+        torch._dynamo.config.capture_dynamic_output_shape_ops = before
 
 
 def test_roots_of_quotients_of_sizes_are_compiled():
