@@ -423,6 +423,32 @@ def test_interpolation_of_any_size(name, guards_added):
     assert set(guards_added) == {0}
 
 
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_a_skip_connection_between_images_of_any_size(mode):
+    """The convolution reads points whose indices are computed in floats."""
+    torch.manual_seed(0)
+
+    class Skip(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down, self.join = nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.Conv2d(12, 3, 1)
+
+        def forward(self, x):
+            return self.join(torch.cat([x, F.interpolate(self.down(x).relu(), size=x.shape[-2:], mode=mode)], 1))
+
+    model = Skip()
+    wide = copy.deepcopy(model).double()
+    compiled = torch.compile(model, backend="deplo", dynamic=True, options={"strict": True})
+    for shape in ((2, 4, 16, 18), (3, 4, 9, 31), (1, 4, 40, 7)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(shape[2]))
+        y, z = x.clone(), x.double()
+        results = [call(t.requires_grad_()) for call, t in ((compiled, x), (model, y), (wide, z))]
+        for result in results:
+            result.sum().backward()
+        same(results[0], results[1], exact=results[2])
+        same(x.grad, y.grad, exact=z.grad)
+
+
 # Sizes that are rounded floats of others: Python computes them at each call.
 PARTS = {
     "two parts": lambda x: (x[: int(x.shape[0] * 0.8)] * 2).sum(0) + x[int(x.shape[0] * 0.8) :].mean(0),

@@ -52,6 +52,18 @@ def test_reductions_are_as_exact_as_eager(reduction, monkeypatch):
 
 
 @needs_core
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_equal_numbers_have_no_variance(dtype):
+    """As in eager mode, whose running mean stays where it is; a sum of float64 divided by their number is not always one of them."""
+    f = torch.compile(lambda x: (x.var(0), x.std(1), *torch.var_mean(x, 0)), backend="deplo", options={"strict": True}, dynamic=False)
+    column = torch.randn(1, 40, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    var, std, again, _ = f(column.expand(7, 40).contiguous())
+    assert not var.any() and not again.any() and std.all()
+    _, std, _, _ = f(column[:, :7].T.expand(7, 40).contiguous())
+    assert not std.any()
+
+
+@needs_core
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_products_round_once(dtype):
     """Of factors that nearly cancel, over all and over rows and columns; eager's error grows with their number."""

@@ -94,6 +94,14 @@ void ContractionScheduler::prefetch_operand(const Item& item, const Operand& ope
 void ContractionScheduler::prefetch_at(const Operand& operand, const Substitution& map, tile_ir::Block& into, int level) {
   const loop_ir::Load* main = main_load(operand);
   if (!main) return;
+  std::set<std::string> read;
+  for (Expr e : main->index) collect_symbols(e, read);
+  // An index that is computed or loaded (a gather) is known only where the value is.
+  for (const auto& stmt : operand.slice) {
+    const auto* let = std::get_if<loop_ir::Let>(&stmt->node);
+    const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+    if (read.count(let ? let->name : load ? load->name : "") > 0) return;
+  }
   std::vector<Expr> index;
   for (Expr e : main->index) index.push_back(substitute(e, map));
   into.push_back(make(tile_ir::Prefetch{main->buffer, std::move(index), level}));

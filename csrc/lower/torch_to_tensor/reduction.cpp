@@ -144,7 +144,8 @@ struct Moments {
   Value mean;
 };
 
-// Two passes in float64, as eager accumulates: (sum (x - mean)^2) / max(0, n - correction).
+// In float64, as eager accumulates: (sum (x - mean)^2) / max(0, n - correction). What the mean of float64 loses is added to it, so that equal
+// numbers have no variance; that of narrower ones loses nothing then.
 Moments moments(Builder& b, const Call& call) {
   Value input = call.tensor("self");
   DEPLO_SUPPORT(is_float(input.type.dtype), "variance of {}", to_string(input.type.dtype));
@@ -158,6 +159,7 @@ Moments moments(Builder& b, const Call& call) {
     correction = call.boolean("unbiased", true) ? 1 : 0;
   }
   Value center = mean_dims(b, x, dims, true);
+  if (input.type.dtype == DType::f64) center = b.apply(Fn::add, {center, mean_dims(b, b.apply(Fn::sub, {x, center}), dims, true)});
   Value m2 = reduce_dims(b, Combiner::sum, square(b, b.apply(Fn::sub, {x, center})), dims, keepdim);
   Value count = size_value(b, DType::f64, reduced_count(x, dims));
   Value divisor = b.apply(Fn::max, b.apply(Fn::sub, count, correction), 0);
