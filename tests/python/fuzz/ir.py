@@ -300,14 +300,16 @@ LOST = 1e-3  # of a result, by rounding to float32: then float64 loses more than
 
 
 def _rounding(text: str, inputs: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[float]:
-    """How far rounding alone brings each result from `wanted`: that of every operation to its dtype, of inputs that are moved by an ulp, too."""
+    """How far rounding alone brings each result from `wanted`: that of every operation to its dtype, of inputs that are moved by an ulp, too.
+    Infinite where a step passes float32's largest number, as the exponential of a large sum does.
+    """
     farthest = [0.0] * len(wanted)
     for turn in range(4):
         generator = torch.Generator().manual_seed(turn)
         there = [moved(t, generator) for t in inputs] if turn else inputs
         for k, (t, exact) in enumerate(zip(_C.interpret(text, there, "typed"), wanted, strict=True)):
             if t.numel():
-                farthest[k] = max(farthest[k], float((t.double() - exact).abs().nan_to_num(0.0, 0.0, 0.0).max()))
+                farthest[k] = max(farthest[k], float((t.double() - exact).abs().nan_to_num(math.inf).max()))
     return farthest
 
 
@@ -327,7 +329,7 @@ def _compare(
         if b.numel() and not (a - b).abs().max() <= tolerance * scale:
             lost = rounding()[k]
             # The sine of a large sum: in float64 too, where float32 has but three digits left of it.
-            if (is_typed or lost > LOST * scale) and (a - b).abs().max() <= tolerance * scale + 4 * lost:
+            if (is_typed or lost > LOST * scale) and (a - b).abs().nan_to_num(math.inf).max() <= tolerance * scale + 4 * lost:
                 continue
             at = tuple(torch.argmax((a - b).abs().nan_to_num(math.inf)).unsqueeze(0).tolist())
             raise IrWrong(f"{what}: result {k} is {a.flatten()[at[0]]:.9g} for {b.flatten()[at[0]]:.9g} at element {at[0]}", text)
