@@ -94,7 +94,7 @@ def _float(expr: sympy.Expr) -> str | None:
             return "(" + " / ".join(f"({to_text(arg)})" for arg in expr.args) + ")"
     except UnsupportedError:
         return None
-    sign = {"FloatTrueDiv": "/"}.get(kind, "*" if expr.is_Mul else "+" if expr.is_Add else "")
+    sign = "/" if kind == "FloatTrueDiv" else "*" if expr.is_Mul else "+" if expr.is_Add else ""
     parts = [_float(arg) for arg in expr.args]
     # Sums and products of three floats depend on an order that sympy does not keep.
     return None if not sign or len(parts) != 2 or None in parts else f"({parts[0]} {sign} {parts[1]})"

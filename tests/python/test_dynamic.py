@@ -449,6 +449,24 @@ def test_a_skip_connection_between_images_of_any_size(mode):
         same(x.grad, y.grad, exact=z.grad)
 
 
+def test_a_returned_view_of_an_expanded_leaf():
+    """Its elements overlap in memory, and the gradient of as_strided would be divided among them."""
+
+    def fn(x):
+        return x.reshape(x.shape[0], -1), x.sin()
+
+    compiled = torch.compile(fn, backend="deplo", dynamic=True, options={"strict": True})
+    for rows, columns in ((4, 5), (7, 3)):
+        x = torch.randn(rows, 1, generator=torch.Generator().manual_seed(rows)).expand(rows, columns).detach()
+        cotangent = torch.randn(rows, columns, generator=torch.Generator().manual_seed(columns))
+        gradients = []
+        for call in (compiled, fn):
+            leaf = x.detach().requires_grad_()
+            call(leaf)[0].backward(cotangent)
+            gradients.append(leaf.grad)
+        torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
 # Sizes that are rounded floats of others: Python computes them at each call.
 PARTS = {
     "two parts": lambda x: (x[: int(x.shape[0] * 0.8)] * 2).sum(0) + x[int(x.shape[0] * 0.8) :].mean(0),
