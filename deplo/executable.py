@@ -7,11 +7,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 
 from . import sizes
 from .errors import FallbackWarning, InternalError, UnsupportedError, UserError
-from .fx_import import Imported, Output
+from .fx_import import Imported, Output, ViewStep
 
 
 class Executable:
@@ -186,19 +187,39 @@ def _checker(imported: Imported) -> Callable[[list[Any]], str] | None:
 def _view_reader(output: Output, symbols: dict[str, tuple[int, int | None]]) -> Callable[[list[Any], list[Any]], Any]:
     rank = len(output.layout[0])
     layout = _values(output.layout_exprs(), symbols)
+    steps = None if output.steps is None else _replayer(output.steps, symbols)
 
     def read(results: list[Any], inputs: list[Any]) -> torch.Tensor:
         base: torch.Tensor = inputs[output.index] if output.of_input else results[output.index]
         if output.detached == "base":
             base = base.detach()
-        values = layout(inputs)
-        if values == (*base.shape, *base.stride(), 0):  # autograd divides the gradient of as_strided among elements that overlap
-            view = base.view_as(base)
-            return view.detach() if output.detached == "itself" else view
-        view = base.as_strided(values[:rank], values[rank : 2 * rank], base.storage_offset() + values[-1])
+        if steps is not None:
+            view = steps(base, inputs)
+        else:
+            values = layout(inputs)
+            view = base.as_strided(values[:rank], values[rank : 2 * rank], base.storage_offset() + values[-1])
         return view.detach() if output.detached == "itself" else view
 
     return read
+
+
+def _replayer(steps: list[ViewStep], symbols: dict[str, tuple[int, int | None]]) -> Callable[[torch.Tensor, list[Any]], torch.Tensor]:
+    """A function that takes these views of a tensor as autograd would record them in eager mode, given a call's inputs."""
+    leaves, tree = torch.utils._pytree.tree_flatten([(step.args, step.kwargs) for step in steps])
+    places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, sympy.Expr)]
+    values = _values([leaves[at] for at in places], symbols)
+
+    def view_of(tensor: torch.Tensor, inputs: list[Any]) -> torch.Tensor:
+        filled = list(leaves)
+        for at, value in zip(places, values(inputs), strict=True):
+            filled[at] = value
+        # What AOTAutograd takes again from the graph's input is then this chain; without, it is one as_strided.
+        with torch.autograd.grad_mode._force_original_view_tracking(True):
+            for step, (args, kwargs) in zip(steps, torch.utils._pytree.tree_unflatten(filled, tree), strict=True):
+                tensor = step.call(tensor, *args, **kwargs)
+        return tensor
+
+    return view_of
 
 
 def repack(model: torch.nn.Module) -> None:

@@ -44,6 +44,15 @@ BY_STORAGE = ("as_strided", "as_strided_copy", "as_strided_scatter")
 
 
 @dataclasses.dataclass
+class ViewStep:
+    """A call of the FX graph that views its first argument."""
+
+    call: Any  # an overload, or operator.getitem
+    args: list[Any]  # after the first; sizes are sympy expressions, in lists, too
+    kwargs: dict[str, Any]
+
+
+@dataclasses.dataclass
 class Output:
     """Where one output of the FX graph comes from at run time."""
 
@@ -53,6 +62,7 @@ class Output:
     value: Any = None  # of a constant
     layout: Any = None  # of a view: sizes, strides and the offset from its base, as sympy expressions
     detached: str = ""  # of a view: autograd takes it for no view ("itself"), or for one of a detached tensor ("base")
+    steps: list[ViewStep] | None = None  # of a view by other calls than as_strided: those from the input to it
 
     def layout_exprs(self) -> list[Any]:
         return [*self.layout[0], *self.layout[1], self.layout[2]] if self.layout else []
@@ -580,9 +590,8 @@ class _Importer:
         if is_view and isinstance(base, torch.Tensor) and base.dtype == value.dtype:
             assert root is not None
             result = Output("view", self.positions[root], True) if root in self.positions else self._result(returned, self.names[root], base.device)
-            return dataclasses.replace(
-                result, kind="view", layout=self._layout(value, base, _strides(item, value)), detached=self._detached(item, root)
-            )
+            layout = self._layout(value, base, _strides(item, value))
+            return dataclasses.replace(result, kind="view", layout=layout, detached=self._detached(item, root), steps=self._steps(item, root))
         return self._result(returned, self.names[item], value.device)
 
     def _result(self, returned: list[str], name: str, device: torch.device | None) -> Output:
@@ -600,6 +609,30 @@ class _Importer:
                 return "itself" if node is item else "base"
             node = node.args[0]
         return ""
+
+    def _steps(self, item: torch.fx.Node, root: torch.fx.Node) -> list[ViewStep] | None:
+        """The views from an input to `item` where the input's elements may overlap: autograd divides the gradient of as_strided among such."""
+        base = root.meta["val"]
+        if root not in self.positions or sizes.is_dense(*([sizes.expr_of(x) for x in xs] for xs in (base.shape, base.stride()))):
+            return None
+        steps: list[ViewStep] = []
+        node: Any = item
+        while node is not root:
+            step = self._step(node) if isinstance(node, torch.fx.Node) else None
+            if step is None:
+                return None
+            steps.insert(0, step)
+            node = node.args[0]
+        return steps
+
+    def _step(self, node: torch.fx.Node) -> ViewStep | None:
+        schema = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else []
+        views = bool(schema) and schema[0].alias_info is not None and not schema[0].alias_info.is_write
+        if not node.args or not (views or node.target is operator.getitem):
+            return None
+        given = torch.utils._pytree.tree_map(_plain, [list(node.args[1:]), dict(node.kwargs)])
+        symbols = {symbol for leaf in torch.utils._pytree.tree_leaves(given) if isinstance(leaf, sympy.Expr) for symbol in leaf.free_symbols}
+        return ViewStep(node.target, *given) if all(str(symbol.name) in self.symbols for symbol in symbols) else None
 
     def _layout(self, value: torch.Tensor, base: torch.Tensor, strides: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
         offset = sizes.expr_of(value.storage_offset()) - sizes.expr_of(base.storage_offset())
@@ -621,6 +654,12 @@ def _is_token(node: torch.fx.Node) -> bool:
 def _size(value: Any) -> Any:
     """The sympy expression of a size that may be a node."""
     return sizes.expr_of(value.meta["val"] if isinstance(value, torch.fx.Node) else value)
+
+
+def _plain(value: Any) -> Any:
+    """An argument without FX nodes and symbols of a ShapeEnv."""
+    value = value.meta["val"] if isinstance(value, torch.fx.Node) else value
+    return sizes.expr_of(value) if isinstance(value, torch.SymInt) else value
 
 
 def _strides(node: torch.fx.Node, value: torch.Tensor) -> Sequence[Any]:

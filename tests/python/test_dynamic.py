@@ -449,22 +449,35 @@ def test_a_skip_connection_between_images_of_any_size(mode):
         same(x.grad, y.grad, exact=z.grad)
 
 
-def test_a_returned_view_of_an_expanded_leaf():
-    """Its elements overlap in memory, and the gradient of as_strided would be divided among them."""
+# Views of a leaf whose elements overlap in memory, among which autograd divides the gradient of as_strided.
+OVERLAPPING = {
+    "all of it": lambda x: x.reshape(x.shape[0], -1),
+    "all of it beside a value": lambda x: (x.reshape(x.shape[0], -1), x.sin()),
+    "transposed": lambda x: (x.t(), x.sin()),
+    "a part": lambda x: (x[:, 1:], x.sin()),
+    "every other": lambda x: x[:, ::2],
+    "expanded further": lambda x: (x.unsqueeze(1).expand(-1, 3, -1), x.sin()),
+    "of a list": lambda x: (x.chunk(2)[1], x.sin()),
+    "a diagonal": lambda x: x.diagonal(),
+    "a chain": lambda x: (x.t()[1:].unsqueeze(0).select(2, 1), x.sin()),
+}
 
-    def fn(x):
-        return x.reshape(x.shape[0], -1), x.sin()
 
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_returned_views_of_an_expanded_leaf(name):
+    fn = OVERLAPPING[name]
     compiled = torch.compile(fn, backend="deplo", dynamic=True, options={"strict": True})
     for rows, columns in ((4, 5), (7, 3)):
         x = torch.randn(rows, 1, generator=torch.Generator().manual_seed(rows)).expand(rows, columns).detach()
-        cotangent = torch.randn(rows, columns, generator=torch.Generator().manual_seed(columns))
-        gradients = []
+        results = []
         for call in (compiled, fn):
             leaf = x.detach().requires_grad_()
-            call(leaf)[0].backward(cotangent)
-            gradients.append(leaf.grad)
-        torch.testing.assert_close(*gradients, rtol=0, atol=0)
+            view = call(leaf)
+            view = view[0] if isinstance(view, tuple) else view
+            assert view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+            view.backward(torch.randn(view.shape, generator=torch.Generator().manual_seed(columns)))
+            results.append((view.detach(), view.stride(), leaf.grad))
+        torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 # Sizes that are rounded floats of others: Python computes them at each call.
