@@ -37,13 +37,28 @@ def test_dynamic(program: Program) -> None:
 @settings(SAMPLE, max_examples=40)
 @given(ir_programs())
 def test_ir(program: IrProgram) -> None:
-    check_ir(program)
+    assert check_ir(program)
 
 
 @settings(SAMPLE, max_examples=60)
 @given(loop_programs())
 def test_loop_ir(program: IrProgram) -> None:
     check_ir(program)
+
+
+@pytest.mark.parametrize(
+    "lines, judged",
+    [
+        (("mul(%x0, %x0)", "reduce sum(%v0) axes=[0]", "sin(%v1)"), True),
+        (("exp(%x0)", "reduce sum(%v0) axes=[0]", "exp(%v1)", "sin(%v2)"), False),  # the sine of some 1e19
+        (("exp(%x0)", "reduce sum(%v0) axes=[0]", "exp(%v1)", "tanh(%v2)"), True),
+        (("exp(%x0)", "reduce sum(%v0) axes=[0]", "add(%v1, %v1)", "exp(%v2)", "sub(%v3, %v3)"), False),  # infinity in float32
+    ],
+)
+def test_programs_without_digits_are_not_judged(lines: tuple[str, ...], judged: bool) -> None:
+    body = "".join(f"  %v{k}: f32[{40 if line.endswith('x0)') and 'reduce' not in line else ''}] = {line}\n" for k, line in enumerate(lines))
+    text = f"tensor @f(%x0: f32[40] user)\n{body}  return %v{len(lines) - 1} strides []\n"
+    assert check_ir(IrProgram(text, ((40,),), 3, (), 0)) is judged
 
 
 def test_a_wrong_lowering_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

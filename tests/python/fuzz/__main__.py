@@ -38,13 +38,14 @@ def main() -> int:
     start = time.time()
     number = int(start) if arguments.seed is None else arguments.seed
     options = read_options()
-    kinds: dict[str, tuple[Any, Callable[[Any], None]]] = {
+    kinds: dict[str, tuple[Any, Callable[[Any], bool | None]]] = {
         "torch": (programs(), lambda program: check(program, options)),
         "ir": (ir_programs(), check_ir),
         "loop": (loop_programs(), check_ir),
     }
     chosen = list(kinds) if arguments.kind == "all" else [arguments.kind]
     counts = dict.fromkeys(chosen, 0)
+    unjudged = dict.fromkeys(chosen, 0)
     # What ends the process leaves its program here.
     last = Path(arguments.output) / f"last_{arguments.kind}.txt"
     last.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +73,8 @@ def main() -> int:
                 raise Enough
             last.write_text(f"{kind}, seed {number}\n{program!r}\n")
             try:
-                judge(program)
+                if judge(program) is False:
+                    unjudged[kind] += 1
             except (Wrong, IrWrong) as error:
                 found.append((program, error))
                 first_failure = first_failure or time.time()
@@ -96,7 +98,7 @@ def main() -> int:
             print(f"{kind}, seed {number}: {str(failure[1]).splitlines()[0]}\n{failure[0]!r}written to {path}", flush=True)
         number += 1
     last.unlink(missing_ok=True)
-    shown = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    shown = ", ".join(f"{count} {kind}{f' ({unjudged[kind]} of which have no digits)' if unjudged[kind] else ''}" for kind, count in counts.items())
     print(f"programs: {shown}, in {time.time() - start:.0f} s; {failed} failures (seeds up to {number - 1})")
     return 1 if failed else 0
 
