@@ -111,7 +111,7 @@ void Lowering::reduce_axes(Reduction& r, size_t at, std::vector<State>& accumula
   if (r.chain == 0) {
     // Four levels of blocks, of any size where nothing bounds it.
     const int64_t root = all ? static_cast<int64_t>(std::ceil(std::pow(static_cast<double>(*all), 0.25))) : 2 * kShortChain;
-    r.chain = r.s.combiner == Combiner::sum ? std::clamp(root, r.lanes ? kLanesChain : kShortChain, kChain) : kChain;
+    r.chain = r.s.combiner == Combiner::sum ? std::clamp(root, r.lanes && all ? kLanesChain : kShortChain, kChain) : kChain;
   }
   const int64_t one_block = r.lanes ? r.chain : std::min(r.chain + r.chain / 2, kChain);
   if (!rounds(r.s) || (all && *all <= one_block) || r.s.axes[at].kind == LoopKind::unroll) return reduce_axis(r, at, lo, hi, accumulators);
@@ -131,7 +131,12 @@ void Lowering::reduce_in_blocks(Reduction& r, size_t at, Expr lo, Expr hi, std::
   std::vector<int64_t> sizes{block};
   const size_t least = bound ? 1 : r.chain < kLanesChain ? 4 : 3;  // what nothing bounds may be far from the size of the example
   while (sizes.size() < least || (sizes.size() < 3 && extent && *extent / sizes.back() > r.chain)) sizes.push_back(sizes.back() * r.chain);
-  reduce_blocks(r, at, lo, hi, sizes, accumulators);
+  auto in_blocks = [&] { reduce_blocks(r, at, lo, hi, sizes, accumulators); };
+  if (bound || !last || &axis != r.lanes) return in_blocks();
+  // Short rows do without the accumulators of every level.
+  Cond is_short = less_equal(hi - lo, block);
+  branch({is_short}, [&] { reduce_axis(r, at, lo, hi, accumulators); });
+  branch({negated(is_short)}, in_blocks);
 }
 
 // What an unbounded extent is for the example sizes.
