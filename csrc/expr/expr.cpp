@@ -1,6 +1,7 @@
 #include "expr/expr.h"
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -13,7 +14,8 @@ namespace {
 
 struct NodeHash {
   size_t operator()(const ExprNode* n) const {
-    size_t h = static_cast<size_t>(n->kind) * 1099511628211ULL ^ std::hash<int64_t>()(n->value) ^ std::hash<std::string>()(n->name);
+    size_t h = static_cast<size_t>(n->kind) * 1099511628211ULL ^ std::hash<int64_t>()(n->value);
+    if (!n->name.empty()) h ^= std::hash<std::string>()(n->name);
     for (const Expr& e : n->operands) h = h * 31 + std::hash<const void*>()(e.node());
     return h;
   }
@@ -34,6 +36,14 @@ struct Table {
 std::vector<Table>& tables() {
   static auto* shards = new std::vector<Table>(16);
   return *shards;
+}
+
+uint64_t bit_of(const std::string& symbol) { return uint64_t{1} << (std::hash<std::string>()(symbol) % 64); }
+
+uint64_t bits_of(const ExprNode& node) {
+  uint64_t bits = node.kind == ExprKind::symbol ? bit_of(node.name) : 0;
+  for (const Expr& e : node.operands) bits |= e.node()->symbols;
+  return bits;
 }
 
 [[noreturn]] void too_large(int64_t a, char sign, int64_t b) {
@@ -62,7 +72,7 @@ bool atoms_less(const std::vector<Expr>& a, const std::vector<Expr>& b) {
   return a.size() > b.size();  // constants (no atoms) last
 }
 
-Expr binary(ExprKind kind, Expr a, Expr b) { return intern({kind, 0, "", {a, b}}); }
+Expr binary(ExprKind kind, Expr a, Expr b) { return intern({kind, 0, "", {a, b}, 0}); }
 
 }  // namespace
 
@@ -74,6 +84,7 @@ Expr intern(ExprNode node) {
     e.node_ = it->first;
     return e;
   }
+  node.symbols = bits_of(node);
   auto owned = std::make_unique<ExprNode>(std::move(node));
   e.node_ = owned.get();
   table.nodes.emplace(e.node_, std::move(owned));
@@ -81,15 +92,25 @@ Expr intern(ExprNode node) {
 }
 
 Expr::Expr() {
-  static const auto* zero = new ExprNode{ExprKind::constant, 0, "", {}};
+  static const auto* zero = new ExprNode{ExprKind::constant, 0, "", {}, 0};
   node_ = zero;
 }
 
 Expr::Expr(int64_t value) : Expr() {
-  if (value != 0) *this = intern({ExprKind::constant, value, "", {}});
+  // The constants that most expressions have, found without a lock.
+  static const auto* few = [] {
+    auto* nodes = new std::array<const ExprNode*, 64>();
+    for (size_t k = 1; k < nodes->size(); ++k) (*nodes)[k] = intern({ExprKind::constant, static_cast<int64_t>(k) - 16, "", {}, 0}).node();
+    return nodes;
+  }();
+  if (value == 0) return;
+  if (value > -16 && value < 48)
+    node_ = (*few)[static_cast<size_t>(value + 16)];
+  else
+    *this = intern({ExprKind::constant, value, "", {}, 0});
 }
 
-Expr Expr::symbol(const std::string& name) { return intern({ExprKind::symbol, 0, name, {}}); }
+Expr Expr::symbol(const std::string& name) { return intern({ExprKind::symbol, 0, name, {}, 0}); }
 ExprKind Expr::kind() const { return node_->kind; }
 int64_t Expr::value() const { return node_->value; }
 const std::string& Expr::name() const { return node_->name; }
@@ -160,12 +181,12 @@ Expr from_terms(std::vector<Term> terms) {
     } else {
       std::vector<Expr> factors = term.atoms;
       if (term.coefficient != 1) factors.emplace_back(term.coefficient);
-      sum.push_back(intern({ExprKind::mul, 0, "", std::move(factors)}));
+      sum.push_back(intern({ExprKind::mul, 0, "", std::move(factors), 0}));
     }
   }
   if (sum.empty()) return 0;
   if (sum.size() == 1) return sum[0];
-  return intern({ExprKind::add, 0, "", std::move(sum)});
+  return intern({ExprKind::add, 0, "", std::move(sum), 0});
 }
 
 Expr operator+(Expr a, Expr b) {
@@ -321,7 +342,11 @@ Cond negated(const Cond& cond) {
 }
 Range axis_range(Expr extent) { return {Expr(0), extent - 1}; }
 
-Expr substitute(Expr e, const Substitution& values) {
+namespace {
+
+Expr substitute(Expr e, const Substitution& values, uint64_t names) {
+  if ((e.node()->symbols & names) == 0) return e;
+  auto operand = [&](size_t i) { return substitute(e.operands()[i], values, names); };
   switch (e.kind()) {
     case ExprKind::constant: return e;
     case ExprKind::symbol: {
@@ -329,21 +354,30 @@ Expr substitute(Expr e, const Substitution& values) {
       return it == values.end() ? e : it->second;
     }
     case ExprKind::add: {
-      Expr sum = 0;
-      for (const Expr& t : e.operands()) sum = sum + substitute(t, values);
-      return sum;
+      std::vector<Term> terms;
+      for (size_t i = 0; i < e.operands().size(); ++i)
+        for (Term& term : terms_of(operand(i))) terms.push_back(std::move(term));
+      return from_terms(std::move(terms));
     }
     case ExprKind::mul: {
       Expr result = 1;
-      for (const Expr& t : e.operands()) result = result * substitute(t, values);
+      for (size_t i = 0; i < e.operands().size(); ++i) result = result * operand(i);
       return result;
     }
-    case ExprKind::floordiv: return floordiv(substitute(e.operands()[0], values), substitute(e.operands()[1], values));
-    case ExprKind::mod: return mod(substitute(e.operands()[0], values), substitute(e.operands()[1], values));
-    case ExprKind::min: return min(substitute(e.operands()[0], values), substitute(e.operands()[1], values));
-    case ExprKind::max: return max(substitute(e.operands()[0], values), substitute(e.operands()[1], values));
+    case ExprKind::floordiv: return floordiv(operand(0), operand(1));
+    case ExprKind::mod: return mod(operand(0), operand(1));
+    case ExprKind::min: return min(operand(0), operand(1));
+    case ExprKind::max: return max(operand(0), operand(1));
   }
   return e;
+}
+
+}  // namespace
+
+Expr substitute(Expr e, const Substitution& values) {
+  uint64_t names = 0;
+  for (const auto& [name, value] : values) names |= bit_of(name);
+  return substitute(e, values, names);
 }
 
 Cond substitute(const Cond& cond, const Substitution& values) { return {cond.kind, substitute(cond.expr, values)}; }
@@ -396,12 +430,20 @@ std::set<std::string> symbols_of(Expr e) {
   return symbols;
 }
 
-bool uses(Expr e, const std::string& symbol) {
+namespace {
+
+bool uses(Expr e, const std::string& symbol, uint64_t bit) {
+  if ((e.node()->symbols & bit) == 0) return false;
   if (e.is_symbol()) return e.name() == symbol;
-  return std::any_of(e.operands().begin(), e.operands().end(), [&](const Expr& t) { return uses(t, symbol); });
+  return std::any_of(e.operands().begin(), e.operands().end(), [&](const Expr& t) { return uses(t, symbol, bit); });
 }
 
+}  // namespace
+
+bool uses(Expr e, const std::string& symbol) { return uses(e, symbol, bit_of(symbol)); }
+
 std::optional<Expr> linear_coefficient(Expr e, const std::string& symbol) {
+  if (!uses(e, symbol)) return 0;
   Expr coefficient = 0;
   for (const Term& term : terms_of(e)) {
     Term rest{term.coefficient, {}};

@@ -13,6 +13,7 @@ struct ExprNode {
   int64_t value = 0;
   std::string name;
   std::vector<Expr> operands;
+  uint64_t symbols = 0;  ///< a bit for each symbol in it; several symbols may share one. Set by intern
 };
 
 /// The unique node equal to `node`.

@@ -18,6 +18,12 @@ Range numbers_of(const Range& range, const Ranges& numbers) {
   return r;
 }
 
+int64_t constant_of(Expr e) {
+  for (const Term& term : terms_of(e))
+    if (term.atoms.empty()) return term.coefficient;
+  return 0;
+}
+
 }  // namespace
 
 Points::Points(const Ranges& symbols) : ranges_(symbols) {
@@ -32,16 +38,20 @@ void Points::add_axis(const std::string& name, Expr lo, Expr hi, int64_t step) {
   none_ = none_ || (lo.is_constant() && hi.is_constant() && lo.value() >= hi.value());
   ranges_[name] = {lo, hi - 1};
   numbers_[name] = numbers_of(ranges_[name], numbers_);
-  extremes_.points.clear();
+  found_.clear();
 }
 
 void Points::add_guard(const std::vector<Cond>& guard) {
-  extremes_.points.clear();
+  found_.extremes.clear();
+  found_.ranges.clear();
+  found_.runs.clear();
   for (const Cond& cond : guard) holds_.push_back(substitute(cond, names_));
 }
 
 void Points::add_failed(const std::vector<Cond>& guard) {
-  extremes_.points.clear();
+  found_.extremes.clear();
+  found_.ranges.clear();
+  found_.runs.clear();
   if (guard.size() == 1) return add_guard({negated(guard[0])});
   fails_.emplace_back();
   for (const Cond& cond : guard) fails_.back().push_back(substitute(cond, names_));
@@ -49,6 +59,7 @@ void Points::add_failed(const std::vector<Cond>& guard) {
 
 void Points::define(const std::string& name, Expr value) {
   numbers_[name] = numbers_of({value, value}, numbers_);
+  if (names_.count(name)) found_.slacks.clear();
   names_[name] = substitute(value, names_);
 }
 
@@ -95,8 +106,11 @@ bool Points::runs_at(const Substitution& values) const {
 
 std::optional<Points::Point> Points::extreme(Expr e, bool large) const {
   Point point;
+  std::vector<const ExprNode*> chosen;
   for (const Axis& axis : axes_) {
-    auto values = values_of(axis, point.values);
+    auto [values_at, is_new] = found_.ranges.try_emplace(chosen);
+    if (is_new) values_at->second = values_of(axis, point.values);
+    const auto& values = values_at->second;
     if (!values) return std::nullopt;
     Expr here = at(e, point.values);
     bool falls = false;
@@ -105,23 +119,35 @@ std::optional<Points::Point> Points::extreme(Expr e, bool large) const {
       auto coefficient = linear_coefficient(here, axis.name);
       falls = !provably_nonnegative(coefficient ? *coefficient : simplify(end(*values->hi) - end(*values->lo), ranges_), ranges_);
     }
-    point.values[axis.name] = large != falls ? *values->hi : *values->lo;
+    const Expr value = large != falls ? *values->hi : *values->lo;
+    point.values[axis.name] = value;
+    chosen.push_back(value.node());
   }
-  if (!runs_at(point.values)) return std::nullopt;
+  auto [runs, is_new] = found_.runs.try_emplace(chosen);
+  if (is_new) runs->second = runs_at(point.values);
+  if (!runs->second) return std::nullopt;
   point.value = at(e, point.values);
   return point;
 }
 
 const std::optional<Points::Point>& Points::shared_extreme(Expr rest, bool large) const {
-  auto [it, is_new] = extremes_.points.try_emplace({rest.node(), large});
+  auto [it, is_new] = found_.extremes.try_emplace({rest.node(), large});
   if (is_new) it->second = extreme(rest, large);
   return it->second;
 }
 
+const Points::Slack& Points::shared_slack(Expr rest, Expr size) const {
+  auto [it, is_new] = found_.slacks.try_emplace({rest.node(), size.node()});
+  if (is_new) {
+    it->second.rest = substitute(rest, names_);
+    it->second.low = bounds(it->second.rest, ranges_).lo;
+    it->second.high = bounds(size - 1 - it->second.rest, ranges_).lo;
+  }
+  return it->second;
+}
+
 std::optional<std::string> Points::escape(const std::string& buffer, size_t dimension, Expr index, Expr size, bool large) const {
-  int64_t constant = 0;
-  for (const Term& term : terms_of(index))
-    if (term.atoms.empty()) constant = term.coefficient;
+  const int64_t constant = constant_of(index);
   const auto& point = shared_extreme(index - constant, large);
   if (!point) return std::nullopt;
   Expr place = point->value + constant;
@@ -142,10 +168,16 @@ std::optional<std::string> Points::escape(const std::string& buffer, const std::
     std::optional<Points> guarded;
     for (size_t d = 0; d < index.size(); ++d) {
       if (surely_inside(index[d], shape[d])) continue;
-      Expr e = substitute(index[d], names_);
+      const int64_t constant = constant_of(index[d]);
+      const Slack& slack = shared_slack(index[d] - constant, shape[d]);
+      Expr e = slack.rest + constant;
+      int64_t left = 0;
+      const bool above = slack.low && !__builtin_add_overflow(*slack.low, constant, &left) && left >= 0;
+      const bool below = slack.high && !__builtin_sub_overflow(*slack.high, constant, &left) && left >= 0;
+      if (above && below) continue;
       auto is_asked = [&](Expr nonnegative) { return std::find(guard.begin(), guard.end(), Cond{Cond::Kind::ge0, nonnegative}) != guard.end(); };
-      bool low = !is_asked(index[d]) && !provably_nonnegative(e, ranges_);
-      bool high = !is_asked(shape[d] - 1 - index[d]) && !provably_nonnegative(shape[d] - 1 - e, ranges_);
+      bool low = !above && !is_asked(index[d]);
+      bool high = !below && !is_asked(shape[d] - 1 - index[d]);
       if (!low && !high) continue;
       if (!guarded && !guard.empty()) {
         guarded = *this;

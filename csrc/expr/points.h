@@ -56,6 +56,13 @@ class Points {
   bool surely_inside(Expr index, Expr size) const;
   bool runs_at(const Substitution& values) const;
   std::optional<std::string> escape(const std::string& buffer, size_t dimension, Expr index, Expr size, bool large) const;
+  /// How far an expression, with names replaced, stays from both ends of 0..size at least; nothing where no number bounds it.
+  struct Slack {
+    Expr rest;
+    std::optional<int64_t> low;
+    std::optional<int64_t> high;
+  };
+  const Slack& shared_slack(Expr rest, Expr size) const;
 
   Ranges ranges_;   ///< of symbols and axes
   Ranges numbers_;  ///< the same by numbers alone: they decide most accesses, and quickly
@@ -65,20 +72,29 @@ class Points {
   Substitution names_;
   bool unknown_ = false;
   bool none_ = false;
-  /// Of expressions and directions. A copy, which is made to add axes and guards, finds its own.
-  struct Extremes {
-    Extremes() = default;
-    Extremes(const Extremes& /*other*/) {}
-    Extremes(Extremes&&) = default;
-    Extremes& operator=(const Extremes& /*other*/) {
-      points.clear();
+  /// What was found already: extremes of expressions by direction, slacks by size. A copy, which is made to add axes and guards, finds its own.
+  struct Found {
+    Found() = default;
+    Found(const Found& /*other*/) {}
+    Found(Found&&) = default;
+    Found& operator=(const Found& /*other*/) {
+      clear();
       return *this;
     }
-    Extremes& operator=(Extremes&&) = default;
-    ~Extremes() = default;
-    std::map<std::pair<const ExprNode*, bool>, std::optional<Point>> points;
+    Found& operator=(Found&&) = default;
+    ~Found() = default;
+    void clear() {
+      extremes.clear();
+      slacks.clear();
+      ranges.clear();
+      runs.clear();
+    }
+    std::map<std::pair<const ExprNode*, bool>, std::optional<Point>> extremes;
+    std::map<std::pair<const ExprNode*, const ExprNode*>, Slack> slacks;
+    std::map<std::vector<const ExprNode*>, std::optional<Range>> ranges;  ///< of the axis behind those with these values
+    std::map<std::vector<const ExprNode*>, bool> runs;                    ///< whether there is a point with these values
   };
-  mutable Extremes extremes_;
+  mutable Found found_;
 };
 
 }  // namespace deplo
