@@ -476,6 +476,11 @@ def _own() -> dict[Any, Any]:
         place = place.to(torch.int8).to(dtype)
         return values, ((rows + place // kw * dh) * width + columns + place % kw * dw).to(torch.int64)
 
+    def dropout_by_its_mask(x: torch.Tensor, p: float, train: Any = True) -> Any:
+        """Its values are pointwise functions of the mask, which the gradient needs anyway. In the order of ATen's Dropout.cpp."""
+        values, mask = aten.native_dropout.default(x, p, train)
+        return (values if train is False or p in (0, 1) else x * mask * (1 / (1 - p))), mask
+
     def shape_alone(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> Any:
         """The operand's values play no part: they need not be saved."""
         return pool_backward(grad, grad.new_empty(x.shape), *rest)
@@ -549,6 +554,7 @@ def _own() -> dict[Any, Any]:
         aten.cat.default: repeated,
         aten.log_sigmoid_forward.default: log_sigmoid,
         aten.hardswish.default: hardswish,
+        aten.native_dropout.default: _once(dropout_by_its_mask),
         pool: _once(places_in_windows),
         pool_backward: _once(shape_alone),
     }

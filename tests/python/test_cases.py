@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -156,28 +157,29 @@ def test_one_compilation_serves_all_sizes(case: Case):
 class Interpreted:
     """A program that runs by the interpreter of every level; they must agree. Stands where a compiled program stands."""
 
-    def __init__(self, case: Case, text: str, options: str) -> None:
+    def __init__(self, case: Case, text: str, options: str, resume: bool) -> None:
         self.case = case
         self.options = {**json.loads(options), "verify": True, "stop_after": ""}
-        self.texts = self._lower(text, self.options)
+        self.texts = {level: self._lower(text, level) for level in LEVELS}
         # What expand_math makes of functions holds for float32 rounding only.
-        self.exact_texts = self._lower(text, {**self.options, "disable": ["expand_math"]})
-        self._resume(text)
+        self.exact_texts = {**self.texts, "kernel": self._lower(text, "kernel", disable=["expand_math"])}
+        if resume:
+            self._resume(text)
         signature, *lines = text.splitlines()
         self.inputs = re.findall(r"(%\w+|\b\w+(?=: sym)):", signature)
         self.writes = [line.split()[-1] for line in lines if line.startswith("  write ")]
         self.returns = [item for item in lines[-1].removeprefix("  return").strip().split(", ") if item]
 
-    @staticmethod
-    def _lower(text: str, options: dict[str, Any]) -> dict[str, str]:
-        return {level: _C.lower(text, level, json.dumps(options)) for level in LEVELS}
+    def _lower(self, text: str, level: str, **changes: Any) -> str:
+        return str(_C.lower(text, level, json.dumps({**self.options, **changes})))
 
     def _resume(self, text: str) -> None:
         """What follows from the text of a level is what follows from the module itself: printing loses nothing."""
-        assert _C.lower(self.texts["torch"], "torch") == self.texts["torch"]
-        for level in LEVELS[1:]:
-            entered = _C.lower(text, "kernel", json.dumps({**self.options, "stop_after": f"lower_to_{level}"}))
-            assert _C.lower(entered, "kernel", json.dumps(self.options)) == self.texts["kernel"], level
+        assert self._lower(self.texts["torch"], "torch") == self.texts["torch"]
+        entered = {level: self._lower(text, "kernel", stop_after=f"lower_to_{level}") for level in LEVELS[1:]}
+        for level, below in itertools.pairwise(entered):
+            assert self._lower(entered[level], "kernel", stop_after=f"lower_to_{below}") == entered[below], level
+        assert self._lower(entered["kernel"], "kernel") == self.texts["kernel"]
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         typed = {level: _C.interpret(text, list(inputs), "typed") for level, text in self.texts.items()}
@@ -215,10 +217,11 @@ class Interpreters:
 
     def __init__(self, case: Case) -> None:
         self.case = case
+        self.resume = True
         self.programs: list[Interpreted] = []
 
     def compile(self, text: str, options: str) -> Interpreted:
-        self.programs.append(Interpreted(self.case, text, options))
+        self.programs.append(Interpreted(self.case, text, options, self.resume))
         return self.programs[-1]
 
 
@@ -235,6 +238,7 @@ def test_interpreters_agree(case: Case, symbolic: bool, monkeypatch: pytest.Monk
     if case.bitwise:
         return
     torch._dynamo.reset()
+    core.resume = False
     compiled = Compiler()(case.fn, dynamic=True if symbolic else None)
     got = compiled(*[harness.to_double(x) for x in case.inputs(dims)])
     wanted = case.fn(*[harness.to_double(x) for x in case.inputs(dims)])

@@ -373,6 +373,29 @@ def test_equalities_of_guards_reach_torch_ir(guards_added):
     assert guards_added == [0]
 
 
+PARTED = {
+    "pairs": (lambda x: (x.reshape(x.shape[0], -1, 2, *x.shape[2:]).sum(2), x * 2), 8),
+    "one pixel and a roll": (lambda x: (F.pixel_shuffle(x, 2), x.roll(2, 1)), 4),
+    "pixels": (lambda x: (F.pixel_shuffle(x, 2), x * 2), 8),
+    "pixels together": (lambda x: (F.pixel_unshuffle(x, 2), x * 2), 3),
+    "groups": (lambda x: (F.group_norm(x, 2), F.channel_shuffle(x, 2)), 6),
+}
+
+
+@pytest.mark.parametrize("name", PARTED)
+def test_gradients_of_sizes_that_divide(name):
+    """Their sizes are equal by several guards together: s0 == 4*(s0 // 4) and s0 // 4 == 1 make s0 == 4."""
+    fn, channels = PARTED[name]
+    compiled = Compiler()(fn, {"allow_library": []}, dynamic=True)
+    for batch, size in ((2, 6), (3, 8)):
+        x = torch.randn(batch, channels, size, size)
+        y, judge = x.clone().requires_grad_(), x.double().requires_grad_()
+        x.requires_grad_()
+        for call, t in ((compiled, x), (fn, y), (fn, judge)):
+            sum((r.sin() * (k + 1)).sum() for k, r in enumerate(call(t))).backward()
+        check(x.grad, y.grad, judge.grad)
+
+
 NUMBERS = {
     "variance": (lambda x: x.var(1), lambda n: torch.randn(n, n + 3)),
     "standard deviation": (lambda x: x.std((0, 1), correction=2), lambda n: torch.randn(n, n + 3)),

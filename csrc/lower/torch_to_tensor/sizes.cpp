@@ -1,6 +1,7 @@
 #include "lower/torch_to_tensor/sizes.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "expr/facts.h"
 
@@ -26,6 +27,19 @@ struct Simplifier {
   }
 };
 
+/// What each of `zeros` is by the others: from s0 == 4*(s0 // 4) and s0 // 4 == 1 follows s0 == 4. They hold as the others do.
+std::vector<Expr> consequences(const std::vector<Expr>& zeros, const Ranges& ranges) {
+  std::vector<Expr> found;
+  for (const Expr& zero : zeros) {
+    std::vector<Expr> others;
+    std::copy_if(zeros.begin(), zeros.end(), std::back_inserter(others), [&](const Expr& other) { return other != zero; });
+    Expr reduced = simplify(rewrite_by_facts(zero, others), ranges);
+    const bool known = std::find(zeros.begin(), zeros.end(), reduced) != zeros.end() || std::find(found.begin(), found.end(), reduced) != found.end();
+    if (!reduced.is_constant() && !known) found.push_back(reduced);
+  }
+  return found;
+}
+
 }  // namespace
 
 KnownSizes known_sizes(const torch_ir::Graph& graph) {
@@ -36,6 +50,8 @@ KnownSizes known_sizes(const torch_ir::Graph& graph) {
     if (fact.kind == Cond::Kind::eq0) known.zeros.push_back(e);
     if (fact.kind == Cond::Kind::ge0) known.nonnegative.push_back(e);
   }
+  const std::vector<Expr> more = consequences(known.zeros, known.ranges);
+  known.zeros.insert(known.zeros.end(), more.begin(), more.end());
   return known;
 }
 
