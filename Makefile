@@ -70,7 +70,7 @@ test-sanitize: venv ## C++ tests under ASan and UBSan
 	@echo "== C++ tests under ASan and UBSan"
 	@mkdir -p $(SANITIZED)
 	@test -e $(SANITIZED)/build.ninja || $(CONFIGURE) -S . -B $(SANITIZED) -DDEPLO_SANITIZE=ON -DDEPLO_PYTHON=OFF -DCMAKE_BUILD_TYPE=Debug \
-	  -DCMAKE_CXX_FLAGS_DEBUG=-O1 > $(SANITIZED)/configure.log
+	  -DCMAKE_CXX_FLAGS_DEBUG=-Og > $(SANITIZED)/configure.log
 	@ninja -C $(SANITIZED) -j $(JOBS) deplo_tests
 	@ASAN_OPTIONS=detect_container_overflow=0:intercept_tls_get_addr=0:malloc_context_size=4:quarantine_size_mb=16 UBSAN_OPTIONS=print_stacktrace=1 \
 	  scripts/test_cpp.sh $(SANITIZED)/tests/cpp/deplo_tests $(JOBS)
@@ -98,7 +98,7 @@ opinfo-inductor: build ## the same by Inductor, which `make opinfo` then prints 
 fuzz: build ## random PyTorch programs, Tensor and Loop IR against a reference, for SECONDS=600; what fails is shrunk and written to build/fuzz
 	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m fuzz --seconds $(or $(SECONDS),600) --output $(BUILD)/fuzz $(FUZZ)
 
-exhaustive: build ## errors in ulp of every function, at all 2^32 values of float32 (hours: 3 to 15 minutes for each)
+exhaustive: architectures guard ## those two, and errors in ulp of every function at all 2^32 values of float32 (hours: 3 to 15 minutes for each)
 	@$(PY) -m deplo numerics --exhaustive
 
 mutants: build ## changes passes and rules one place at a time: at least 90 % must be noticed by the tests (hours; goes on where it stopped)

@@ -145,11 +145,15 @@ def test_autocast_is_as_close_to_float64_as_eager(name):
         loss_of(reference(**given)).backward()
     loss_of(exact(**{k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in given.items()})).backward()
 
-    def error(net: nn.Module) -> torch.Tensor:
+    def errors(net: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of all gradients together, and of each."""
         pairs = [(p.grad.double(), q.grad) for p, q in zip(net.parameters(), exact.parameters(), strict=True) if q.grad is not None]
-        return torch.stack([(a - b).norm() for a, b in pairs]).norm() / torch.stack([b.norm() for _, b in pairs]).norm()
+        distances, sizes = (torch.stack([x.norm() for x in xs]) for xs in ([a - b for a, b in pairs], [b for _, b in pairs]))
+        return distances.norm() / sizes.norm(), distances / sizes
 
-    assert error(model) <= 1.5 * error(reference) + 2**-9
+    (ours, each), (eagers, each_of_eager) = errors(model), errors(reference)
+    assert ours <= 1.05 * eagers
+    assert bool((each <= 1.5 * each_of_eager + 2**-8).all())  # one gradient's rounding is a matter of chance
 
 
 # Optimizers
