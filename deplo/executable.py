@@ -193,7 +193,7 @@ def _view_reader(output: Output, symbols: dict[str, tuple[int, int | None]]) -> 
         base: torch.Tensor = inputs[output.index] if output.of_input else results[output.index]
         if output.detached == "base":
             base = base.detach()
-        if steps is not None:
+        if steps is not None and base.requires_grad:
             view = steps(base, inputs)
         else:
             values = layout(inputs)
