@@ -20,7 +20,7 @@ UNGUARDED = $(addprefix tests/python/test_,benchmarks.py docs.py scripts.py)
 CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
 
 .PHONY: help system venv configure build demo test bench mutants opinfo opinfo-inductor fuzz exhaustive architectures guard wheel clean
-.PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump test-wheel test-nollvm format peers
+.PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump test-wheel test-nollvm test-side-by-side format peers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,7 +44,7 @@ build: venv $(BUILD)/build.ninja ## the extension, deplo_opt and the C++ tests
 demo: build ## a Llama block and ResNet-50 beside eager mode, and a softmax at every IR level
 	@$(PY) examples/demo.py
 
-test: build lint tidy test-cpp test-sanitize test-golden test-dump test-nollvm test-wheel test-python ## everything that CI checks
+test: build lint tidy test-cpp test-sanitize test-golden test-nollvm test-side-by-side test-python ## everything that CI checks
 
 lint: build ## clang-format, ruff, mypy
 	@echo "== clang-format"; clang-format-22 --dry-run --Werror $(CXX_FILES)
@@ -88,6 +88,10 @@ test-nollvm: venv ## a build with -DDEPLO_LLVM=OFF
 
 test-dump: build ## models and cases with every dump switched on: dumps are complete and read back
 	@echo "== every dump on"; scripts/test_dump.sh $(PY)
+
+# Each mostly keeps one core busy.
+test-side-by-side: build
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-dump test-wheel
 
 opinfo: build ## all samples of every PyTorch operator in all dtypes, forward and backward (hours; goes on where it stopped; OPINFO="--special --fresh" puts NaN, infinities and extremes into them)
 	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m opinfo -n $(JOBS) --output $(BUILD)/opinfo.jsonl --beside $(BUILD)/opinfo-inductor.jsonl $(OPINFO)
