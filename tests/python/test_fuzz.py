@@ -116,6 +116,18 @@ def test_float64_products_may_be_more_exact_than_eager_mode() -> None:
     assert difference(program, program.sizes, [exact * (1 + 1e-11), *want[1:]], want)
 
 
+def test_float64_variances_may_be_more_exact_than_eager_mode() -> None:
+    """Eager's is 205 ulp off."""
+    lines = ("v0 = x0 * x0 + x0", "v1 = x0 * v0 - v0", "v2 = v1.var(correction=0)")
+    program = Program((Input("x0", (4, "n1", "n0", 4), "f64", "transposed", "ints"),), {"n0": 9, "n1": 8}, lines, ("v2",), (False,), (False,))
+    v1 = inputs_of(program, program.sizes)[0].numpy().astype(np.longdouble)
+    exact = torch.tensor(float((v1 * (v1 * v1 + v1) - (v1 * v1 + v1)).var()), dtype=torch.float64)
+    want = run(program.function(), inputs_of(program, program.sizes), False)
+    assert not difference(program, program.sizes, [exact, *want[1:]], want)
+    assert not difference(program, program.sizes, want, want)
+    assert difference(program, program.sizes, [exact * (1 + 1e-12), *want[1:]], want)
+
+
 def test_a_wrong_answer_of_deplo_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program((Input("x0", ("n0",), "f32", "contiguous", "ints"),), {"n0": 5}, ("v0 = x0 * 2",), ("v0",), (True,), (True,))
     check(program)

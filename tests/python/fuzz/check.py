@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from opinfo.judge import complaint, described
 from opinfo.units import Noise, copied, laid_out, laid_out_as_traced, moved
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from deplo.backend import Compilation, collect_records, compile_with
 from deplo.decompositions import decompositions
@@ -60,13 +62,38 @@ def inputs_of(program: Program, sizes: dict[str, int], turn: int = 0) -> list[to
     return [moved(t, generator) for t in made] if turn else made
 
 
+class TwoPassVariance(TorchDispatchMode):
+    """Variances of float64 within some ulp: eager mode's running ones (WelfordOps of SharedReduceOps.h) err by hundreds, in any order."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__ if isinstance(func, torch._ops.OpOverload) else ""
+        if name not in ("var", "std", "var_mean", "std_mean") or func._overloadname != "correction" or args[0].dtype != torch.float64:
+            return func(*args, **(kwargs or {}))
+        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | (kwargs or {})
+        x, keep = given["self"], given.get("keepdim", False)
+        dims = [d % max(1, x.dim()) for d in given.get("dim") or range(x.dim())]
+        count = math.prod(x.shape[d] for d in dims) if x.dim() else 1
+        correction = given.get("correction")
+        mean = x.mean(dims, keepdim=True)
+        mean = mean + (x - mean).mean(dims, keepdim=True)
+        from_mean = x - mean
+        rest = from_mean.sum(dims, keepdim=True)
+        squares = (from_mean * from_mean).sum(dims, keepdim=True) - rest * rest / count
+        variance = squares / max(0, count - (1 if correction is None else correction))
+        value = variance.sqrt() if name.startswith("std") else variance
+        if not keep and x.dim():
+            value, mean = (t.squeeze(dims) for t in (value, mean))
+        return (value, mean) if name.endswith("_mean") else value
+
+
 def run_in(floats: torch.dtype, program: Program, sizes: dict[str, int], turn: int = 0) -> list[torch.Tensor] | None:
     """run() with one float dtype in place of all; None where PyTorch refuses that."""
     # Laid out as they are: whether `reshape` is a view, which a later write shows through, depends on it.
     inputs = [laid_out(t, lambda memory: memory.to(floats)) if t.is_floating_point() else t for t in inputs_of(program, sizes, turn)]
     torch.set_default_dtype(floats)
     try:
-        return run(program.function(floats, steady=turn > 0), inputs, program.backward)
+        with TwoPassVariance() if floats == torch.float64 else contextlib.nullcontext():
+            return run(program.function(floats, steady=turn > 0), inputs, program.backward)
     except REFUSALS:
         return None
     finally:
