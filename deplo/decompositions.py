@@ -478,7 +478,7 @@ def _own() -> dict[Any, Any]:
 
     def dropout_by_its_mask(x: torch.Tensor, p: float, train: Any = True) -> Any:
         """Its values are pointwise functions of the mask, which the gradient needs anyway. In the order of ATen's Dropout.cpp."""
-        values, mask = aten.native_dropout.default(x, p, train)
+        values, mask = aten.native_dropout.default(x, p, train is not False)
         return (values if train is False or p in (0, 1) else x * mask * (1 / (1 - p))), mask
 
     def shape_alone(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> Any:

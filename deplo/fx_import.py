@@ -569,7 +569,13 @@ class _Importer:
 
     def _root(self, item: Any) -> torch.fx.Node | None:
         value = item.meta.get("val") if isinstance(item, torch.fx.Node) else None
-        return self.owner.get(storage_of(value)) if isinstance(value, torch.Tensor) else None
+        root = self.owner.get(storage_of(value)) if isinstance(value, torch.Tensor) else None
+        node: Any = item
+        while root is not None and node is not root:
+            if not _shows_its_input(node):
+                return None  # fake tensors share memory there, kernels do not (native_dropout that drops nothing)
+            node = node.args[0]
+        return root
 
     def _output(self, item: Any, root: torch.fx.Node | None, shared: set[torch.fx.Node], returned: list[str]) -> Output:
         if not isinstance(item, torch.fx.Node):
@@ -626,9 +632,7 @@ class _Importer:
         return steps
 
     def _step(self, node: torch.fx.Node) -> ViewStep | None:
-        schema = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else []
-        views = bool(schema) and schema[0].alias_info is not None and not schema[0].alias_info.is_write
-        if not node.args or not (views or node.target is operator.getitem):
+        if not _shows_its_input(node):
             return None
         given = torch.utils._pytree.tree_map(_plain, [list(node.args[1:]), dict(node.kwargs)])
         symbols = {symbol for leaf in torch.utils._pytree.tree_leaves(given) if isinstance(leaf, sympy.Expr) for symbol in leaf.free_symbols}
@@ -654,6 +658,16 @@ def _is_token(node: torch.fx.Node) -> bool:
 def _size(value: Any) -> Any:
     """The sympy expression of a size that may be a node."""
     return sizes.expr_of(value.meta["val"] if isinstance(value, torch.fx.Node) else value)
+
+
+def _shows_its_input(node: Any) -> bool:
+    """Whether a call gives the memory of its first argument, or one of several such results."""
+    if not isinstance(node, torch.fx.Node) or not node.args:
+        return False
+    if node.target in (operator.getitem, torch.ops.aten._unsafe_view.default):
+        return True
+    schema = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else []
+    return bool(schema) and schema[0].alias_info is not None and not schema[0].alias_info.is_write
 
 
 def _plain(value: Any) -> Any:

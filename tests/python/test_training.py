@@ -509,3 +509,29 @@ def test_dropout_behind_other_layouts(model):
         y.square().sum().backward()
         results.append((y.detach(), [p.grad.clone() for p in module.parameters()]))
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["alone", "training"])
+@pytest.mark.parametrize("train", [None, True, False])
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_native_dropout_called_by_itself(dtype, p, train, grad):
+    """Of p that `F.dropout` never gives it: fake tensors take its result for its input where it drops nothing, and eager mode draws all the same.
+    In 16 bits eager mode rounds the scale, too."""
+    answers = []
+    for backend in ("eager", "deplo"):
+        torch._dynamo.reset()
+        torch.manual_seed(4)
+        x = torch.linspace(-2, 3, 12, dtype=dtype).view(3, 4).requires_grad_(grad)
+        values, mask = torch.compile(lambda x: torch.native_dropout(x, p, train), backend=backend)(x)
+        assert values.data_ptr() != x.data_ptr()
+        if grad:
+            values.sum().backward()
+        answers.append([values.detach(), mask, x.grad if grad else mask])
+        if p != 1 or train is False:  # F.dropout, which PyTorch traces as the same call, draws nothing there
+            answers[-1].append(torch.rand(1))
+        with torch.no_grad():
+            values.add_(1)
+            assert x[0, 0] == -2
+    for got, want in zip(*answers, strict=True):
+        torch.testing.assert_close(got, want, rtol=0 if dtype == torch.float32 else 2**-7, atol=0)

@@ -101,7 +101,8 @@ std::vector<int64_t> visiting_order(const Builder& b, const Shape& shape, const 
   return order;
 }
 
-// Dropout.cpp: eager draws the mask by bernoulli_(1 - p) and scales by 1 / (1 - p); for p = 1 it multiplies by 0 and draws nothing.
+// Dropout.cpp: eager draws the mask by bernoulli_(1 - p) and scales by 1 / (1 - p). For p = 1 F.dropout, which PyTorch traces as this call,
+// multiplies by 0 and draws nothing (native_dropout called by itself would draw).
 Values native_dropout(Builder& b, const Call& call) {
   Value x = call.tensor("input");
   double keep = 1.0 - call.real("p");
