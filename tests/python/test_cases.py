@@ -157,14 +157,13 @@ def test_one_compilation_serves_all_sizes(case: Case):
 class Interpreted:
     """A program that runs by the interpreter of every level; they must agree. Stands where a compiled program stands."""
 
-    def __init__(self, case: Case, text: str, options: str, resume: bool) -> None:
+    def __init__(self, case: Case, text: str, options: str) -> None:
         self.case = case
         self.options = {**json.loads(options), "verify": True, "stop_after": ""}
         self.texts = {level: self._lower(text, level) for level in LEVELS}
         # What expand_math makes of functions holds for float32 rounding only.
         self.exact_texts = {**self.texts, "kernel": self._lower(text, "kernel", disable=["expand_math"])}
-        if resume:
-            self._resume(text)
+        self._resume(text)
         signature, *lines = text.splitlines()
         self.inputs = re.findall(r"(%\w+|\b\w+(?=: sym)):", signature)
         self.writes = [line.split()[-1] for line in lines if line.startswith("  write ")]
@@ -217,11 +216,10 @@ class Interpreters:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.resume = True
         self.programs: list[Interpreted] = []
 
     def compile(self, text: str, options: str) -> Interpreted:
-        self.programs.append(Interpreted(self.case, text, options, self.resume))
+        self.programs.append(Interpreted(self.case, text, options))
         return self.programs[-1]
 
 
@@ -238,7 +236,6 @@ def test_interpreters_agree(case: Case, symbolic: bool, monkeypatch: pytest.Monk
     if case.bitwise:
         return
     torch._dynamo.reset()
-    core.resume = False
     compiled = Compiler()(case.fn, dynamic=True if symbolic else None)
     got = compiled(*[harness.to_double(x) for x in case.inputs(dims)])
     wanted = case.fn(*[harness.to_double(x) for x in case.inputs(dims)])

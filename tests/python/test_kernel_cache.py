@@ -150,6 +150,12 @@ def filled(tmp_path_factory):
 
 
 @needs_core
+def test_a_copy_of_a_cache_serves(tmp_path, filled):
+    """Below, what makes an entry a miss is the harm, not the copy."""
+    assert outcome(start(SOFTMAX, shutil.copytree(filled, tmp_path / "cache"))) == [0, 1]
+
+
+@needs_core
 @pytest.mark.parametrize("harm", [_shorten, _flip, _other_symbol, _empty, _foreign, _other_format, _writable_by_others, _link, _folder, _other_key])
 def test_an_entry_that_is_not_right_is_a_miss(tmp_path, filled, harm):
     folder = shutil.copytree(filled, tmp_path / "cache")
