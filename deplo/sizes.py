@@ -127,7 +127,6 @@ _FUNCTIONS: dict[str, Callable[[Sequence[str]], str]] = {
     "Mod": _infix("%"),
     "PythonMod": _infix("%"),
     "ModularIndexing": lambda a: f"(({a[0]} // {a[1]}) % {a[2]})",
-    "CeilDiv": lambda a: f"(({a[0]} + {a[1]} - 1) // {a[1]})",
     "Max": _call("max"),
     "Min": _call("min"),
     "Identity": lambda a: a[0],
@@ -142,10 +141,16 @@ def _rounded_quotient(expr: sympy.Expr) -> str | None:
         return None
     a, b = (_atom(part) for part in parts)
     if name == "CeilToInt":
-        return f"(({a} + {b} - 1) // {b})"
+        return _ceiling(*parts)
     if name == "TruncToInt" and not all(part.is_nonnegative for part in parts):
         return None
     return f"({a} // {b})"
+
+
+def _ceiling(a: sympy.Expr, b: sympy.Expr) -> str:
+    """The quotient rounded up, in the form that sizes of layers have where the divisor is positive."""
+    left, right = _atom(a), _atom(b)
+    return f"(({left} + {right} - 1) // {right})" if b.is_positive else f"(0 - (0 - {left}) // {right})"
 
 
 def _quotient(expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr] | None:
@@ -179,6 +184,8 @@ def to_text(expr: sympy.Expr) -> str:
         return "*".join([to_text(expr.base)] * int(expr.exp))
     if type(expr).__name__ == "PowByNatural" and expr.args[1].is_Integer and 0 < expr.args[1] <= 16:
         return "*".join([to_text(expr.args[0])] * int(expr.args[1]))
+    if type(expr).__name__ == "CeilDiv":
+        return _ceiling(*expr.args)
     if (function := _FUNCTIONS.get(type(expr).__name__)) is not None:
         return function([_atom(arg) for arg in expr.args])
     if (text := _rounded_quotient(expr)) is not None:

@@ -252,6 +252,12 @@ bool is_negative_sum(Expr e) {
   return any;
 }
 
+/// True if no term has a positive coefficient: divisions by such a sum are written as those by its opposite.
+bool is_minus(Expr e) {
+  const std::vector<Term> terms = terms_of(e);
+  return !terms.empty() && std::all_of(terms.begin(), terms.end(), [](const Term& term) { return term.coefficient < 0; });
+}
+
 /// e, of which only its remainder by c counts, with x in place of x % m in each term k*(x % m) where c divides k*m.
 Expr without_inner_mods(Expr e, int64_t c) {
   for (const Term& term : terms_of(e)) {
@@ -266,14 +272,14 @@ Expr without_inner_mods(Expr e, int64_t c) {
 }  // namespace
 
 int64_t floor_divide(int64_t a, int64_t b) {
-  DEPLO_ASSERT(b != 0, "{} // 0 in an index expression", a);
+  if (b == 0) throw ExecutionError(fmt::format("ZeroDivisionError: {} // 0 in a size", a));
   if (b == -1) return times(a, -1);  // the only quotient that may not fit
   int64_t q = a / b;
   return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q;
 }
 
 int64_t floor_mod(int64_t a, int64_t b) {
-  DEPLO_ASSERT(b != 0, "{} % 0 in an index expression", a);
+  if (b == 0) throw ExecutionError(fmt::format("ZeroDivisionError: {} % 0 in a size", a));
   if (b == -1) return 0;
   int64_t r = a % b;
   return r != 0 && ((r < 0) != (b < 0)) ? r + b : r;
@@ -284,6 +290,7 @@ Expr floordiv(Expr a, Expr b) {
   DEPLO_ASSERT(!b.is(0), "floordiv of {} by zero", print(a));
   if (a.is_constant() && b.is_constant()) return floor_divide(a.value(), b.value());
   if (a == b) return 1;
+  if (is_minus(b)) return floordiv(Expr(0) - a, Expr(0) - b);
   auto [quotient, rest] = divide_terms(a, b);
   if (rest.is(0)) return quotient;
   if (rest.kind() == ExprKind::floordiv && b.is_constant() && rest.operands()[1].is_constant())
@@ -298,6 +305,7 @@ Expr mod(Expr a, Expr b) {
   if (b.is(1) || a.is(0) || a == b) return 0;
   DEPLO_ASSERT(!b.is(0), "mod of {} by zero", print(a));
   if (a.is_constant() && b.is_constant()) return floor_mod(a.value(), b.value());
+  if (is_minus(b)) return Expr(0) - mod(Expr(0) - a, Expr(0) - b);
   Expr rest = divide_terms(a, b).second;
   if (rest.is(0)) return 0;
   if (rest.is_constant() && b.is_constant()) return mod(rest, b);

@@ -15,10 +15,10 @@ struct ExprNode;
 
 // Integer index expressions and symbolic sizes.
 //
-// Semantics: values are mathematical integers that fit in 64 bits. floordiv rounds toward minus infinity and mod takes
-// the sign of the divisor; a divisor is always positive where the expression is evaluated (a size of 0 means that no
-// point is evaluated). A symbol is a size (s0), a loop axis (i) or an SSA integer value (v3); which of them it is, and
-// its range, is known to the IR that uses it, not to the expression.
+// Semantics: values are mathematical integers that fit in 64 bits. floordiv and mod are Python's for every sign of both operands (rounding
+// toward minus infinity, the sign of the divisor) wherever they are evaluated, folded, bounded or compiled. A divisor is never 0 where an
+// expression is evaluated (a size of 0 means that no point is evaluated): on the host such a size fails as in eager mode. A symbol is a size
+// (s0), a loop axis (i) or an SSA integer value (v3); which of them it is, and its range, is known to the IR that uses it, not to the expression.
 //
 // Expressions are hash-consed and canonical: sums of products with sorted terms, constants folded, so that equal
 // expressions are one object and == compares pointers. Building and comparing is thread-safe.
@@ -51,7 +51,7 @@ class Expr {
   const ExprNode* node_;
 };
 
-/// Of integers, as floordiv and mod of expressions: rounding down; InternalError for a divisor of 0.
+/// Of integers, as floordiv and mod of expressions: rounding down; ExecutionError for a divisor of 0, as eager mode's.
 int64_t floor_divide(int64_t a, int64_t b);
 int64_t floor_mod(int64_t a, int64_t b);
 

@@ -48,6 +48,43 @@ Interval multiply(const Interval& a, const Interval& b) {
   return r;
 }
 
+Interval opposite(const Interval& a) { return {multiply(a.hi, -1), multiply(a.lo, -1)}; }
+
+/// Of a floordiv b for b of at least 1.
+Interval quotients(const Interval& a, const Interval& b) {
+  Interval r;
+  if (a.lo) r.lo = *a.lo >= 0 ? (b.hi ? floor_divide(*a.lo, *b.hi) : 0) : floor_divide(*a.lo, *b.lo);
+  if (a.hi) r.hi = *a.hi >= 0 ? floor_divide(*a.hi, *b.lo) : (b.hi ? floor_divide(*a.hi, *b.hi) : -1);
+  return r;
+}
+
+/// Of a mod b for b of at least 1.
+Interval remainders(const Interval& a, const Interval& b) {
+  Interval r{0, add(b.hi, -1)};
+  if (a.lo && *a.lo >= 0 && a.hi && (!r.hi || *a.hi < *r.hi)) r.hi = a.hi;
+  return r;
+}
+
+/// The bounds of a division whose divisor may have either sign: `positive` has those for a divisor of at least 1. By a negative divisor it is
+/// what the operands' opposites give, or the opposite of that. 0 divides nothing.
+template <class F>
+Interval by_signs(const Interval& a, const Interval& b, const F& positive, Interval (*result)(const Interval&) = nullptr) {
+  std::optional<Interval> found;
+  auto include = [&](const Interval& r) {
+    if (!found)
+      found = r;
+    else
+      found = Interval{found->lo && r.lo ? Bound(std::min(*found->lo, *r.lo)) : std::nullopt,
+                       found->hi && r.hi ? Bound(std::max(*found->hi, *r.hi)) : std::nullopt};
+  };
+  if (!b.hi || *b.hi >= 1) include(positive(a, {std::max<int64_t>(b.lo.value_or(1), 1), b.hi}));
+  if (!b.lo || *b.lo <= -1) {
+    Interval r = positive(opposite(a), opposite({b.lo, std::min<int64_t>(b.hi.value_or(-1), -1)}));
+    include(result ? result(r) : r);
+  }
+  return found.value_or(Interval{});
+}
+
 constexpr int kMaxDepth = 12;
 
 /// The bounds of expressions under some ranges. Terms share symbols and subexpressions, whose bounds are found once for a question.
@@ -103,21 +140,12 @@ Interval Bounder::of_atom(Expr e, int depth) {
     case ExprKind::floordiv: {
       Interval a = interval(e.operands()[0], depth + 1);
       Interval b = interval(e.operands()[1], depth + 1);
-      Interval r;
-      if (!b.lo || *b.lo < 1) {
-        if (a.lo && *a.lo >= 0) return {0, a.hi};
-        return {};
-      }
-      if (a.lo) r.lo = *a.lo >= 0 ? (b.hi ? floor_divide(*a.lo, *b.hi) : 0) : floor_divide(*a.lo, *b.lo);
-      if (a.hi) r.hi = *a.hi >= 0 ? floor_divide(*a.hi, *b.lo) : (b.hi ? floor_divide(*a.hi, *b.hi) : -1);
-      return r;
+      return by_signs(a, b, quotients);
     }
     case ExprKind::mod: {
-      Interval b = interval(e.operands()[1], depth + 1);
       Interval a = interval(e.operands()[0], depth + 1);
-      Interval r{0, add(b.hi, -1)};
-      if (a.lo && *a.lo >= 0 && a.hi && (!r.hi || *a.hi < *r.hi)) r.hi = a.hi;
-      return r;
+      Interval b = interval(e.operands()[1], depth + 1);
+      return by_signs(a, b, remainders, opposite);
     }
     case ExprKind::min:
     case ExprKind::max: {

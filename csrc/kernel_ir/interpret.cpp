@@ -350,6 +350,7 @@ void interpret(const Kernel& kernel, const std::vector<Array*>& buffers, const s
   find_barriers(kernel.body, machine.joint);
   Thread base;
   for (const auto& [name, value] : symbols) Machine::define(base, name, {Scalar::of_int(DType::i64, value)});
+  for (const Size& size : kernel.sizes) Machine::define(base, size.name, {Scalar::of_int(DType::i64, evaluate(size.value, symbols))});
   for (size_t i = 0; i < buffers.size(); ++i) base.buffers[kernel.params[i].name] = {std::shared_ptr<Array>(buffers[i], [](Array*) {})};
   machine.scratch_bytes = evaluate(kernel.scratch_bytes, base.integers);
   if (kernel.grid.empty())
@@ -359,6 +360,17 @@ void interpret(const Kernel& kernel, const std::vector<Array*>& buffers, const s
   if (machine.division_error && machine.error == ErrorCode::none) machine.error = ErrorCode::division_by_zero;
   if (machine.error == ErrorCode::index_out_of_range) throw IndexError(fmt::format("kernel @{}: index out of range", kernel.name));
   if (machine.error != ErrorCode::none) throw ExecutionError(fmt::format("kernel @{}: {}", kernel.name, loop_ir::to_string(machine.error)));
+}
+
+std::vector<int64_t> passed_values(const Kernel& kernel, const std::map<std::string, int64_t>& symbols) {
+  std::vector<int64_t> values;
+  for (const std::string& name : kernel.symbols) {
+    auto found = symbols.find(name);
+    DEPLO_ASSERT(found != symbols.end(), "kernel @{}: no value for symbol {}", kernel.name, name);
+    values.push_back(found->second);
+  }
+  for (const Size& size : kernel.sizes) values.push_back(evaluate(size.value, symbols));
+  return values;
 }
 
 std::vector<Array> interpret(const Module& module, const std::vector<Array>& inputs, const std::map<std::string, int64_t>& symbols, Mode mode,

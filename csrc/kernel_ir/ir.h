@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <variant>
@@ -17,7 +18,7 @@ namespace deplo::kernel_ir {
 
 // Kernel IR: imperative code for one kernel with explicit vectors. Codegen translates it and decides nothing.
 //
-//   kernel @k0_softmax(x: ptr f32, out y: ptr f32) symbols (s0) chunks s0 // 4 scratch 0
+//   kernel @k0_softmax(x: ptr f32, out y: ptr f32) symbols (s0) sizes (n = (s0 + 3) // 4) chunks (s0 + 3) // 4 scratch 0
 //     for i in (s0*thread // threads)..(s0*(thread + 1) // threads) step 1:
 //       ninf: f32x8 = splat -inf
 //       var m0: f32x8 = ninf
@@ -35,7 +36,8 @@ namespace deplo::kernel_ir {
 //
 // Semantics: every value has a type: a dtype and a number of lanes (1: scalar; bool lanes are a mask). Statements run in
 // order; a value is defined once and visible to later statements of its block and nested blocks. `var` declares a mutable register, `<-`
-// assigns it; reading a var's name gives its current value. Index expressions are i64 arithmetic over symbols, loop variables, `thread`, `threads`
+// assigns it; reading a var's name gives its current value. `sizes` are computed by the host from the symbols, by what shapes are computed with: a
+// kernel and the host cannot disagree about an extent. Index expressions are i64 arithmetic over symbols, loop variables, `thread`, `threads`
 // (GPU: block_x, block_y, block_z, thread_x, thread_y) and scalar i64 values and vars in scope. Offsets are in elements from a pointer's base.
 // A vector load or store touches offset + lane * stride, or offset + gather[lane]; lanes whose mask is off touch no memory
 // (loads give `else`, or 0). No alignment is assumed. Out-of-range accesses are errors of the producer, found by the verifier where it can prove one
@@ -227,10 +229,18 @@ struct Param {
   bool operator==(const Param&) const = default;
 };
 
+/// A value that the host computes from the symbols of the program.
+struct Size {
+  std::string name;
+  Expr value;
+  bool operator==(const Size&) const = default;
+};
+
 struct Kernel {
   std::string name;
   std::vector<Param> params;
   std::vector<std::string> symbols;  ///< passed in this order
+  std::vector<Size> sizes;           ///< passed after the symbols
   Block body;
   Expr chunks = 1;
   Expr scratch_bytes = 0;   ///< per thread; GPU: per block
@@ -242,6 +252,9 @@ struct Kernel {
 };
 
 using Module = ModuleOf<Kernel>;
+
+/// What a launch passes: the values of `kernel.symbols`, then those of its sizes. ExecutionError for a size that divides by 0.
+std::vector<int64_t> passed_values(const Kernel& kernel, const std::map<std::string, int64_t>& symbols);
 
 std::string print(const Kernel& kernel);
 std::string print(const Module& module);

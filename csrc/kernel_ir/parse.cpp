@@ -321,6 +321,15 @@ struct Parser {
         k.symbols.push_back(name());
       while (lexer.accept(","));
     lexer.expect(")");
+    if (lexer.accept("sizes")) {
+      lexer.expect("(");
+      do {
+        std::string size = name();
+        lexer.expect("=");
+        k.sizes.push_back({std::move(size), parse_expr(lexer)});
+      } while (lexer.accept(","));
+      lexer.expect(")");
+    }
     lexer.expect("chunks");
     k.chunks = parse_expr(lexer);
     lexer.expect("scratch");

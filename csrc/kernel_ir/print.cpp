@@ -111,9 +111,12 @@ std::string print(const Kernel& kernel) {
     std::string_view kind = p.kind == loop_ir::ParamKind::in ? "" : p.kind == loop_ir::ParamKind::out ? "out " : "inout ";
     params.push_back(fmt::format("{}{}: ptr {}", kind, p.name, deplo::to_string(p.dtype)));
   }
+  std::vector<std::string> sizes;
+  for (const Size& s : kernel.sizes) sizes.push_back(fmt::format("{} = {}", s.name, deplo::print(s.value)));
+  const std::string computed = sizes.empty() ? "" : fmt::format(" sizes ({})", joined(sizes));
   Printer printer;
-  printer.line("", fmt::format("kernel @{}({}) symbols ({}) chunks {} scratch {}{}{}{}", kernel.name, joined(params), joined(kernel.symbols),
-                               deplo::print(kernel.chunks), deplo::print(kernel.scratch_bytes), print_list("grid", kernel.grid),
+  printer.line("", fmt::format("kernel @{}({}) symbols ({}){} chunks {} scratch {}{}{}{}", kernel.name, joined(params), joined(kernel.symbols),
+                               computed, deplo::print(kernel.chunks), deplo::print(kernel.scratch_bytes), print_list("grid", kernel.grid),
                                print_list("block", kernel.block), print_provenance(kernel.provenance)));
   printer.block(kernel.body, "  ");
   return printer.text;

@@ -24,10 +24,17 @@ class Verifier {
       if (p.kind != loop_ir::ParamKind::in) writable_.insert(p.name);
     }
     for (const std::string& s : kernel.symbols) values_[s] = {DType::i64, 1};
+    std::vector<std::string> sizes_of_host;
+    for (const Size& s : kernel.sizes) {
+      for (const std::string& symbol : symbols_of(s.value)) require(values_.count(symbol) > 0, s.name, "unknown symbol " + symbol);
+      sizes_of_host.push_back(s.name);
+      points_.define(s.name, s.value);
+    }
     check_size(kernel.chunks, "chunks");
     check_size(kernel.scratch_bytes, "scratch");
     for (const std::vector<Expr>* extents : {&kernel.grid, &kernel.block})
       for (Expr e : *extents) check_size(e, "grid");
+    for (const std::string& s : sizes_of_host) require(values_.emplace(s, Type{DType::i64, 1}).second, s, "is declared twice");
     for (const char* s : {"thread", "threads", "block_x", "block_y", "block_z", "thread_x", "thread_y"}) values_[s] = {DType::i64, 1};
     // However many threads of a CPU there are: one alone does the same.
     points_.define("thread", 0);

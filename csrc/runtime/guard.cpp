@@ -43,15 +43,12 @@ void install_handler() {
   sigaction(SIGSEGV, &action, &previous);
 }
 
-void copy_elements(char* to, const char* from, const BufferShape& shape, int64_t element_bytes, size_t axis) {
-  if (axis == shape.sizes.size()) {
-    std::memcpy(to, from, static_cast<size_t>(element_bytes));
-    return;
-  }
-  for (int64_t i = 0; i < shape.sizes[axis]; ++i) {
-    int64_t offset = i * shape.strides[axis] * element_bytes;
-    copy_elements(to + offset, from + offset, shape, element_bytes, axis + 1);
-  }
+/// f(offset in bytes) for each element.
+template <class F>
+void for_each_element(const BufferShape& shape, int64_t element_bytes, const F& f, size_t axis = 0, int64_t offset = 0) {
+  if (axis == shape.sizes.size()) return f(offset);
+  for (int64_t i = 0; i < shape.sizes[axis]; ++i)
+    for_each_element(shape, element_bytes, f, axis + 1, offset + i * shape.strides[axis] * element_bytes);
 }
 
 }  // namespace
@@ -101,10 +98,31 @@ char* GuardedCall::add(const std::string& name, char* data, const BufferShape& s
       block.is_written = block.is_written || is_written;
       return block.memory->data();
     }
-  Block block{name, data, shape, element_bytes, is_written, std::make_unique<GuardedMemory>(shape.bytes, is_aligned ? kAlignment : element_bytes)};
+  Block block{name, data, shape, element_bytes, is_written, std::make_unique<GuardedMemory>(shape.bytes, is_aligned ? kAlignment : element_bytes),
+              {}};
   if (shape.bytes > 0) std::memcpy(block.memory->data(), data, static_cast<size_t>(shape.bytes));
   blocks_.push_back(std::move(block));
   return blocks_.back().memory->data();
+}
+
+void GuardedCall::forget(const std::string& name, char pattern) {
+  for (Block& block : blocks_) {
+    if (block.name != name) continue;
+    block.pattern = pattern;
+    if (block.shape.bytes > 0) std::memset(block.memory->data(), pattern, static_cast<size_t>(block.shape.bytes));
+  }
+}
+
+std::vector<std::pair<std::string, int64_t>> GuardedCall::untouched() const {
+  std::vector<std::pair<std::string, int64_t>> found;
+  for (const Block& block : blocks_) {
+    if (!block.pattern) continue;
+    for_each_element(block.shape, block.element_bytes, [&](int64_t offset) {
+      const char* element = block.memory->data() + offset;
+      if (std::all_of(element, element + block.element_bytes, [&](char c) { return c == *block.pattern; })) found.emplace_back(block.name, offset);
+    });
+  }
+  return found;
 }
 
 void GuardedCall::finish() {
@@ -112,7 +130,10 @@ void GuardedCall::finish() {
     int64_t where = 0;
     if (!block.memory->intact(where))
       throw InternalError(fmt::format("{} wrote byte {} of {}, which has {}", name_, where, block.name, block.shape.bytes));
-    if (block.is_written && block.shape.bytes > 0) copy_elements(block.data, block.memory->data(), block.shape, block.element_bytes, 0);
+    if (block.is_written && block.shape.bytes > 0)
+      for_each_element(block.shape, block.element_bytes, [&](int64_t offset) {
+        std::memcpy(block.data + offset, block.memory->data() + offset, static_cast<size_t>(block.element_bytes));
+      });
   }
 }
 

@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/host.h"
@@ -43,6 +45,10 @@ class GuardedCall {
 
   /// The guarded copy of a buffer. `is_aligned`: it starts at a cache line, as what programs allocate does.
   char* add(const std::string& name, char* data, const BufferShape& shape, int64_t element_bytes, bool is_aligned, bool is_written);
+  /// Fills a buffer that the kernel is to write as a whole with `pattern`, in place of its present contents.
+  void forget(const std::string& name, char pattern);
+  /// Elements of forgotten buffers that still hold the pattern: their names and places.
+  std::vector<std::pair<std::string, int64_t>> untouched() const;
   /// Checks the patterns and copies what was written back, element by element.
   void finish();
 
@@ -54,6 +60,7 @@ class GuardedCall {
     int64_t element_bytes = 0;
     bool is_written = false;
     std::unique_ptr<GuardedMemory> memory;
+    std::optional<char> pattern;
   };
   std::string name_;
   std::vector<Block> blocks_;

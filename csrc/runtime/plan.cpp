@@ -162,7 +162,7 @@ std::shared_ptr<const Plan> make_plan(const kernel_ir::Module& module, const Lay
     if (step.kernel && (made.runs || step.once)) {
       const kernel_ir::Kernel& kernel = *module.kernels[*step.kernel];
       made.chunks = std::max<int64_t>(1, evaluate(kernel.chunks, symbols));
-      for (const std::string& name : kernel.symbols) made.symbols.push_back(symbols.at(name));
+      made.symbols = kernel_ir::passed_values(kernel, symbols);
       plan->scratch_bytes = std::max(plan->scratch_bytes, evaluate(kernel.scratch_bytes, symbols));
     }
     plan->steps.push_back(std::move(made));

@@ -14,6 +14,8 @@
 namespace deplo::runtime {
 namespace {
 
+constexpr char kUntouched = 0x3C;  // every byte of what a guarded kernel is to write
+
 /// Parts per thread where a kernel can be split that finely: threads that finish early then help those that were
 /// interrupted.
 constexpr int64_t kPartsPerThread = 4;
@@ -276,14 +278,22 @@ void Program::run_kernel(size_t step, const Plan& plan, char* const* pointers, c
 void Program::run_guarded(size_t step, const Plan& plan, char* const* pointers, TeamLease& team) {
   const Layout::Step& at = layout_.steps[step];
   const kernel_ir::Kernel& kernel = *module_.kernels[*at.kernel];
-  GuardedCall call(fmt::format("kernel {} of program {}", kernel.name, module_.name));
-  std::vector<void*> buffers;
-  for (size_t a = 0; a < at.buffers.size(); ++a) {
-    const Buffer& buffer = module_.buffers[at.buffers[a]];
-    bool is_written = kernel.params[a].kind != loop_ir::ParamKind::in;
-    buffers.push_back(call.add(buffer.name, pointers[at.buffers[a]], plan.shapes[at.buffers[a]], size_of(buffer.dtype),
-                               buffer.kind != BufferKind::input, is_written));
-  }
+  auto fill = [&](GuardedCall& call, char pattern) {
+    std::vector<void*> buffers;
+    for (size_t a = 0; a < at.buffers.size(); ++a) {
+      const Buffer& buffer = module_.buffers[at.buffers[a]];
+      bool is_written = kernel.params[a].kind != loop_ir::ParamKind::in;
+      buffers.push_back(call.add(buffer.name, pointers[at.buffers[a]], plan.shapes[at.buffers[a]], size_of(buffer.dtype),
+                                 buffer.kind != BufferKind::input, is_written));
+    }
+    for (size_t a = 0; a < at.buffers.size(); ++a)
+      if (kernel.params[a].kind == loop_ir::ParamKind::out && module_.buffers[at.buffers[a]].kind != BufferKind::packed)
+        call.forget(module_.buffers[at.buffers[a]].name, pattern);
+    return buffers;
+  };
+  const std::string name = fmt::format("kernel {} of program {}", kernel.name, module_.name);
+  GuardedCall call(name);
+  std::vector<void*> buffers = fill(call, kUntouched);
   std::map<std::string, int64_t> symbols;
   for (size_t i = 0; i < plan.symbols.size(); ++i) symbols[solver_.names()[i]] = plan.symbols[i];
   int64_t scratch_bytes = evaluate(kernel.scratch_bytes, symbols);
@@ -293,6 +303,16 @@ void Program::run_guarded(size_t step, const Plan& plan, char* const* pointers, 
   int64_t where = 0;
   if (!scratch.intact(where))
     throw InternalError(fmt::format("kernel {} wrote byte {} of its scratch memory, which has {}", kernel.name, where, scratch_bytes));
+  if (const auto first = call.untouched(); !first.empty()) {
+    // What holds the pattern may have been written so: what holds another one after another run was not.
+    GuardedCall again(name);
+    buffers = fill(again, static_cast<char>(~kUntouched));
+    call_kernel(step, plan, buffers.data(), scratch.data(), scratch.stride(), team);
+    const auto second = again.untouched();
+    for (const auto& place : first)
+      if (std::find(second.begin(), second.end(), place) != second.end())
+        throw InternalError(fmt::format("kernel {} never wrote byte {} of {}", kernel.name, place.second, place.first));
+  }
   call.finish();
 }
 

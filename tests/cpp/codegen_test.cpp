@@ -241,6 +241,50 @@ TEST_CASE("integer division wraps, never traps, and reports zero") {
   CHECK(machine.error == static_cast<int>(loop_ir::ErrorCode::division_by_zero));
 }
 
+TEST_CASE("index expressions divide as Python does, whatever the signs") {
+  // Of loop variables and of symbols, by both; of numbers and by numbers.
+  std::string text = "kernel @divide(out y: ptr i64) symbols (s, t) sizes (h = s // t, r = s % t) chunks 1 scratch 0\n  for i in -9..10 step 1:\n";
+  std::vector<std::string> values{"i // s", "i % s", "s // t", "s % t", "(i + 20) // s", "(i + 20) % s", "h", "r"};
+  for (int c = -9; c <= 9; ++c) {
+    if (c == 0) continue;
+    for (const char* op : {"//", "%"}) {
+      values.push_back(fmt::format("i {} ({})", op, c));
+      values.push_back(fmt::format("({}) {} s", c, op));
+    }
+  }
+  for (size_t k = 0; k < values.size(); ++k)
+    text += fmt::format("    v{0}: i64 = index {1}\n    store y[(i + 9)*{2} + {0}] = v{0}\n", k, values[k], values.size());
+  const Machine machine;
+  auto kernel = Machine(machine).compile(text);
+  const kernel_ir::Kernel parsed = *kernel_ir::parse(text).kernels[0];
+  for (int64_t s = -9; s <= 9; ++s)
+    for (int64_t t : {-9, -4, -1, 3, 9}) {
+      if (s == 0) continue;
+      std::vector<int64_t> y(19 * values.size(), -999);
+      std::vector<int64_t> sizes = kernel_ir::passed_values(parsed, {{"s", s}, {"t", t}});
+      std::vector<void*> buffers{y.data()};
+      int32_t error = 0;
+      KernelArgs args{buffers.data(), sizes.data(), &error, nullptr};
+      kernel->function()(&args, 0, 1);
+      for (int64_t i = -9; i <= 9; ++i)
+        for (size_t k = 0; k < values.size(); ++k) {
+          INFO(values[k] << " where i is " << i << ", s " << s << ", t " << t);
+          REQUIRE(y[static_cast<size_t>(i + 9) * values.size() + k] ==
+                  evaluate(parse_expr(values[k]), {{"i", i}, {"s", s}, {"t", t}, {"h", sizes[2]}, {"r", sizes[3]}}));
+        }
+    }
+  // What runs no iteration may be computed before the loop: it must not trap.
+  std::vector<int64_t> none(19 * values.size());
+  std::vector<void*> buffers{none.data()};
+  for (int64_t s : {int64_t{0}, INT64_MIN})
+    for (int64_t t : {int64_t{0}, int64_t{-1}}) {
+      std::vector<int64_t> sizes{s, t, 0, 0};
+      int32_t error = 0;
+      KernelArgs args{buffers.data(), sizes.data(), &error, nullptr};
+      kernel->function()(&args, 0, 1);
+    }
+}
+
 TEST_CASE("the cache in memory has all that is held, and of the rest what was used last") {
   struct Code final : CompiledKernel {
     KernelFn function() const override { return nullptr; }

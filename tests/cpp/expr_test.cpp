@@ -1,6 +1,7 @@
 #include "expr/expr.h"
 
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <random>
 
 #include "base/error.h"
@@ -110,6 +111,13 @@ TEST_CASE("facts rewrite the larger side") {
 
 namespace {
 
+/// Of either sign: a number, or a symbol or a sum whose range leaves 0 out.
+Expr random_divisor(std::mt19937& rng) {
+  auto pick = [&](int n) { return static_cast<int>(rng() % static_cast<unsigned>(n)); };
+  const Expr divisors[] = {pick(6) + 1, -1 - pick(6), Expr::symbol("d"), Expr::symbol("d") - Expr::symbol("a"), Expr::symbol("a") + 1 + pick(3)};
+  return divisors[pick(5)];
+}
+
 Expr random_expr(std::mt19937& rng, int depth) {
   auto pick = [&](int n) { return static_cast<int>(rng() % static_cast<unsigned>(n)); };
   if (depth == 0 || pick(4) == 0) return pick(2) ? Expr(pick(20) - 6) : Expr::symbol(std::string(1, static_cast<char>('a' + pick(3))));
@@ -118,8 +126,8 @@ Expr random_expr(std::mt19937& rng, int depth) {
     case 0: return a + random_expr(rng, depth - 1);
     case 1: return a - random_expr(rng, depth - 1);
     case 2: return a * (pick(5) + 1);
-    case 3: return floordiv(a, pick(6) + 1);
-    case 4: return mod(a, pick(6) + 1);
+    case 3: return floordiv(a, random_divisor(rng));
+    case 4: return mod(a, random_divisor(rng));
     default: return pick(2) ? min(a, random_expr(rng, depth - 1)) : max(a, random_expr(rng, depth - 1));
   }
 }
@@ -128,7 +136,7 @@ Expr random_expr(std::mt19937& rng, int depth) {
 
 TEST_CASE("simplify keeps the value, bounds hold, text reads back") {
   std::mt19937 rng(7);
-  Ranges ranges{{"a", axis_range(5)}, {"b", {Expr(-3), Expr(4)}}, {"c", axis_range(12)}};
+  Ranges ranges{{"a", axis_range(5)}, {"b", {Expr(-3), Expr(4)}}, {"c", axis_range(12)}, {"d", {Expr(-4), Expr(-1)}}};
   for (int round = 0; round < 3000; ++round) {
     Expr e = random_expr(rng, 4);
     Expr s = simplify(e, ranges);
@@ -137,8 +145,10 @@ TEST_CASE("simplify keeps the value, bounds hold, text reads back") {
     CHECK(simplify(s, ranges) == simplify(simplify(s, ranges), ranges));
     Interval range = bounds(e, ranges);
     for (int point = 0; point < 20; ++point) {
-      std::map<std::string, int64_t> values{
-          {"a", static_cast<int64_t>(rng() % 5)}, {"b", static_cast<int64_t>(rng() % 8) - 3}, {"c", static_cast<int64_t>(rng() % 12)}};
+      std::map<std::string, int64_t> values{{"a", static_cast<int64_t>(rng() % 5)},
+                                            {"b", static_cast<int64_t>(rng() % 8) - 3},
+                                            {"c", static_cast<int64_t>(rng() % 12)},
+                                            {"d", -1 - static_cast<int64_t>(rng() % 4)}};
       int64_t v = evaluate(e, values);
       CHECK(evaluate(s, values) == v);
       CHECK(evaluate(expand_mods(e), values) == v);
@@ -153,12 +163,13 @@ TEST_CASE("bounds of one operation are as narrow as they can be") {
   for (int64_t lo = -7; lo <= 7; ++lo)
     for (int64_t hi = lo; hi <= 9; ++hi)
       for (int64_t c = 1; c <= 5; ++c) {
-        Ranges ranges{{"x", {Expr(lo), Expr(hi)}}};
-        for (const Expr& e : {floordiv(x, c), x + c, Expr(c) - x, x * c, x * -c, min(x, c), max(x, c), min(x, -c), max(x, -c)}) {
+        Ranges ranges{{"x", {Expr(lo), Expr(hi)}}, {"c", {Expr(c), Expr(c)}}, {"minus", {Expr(-c), Expr(-c)}}};
+        for (Expr e : {floordiv(x, c), floordiv(x, -c), floordiv(x, Expr::symbol("c")), floordiv(x, Expr::symbol("minus")), x + c, Expr(c) - x, x * c,
+                       x * -c, min(x, c), max(x, c), min(x, -c), max(x, -c)}) {
           std::optional<int64_t> least;
           std::optional<int64_t> most;
           for (int64_t at = lo; at <= hi; ++at) {
-            int64_t value = evaluate(e, {{"x", at}});
+            int64_t value = evaluate(e, {{"x", at}, {"c", c}, {"minus", -c}});
             least = least ? std::min(*least, value) : value;
             most = most ? std::max(*most, value) : value;
           }
@@ -170,10 +181,37 @@ TEST_CASE("bounds of one operation are as narrow as they can be") {
         Interval rest = bounds(mod(x, c), ranges);
         CHECK(rest.lo == std::optional<int64_t>(0));
         CHECK(rest.hi == std::optional<int64_t>(lo >= 0 ? std::min(hi, c - 1) : c - 1));
+        rest = bounds(mod(x, Expr::symbol("minus")), ranges);
+        CHECK(rest.hi == std::optional<int64_t>(0));
+        CHECK(rest.lo == std::optional<int64_t>(hi <= 0 ? std::max(lo, 1 - c) : 1 - c));
       }
 }
 
 TEST_CASE("quotients and remainders are floored whatever the signs") {
+  // Python's, for each pair of signs; either side is a number or a symbol, of which its sign or nothing is known.
+  for (int64_t a = -9; a <= 9; ++a)
+    for (int64_t b = -9; b <= 9; ++b) {
+      if (b == 0) continue;
+      const int64_t quotient = static_cast<int64_t>(std::floor(static_cast<double>(a) / static_cast<double>(b)));
+      const Range sides[] = {{}, {Expr(-9), Expr(9)}, {a < 0 ? Expr(-9) : Expr(0), a < 0 ? Expr(-1) : Expr(9)}, {Expr(a), Expr(a)}};
+      for (Expr left : {Expr(a), Expr::symbol("a")})
+        for (Expr right : {Expr(b), Expr::symbol("b"), Expr(0) - Expr::symbol("minus_b")})
+          for (const Range& known : sides) {
+            const Ranges ranges{{"a", known}, {"b", b < 0 ? Range{Expr(-9), Expr(-1)} : Range{Expr(0), Expr(9)}}, {"minus_b", {Expr(-b), Expr(-b)}}};
+            const std::map<std::string, int64_t> at{{"a", a}, {"b", b}, {"minus_b", -b}};
+            for (auto [e, wanted] : {std::pair(floordiv(left, right), quotient), std::pair(mod(left, right), a - b * quotient)}) {
+              INFO(print(e) << " where a is " << a << " and b is " << b);
+              REQUIRE(evaluate(e, at) == wanted);
+              REQUIRE(evaluate(simplify(e, ranges), at) == wanted);
+              REQUIRE(evaluate(parse_expr(print(e)), at) == wanted);
+              const Interval range = bounds(e, ranges);
+              REQUIRE((!range.lo || *range.lo <= wanted));
+              REQUIRE((!range.hi || wanted <= *range.hi));
+            }
+          }
+    }
+  CHECK_THROWS_WITH(evaluate(parse_expr("7 // s"), {{"s", 0}}), Catch::Contains("ZeroDivisionError"));
+  CHECK_THROWS_WITH(evaluate(parse_expr("7 % s"), {{"s", 0}}), Catch::Contains("ZeroDivisionError"));
   Expr x = Expr::symbol("x");
   Expr y = Expr::symbol("y");
   for (const Expr& e : {x, Expr(0) - x, Expr(3) - x, Expr(0) - x - y, x - y, x * -6 + 3, x * 4 - y * 2})

@@ -134,6 +134,19 @@ inline std::vector<Case> cases() {
   %d: f32[s0, s0] = reduce sum(%c) axes=[2]
   return %d strides [s0, 1], %c strides [s0*s0, s0, 1]
 )";
+  // By sizes and numbers below 0, which lanes hold, one value a lane, or the host computes.
+  const std::string divisions = R"(tensor @divisions(%x: f32[s0, 37] strides [37, 1] user) where s0 in 1..30
+  %q: i64[s0, 37] = index (i, j) -> (j - 20) // (s0 - 40)
+  %r: i64[s0, 37] = index (i, j) -> (j - 20) % (s0 - 40)
+  %c: i64[s0, 37] = index (i, j) -> (i - j) // (-3) + (i - j) % (-5) + s0 // (s0 - 31) + (7 - s0) % (s0 - 31)
+  %d: i64[s0, 37] = add(%q, %r)
+  %e: i64[s0, 37] = add(%d, %c)
+  %f: f32[s0, 37] = cast(%e)
+  %g: f32[s0, 37] = map (i, j) -> %x[max(min(0 - i // (s0 - 40), s0 - 1), 0), max(0 - j % (s0 - 37), 0)]
+  %y: f32[s0, 37] = add(%f, %g)
+  %n: f32[s0 // (0 - 2) + s0, s0 % (s0 - 31) - s0 + 40] = map (i, j) -> %y[i, 0]
+  return %y strides [37, 1], %n strides [s0 % (s0 - 31) - s0 + 40, 1]
+)";
   return {{"squares", squares, {{"s0", 41}}},
           {"short rows", short_rows, {{"s0", 3}}},
           {"columns", columns, {}},
@@ -145,6 +158,7 @@ inline std::vector<Case> cases() {
           {"linear", linear, {{"s0", 19}}},
           {"pairs of bf16", pairs, {{"s0", 19}}},
           {"linear of one row", linear, {{"s0", 1}}},
+          {"divisions", divisions, {{"s0", 19}}},
           {"transpose", transpose, {}},
           {"bfloat16", low, {}},
           {"reductions over everything and over rows", total, {{"s0", 41}}}};

@@ -120,8 +120,7 @@ int run_native(const tile_ir::Kernel& tile, const std::vector<Array*>& arguments
   std::vector<void*> buffers;
   for (size_t k = 0; k < arguments.size(); ++k) memory.emplace_back(tile.params[k], *arguments[k], sizes);
   for (Bytes& bytes : memory) buffers.push_back(bytes.base());
-  std::vector<int64_t> symbols;
-  for (const std::string& s : lowered.kernels[0]->symbols) symbols.push_back(sizes.at(s));
+  std::vector<int64_t> symbols = kernel_ir::passed_values(*lowered.kernels[0], sizes);
   std::vector<char> scratch(static_cast<size_t>(evaluate(lowered.kernels[0]->scratch_bytes, sizes)) + 64);
   int32_t error = 0;
   auto aligned = reinterpret_cast<uintptr_t>(scratch.data());

@@ -578,3 +578,36 @@ def test_a_weight_that_follows_from_no_input_but_its_size():
     compiled = torch.compile(fn, backend="deplo", dynamic=True, options={"strict": True})
     for x, k in ((torch.randn(1, 9, 3), 1), (torch.randn(1, 9, 3), 4), (torch.randn(1, 5, 4), 2), (torch.randn(1, 40, 3), 1)):
         torch.testing.assert_close(compiled(x, k), fn(x, k))
+
+
+NEGATIVE = {
+    "arange down": lambda x, s, t: torch.arange(512, -512, s),
+    "arange down to a size": lambda x, s, t: torch.arange(t, 0, s) + x[0, 0],
+    "arange from a size": lambda x, s, t: torch.arange(x.shape[0], 0, -2),
+    "quotient": lambda x, s, t: x + (7 // s) + (-t // s),
+    "remainder": lambda x, s, t: x + (7 % s) * 10 + (-t % s),
+    "quotient of negatives": lambda x, s, t: x + s // (0 - t) + s % (0 - t),
+    "remainder of a size": lambda x, s, t: x + x.shape[0] % -4 + x.shape[0] // -4,
+    "slice": lambda x, s, t: x[: max(s // -2, 1)] + x[-1],
+    "slice from the end": lambda x, s, t: x[x.shape[0] // -3 :],
+    "lengths": lambda x, s, t: x.new_ones(t // s + 40, (0 - t) % s + 12),
+    "rows below": lambda x, s, t: torch.arange(x.shape[1])[None] // s + torch.arange(x.shape[0])[:, None] % s,
+}
+
+
+@pytest.mark.parametrize("name", NEGATIVE)
+def test_divisors_and_steps_below_zero(name, guards_added):
+    function = NEGATIVE[name]
+    compiled = torch.compile(function, backend="deplo", options={"strict": True, "guard": True}, dynamic=True)
+    for rows, s, t in ((7, -3, 5), (9, -2, 12), (4, -7, 3), (7, -1, 9)):
+        x = torch.randn(rows, 6)
+        same(compiled(x, s, t), function(x, s, t))
+    assert guards_added and not any(guards_added)
+
+
+def test_a_size_divided_by_zero_fails_as_in_eager_mode():
+    compiled = torch.compile(lambda x, y: x.new_ones(12 // (y.shape[0] - 5)) * y.sum(), backend="deplo", options={"strict": True}, dynamic=True)
+    x = torch.randn(3)
+    assert compiled(x, torch.ones(8)).shape == (4,)
+    with pytest.raises((ZeroDivisionError, RuntimeError), match="(?i)division|ZeroDivisionError"):
+        compiled(x, torch.ones(5))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import subprocess
 import sys
 
+import pytest
 import torch
 from engines import same
 from fuzz.check import check
@@ -13,6 +15,8 @@ from fuzz.programs import Program, programs
 from hypothesis import given, settings
 from test_fuzz import SAMPLE
 
+from deplo import _C
+from deplo.errors import InternalError
 from deplo.options import read_options
 
 GUARDED = read_options(options={"guard": True})
@@ -57,3 +61,25 @@ def test_an_access_past_a_guard_page_ends_the_process_and_names_the_kernel() -> 
     done = subprocess.run([sys.executable, "-c", FAR], capture_output=True, text=True, check=False)
     assert done.returncode == -11, done.stderr
     assert "touched memory outside of its buffers: kernel shift of program far" in done.stderr
+
+
+UNWRITTEN = """program @short(x: f32[64] user)
+  buffer y: f32[64] output
+  call @copy(x, y)
+  return y
+
+kernel @copy(a: ptr f32, out b: ptr f32) symbols () chunks 1 scratch 0
+  for i in 0..63 step 1:
+    v: f32 = load a[i]
+    store b[i] = v
+"""
+
+
+def test_an_element_that_no_kernel_wrote_is_named() -> None:
+    options = json.dumps({"guard": True, "cache_dir": ""})
+    with pytest.raises(InternalError, match="kernel copy never wrote byte 252 of y"):
+        _C.compile(UNWRITTEN, options).run([torch.ones(64)])
+    # What happens to hold the same bytes as memory that nobody wrote is no matter.
+    whole = UNWRITTEN.replace("0..63", "0..64")
+    pattern = torch.full((64 * 4,), 0x3C, dtype=torch.uint8).view(torch.float32)
+    assert torch.equal(_C.compile(whole, options).run([pattern])[0], pattern)

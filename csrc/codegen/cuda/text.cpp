@@ -93,6 +93,7 @@ class CudaWriter {
       buffers_[p.name] = p.dtype;
     }
     for (const std::string& s : kernel_.symbols) params += fmt::format("{}long long {}", params.empty() ? "" : ", ", id(s));
+    for (const kernel_ir::Size& s : kernel_.sizes) params += fmt::format("{}long long {}", params.empty() ? "" : ", ", id(s.name));
     params += fmt::format("{}int* __restrict__ error", params.empty() ? "" : ", ");
     indent_ = 1;
     if (!kernel_.scratch_bytes.is(0)) {

@@ -51,8 +51,10 @@ class Translator {
       Value* base = b_.CreateLoad(pointer, b_.CreateConstInBoundsGEP1_64(pointer, buffers, i), p.name);
       buffers_[p.name] = {base, p.dtype, metadata.createAnonymousAliasScope(domain, p.name)};
     }
-    for (size_t i = 0; i < kernel_.symbols.size(); ++i)
-      define(kernel_.symbols[i], {DType::i64, 1}, b_.CreateLoad(i64, b_.CreateConstInBoundsGEP1_64(i64, symbols, i), kernel_.symbols[i]));
+    std::vector<std::string> passed = kernel_.symbols;
+    for (const kernel_ir::Size& size : kernel_.sizes) passed.push_back(size.name);
+    for (size_t i = 0; i < passed.size(); ++i)
+      define(passed[i], {DType::i64, 1}, b_.CreateLoad(i64, b_.CreateConstInBoundsGEP1_64(i64, symbols, i), passed[i]));
     define("thread", {DType::i64, 1}, function_->getArg(1));
     define("threads", {DType::i64, 1}, function_->getArg(2));
     b_.SetInsertPoint(body);
@@ -153,8 +155,9 @@ class Translator {
     Expr divisor = e.operands()[1];
     if (auto c = divisor.as_constant(); c && (*c & (*c - 1)) == 0)
       return want_mod ? b_.CreateAnd(a, integer(*c - 1)) : b_.CreateAShr(a, integer(__builtin_ctzll(static_cast<uint64_t>(*c))));
+    if (!never_negative(divisor)) return floor_divide_by_any(a, expr(divisor), want_mod);
     // A size of 0 runs no iteration, but its division may be hoisted before the loop: it must not trap.
-    Value* d = divisor.is_constant() ? integer(divisor.value()) : b_.CreateBinaryIntrinsic(llvm::Intrinsic::smax, expr(divisor), integer(1));
+    Value* d = divisor.is_constant() ? integer(divisor.value()) : b_.CreateBinaryIntrinsic(llvm::Intrinsic::umax, expr(divisor), integer(1));
     if (never_negative(e.operands()[0])) return want_mod ? b_.CreateURem(a, d) : b_.CreateUDiv(a, d);
     Value* rest = b_.CreateSRem(a, d);
     Value* negative = b_.CreateICmpSLT(rest, integer(0));
@@ -162,13 +165,25 @@ class Translator {
     return b_.CreateSub(b_.CreateSDiv(a, d), b_.CreateZExt(negative, b_.getInt64Ty()));
   }
 
+  /// By a divisor of either sign. By 0, and by -1, whose quotient the processor may refuse, 1 divides in its place: nothing may trap.
+  Value* floor_divide_by_any(Value* a, Value* divisor, bool want_mod) {
+    Value* minus_one = b_.CreateICmpEQ(divisor, integer(-1));
+    Value* one = b_.CreateOr(minus_one, b_.CreateICmpEQ(divisor, integer(0)));
+    Value* d = b_.CreateSelect(one, integer(1), divisor);
+    Value* rest = b_.CreateSRem(a, d);
+    Value* rounds = b_.CreateAnd(b_.CreateICmpNE(rest, integer(0)), b_.CreateICmpSLT(b_.CreateXor(rest, d), integer(0)));
+    if (want_mod) return b_.CreateSelect(rounds, b_.CreateAdd(rest, d), rest);
+    Value* quotient = b_.CreateSub(b_.CreateSDiv(a, d), b_.CreateZExt(rounds, b_.getInt64Ty()));
+    return b_.CreateSelect(minus_one, b_.CreateNeg(a), quotient);
+  }
+
   /// Sums and products of constants and of loop variables that start at or above 0. A symbol may be any integer that the caller passed.
   bool never_negative(Expr e) const {
     switch (e.kind()) {
       case ExprKind::constant: return e.value() >= 0;
       case ExprKind::symbol: return non_negative_.count(e.name()) > 0;
-      case ExprKind::mod: return true;
-      case ExprKind::floordiv: return never_negative(e.operands()[0]);
+      case ExprKind::mod: return never_negative(e.operands()[1]);
+      case ExprKind::floordiv: return never_negative(e.operands()[0]) && never_negative(e.operands()[1]);
       case ExprKind::max: return never_negative(e.operands()[0]) || never_negative(e.operands()[1]);
       default: break;
     }

@@ -57,7 +57,10 @@ Expr Lowering::flat(const Memory& memory, const std::vector<Expr>& index) const 
 
 // Early evaluation must not divide by a size that may be 0: nothing is computed with it then, and code must not trap.
 bool Lowering::may_name(Expr e) const {
-  if ((e.kind() == ExprKind::floordiv || e.kind() == ExprKind::mod) && !provably_nonnegative(e.operands()[1] - 1, ranges_)) return false;
+  if (e.kind() == ExprKind::floordiv || e.kind() == ExprKind::mod) {
+    const Interval divisor = bounds(e.operands()[1], ranges_);
+    if (!(divisor.lo && *divisor.lo > 0) && !(divisor.hi && *divisor.hi < 0)) return false;
+  }
   return std::all_of(e.operands().begin(), e.operands().end(), [&](Expr operand) { return may_name(operand); });
 }
 

@@ -136,6 +136,7 @@ void Lowering::full_vectors(const LanesLoop& loop, Expr lo, Expr end, Expr hi, i
 
 Expr Lowering::named(Expr e, const std::string& hint) {
   if (e.is_constant() || e.is_symbol() || !may_name(e)) return e;
+  if (auto size = size_of_host(e, hint)) return *size;
   Expr operands = e.kind() == ExprKind::add || e.kind() == ExprKind::mul ? tidy(e) : e;
   std::string name = emit_.index(hint, {DType::i64, 1}, operands, 0);
   Interval known = bounds(e, ranges_);
@@ -143,6 +144,31 @@ Expr Lowering::named(Expr e, const std::string& hint) {
   if (known.lo) range.lo = *known.lo;
   if (known.hi) range.hi = *known.hi;
   ranges_[name] = range;
+  return Expr::symbol(name);
+}
+
+// What follows from the symbols of the program alone the host computes, as it does shapes.
+std::optional<Expr> Lowering::size_of_host(Expr e, const std::string& hint) {
+  if (e.kind() == ExprKind::add || e.kind() == ExprKind::mul) {
+    auto divides = [](Expr part, const auto& self) -> bool {
+      if (part.is_constant() || part.is_symbol()) return false;
+      if (part.kind() != ExprKind::add && part.kind() != ExprKind::mul) return true;
+      return std::any_of(part.operands().begin(), part.operands().end(), [&](Expr p) { return self(p, self); });
+    };
+    if (!divides(e, divides)) return std::nullopt;
+  }
+  const Expr value = substitute(e, sizes_);
+  for (const std::string& symbol : symbols_of(value))
+    if (!kernel_.symbols.contains(symbol)) return std::nullopt;
+  for (const kernel_ir::Size& known : out_.sizes)
+    if (known.value == value) return Expr::symbol(known.name);
+  std::string name = emit_.fresh(hint);
+  const Interval known = bounds(value, kernel_.symbols);
+  Range& range = ranges_[name];
+  if (known.lo) range.lo = *known.lo;
+  if (known.hi) range.hi = *known.hi;
+  sizes_[name] = value;
+  out_.sizes.push_back({name, value});
   return Expr::symbol(name);
 }
 

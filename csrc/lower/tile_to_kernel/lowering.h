@@ -183,6 +183,7 @@ class Lowering {
   void full_vectors(const LanesLoop& loop, Expr lo, Expr end, Expr hi, int64_t step, bool runs, const Body& body);
   /// e as one symbol: its value is computed here.
   Expr named(Expr e, const std::string& hint);
+  std::optional<Expr> size_of_host(Expr e, const std::string& hint);
   void straight(const LanesLoop& loop, Expr lo, Expr hi, const Body& body);
   void with_copies(const LanesLoop& loop, std::vector<LaneCopy> copies, Expr lo, Expr hi, const Body& body);
   /// How many vectors at once a loop over [lo, hi) will have, at most.
@@ -214,6 +215,7 @@ class Lowering {
   std::map<std::string, Value> values_;
   Substitution names_;                        ///< axes and integer values in terms of Kernel IR
   Ranges ranges_;                             ///< of the symbols of Kernel IR
+  Substitution sizes_;                        ///< those that the host computes, in terms of the program's symbols
   std::map<std::string, int64_t> multiples_;  ///< what is known to divide a loop variable
   std::vector<std::string> bound_;
   LaneContext* lanes_ = nullptr;

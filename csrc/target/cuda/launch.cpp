@@ -47,7 +47,7 @@ void CudaKernels::launch(const std::string& name, const std::vector<uint64_t>& b
 
   std::vector<unsigned long long> pointers(buffers.begin(), buffers.end());
   std::vector<long long> sizes;
-  for (const std::string& s : kernel.symbols) sizes.push_back(symbols.at(s));
+  for (int64_t value : kernel_ir::passed_values(kernel, symbols)) sizes.push_back(value);
   unsigned long long error_word = error;
   unsigned long long scratch = 0;
   std::vector<void*> arguments;

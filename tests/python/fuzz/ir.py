@@ -150,7 +150,7 @@ class Grower:
         v, shape = self.value()
         rank = len(shape)
         index = [f"i{k}" for k in range(rank)]
-        kind = self.pick(["permute", "slice", "pad", "broadcast", "flip", "stride", "merge", "split", "concat"])
+        kind = self.pick(["permute", "slice", "pad", "broadcast", "flip", "stride", "merge", "split", "concat", "divide"])
         at = self.integer(0, rank - 1) if rank else 0
         extent = shape[at] if rank else 0
         if kind == "broadcast" and rank < 4:
@@ -172,6 +172,11 @@ class Grower:
                 return
             index[at] = f"i{at} - {before}"
             self.map(padded, index, v, f" if i{at} - {before} >= 0 and {before + extent} - 1 - i{at} >= 0 else 0.5")
+        elif kind == "divide":  # by what is below 0
+            by = self.pick(["-2", "-3", "(s0 - 70)", "(0 - s0)", "-7"]) if any("s0" in x for x in self.shapes) else self.pick([-2, -3, -7])
+            value = f"(i{at} - {self.integer(0, 5)}) {self.pick(['//', '%'])} {by}"
+            index[at] = f"max(min({self.pick(['0 - ', '3 + '])}{value}, {extent} - 1), 0)"
+            self.map(shape, index, v)
         elif isinstance(extent, int) and kind == "slice" and extent > 1:
             start = self.integer(0, extent - 1)
             index[at] = f"i{at} + {start}"

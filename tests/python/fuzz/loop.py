@@ -90,6 +90,10 @@ class Grower:
     def coordinate(self, b: Block, extent: Size) -> tuple[str, str]:
         at: list[tuple[str, str]] = [("0", "")]
         for name, n in b.axes:
+            by = self.pick([-2, -3, "(s0 - 70)", "(0 - s0)"])
+            at.append(
+                (f"max(min({self.pick(['0 - ', '2 + '])}(({name} - {self.integer(0, 4)}) {self.pick(['//', '%'])} {by}), {extent} - 1), 0)", "")
+            )
             if n == extent:
                 at += [(name, "")] * 4 + [(f"{extent} - 1 - {name}", "")]
                 at += [(f"{name} - 1", f"{name} - 1 >= 0"), (f"{name} + 2", f"{extent} - 3 - {name} >= 0")]

@@ -611,6 +611,20 @@ def creation(g: Grower) -> Line | None:
     return g.pick(texts), True
 
 
+def by_sizes(g: Grower) -> Line | None:
+    """Sizes in arithmetic, with divisors, steps and dividends of either sign."""
+    v = g.value(lambda v: v.rank > 0 and not v.is_bool)
+    if v is None:
+        return None
+    n, size = v.name, f"{v.name}.shape[{g.dim(v)}]"
+    divisor = g.pick(["-2", "-3", "3", "-1", f"({size} - 300)", f"(-1 - {size})", f"({size} + 1)"])
+    number = f"({g.pick([size, '7', '-7', f'(2 - {size})'])} {g.pick(['//', '%'])} {divisor})"
+    step = g.pick([-1, -2, -3])
+    texts = [f"{n} + {number}", f"{n}[: max({number}, 1)]", f"{n}.roll({number}, 0)", f"torch.arange({number}, {number} + 5)"]
+    texts += [f"torch.arange({size}, {g.integer(-3, 2)}, {step})", f"torch.arange({size}, -{size}, {step}, dtype=f32)", f"{n}.shape[0] % -4 + {n}"]
+    return g.pick(texts), True
+
+
 def ternary(g: Grower) -> Line | None:
     v = g.float_value()
     if v is None:
@@ -624,7 +638,7 @@ def ternary(g: Grower) -> Line | None:
 
 FAMILIES: list[Callable[[Grower], Line | None]] = [
     unary, unary, binary, binary, binary, reduction, reduction, view, view, view, contraction, contraction, weighted, indexing, choice,
-    conversion, ternary, comparison, creation,
+    conversion, ternary, comparison, creation, by_sizes,
 ]  # fmt: skip
 
 
