@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "base/error.h"
+#include "runtime/topology.h"
 #include "target/cuda/driver.h"
 #include "target/cuda/launch.h"
 
@@ -21,6 +22,10 @@ std::string of_each(const kernel_ir::Module& module, const PassContext& context)
 TargetInfo cpu_machine(const CompileOptions& options) {
   TargetInfo machine = cpu_target_info(options.features);
   machine.threads = options.threads > 0 ? options.threads : available_processors();
+  const Topology& found = topology();
+  if (found.l1_bytes > 0) machine.l1_bytes = found.l1_bytes;
+  if (found.l2_bytes > 0) machine.l2_bytes = found.l2_bytes;
+  if (found.l3_bytes > 0) machine.l3_bytes = found.l3_bytes;
   return machine;
 }
 

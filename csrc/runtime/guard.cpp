@@ -125,11 +125,17 @@ std::vector<std::pair<std::string, int64_t>> GuardedCall::untouched() const {
   return found;
 }
 
-void GuardedCall::finish() {
+void GuardedCall::check() const {
   for (const Block& block : blocks_) {
     int64_t where = 0;
     if (!block.memory->intact(where))
       throw InternalError(fmt::format("{} wrote byte {} of {}, which has {}", name_, where, block.name, block.shape.bytes));
+  }
+}
+
+void GuardedCall::finish() {
+  check();
+  for (const Block& block : blocks_) {
     if (block.is_written && block.shape.bytes > 0)
       for_each_element(block.shape, block.element_bytes, [&](int64_t offset) {
         std::memcpy(block.data + offset, block.memory->data() + offset, static_cast<size_t>(block.element_bytes));

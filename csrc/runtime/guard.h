@@ -49,7 +49,9 @@ class GuardedCall {
   void forget(const std::string& name, char pattern);
   /// Elements of forgotten buffers that still hold the pattern: their names and places.
   std::vector<std::pair<std::string, int64_t>> untouched() const;
-  /// Checks the patterns and copies what was written back, element by element.
+  /// That the patterns around the buffers are intact.
+  void check() const;
+  /// Checks them and copies what was written back, element by element.
   void finish();
 
  private:

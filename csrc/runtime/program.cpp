@@ -303,6 +303,7 @@ void Program::run_guarded(size_t step, const Plan& plan, char* const* pointers, 
   int64_t where = 0;
   if (!scratch.intact(where))
     throw InternalError(fmt::format("kernel {} wrote byte {} of its scratch memory, which has {}", kernel.name, where, scratch_bytes));
+  call.check();
   if (const auto first = call.untouched(); !first.empty()) {
     // What holds the pattern may have been written so: what holds another one after another run was not.
     GuardedCall again(name);
@@ -311,7 +312,7 @@ void Program::run_guarded(size_t step, const Plan& plan, char* const* pointers, 
     const auto second = again.untouched();
     for (const auto& place : first)
       if (std::find(second.begin(), second.end(), place) != second.end())
-        throw InternalError(fmt::format("kernel {} never wrote byte {} of {}", kernel.name, place.second, place.first));
+        throw InternalError(fmt::format("{} never wrote byte {} of {}", name, place.second, place.first));
   }
   call.finish();
 }

@@ -422,17 +422,17 @@ TEST_CASE("what is proposed follows extents and strides") {
   CHECK(reduced("64, 40, 3", "64, 40", "  for i in 64:\n    for k in 40:\n", 3, "i, k, j") == "nest parallel(i_k, work=32768) vectorize(j, by=4)");
   auto product = [&](const char* m, int n, int k, const char* kind) { return proposed(matmul(m, n, k, kind, false, "")); };
   CHECK(product("1", 512, 512, "parameter static") ==
-        "contraction parallel(n, i, work=65536) tile(i=1) tile(n=256) vectorize(n) register_block(i=1, n=16) tile(c.k=128) unroll(c.k=4) "
-        "pack(c.lanes, at=program) pack(c.rows, at=block, pad=16)");
+        "contraction parallel(n, i, work=65536) tile(i=1) tile(n=256) vectorize(n) register_block(i=1, n=16) tile(c.k=512) chain(c.k=128) "
+        "unroll(c.k=4) pack(c.lanes, at=program) pack(c.rows, at=block, pad=16)");
   CHECK(product("7", 33, 96, "parameter static") ==
         "contraction parallel(n, i, work=65536) tile(i=8) tile(n=48) vectorize(n) register_block(i=4, n=16) tile(c.k=96) unroll(c.k=4) pack(c.lanes, "
         "at=program) pack(c.rows, at=block, pad=16)");
   CHECK(product("300", 300, 300, "parameter static") ==
-        "contraction parallel(n, i, work=65536) tile(i=78) tile(n=160) vectorize(n) register_block(i=6, n=16) tile(c.k=100) unroll(c.k=4) "
-        "pack(c.lanes, at=program) pack(c.rows, at=block, pad=16)");
+        "contraction parallel(n, i, work=65536) tile(i=78) tile(n=160) vectorize(n) register_block(i=6, n=16) tile(c.k=300) chain(c.k=100) "
+        "unroll(c.k=4) pack(c.lanes, at=program) pack(c.rows, at=block, pad=16)");
   CHECK(product("300", 300, 300, "user") ==
-        "contraction parallel(n, i, work=65536) tile(i=150) tile(n=160) vectorize(n) register_block(i=6, n=16) tile(c.k=100) unroll(c.k=4) "
-        "pack(c.lanes, at=block) pack(c.rows, at=block, pad=16)");
+        "contraction parallel(n, i, work=65536) tile(i=150) tile(n=160) vectorize(n) register_block(i=6, n=16) tile(c.k=152) chain(c.k=76) "
+        "unroll(c.k=4) pack(c.lanes, at=block) pack(c.rows, at=block, pad=16)");
   CHECK(product("2000", 2000, 16, "user") ==
         "contraction parallel(n, i, work=65536) tile(i=252) tile(n=256) vectorize(n) register_block(i=6, n=16) tile(c.k=16) unroll(c.k=4) "
         "pack(c.lanes, at=block) pack(c.rows, at=block, pad=16)");
@@ -460,8 +460,8 @@ loop @k0(x: f32[2, {0}, {1}, {1}], w: f32[32, {0}, 3, 3] static, out y: f32[2, 3
         "contraction parallel(n, o, h, work=65536) tile(h=8) tile(o=32) vectorize(o) register_block(h=1, v=6, o=16) tile(c.i*kh*kw=144) "
         "unroll(c.i*kh*kw=3) pack(c.lanes, at=program) pack(c.rows, at=block, windows)");
   CHECK(convolution(64, 58, 1) ==
-        "contraction parallel(n, o, h, work=65536) tile(h=4) tile(o=32) vectorize(o) register_block(h=1, v=6, o=16) tile(c.i*kh*kw=117) "
-        "unroll(c.i*kh*kw=3) pack(c.lanes, at=program) pack(c.rows, at=block, windows)");
+        "contraction parallel(n, o, h, work=65536) tile(h=4) tile(o=32) vectorize(o) register_block(h=1, v=6, o=16) tile(c.i*kh*kw=576) "
+        "chain(c.i*kh*kw=117) unroll(c.i*kh*kw=3) pack(c.lanes, at=program) pack(c.rows, at=block, windows)");
   CHECK(convolution(16, 67, 2) ==
         "contraction parallel(n, o, h, work=65536) tile(h=7) tile(o=32) vectorize(o) register_block(h=1, v=6, o=16) tile(c.i*kh*kw=144) "
         "unroll(c.i*kh*kw=3) pack(c.lanes, at=program) pack(c.rows, at=block, windows)");

@@ -77,7 +77,7 @@ kernel @copy(a: ptr f32, out b: ptr f32) symbols () chunks 1 scratch 0
 
 def test_an_element_that_no_kernel_wrote_is_named() -> None:
     options = json.dumps({"guard": True, "cache_dir": ""})
-    with pytest.raises(InternalError, match="kernel copy never wrote byte 252 of y"):
+    with pytest.raises(InternalError, match="kernel copy of program short never wrote byte 252 of y"):
         _C.compile(UNWRITTEN, options).run([torch.ones(64)])
     # What happens to hold the same bytes as memory that nobody wrote is no matter.
     whole = UNWRITTEN.replace("0..63", "0..64")

@@ -54,7 +54,7 @@ tile_ir::Block ContractionScheduler::allocations() const {
     auto scratch = [&](const char* name, std::vector<Expr> shape, DType dtype = DType::f32) {
       out.push_back(make(tile_ir::Alloc{name + item.tag, dtype, std::move(shape), Space::scratch}));
     };
-    scratch("c", {tile_rows(), lane_block_});
+    scratch("c", {tile_rows(), joint() ? nr_ : lane_block_});
     if (item.parts > 1) scratch("cr", {tile_rows(), lane_block_});
     if (is_chained(item)) scratch("cg", {tile_rows(), lane_block_});
     if (item.widened) scratch("pw", {item.depth_block, nr_});
@@ -73,11 +73,30 @@ tile_ir::Block ContractionScheduler::allocations() const {
   return out;
 }
 
+bool ContractionScheduler::in_panels() const {
+  return std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.matrix; });
+}
+
+bool ContractionScheduler::joint() const {
+  return in_panels() && std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.depth_blocks.is(1); });
+}
+
 tile_ir::Block ContractionScheduler::tile_body() const {
   tile_ir::Block out;
-  for (const Item& item : items_)
-    for (auto& stmt : contraction(item)) out.push_back(stmt);
-  for (auto& stmt : epilogue()) out.push_back(stmt);
+  auto append = [&](tile_ir::Block block) { out.insert(out.end(), block.begin(), block.end()); };
+  if (joint()) {
+    tile_ir::Block panels;
+    for (const Item& item : items_) {
+      append(packs(item));
+      for (auto& stmt : multiply(item, false)) panels.push_back(stmt);
+    }
+    for (auto& stmt : epilogue()) panels.push_back(stmt);
+    append({over_panels(items_[0], std::move(panels))});
+    for (const Item& item : items_) out = {loop("kb" + item.tag, 0, 1, LoopKind::serial, std::move(out))};
+    return out;
+  }
+  for (const Item& item : items_) append(contraction(item));
+  if (!in_panels()) append(epilogue());
   return out;
 }
 
@@ -95,19 +114,24 @@ tile_ir::Block ContractionScheduler::contraction(const Item& item) const {
   tile_ir::Block out;
   bool several = !item.depth_blocks.is(1);
   std::string t = item.tag;
+  if (in_panels()) {
+    tile_ir::Block panel = multiply(item, several);
+    if (&item == &items_.back()) {
+      // The last block of k ends the panel's sums.
+      const Cond last{Cond::Kind::ge0, sym("kb" + t) + 1 - item.depth_blocks};
+      panel.push_back(make(tile_ir::If{{last}, epilogue()}));
+    }
+    tile_ir::Block block = packs(item);
+    block.push_back(over_panels(item, std::move(panel)));
+    return {loop("kb" + t, 0, item.depth_blocks, LoopKind::serial, std::move(block))};
+  }
   if (several) {
     tile_ir::Block clear = store_zero("c" + t, place_of(item, "z"), "zero" + t);
     if (item.parts > 1) clear.push_back(make(loop_ir::Store{"cr" + t, place_of(item, "z"), "zero" + t, {}, Combiner::set}));
     out.push_back(over_tile(item, "z", std::move(clear)));
   }
-  tile_ir::Block block;
-  if (!item.lanes.is_static)
-    for (auto& s : pack_lines(item, item.lanes, "l", "pb", lane_lines(), round_up(valid_lanes_, nr_))) block.push_back(s);
-  if (window_)
-    for (auto& s : pack_window(item)) block.push_back(s);
-  else if (!item.rows.is_static)
-    for (auto& s : rows_lie_across() ? pack_lines(item, item.rows, "r", "pa", row_lines(), padded_rows()) : pack_rows(item)) block.push_back(s);
-  block.push_back(multiply(item, several));
+  tile_ir::Block block = packs(item);
+  block.push_back(over_panels(item, multiply(item, several)));
   if (!is_chained(item)) {
     out.push_back(loop("kb" + t, 0, item.depth_blocks, LoopKind::serial, std::move(block)));
     return out;
@@ -127,7 +151,22 @@ tile_ir::Block ContractionScheduler::contraction(const Item& item) const {
   return out;
 }
 
-Ref<tile_ir::Stmt> ContractionScheduler::multiply(const Item& item, bool several) const {
+tile_ir::Block ContractionScheduler::packs(const Item& item) const {
+  tile_ir::Block block;
+  if (!item.lanes.is_static)
+    for (auto& s : pack_lines(item, item.lanes, "l", "pb", lane_lines(), round_up(valid_lanes_, nr_))) block.push_back(s);
+  if (window_)
+    for (auto& s : pack_window(item)) block.push_back(s);
+  else if (!item.rows.is_static)
+    for (auto& s : rows_lie_across() ? pack_lines(item, item.rows, "r", "pa", row_lines(), padded_rows()) : pack_rows(item)) block.push_back(s);
+  return block;
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::over_panels(const Item& item, tile_ir::Block body) const {
+  return loop(panel(item).name(), 0, ceildiv(valid_lanes_, nr_), LoopKind::serial, std::move(body));
+}
+
+tile_ir::Block ContractionScheduler::multiply(const Item& item, bool several) const {
   const std::string& t = item.tag;
   tile_ir::Block tiles;
   if (window_) {
@@ -140,12 +179,12 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply(const Item& item, bool several
     if (tail_ > 0) tiles.push_back(loop("rt" + t, 0, tails_, LoopKind::serial, register_block(item, several, {tail_, tiles_ * mr_, {}, "e"})));
   }
   if (item.widened) tiles.insert(tiles.begin(), widen_panel(item));
-  return loop("pt" + t, 0, ceildiv(valid_lanes_, nr_), LoopKind::serial, std::move(tiles));
+  return tiles;
 }
 
 std::vector<Expr> ContractionScheduler::packed_lanes(const Item& item, Expr k, Expr lane, int64_t half, int64_t part) const {
   std::vector<Expr> index = outer_index(item.lanes);
-  index.insert(index.end(), {sym("kb" + item.tag), floordiv(first_lane_, nr_) + sym("pt" + item.tag)});
+  index.insert(index.end(), {sym("kb" + item.tag), floordiv(first_lane_, nr_) + panel(item)});
   if (item.parts > 1) index.emplace_back(part);
   index.insert(index.end(), {k, lane});
   if (item.pairs) index.emplace_back(half);
@@ -225,7 +264,7 @@ tile_ir::Block ContractionScheduler::matrix_products(const Item& item, bool seve
   const std::string& sums = products.name;
   const Expr row = rows.first + sym("rt" + t) * rows.mr;
   const Expr k = sym("k" + t);
-  const tile_ir::Matrix::Place tile{products.c, {row, sym("pt" + t) * nr_}};
+  const tile_ir::Matrix::Place tile{products.c, {row, panel(item) * nr_}};
   tile_ir::Block body = products.prefetch ? prefetch_pairs(item, k) : tile_ir::Block{};
   for (const auto& [a, b] : products.parts) {
     std::vector<Expr> from{row, k * kMatrixDepth};
@@ -286,7 +325,7 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply_add(const Item& item, const Ro
   const std::string lanes_buffer = item.widened ? "pw" + t : item.lanes.is_static ? item.lanes.param : "pb" + t;
   auto lanes_at = [&](int64_t half) {
     if (item.widened) return std::vector<Expr>{k, lane};
-    return item.lanes.is_static ? packed_lanes(item, k, lane, half) : std::vector<Expr>{k, sym("pt" + t) * nr_ + lane};
+    return item.lanes.is_static ? packed_lanes(item, k, lane, half) : std::vector<Expr>{k, panel(item) * nr_ + lane};
   };
   auto load = [](tile_ir::Block& into, const std::string& name, DType dtype, const std::string& buffer, std::vector<Expr> index) {
     into.push_back(make(loop_ir::Load{name, dtype, buffer, std::move(index), {}, Scalar::of_float(dtype, 0)}));
@@ -315,34 +354,45 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply_add(const Item& item, const Ro
 
 Ref<tile_ir::Stmt> ContractionScheduler::over_depth(const Item& item, tile_ir::Block body) const {
   const Expr depth = depth_of_block(item);
-  if (!window_) return loop("k" + item.tag, 0, item.pairs ? floordiv(depth, 2) : depth, LoopKind::serial, std::move(body), item.unroll);
+  Expr first = 0;
+  Expr end = depth;
+  if (has_chains(item)) {
+    first = sym("kg" + item.tag) * item.chain;
+    end = min(first + item.chain, depth);
+  }
+  const int64_t step = item.pairs ? 2 : window_ ? window_->taps() : 1;  // of k, in one of the loop
+  first = floordiv(first, step);
+  end = floordiv(end, step);
+  if (!window_) return loop("k" + item.tag, first, end, LoopKind::serial, std::move(body), item.unroll);
   int64_t unroll = item.unroll;  // of the innermost loop
-  auto wrap = [&](const std::string& name, Expr extent) {
-    auto around = loop(name + item.tag, 0, extent, LoopKind::serial, std::move(body), unroll);
+  auto wrap = [&](const std::string& name, Expr lo, Expr hi) {
+    auto around = loop(name + item.tag, lo, hi, LoopKind::serial, std::move(body), unroll);
     body = {around};
     unroll = 1;
     return around;
   };
-  if (window_->point.taps > 1) wrap("kx", window_->point.taps);
-  if (window_->line.taps > 1) wrap("ky", window_->line.taps);
-  return wrap("kc", floordiv(depth, window_->taps()));
+  if (window_->point.taps > 1) wrap("kx", 0, window_->point.taps);
+  if (window_->line.taps > 1) wrap("ky", 0, window_->line.taps);
+  return wrap("kc", first, end);
 }
 
-Ref<tile_ir::Stmt> ContractionScheduler::add_to_tile(const Item& item, bool several, const RowBlocks& rows, const std::string& acc) const {
+tile_ir::Block ContractionScheduler::add_to_tile(const Item& item, bool several, const RowBlocks& rows, const std::string& acc) const {
   const std::string& t = item.tag;
   const Expr row = sym("r" + t + "o");
   const Expr lane = sym("x" + t + "o");
   const Expr sum_row = window_ ? line_of(item, rows, row) * rows_[1].extent + point_of(item, rows, row) : row_of(item, rows, row);
-  const std::vector<Expr> target{sum_row, sym("pt" + t) * nr_ + lane};
-  tile_ir::Block body{make(loop_ir::Load{"dv" + t, DType::f32, acc, {row, lane}, {}, {}})};
-  std::string sum = "dv" + t;
-  if (several) {
-    body.push_back(make(loop_ir::Load{"ov" + t, DType::f32, "c" + t, target, {}, {}}));
-    body.push_back(make(loop_ir::Let{"sv" + t, DType::f32, Fn::add, {"ov" + t, "dv" + t}, {}, 0}));
-    sum = "sv" + t;
-  }
-  body.push_back(make(loop_ir::Store{"c" + t, target, sum, {}, Combiner::set}));
-  return over_registers(item, rows, "o", {}, std::move(body));
+  const std::vector<Expr> target{sum_row, tile_lane(item, lane)};
+  tile_ir::Block first{make(loop_ir::Load{"dv" + t, DType::f32, acc, {row, lane}, {}, {}})};
+  tile_ir::Block later = first;
+  first.push_back(make(loop_ir::Store{"c" + t, target, "dv" + t, {}, Combiner::set}));
+  later.push_back(make(loop_ir::Load{"ov" + t, DType::f32, "c" + t, target, {}, {}}));
+  later.push_back(make(loop_ir::Let{"sv" + t, DType::f32, Fn::add, {"ov" + t, "dv" + t}, {}, 0}));
+  later.push_back(make(loop_ir::Store{"c" + t, target, "sv" + t, {}, Combiner::set}));
+  if (!several && !has_chains(item)) return {over_registers(item, rows, "o", {}, std::move(first))};
+  // What ran before in this tile: blocks of k, chains of this block.
+  const Expr before = (several ? sym("kb" + t) : Expr(0)) + (has_chains(item) ? sym("kg" + t) : Expr(0));
+  return {make(tile_ir::If{{{Cond::Kind::eq0, before}}, {over_registers(item, rows, "o", {}, std::move(first))}}),
+          make(tile_ir::If{{{Cond::Kind::ge0, before - 1}}, {over_registers(item, rows, "o", {}, std::move(later))}})};
 }
 
 tile_ir::Block ContractionScheduler::register_block(const Item& item, bool several, const RowBlocks& rows) const {
@@ -352,22 +402,43 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
   tile_ir::Block step;
   if (item.lanes.is_static && !item.widened) step = prefetch_panel(item, depth_at(item).k);
   step.push_back(multiply_add(item, rows, acc));
-  // Each block of k is summed by itself and then added: shorter chains than one over all of k.
-  return {make(tile_ir::Alloc{acc, DType::f32, {rows.mr, nr_}, Space::reg}),
-          over_registers(item, rows, "i", {}, store_zero(acc, {sym("r" + t + "i"), sym("x" + t + "i")}, "start" + t)),
-          over_depth(item, std::move(step)), add_to_tile(item, several, rows, acc)};
+  // Each chain is summed by itself and then added, while the sums so far are in the first cache: errors grow as those of short chains, and the
+  // tile goes through the second cache once for each long block of k.
+  tile_ir::Block out{make(tile_ir::Alloc{acc, DType::f32, {rows.mr, nr_}, Space::reg}),
+                     over_registers(item, rows, "i", {}, store_zero(acc, {sym("r" + t + "i"), sym("x" + t + "i")}, "start" + t)),
+                     over_depth(item, std::move(step))};
+  for (auto& stmt : add_to_tile(item, several, rows, acc)) out.push_back(stmt);
+  if (!has_chains(item)) return out;
+  return {loop("kg" + t, 0, ceildiv(depth_of_block(item), item.chain), LoopKind::serial, std::move(out))};
 }
 
 tile_ir::Block ContractionScheduler::epilogue() const {
+  const int64_t side = ctx_.target.vector_bytes / 4;
+  auto whole = [&](int64_t of) { return lanes_extent_.is_constant() && lanes_extent_.value() % of == 0; };
+  if (!in_panels()) return epilogue(0, valid_lanes_, 0, whole(side));
+  const Item& item = items_.back();
+  const Expr first = panel(item) * nr_;
+  const Expr place = tile_lane(item, 0);
+  if (whole(nr_) && !two_lane_axes()) return epilogue(first, nr_, place, true);
+  // Most panels are whole: their vectors need no masks.
+  const Expr left = valid_lanes_ - first - nr_;
+  return {make(tile_ir::If{{{Cond::Kind::ge0, left}}, epilogue(first, nr_, place, true)}),
+          make(tile_ir::If{{{Cond::Kind::ge0, Expr(-1) - left}}, epilogue(first, left + nr_, place, whole(side) && !two_lane_axes())})};
+}
+
+tile_ir::Block ContractionScheduler::epilogue(Expr first, Expr lanes, Expr place, bool whole) const {
   Expr row = sym("row");
-  if (!across_) return {loop("row", 0, valid_rows_, LoopKind::serial, {loop("lane", 0, valid_lanes_, LoopKind::lanes, finish(row, sym("lane")))})};
+  if (!across_)
+    return {loop("row", 0, valid_rows_, LoopKind::serial,
+                 {loop("lane", 0, lanes, LoopKind::lanes, finish(row, first + sym("lane"), place + sym("lane")))})};
   // The sums lie across: squares of them are transposed in registers.
   const int64_t side = ctx_.target.vector_bytes / 4;
   auto rows = [&](tile_ir::Block inner) { return tile_ir::Block{loop("row", 0, valid_rows_, LoopKind::lanes, std::move(inner))}; };
-  tile_ir::Block inside{loop("lane_in", 0, side, LoopKind::unroll, finish(row, sym("lane_square") * side + sym("lane_in")))};
-  tile_ir::Block out{loop("lane_square", 0, floordiv(valid_lanes_, side), LoopKind::serial, rows(std::move(inside)))};
-  if (!lanes_extent_.is_constant() || lanes_extent_.value() % side != 0)
-    out.push_back(loop("lane", floordiv(valid_lanes_, side) * side, valid_lanes_, LoopKind::serial, rows(finish(row, sym("lane")))));
+  const Expr lane = sym("lane_square") * side + sym("lane_in");
+  tile_ir::Block inside{loop("lane_in", 0, side, LoopKind::unroll, finish(row, first + lane, place + lane))};
+  tile_ir::Block out{loop("lane_square", 0, floordiv(lanes, side), LoopKind::serial, rows(std::move(inside)))};
+  if (!whole)
+    out.push_back(loop("lane", floordiv(lanes, side) * side, lanes, LoopKind::serial, rows(finish(row, first + sym("lane"), place + sym("lane")))));
   return out;
 }
 
@@ -393,7 +464,7 @@ void ContractionScheduler::load_sum(const Item& item, const std::string& result,
   let(result, f32, Fn::where, {finite, let("both" + tag, f32, Fn::add, {large, small}), large});
 }
 
-tile_ir::Block ContractionScheduler::finish(Expr row, Expr lane) const {
+tile_ir::Block ContractionScheduler::finish(Expr row, Expr lane, Expr place) const {
   Substitution map = outer_map_;
   if (window_) {
     map[rows_[0].name] = first_row_line_ + floordiv(row, rows_[1].extent);
@@ -410,7 +481,7 @@ tile_ir::Block ContractionScheduler::finish(Expr row, Expr lane) const {
                           [&](const loop_ir::Check& s) { inner.push_back(make(substituted(s, map))); },
                           [&](const loop_ir::Reduce& s) {
                             for (const Item& item : items_)
-                              if (item.contraction->reduce == &s) load_sum(item, s.results[0], row, lane, inner);
+                              if (item.contraction->reduce == &s) load_sum(item, s.results[0], row, place, inner);
                           },
                           [](const auto&) {}},
                stmt->node);

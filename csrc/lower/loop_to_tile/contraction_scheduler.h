@@ -90,6 +90,7 @@ struct Item {
   Operand lanes;
   Expr depth;
   int64_t depth_block = 0;  ///< KC
+  int64_t chain = 0;        ///< steps of k that are summed in registers before they are added to the tile
   int64_t unroll = kDepthUnroll;
   bool pairs = false;    ///< steps of k side by side in twos, as bf16
   bool matrix = false;   ///< pairs that a matrix unit multiplies
@@ -290,6 +291,16 @@ class ContractionScheduler {
 
   /// Whether the largest parts are summed in several chains.
   static bool is_chained(const Item& item) { return item.parts > 1 && item.depth.value() > kMatrixChain; }
+  /// Whether each panel of lanes is finished, epilogue included, while its sums are in the first cache. The sums of a matrix unit go on from
+  /// block to block of k instead.
+  bool in_panels() const;
+  /// Whether a panel's sums of all contractions are made one after another: all of k is one block.
+  bool joint() const;
+  /// The panel of lanes in hand.
+  Expr panel(const Item& item) const { return sym("pt" + (joint() ? items_[0].tag : item.tag)); }
+  /// Where the tile of sums has a lane of the panel in hand.
+  Expr tile_lane(const Item& item, Expr lane) const { return joint() ? lane : panel(item) * nr_ + lane; }
+  tile_ir::Block packs(const Item& item) const;
   /// Statements for each place of item's tile of sums, padding included, and that place.
   Ref<tile_ir::Stmt> over_tile(const Item& item, const std::string& prefix, tile_ir::Block body) const;
   static std::vector<Expr> place_of(const Item& item, const std::string& prefix);
@@ -325,8 +336,9 @@ class ContractionScheduler {
   /// Where the packed lanes of a panel lie; of pairs, the first or second half.
   std::vector<Expr> packed_lanes(const Item& item, Expr k, Expr lane, int64_t half, int64_t part = 0) const;
 
-  /// All register blocks of the tile over one block of k.
-  Ref<tile_ir::Stmt> multiply(const Item& item, bool several) const;
+  /// All register blocks of the panel in hand over one block of k.
+  tile_ir::Block multiply(const Item& item, bool several) const;
+  Ref<tile_ir::Stmt> over_panels(const Item& item, tile_ir::Block body) const;
 
   /// Blocks of mr rows next to each other, from row `first` of the tile on; of lines, the points that they share.
   struct RowBlocks {
@@ -353,9 +365,10 @@ class ContractionScheduler {
                                     tile_ir::Block of_lane) const;
   /// One step of k for all products of a register block.
   Ref<tile_ir::Stmt> multiply_add(const Item& item, const RowBlocks& rows, const std::string& acc) const;
-  /// All steps of a block of k.
+  /// All steps of a block of k, or of a chain of it.
   Ref<tile_ir::Stmt> over_depth(const Item& item, tile_ir::Block body) const;
-  Ref<tile_ir::Stmt> add_to_tile(const Item& item, bool several, const RowBlocks& rows, const std::string& acc) const;
+  static bool has_chains(const Item& item) { return item.chain < item.depth_block; }
+  tile_ir::Block add_to_tile(const Item& item, bool several, const RowBlocks& rows, const std::string& acc) const;
   tile_ir::Block register_block(const Item& item, bool several, const RowBlocks& rows) const;
   tile_ir::Block matrix_block(const Item& item, bool several, const RowBlocks& rows) const;
 
@@ -371,6 +384,8 @@ class ContractionScheduler {
 
   /// The sum of item's products at a place of the tile, under the name `result`.
   static void load_sum(const Item& item, const std::string& result, Expr row, Expr lane, tile_ir::Block& into);
+  /// The most that the packed operands of a block of k may take, in steps of it.
+  int64_t longest_block(const Item& item, int64_t rows) const;
 
   /// Sets how many register blocks the tile's valid rows take.
   void count_tiles();
@@ -378,11 +393,13 @@ class ContractionScheduler {
   int64_t tail_rows() const { return (mr_ - tail_) / tail_ * tail_; }
   Expr padded_rows() const { return tiles_ * mr_ + tails_ * tail_; }
 
-  /// Everything but the sums, over the finished tile, with vectors along the stores' contiguous axis.
+  /// Everything but the sums, over the finished tile or panel, with vectors along the stores' contiguous axis.
   tile_ir::Block epilogue() const;
+  /// Over `lanes` of them, from `first` on, which the sums have at `place` on.
+  tile_ir::Block epilogue(Expr first, Expr lanes, Expr place, bool whole) const;
 
-  /// The statements outside of the reductions, at one point of the tile.
-  tile_ir::Block finish(Expr row, Expr lane) const;
+  /// The statements outside of the reductions, at one point of the tile, whose sums lie at `place` of it.
+  tile_ir::Block finish(Expr row, Expr lane, Expr place) const;
 
   const loop_ir::Kernel kernel_;
   const std::set<std::string>& statics_;

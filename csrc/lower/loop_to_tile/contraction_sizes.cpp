@@ -8,8 +8,9 @@
 namespace deplo::loop_to_tile {
 namespace {
 
-constexpr int64_t kWholeDepth = 192;        // k is not split up to here
-constexpr int64_t kDepthBlock = 128;        // KC beyond: a sliver of it stays in L1, and chains of additions are short
+constexpr int64_t kWholeDepth = 192;        // k is one chain of additions up to here
+constexpr int64_t kChain = 128;             // beyond: chains are short
+constexpr double kCacheShare = 0.7;         // of the second cache, that the packed operands of a block of k may take
 constexpr int64_t kStaticLanes = 256;       // lanes of a block whose lane operand was packed before
 constexpr int64_t kStaticRows = 96;         // its rows
 constexpr int64_t kWideLanes = 512;         // lanes of a block of register blocks of three vectors
@@ -154,14 +155,18 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
     // One addition brings a pair of products.
     const int64_t additions = item.pairs ? 2 : 1;
     const int64_t whole = additions * kWholeDepth;
-    const int64_t most = additions * kDepthBlock;
+    const int64_t most = std::max(whole, longest_block(item, rows));
     int64_t depth = hint(item.depth);
-    item.depth_block = item.depth.is_constant() && depth <= whole ? std::max<int64_t>(depth, 1) : most;
+    item.chain = additions * kChain;
+    item.depth_block = item.depth.is_constant() && depth <= whole ? std::max<int64_t>(depth, 1) : most / item.chain * item.chain;
+    if (item.depth.is_constant() && depth <= whole) item.chain = item.depth_block;
     if (!item.depth.is_constant() || depth <= whole) continue;
     item.depth_block = round_up(balanced(depth, most), kDepthUnroll);
+    item.chain = round_up(balanced(item.depth_block, item.chain), kDepthUnroll);
     const auto& axes = item.contraction->reduce->axes;
     // Rows that are packed per block are packed with vectors along k.
     if (axes.size() > 1 && !item.rows.is_static && !rows_lie_across()) item.depth_block = whole_lines(axes, most).value_or(item.depth_block);
+    item.chain = std::min(item.chain, item.depth_block);
     item.pairs = item.pairs && item.depth_block % 2 == 0;
   }
   for (Item& item : items_) item.unroll = vectors > kBlockVectors ? kWideUnroll : kDepthUnroll;
@@ -209,6 +214,15 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
     tail_ = kTailRows;
 }
 
+int64_t ContractionScheduler::longest_block(const Item& item, int64_t rows) const {
+  // Of each step: the rows of a tile, the panel in hand and the next one, and lanes that are packed for the block.
+  const int64_t size = item.pairs ? 2 : 4;
+  const int64_t packed_rows = std::min(in_rows_ ? in_rows_->count : rows, lanes_static() ? kStaticRows : kDynamicRows);
+  const int64_t lanes = lanes_static() ? 2 * nr_ : std::min(kDynamicLanes, std::max(hint(lanes_extent_), nr_));
+  const double bytes = static_cast<double>(size * (packed_rows + lanes));
+  return static_cast<int64_t>(kCacheShare * static_cast<double>(ctx_.target.l2_bytes) / bytes);
+}
+
 bool ContractionScheduler::can_widen(const Item& item) { return item.lanes.is_static && !item.pairs && item.lanes.narrow().has_value(); }
 
 bool ContractionScheduler::lies_for_pairs(const Item& item) const {
@@ -243,6 +257,7 @@ void ContractionScheduler::choose_matrix_blocks(int64_t rows) {
   for (Item& item : items_) {
     item.unroll = 1;
     item.depth_block = std::min(item.depth.value(), item.parts > 1 ? kSplitDepthBlock : kMatrixDepthBlock);
+    item.chain = item.depth_block;
     item.rows.padding = kMatrixPadding;
   }
 }
@@ -263,10 +278,16 @@ void ContractionScheduler::choose_window_sizes() {
   mr_ = block_lines_ * block_points_;
   lines_ = round_up(balanced(lines, std::max<int64_t>(1, kDynamicRows / points)), block_lines_);
   Item& item = items_[0];
-  const int64_t channels = std::max<int64_t>(1, kDepthBlock / window_->taps());
+  const int64_t taps = window_->taps();
+  const int64_t channels = std::max<int64_t>(1, kChain / taps);
+  // Of each channel: the points under the block of lines, the panel in hand and the next one.
+  const int64_t bytes = 4 * (hint(window_->line.span(lines_) * window_->point.span(points)) + 2 * nr_ * taps);
+  const int64_t longest = std::max(channels, static_cast<int64_t>(kCacheShare * static_cast<double>(ctx_.target.l2_bytes)) / bytes);
   Expr all = count(window_->channels);
-  const bool whole = all.is_constant() && all.value() * window_->taps() <= kWholeDepth;
-  item.depth_block = window_->taps() * (whole ? all.value() : all.is_constant() ? balanced(all.value(), channels) : channels);
+  const bool whole = all.is_constant() && all.value() * taps <= kWholeDepth;
+  const int64_t block = !all.is_constant() ? longest : balanced(all.value(), whole ? all.value() : longest);
+  item.depth_block = taps * block;
+  item.chain = whole ? item.depth_block : taps * balanced(block, channels);
   item.unroll = window_->point.taps > 1 ? std::min(window_->point.taps, kMostUnroll) : kDepthUnroll;
   // Packing for fewer lanes costs little, idle threads much.
   while (lane_block_ > nr_ && hint(count(outer_) * lane_groups()) * ((lines + lines_ - 1) / lines_) < kWantedBlocks)
@@ -345,6 +366,7 @@ Schedule ContractionScheduler::describe() const {
   for (const Item& item : items_) {
     const std::string& result = item.contraction->result;
     add("tile", {{depth_name(item), item.depth_block}});
+    if (has_chains(item)) add("chain", {{depth_name(item), item.chain}});
     add("unroll", {{depth_name(item), item.unroll}});
     if (item.pairs) add("dot", {{depth_name(item), item.matrix ? tile_ir::kMatrixDepth : 2}});
     if (item.parts > 1) s.directives.back().arguments.push_back({"parts", item.parts});
@@ -373,7 +395,7 @@ void ContractionScheduler::read(ScheduleReader& reader) {
   read_parallel(reader);
   read_register_block(reader);
   read_tiles(reader);
-  reader.finish("parallel, tile, vectorize, register_block, partition, unroll, dot and pack, each axis and operand once");
+  reader.finish("parallel, tile, chain, vectorize, register_block, partition, unroll, dot and pack, each axis and operand once");
 }
 
 const Directive& ContractionScheduler::needed(ScheduleReader& reader, const std::string& word, const std::string& name) {
@@ -392,6 +414,12 @@ void ContractionScheduler::read_depth(ScheduleReader& reader, Item& item) const 
   item.depth_block = read_number(reader, "tile", depth_name(item), kMostTile);
   if (window_ && item.depth_block % window_->taps() != 0)
     reader.fail(needed(reader, "tile", depth_name(item)), fmt::format("allowed: multiples of the window's {} taps", window_->taps()));
+  item.chain = item.depth_block;
+  if (const Directive* chain = reader.find("chain", depth_name(item))) {
+    reader.only(*chain, {depth_name(item)});
+    item.chain = reader.number(*chain, depth_name(item), 1, item.depth_block);
+    if (window_ && item.chain % window_->taps() != 0) reader.fail(*chain, fmt::format("allowed: multiples of the window's {} taps", window_->taps()));
+  }
   item.unroll = read_number(reader, "unroll", depth_name(item), kMostUnroll);
   item.depth_blocks = ceildiv(item.depth, item.depth_block);
 }
@@ -403,6 +431,8 @@ void ContractionScheduler::read_dot(ScheduleReader& reader, Item& item) const {
   reader.only(*d, {depth_name(item), "parts"});
   const int64_t steps = reader.number(*d, depth_name(item), 2, tile_ir::kMatrixDepth);
   item.matrix = steps == tile_ir::kMatrixDepth;
+  if (has_chains(item) && (item.matrix || item.chain % 2 != 0))
+    reader.fail(*d, "its chains are pairs, and a matrix unit's are the tile's: no 'chain'");
   if (steps != 2 && !item.matrix) reader.fail(*d, fmt::format("allowed: 2, and {} for a matrix unit", tile_ir::kMatrixDepth));
   item.parts = reader.number(*d, "parts", 1, kParts, 1);
   if (item.parts > 1) {
