@@ -18,6 +18,7 @@
 #include "passes/loop/fuse_producers.h"
 #include "passes/loop/hoist_static.h"
 #include "passes/loop/name_kernels.h"
+#include "passes/loop/narrow_buffers.h"
 #include "passes/loop/share_kernels.h"
 #include "passes/loop/share_locals.h"
 #include "passes/loop/split_axes.h"
@@ -257,6 +258,8 @@ const std::vector<Pass<loop_ir::Module>>& loop_passes() {
       {"split_axes", split_axes, "split axes so that coordinates become affine"},
       // Nothing asks any longer which loop made a row buffer's elements.
       {"share_locals", share_locals, "write row buffers over others that are read for the last time"},
+      // What fusion left between kernels.
+      {"narrow_buffers", narrow_buffers, "keep temporaries that are widening casts as they were before"},
       // Once it is known what each kernel reads.
       {"choose_layouts", choose_layouts, "let temporaries, and copies of parameters, lie along the lanes of the kernels around them"},
       {"hoist_static", hoist_static, "run what depends on static inputs alone once per program"},

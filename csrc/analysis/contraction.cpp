@@ -132,7 +132,7 @@ struct Finder {
   }
 
   std::optional<Contraction> recognise(const Reduce& s, size_t depth) {
-    if (s.combiner != Combiner::sum || s.operands.size() != 1 || !is_float(s.dtypes[0])) return std::nullopt;
+    if (s.combiner != Combiner::sum || s.operands.size() != 1 || !(is_float(s.dtypes[0]) || s.dtypes[0] == DType::i32)) return std::nullopt;
     const Let* product = product_of(s);
     if (!product || product->operands[0] == product->operands[1]) return std::nullopt;
     auto a = operand(s, product->operands[0]);

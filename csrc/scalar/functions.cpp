@@ -152,6 +152,11 @@ uint64_t integer_power(uint64_t base, int64_t exponent) {
   return result;
 }
 
+int64_t dot_of_bytes(int64_t x, int64_t y, int64_t z) {
+  for (int byte = 0; byte < 4; ++byte) z += ((x >> (8 * byte)) & 0xff) * static_cast<int8_t>((y >> (8 * byte)) & 0xff);
+  return z;
+}
+
 int64_t apply_integer(Fn fn, DType dtype, int64_t x, int64_t y, bool* error) {
   auto ux = static_cast<uint64_t>(x);
   auto uy = static_cast<uint64_t>(y);
@@ -272,6 +277,7 @@ std::string type_error(Fn fn, DType result, const DType* operands, int count) {
     case Signature::nullary: return fn == Fn::index && result == DType::boolean ? "index cannot be bool" : "";
     case Signature::same:
     case Signature::select:
+      if (fn == Fn::dot4 && result != DType::i32) return fmt::format("dot4 takes i32, not {}", to_string(result));
       if (result != operands[first])
         return fmt::format("{} of {} gives {}, not {}", row.name, to_string(operands[first]), to_string(operands[first]), to_string(result));
       return "";
@@ -312,6 +318,7 @@ Scalar apply(Fn fn, DType result, const Scalar* x, Mode mode, bool* error) {
     }
     case Signature::same: break;
   }
+  if (fn == Fn::dot4) return Scalar::of_int(result, dot_of_bytes(x[0].i, x[1].i, x[2].i));
   if (!is_float(result)) return {result, 0, apply_integer(fn, result, x[0].i, info(fn).arity > 1 ? x[1].i : 0, error)};
   if (fn == Fn::fma) {
     if (mode == Mode::typed && result == DType::f32)

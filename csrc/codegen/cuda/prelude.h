@@ -39,6 +39,7 @@ __device__ inline double deplo_nan64() { return deplo_bits<double>(0x7ff80000000
 __device__ inline bool deplo_signbit(float v) { return deplo_bits<unsigned>(v) >> 31; }
 __device__ inline bool deplo_signbit(double v) { return deplo_bits<unsigned long long>(v) >> 63; }
 __device__ inline long long deplo_floordiv(long long a, long long b) { if (b == 0 || b == -1) return b == 0 ? a : (long long)(0ull - (unsigned long long)a); long long q = a / b; return q - (a % b != 0 && (a < 0) != (b < 0)); }
+__device__ inline int deplo_dot4(int x, int y, int z) { for (int k = 0; k < 32; k += 8) z += ((x >> k) & 255) * (signed char)(y >> k); return z; }
 __device__ inline long long deplo_mod(long long a, long long b) { return a - deplo_floordiv(a, b) * b; }
 __device__ inline long long deplo_min_i(long long a, long long b) { return a < b ? a : b; }
 __device__ inline long long deplo_max_i(long long a, long long b) { return a > b ? a : b; }

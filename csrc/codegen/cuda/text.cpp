@@ -259,6 +259,7 @@ class CudaWriter {
       case Fn::where: return fmt::format("{} ? {} : {}", arg(0), arg(1), arg(2));
       case Fn::signbit: return is_float(operand) ? fmt::format("deplo_signbit({})", arg(0)) : arg(0) + " < 0";
       case Fn::round: return call("rint");
+      case Fn::dot4: return fmt::format("deplo_dot4({}, {}, {})", arg(0), arg(1), arg(2));
       case Fn::dot2: {
         auto wide = [&](size_t i) { return cast(arg(i), from(i), DType::f32); };
         return fmt::format("fmaf({}, {}, fmaf({}, {}, {}))", wide(0), wide(2), wide(1), wide(3), arg(4));

@@ -221,6 +221,7 @@ Value* FunctionEmitter::apply_integer(Fn fn, DType dtype, const std::vector<Valu
     case Fn::add: return b_.CreateAdd(x[0], x[1]);
     case Fn::sub: return b_.CreateSub(x[0], x[1]);
     case Fn::mul: return b_.CreateMul(x[0], x[1]);
+    case Fn::dot4: return dot4(x, lanes);
     case Fn::bit_and: return b_.CreateAnd(x[0], x[1]);
     case Fn::bit_or: return b_.CreateOr(x[0], x[1]);
     case Fn::bit_xor: return b_.CreateXor(x[0], x[1]);
@@ -259,6 +260,41 @@ Value* FunctionEmitter::float_to_int(Value* value, int bits, int lanes) {
   Value* converted = b_.CreateFPToSI(safe, type({dtype, lanes}));
   int64_t indefinite = bits == 64 ? INT64_MIN : INT32_MIN;
   return b_.CreateSelect(fits, converted, integer_like(converted, indefinite));
+}
+
+Value* FunctionEmitter::dot4(const std::vector<Value*>& x, int lanes) {
+  const auto count = static_cast<unsigned>(lanes);
+  llvm::Type* i8 = b_.getInt8Ty();
+  llvm::Type* i16 = b_.getInt16Ty();
+  auto bytes = [&](Value* v) { return b_.CreateBitCast(v, llvm::FixedVectorType::get(i8, 4 * count)); };
+  if (target_.features.contains("avx512vnni") || (target_.features.contains("avxvnni") && lanes <= 8)) {
+    ID id = llvm::Intrinsic::not_intrinsic;
+    if (lanes == 16) id = llvm::Intrinsic::x86_avx512_vpdpbusd_512;
+    if (lanes == 8) id = llvm::Intrinsic::x86_avx512_vpdpbusd_256;
+    if (lanes == 4) id = llvm::Intrinsic::x86_avx512_vpdpbusd_128;
+    if (id != llvm::Intrinsic::not_intrinsic) return b_.CreateIntrinsic(id, {}, {x[2], bytes(x[0]), bytes(x[1])});
+  }
+  // Even and odd bytes as numbers of 16 bits, whose products and sums in pairs are exact (pmaddwd); pmaddubsw would saturate.
+  ID id = llvm::Intrinsic::not_intrinsic;
+  if (lanes == 16 && target_.features.contains("avx512bw")) id = llvm::Intrinsic::x86_avx512_pmaddw_d_512;
+  if (lanes == 8 && target_.features.contains("avx2")) id = llvm::Intrinsic::x86_avx2_pmadd_wd;
+  if (lanes == 4) id = llvm::Intrinsic::x86_sse2_pmadd_wd;
+  auto shifted = [&](Value* v, int64_t by) { return b_.CreateAShr(b_.CreateShl(v, integer_like(v, by)), integer_like(v, 24)); };
+  if (id == llvm::Intrinsic::not_intrinsic) {
+    Value* sum = x[2];
+    for (int64_t byte = 0; byte < 4; ++byte) {
+      Value* a = b_.CreateAnd(b_.CreateLShr(x[0], integer_like(x[0], 8 * byte)), integer_like(x[0], 0xff));
+      sum = b_.CreateAdd(sum, b_.CreateMul(a, shifted(x[1], 24 - 8 * byte)));
+    }
+    return sum;
+  }
+  auto halves = [&](Value* v) { return b_.CreateBitCast(v, llvm::FixedVectorType::get(i16, 2 * count)); };
+  Value* a = halves(x[0]);
+  Value* b = halves(x[1]);
+  Value* even =
+      b_.CreateIntrinsic(id, {}, {b_.CreateAnd(a, integer_like(a, 0xff)), b_.CreateAShr(b_.CreateShl(b, integer_like(b, 8)), integer_like(b, 8))});
+  Value* odd = b_.CreateIntrinsic(id, {}, {b_.CreateLShr(a, integer_like(a, 8)), b_.CreateAShr(b, integer_like(b, 8))});
+  return b_.CreateAdd(b_.CreateAdd(x[2], even), odd);
 }
 
 Value* FunctionEmitter::dot2(DType from, const std::vector<Value*>& x, int lanes) {

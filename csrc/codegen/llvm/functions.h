@@ -40,6 +40,7 @@ class FunctionEmitter {
   llvm::Value* divide(Fn fn, DType dtype, llvm::Value* x, llvm::Value* y);
   llvm::Value* compare(Fn fn, DType dtype, llvm::Value* x, llvm::Value* y);
   llvm::Value* extreme(Fn fn, DType dtype, llvm::Value* x, llvm::Value* y);
+  llvm::Value* dot4(const std::vector<llvm::Value*>& x, int lanes);
   llvm::Value* dot2(DType from, const std::vector<llvm::Value*>& x, int lanes);
   llvm::Value* float_to_int(llvm::Value* value, int bits, int lanes);
   llvm::Value* widen(llvm::Value* bits, DType from, int lanes);  ///< bf16 or f16 bits to float

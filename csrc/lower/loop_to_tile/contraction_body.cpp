@@ -54,7 +54,7 @@ tile_ir::Block ContractionScheduler::allocations() const {
     auto scratch = [&](const char* name, std::vector<Expr> shape, DType dtype = DType::f32) {
       out.push_back(make(tile_ir::Alloc{name + item.tag, dtype, std::move(shape), Space::scratch}));
     };
-    scratch("c", {tile_rows(), joint() ? nr_ : lane_block_});
+    scratch("c", {tile_rows(), joint() ? nr_ : lane_block_}, item.dtype());
     if (item.parts > 1) scratch("cr", {tile_rows(), lane_block_});
     if (is_chained(item)) scratch("cg", {tile_rows(), lane_block_});
     if (item.widened) scratch("pw", {item.depth_block, nr_});
@@ -64,9 +64,9 @@ tile_ir::Block ContractionScheduler::allocations() const {
     }
     if (!item.rows.is_static && rows_lie_across()) scratch("pa", {item.depth_block, row_tiles_ * mr_ + item.rows.padding});
     if (!item.rows.is_static && !rows_lie_across()) {
-      std::vector<Expr> shape{row_tiles_ * mr_, item.depth_block + item.rows.padding};
+      std::vector<Expr> shape{row_tiles_ * mr_, (item.words ? item.depth_block / 4 : item.depth_block) + item.rows.padding};
       if (item.parts > 1) shape.insert(shape.begin(), item.parts);
-      scratch("pa", std::move(shape), item.pairs ? DType::bf16 : DType::f32);
+      scratch("pa", std::move(shape), item.pairs ? DType::bf16 : item.dtype());
     }
     if (!item.lanes.is_static) scratch("pb", {item.depth_block, lane_block_});
   }
@@ -195,7 +195,7 @@ tile_ir::Block ContractionScheduler::prefetch_panel(const Item& item, Expr k) co
   tile_ir::Block out;
   if (in_rows_) return out;
   const auto narrow = item.lanes.narrow();
-  const int64_t lanes_of_line = kCacheLine * 4 / (narrow ? size_of(narrow->dtype) : 4) / (item.pairs ? 2 : 1);
+  const int64_t lanes_of_line = item.words ? kCacheLine : kCacheLine * 4 / (narrow ? size_of(narrow->dtype) : 4) / (item.pairs ? 2 : 1);
   // Every tile of rows reads the panel. Of long lines each fetches a part of the next panel: hints take turns with loads.
   const int64_t lines = (nr_ + lanes_of_line - 1) / lanes_of_line;
   const int64_t tiles = item.widened ? 1 : window_ ? lines_ / block_lines_ : row_tiles_;
@@ -320,7 +320,7 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply_add(const Item& item, const Ro
   const Expr r = sym("r" + t);
   const Expr lane = sym("x" + t);
   const Expr k = depth_at(item).k;
-  const auto f32 = DType::f32;
+  const auto f32 = item.dtype();
   const std::string rows_buffer = item.rows.is_static ? item.rows.param : "pa" + t;
   const std::string lanes_buffer = item.widened ? "pw" + t : item.lanes.is_static ? item.lanes.param : "pb" + t;
   auto lanes_at = [&](int64_t half) {
@@ -333,6 +333,10 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply_add(const Item& item, const Ro
   tile_ir::Block row;
   tile_ir::Block step;
   loop_ir::Let add{"fv" + t, f32, Fn::fma, {"av" + t, "bv" + t, "cv" + t}, {}, 0};
+  if (item.words) {
+    add.fn = Fn::dot4;
+    if (item.lanes.narrow()->dtype == DType::u8) std::swap(add.operands[0], add.operands[1]);  // the unsigned one first
+  }
   if (item.pairs) {
     add.fn = Fn::dot2;
     add.operands = {"av" + t, "aw" + t, "bv" + t, "bw" + t, "cv" + t};
@@ -341,7 +345,7 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply_add(const Item& item, const Ro
       load(step, add.operands[static_cast<size_t>(half) + 2], DType::bf16, lanes_buffer, lanes_at(half));
     }
   } else {
-    const auto narrow = item.lanes.is_static && !item.widened ? item.lanes.narrow() : std::nullopt;
+    const auto narrow = item.lanes.is_static && !item.widened && !item.words ? item.lanes.narrow() : std::nullopt;
     load(row, "av" + t, f32, rows_buffer, packed_row(item, rows, r, 0));
     load(step, narrow ? "nv" + t : "bv" + t, narrow ? narrow->dtype : f32, lanes_buffer, lanes_at(0));
     if (narrow) step.push_back(make(loop_ir::Let{"bv" + t, f32, Fn::cast, {"nv" + t}, {}, 0}));
@@ -360,7 +364,7 @@ Ref<tile_ir::Stmt> ContractionScheduler::over_depth(const Item& item, tile_ir::B
     first = sym("kg" + item.tag) * item.chain;
     end = min(first + item.chain, depth);
   }
-  const int64_t step = item.pairs ? 2 : window_ ? window_->taps() : 1;  // of k, in one of the loop
+  const int64_t step = window_ ? window_->taps() : item.group();  // of k, in one of the loop
   first = floordiv(first, step);
   end = floordiv(end, step);
   if (!window_) return loop("k" + item.tag, first, end, LoopKind::serial, std::move(body), item.unroll);
@@ -382,11 +386,11 @@ tile_ir::Block ContractionScheduler::add_to_tile(const Item& item, bool several,
   const Expr lane = sym("x" + t + "o");
   const Expr sum_row = window_ ? line_of(item, rows, row) * rows_[1].extent + point_of(item, rows, row) : row_of(item, rows, row);
   const std::vector<Expr> target{sum_row, tile_lane(item, lane)};
-  tile_ir::Block first{make(loop_ir::Load{"dv" + t, DType::f32, acc, {row, lane}, {}, {}})};
+  tile_ir::Block first{make(loop_ir::Load{"dv" + t, item.dtype(), acc, {row, lane}, {}, {}})};
   tile_ir::Block later = first;
   first.push_back(make(loop_ir::Store{"c" + t, target, "dv" + t, {}, Combiner::set}));
-  later.push_back(make(loop_ir::Load{"ov" + t, DType::f32, "c" + t, target, {}, {}}));
-  later.push_back(make(loop_ir::Let{"sv" + t, DType::f32, Fn::add, {"ov" + t, "dv" + t}, {}, 0}));
+  later.push_back(make(loop_ir::Load{"ov" + t, item.dtype(), "c" + t, target, {}, {}}));
+  later.push_back(make(loop_ir::Let{"sv" + t, item.dtype(), Fn::add, {"ov" + t, "dv" + t}, {}, 0}));
   later.push_back(make(loop_ir::Store{"c" + t, target, "sv" + t, {}, Combiner::set}));
   if (!several && !has_chains(item)) return {over_registers(item, rows, "o", {}, std::move(first))};
   // What ran before in this tile: blocks of k, chains of this block.
@@ -404,8 +408,13 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
   step.push_back(multiply_add(item, rows, acc));
   // Each chain is summed by itself and then added, while the sums so far are in the first cache: errors grow as those of short chains, and the
   // tile goes through the second cache once for each long block of k.
-  tile_ir::Block out{make(tile_ir::Alloc{acc, DType::f32, {rows.mr, nr_}, Space::reg}),
-                     over_registers(item, rows, "i", {}, store_zero(acc, {sym("r" + t + "i"), sym("x" + t + "i")}, "start" + t)),
+  const std::vector<Expr> register_at{sym("r" + t + "i"), sym("x" + t + "i")};
+  tile_ir::Block start = store_zero(acc, register_at, "start" + t, item.dtype());
+  if (item.shifted()) {
+    start = {make(loop_ir::Load{"start" + t, item.dtype(), item.lanes.param, packed_lanes(item, item.depth_block / 4, register_at[1], 0), {}, {}}),
+             make(loop_ir::Store{acc, register_at, "start" + t, {}, Combiner::set})};
+  }
+  tile_ir::Block out{make(tile_ir::Alloc{acc, item.dtype(), {rows.mr, nr_}, Space::reg}), over_registers(item, rows, "i", {}, std::move(start)),
                      over_depth(item, std::move(step))};
   for (auto& stmt : add_to_tile(item, several, rows, acc)) out.push_back(stmt);
   if (!has_chains(item)) return out;
@@ -443,7 +452,7 @@ tile_ir::Block ContractionScheduler::epilogue(Expr first, Expr lanes, Expr place
 }
 
 void ContractionScheduler::load_sum(const Item& item, const std::string& result, Expr row, Expr lane, tile_ir::Block& into) {
-  constexpr DType f32 = DType::f32;
+  const DType f32 = item.dtype();
   auto load = [&](const std::string& name, const std::string& buffer) {
     into.push_back(make(loop_ir::Load{name, f32, buffer + item.tag, {row, lane}, {}, {}}));
     return name;

@@ -45,6 +45,33 @@ tile_ir::Block ContractionScheduler::store_operand(const Operand& operand, const
   return out;
 }
 
+tile_ir::Block ContractionScheduler::store_word(const Operand& operand, const std::vector<Substitution>& maps, const std::string& buffer,
+                                                std::vector<Expr> index, const std::string& suffix, bool shift) {
+  tile_ir::Block out;
+  constexpr DType i32 = DType::i32;
+  auto let = [&](const std::string& name, Fn fn, std::vector<std::string> operands, int64_t value = 0) {
+    out.push_back(make(loop_ir::Let{name + suffix, i32, fn, std::move(operands), fn == Fn::constant ? Scalar::of_int(i32, value) : Scalar{}, 0}));
+    return name + suffix;
+  };
+  const std::string mask = let("byte_mask", Fn::constant, {}, 0xff);
+  std::string word;
+  for (size_t byte = 0; byte < maps.size(); ++byte) {
+    const std::string at = std::to_string(byte);
+    std::string value = operand_value(operand, maps[byte], suffix + ".b" + at, false, out);
+    value = let("low" + at, Fn::bit_and, {value, mask});
+    if (byte > 0) {
+      const std::string by = let("places" + at, Fn::constant, {}, static_cast<int64_t>(8 * byte));
+      value = let("up" + at, Fn::shl, {value, by});
+      value = let("word" + at, Fn::bit_or, {word, value});
+    }
+    word = value;
+  }
+  // Adding 128 to a byte turns its uppermost bit over.
+  if (shift) word = let("unsigned", Fn::bit_xor, {word, let("upper_bits", Fn::constant, {}, static_cast<int32_t>(0x80808080))});
+  out.push_back(make(loop_ir::Store{buffer, std::move(index), word, {}, Combiner::set}));
+  return out;
+}
+
 tile_ir::Block ContractionScheduler::store_parts(const Operand& operand, const Substitution& map, const std::string& buffer,
                                                  const std::vector<Expr>& index, size_t part, const std::string& suffix) {
   tile_ir::Block out;
@@ -126,13 +153,15 @@ std::optional<Operand::Narrow> Operand::narrow() const {
   };
   auto last = defines(source->value);
   const auto* cast = last == slice.end() ? nullptr : std::get_if<loop_ir::Let>(&(*last)->node);
-  if (!cast || cast->fn != Fn::cast || cast->dtype != DType::f32) return std::nullopt;
+  if (!cast || cast->fn != Fn::cast || (cast->dtype != DType::f32 && cast->dtype != DType::i32)) return std::nullopt;
   auto wide = defines(cast->operands[0]);
   if (wide == slice.end()) return std::nullopt;
   const auto* load = std::get_if<loop_ir::Load>(&(*wide)->node);
   const auto* let = std::get_if<loop_ir::Let>(&(*wide)->node);
   DType dtype = load ? load->dtype : let->dtype;
-  if (dtype != DType::bf16 && dtype != DType::f16) return std::nullopt;
+  const bool half = dtype == DType::bf16 || dtype == DType::f16;
+  const bool byte = dtype == DType::u8 || dtype == DType::i8;
+  if (cast->dtype == DType::f32 ? !half : !byte) return std::nullopt;
   return Narrow{cast->operands[0], dtype};
 }
 
@@ -151,7 +180,8 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
   const Expr half = sym("half");
   const Expr step = pairs ? k * 2 + half : k;
   const Expr all = lanes ? depth_of_block(item) : item.depth;
-  const Expr depth = pairs ? floordiv(all, 2) : all;
+  const bool words = lanes && item.words;
+  const Expr depth = pairs ? floordiv(all, 2) : words ? floordiv(all, 4) : all;
   Substitution map = unflatten(batch, floordiv(sym("par"), panels));
   std::vector<Expr> prefix;
   for (const auto& a : batch) prefix.push_back(map.at(a.name));
@@ -169,6 +199,14 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
   };
   auto halves = [&](tile_ir::Block body) { return pairs ? tile_ir::Block{loop("half", 0, 2, LoopKind::unroll, std::move(body))} : body; };
   auto copy = [&](const Substitution& from, const std::vector<Expr>& to) {
+    if (words) {
+      std::vector<Substitution> maps;
+      for (int64_t byte = 0; byte < 4; ++byte) {
+        maps.push_back(from);
+        for (auto& [name, value] : maps.back()) value = substitute(value, {{"k", Expr::symbol("k") * 4 + byte}});
+      }
+      return store_word(operand, maps, packed.param, to, "", false);
+    }
     return split ? store_parts(operand, from, packed.param, to, part, "") : store_operand(operand, from, packed.param, to, "", lanes);
   };
   tile_ir::Block out;
@@ -176,7 +214,7 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
     out = {loop("k", 0, depth, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, halves(copy(map, place(position))))})};
   } else {
     const auto& reduced = item.contraction->reduce->axes;
-    const bool squares = axes.size() == 1 && reduced.size() == 1 && unit_along(operand, reduced[0].name);
+    const bool squares = axes.size() == 1 && reduced.size() == 1 && unit_along(operand, reduced[0].name) && !words;
     const int64_t side = ctx_.target.vector_bytes / 4;
     Expr first = 0;
     if (squares) {
@@ -206,6 +244,22 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
     zeros.push_back(make(loop_ir::Store{packed.param, std::move(there), "none", {}, Combiner::set}));
   }
   out.push_back(loop("pad", valid, width, LoopKind::serial, halves({loop("k", 0, depth, LoopKind::lanes, std::move(zeros))})));
+  if (words && item.shifted()) {
+    // What 128 in each byte of the rows adds, to be taken off: behind the last step of the panel.
+    std::vector<Expr> last = place(position);
+    last[last.size() - 2] = item.depth_block / 4;
+    std::vector<Expr> edge = place(sym("pad"));
+    edge[edge.size() - 2] = item.depth_block / 4;
+    tile_ir::Block sum;
+    Substitution at = map;
+    const std::string value = operand_value(operand, at, ".s", false, sum);
+    sum.push_back(make(loop_ir::Let{"shift.s", DType::i32, Fn::constant, {}, Scalar::of_int(DType::i32, -128), 0}));
+    sum.push_back(make(loop_ir::Let{"added.s", DType::i32, Fn::mul, {value, "shift.s"}, {}, 0}));
+    sum.push_back(make(loop_ir::Store{packed.param, last, "added.s", {}, Combiner::sum}));
+    out.push_back(loop("pos", 0, valid, LoopKind::lanes, store_zero(packed.param, last, "start.s", DType::i32)));
+    out.push_back(loop("pad", valid, width, LoopKind::lanes, store_zero(packed.param, edge, "edge.s", DType::i32)));
+    out.push_back(loop("k", 0, all, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, std::move(sum))}));
+  }
   return out;
 }
 
@@ -214,6 +268,7 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
   if (lanes && operand.narrow()) packed.dtype = operand.narrow()->dtype;
   const bool split = lanes && item.parts > 1;
   if (split) packed.dtype = DType::bf16;
+  if (lanes && item.words) packed.dtype = DType::i32;
   operand.param = packed.param = (lanes ? "packed_lanes" : "packed_rows") + item.tag;
   const int64_t width = lanes ? nr_ : mr_;
   const std::vector<Axis>& axes = lanes ? lanes_ : rows_;
@@ -228,7 +283,7 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
   if (split) packed.shape.emplace_back(item.parts);
   // Pairs of k lie side by side: [k / 2][NR][2].
   const bool pairs = lanes && item.pairs;
-  packed.shape.push_back(lanes ? Expr(pairs ? item.depth_block / 2 : item.depth_block) : item.depth);
+  packed.shape.push_back(lanes ? Expr(item.depth_block / item.group() + (item.shifted() ? 1 : 0)) : item.depth);
   packed.shape.emplace_back(width);
   if (pairs) packed.shape.emplace_back(2);
 
@@ -355,9 +410,16 @@ tile_ir::Block ContractionScheduler::pack_rows(const Item& item) const {
   Expr row = sym(r_name);
   Expr k = sym(k_name);
   Expr depth = depth_of_block(item);
+  if (item.words) depth = floordiv(depth, 4);
   auto copy = [&](Expr point) {
     Substitution map = outer_map_;
     join(map, unflatten(rows_, first_row_ + point));
+    if (item.words) {
+      std::vector<Substitution> maps(4, map);
+      for (int64_t byte = 0; byte < 4; ++byte)
+        join(maps[static_cast<size_t>(byte)], depth_map(item, sym("kb" + t) * item.depth_block + k * 4 + byte));
+      return store_word(item.rows, maps, buffer, {point, k}, ".r" + t, item.shifted());
+    }
     join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
     if (item.parts > 1) {
       // A block takes few bytes of a row: no hardware prefetcher sees the next ones coming.
@@ -383,7 +445,7 @@ tile_ir::Block ContractionScheduler::pack_rows(const Item& item) const {
   std::string e_name = "er" + t;
   std::vector<Expr> place{sym(e_name), sym(k_name + "e")};
   if (item.parts > 1) place.insert(place.begin(), 0);
-  tile_ir::Block edge = store_zero(buffer, place, "edger" + t, item.pairs ? DType::bf16 : DType::f32);
+  tile_ir::Block edge = store_zero(buffer, place, "edger" + t, item.pairs ? DType::bf16 : item.dtype());
   for (int64_t p = 1; p < item.parts; ++p) {
     place[0] = p;
     edge.push_back(make(loop_ir::Store{buffer, place, "edger" + t, {}, Combiner::set}));

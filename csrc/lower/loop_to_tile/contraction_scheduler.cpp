@@ -15,6 +15,7 @@ constexpr int64_t kLeastWork = 8192;       // multiply-adds below which packing 
 constexpr int64_t kUnknownExtent = 128;
 constexpr double kAcrossGain = 0.95;    // lanes off the stores' contiguous axis must save more than transposing the sums costs
 constexpr double kPairCost = 0.55;      // of two multiply-adds in one instruction
+constexpr double kWordCost = 0.3;       // of four in one instruction
 constexpr double kMatrixCost = 0.1;     // of one in a matrix unit
 constexpr double kSplitCost = 0.6;      // of six there, for one of float32
 constexpr double kWindowGain = 1.25;    // measured: packing every tap costs more than its copies
@@ -91,10 +92,10 @@ double ContractionScheduler::padded_work() const {
   if (!items_[0].lanes.is_static) packed += lanes * row_blocks;
   if (!items_[0].rows.is_static) packed += hint(rows_extent_ * lane_groups());
   const bool split = items_[0].parts > 1;
-  const double products = split ? kSplitCost : items_[0].matrix ? kMatrixCost : items_[0].pairs ? kPairCost : 1;
-  return points *
-         (products * block_cost(hint(rows_extent_), mr_, block_vectors(), items_[0].pairs ? 0 : ctx_.target.load_cost) * static_cast<double>(lanes) +
-          kCopy * static_cast<double>(packed));
+  const double products = split ? kSplitCost : items_[0].matrix ? kMatrixCost : items_[0].words ? kWordCost : items_[0].pairs ? kPairCost : 1;
+  return points * (products * block_cost(hint(rows_extent_), mr_, block_vectors(), items_[0].group() > 1 ? 0 : ctx_.target.load_cost) *
+                       static_cast<double>(lanes) +
+                   kCopy * static_cast<double>(packed));
 }
 
 ScheduledContraction ContractionScheduler::apply(const Schedule& schedule) {
@@ -160,7 +161,7 @@ bool ContractionScheduler::fits() {
   for (const auto& stmt : *nest_.inner) {
     if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) {
       bool known = std::any_of(contractions_.begin(), contractions_.end(), [&](const Contraction& c) { return c.reduce == reduce; });
-      if (!known || reduce->dtypes[0] != DType::f32) return false;
+      if (!known || (reduce->dtypes[0] != DType::f32 && reduce->dtypes[0] != DType::i32)) return false;
       for (const auto& s : reduce->body)
         if (std::holds_alternative<loop_ir::Check>(s->node)) return false;
       ++found;
@@ -254,7 +255,10 @@ bool ContractionScheduler::classify() {
   }
   rows_extent_ = count(rows_);
   if (across_ && (rows_.empty() || rows_.back().name != unit_.name || rows_.size() > 2)) return false;
-  return !rows_.empty() && !lane_class_.empty();
+  if (rows_.empty() || lane_class_.empty()) return false;
+  // Integers are multiplied in bytes or not at all.
+  return std::all_of(items_.begin(), items_.end(),
+                     [&](const Item& i) { return i.dtype() == items_[0].dtype() && (i.dtype() != DType::i32 || can_word(i)); });
 }
 
 std::optional<Window> ContractionScheduler::find_window() const {

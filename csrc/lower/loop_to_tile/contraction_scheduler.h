@@ -47,7 +47,7 @@ struct Operand {
   int64_t padding = kRowPadding;
   std::string param;  ///< of the packed buffer when static
 
-  /// The value as it was before a cast to float32 that loses nothing; none if there is no such cast.
+  /// The value as it was before a cast that loses nothing: of 16-bit floats to float32, of bytes to int32; none if there is no such cast.
   struct Narrow {
     std::string value;
     DType dtype = DType::f32;
@@ -93,11 +93,18 @@ struct Item {
   int64_t chain = 0;        ///< steps of k that are summed in registers before they are added to the tile
   int64_t unroll = kDepthUnroll;
   bool pairs = false;    ///< steps of k side by side in twos, as bf16
+  bool words = false;    ///< steps of k side by side in fours, bytes of an int32
   bool matrix = false;   ///< pairs that a matrix unit multiplies
   int64_t parts = 1;     ///< bf16 numbers that make up an element: float32 is the sum of three
   bool widened = false;  ///< a panel of narrow lanes is widened once for all register blocks of a tile
   Expr depth_blocks;
   std::string tag;
+
+  DType dtype() const { return contraction->dtype; }
+  /// Steps of k that one multiplication takes.
+  int64_t group() const { return words ? 4 : pairs ? 2 : 1; }
+  /// Whether the rows' bytes are signed, too: they are packed with 128 added, and the panels of lanes end in what that adds to the sums.
+  bool shifted() const { return words && rows.narrow()->dtype == DType::i8 && lanes.narrow()->dtype == DType::i8; }
 };
 
 /// One kernel's contractions: what they are, a schedule for them, and the Tile IR that a schedule stands for. An object proposes one
@@ -188,6 +195,8 @@ class ContractionScheduler {
 
   /// Whether the operands are bf16 that lie or are packed so that two steps of k are neighbours.
   bool can_pair(const Item& item) const;
+  /// Whether the operands are bytes, of which one may count as unsigned and the other one is signed, and sums are int32.
+  bool can_word(const Item& item) const;
   /// Whether a matrix unit may multiply these pairs.
   bool can_use_matrix(const Item& item) const;
   /// Whether it may multiply float32 operands as sums of bf16 numbers: of layers, convolutions pack less as they lie.
@@ -261,6 +270,10 @@ class ContractionScheduler {
 
   /// Its statements at that point, and the name of the value.
   static std::string operand_value(const Operand& operand, const Substitution& map, const std::string& suffix, bool narrow, tile_ir::Block& into);
+
+  /// Four steps of k as one int32 at buffer[index]: `maps` are the points of each.
+  static tile_ir::Block store_word(const Operand& operand, const std::vector<Substitution>& maps, const std::string& buffer, std::vector<Expr> index,
+                                   const std::string& suffix, bool shift);
 
   /// The operand as the sum of three bf16 numbers h + m + l, at buffer[index] with their numbers 0, 1 and 2 at `part` of the index.
   static tile_ir::Block store_parts(const Operand& operand, const Substitution& map, const std::string& buffer, const std::vector<Expr>& index,

@@ -112,7 +112,7 @@ int64_t register_rows(int64_t rows, int64_t vectors, const PassContext& ctx) {
 void ContractionScheduler::choose_sizes() {
   choose_blocks(kBlockVectors);
   // Three vectors of fewer rows load less for each multiply-add, where their lanes are not many more.
-  if (ctx_.target.load_cost > 0 && lanes_static() && !in_rows_ && !items_[0].pairs) {
+  if (ctx_.target.load_cost > 0 && lanes_static() && !in_rows_ && items_[0].group() == 1) {
     const double narrow = padded_work() * block_share(lane_block_);
     choose_blocks(kBlockVectors + 1);
     if (padded_work() * block_share(lane_block_) >= narrow) choose_blocks(kBlockVectors);
@@ -152,12 +152,17 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
   mr_ = rows_extent_.is_constant() ? register_rows(rows, vectors, ctx_) : most_register_rows(vectors, ctx_);
   for (Item& item : items_) {
     item.pairs = ctx_.target.features.count("avx512bf16") > 0 && can_pair(item);
+    item.words = item.dtype() == DType::i32;
     // One addition brings a pair of products.
     const int64_t additions = item.pairs ? 2 : 1;
     const int64_t whole = additions * kWholeDepth;
     const int64_t most = std::max(whole, longest_block(item, rows));
     int64_t depth = hint(item.depth);
     item.chain = additions * kChain;
+    if (item.words) {  // exact in any order
+      item.chain = item.depth_block = round_up(balanced(depth, most / 4 * 4), 4);
+      continue;
+    }
     item.depth_block = item.depth.is_constant() && depth <= whole ? std::max<int64_t>(depth, 1) : most / item.chain * item.chain;
     if (item.depth.is_constant() && depth <= whole) item.chain = item.depth_block;
     if (!item.depth.is_constant() || depth <= whole) continue;
@@ -216,18 +221,27 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
 
 int64_t ContractionScheduler::longest_block(const Item& item, int64_t rows) const {
   // Of each step: the rows of a tile, the panel in hand and the next one, and lanes that are packed for the block.
-  const int64_t size = item.pairs ? 2 : 4;
+  const int64_t size = 4 / item.group();
   const int64_t packed_rows = std::min(in_rows_ ? in_rows_->count : rows, lanes_static() ? kStaticRows : kDynamicRows);
   const int64_t lanes = lanes_static() ? 2 * nr_ : std::min(kDynamicLanes, std::max(hint(lanes_extent_), nr_));
   const double bytes = static_cast<double>(size * (packed_rows + lanes));
   return static_cast<int64_t>(kCacheShare * static_cast<double>(ctx_.target.l2_bytes) / bytes);
 }
 
-bool ContractionScheduler::can_widen(const Item& item) { return item.lanes.is_static && !item.pairs && item.lanes.narrow().has_value(); }
+bool ContractionScheduler::can_widen(const Item& item) {
+  return item.lanes.is_static && item.group() == 1 && item.dtype() == DType::f32 && item.lanes.narrow();
+}
 
 bool ContractionScheduler::lies_for_pairs(const Item& item) const {
   const bool packed = item.lanes.is_static && !item.rows.is_static;
   return packed && !in_rows_ && !rows_lie_across() && !window_ && item.depth.is_constant();
+}
+
+bool ContractionScheduler::can_word(const Item& item) const {
+  if (!lies_for_pairs(item) || item.dtype() != DType::i32 || item.depth.value() % 4 != 0) return false;
+  const auto rows = item.rows.narrow();
+  const auto lanes = item.lanes.narrow();
+  return rows && lanes && (rows->dtype == DType::i8 || lanes->dtype == DType::i8);
 }
 
 bool ContractionScheduler::can_pair(const Item& item) const {
@@ -368,7 +382,7 @@ Schedule ContractionScheduler::describe() const {
     add("tile", {{depth_name(item), item.depth_block}});
     if (has_chains(item)) add("chain", {{depth_name(item), item.chain}});
     add("unroll", {{depth_name(item), item.unroll}});
-    if (item.pairs) add("dot", {{depth_name(item), item.matrix ? tile_ir::kMatrixDepth : 2}});
+    if (item.group() > 1) add("dot", {{depth_name(item), item.matrix ? tile_ir::kMatrixDepth : item.group()}});
     if (item.parts > 1) s.directives.back().arguments.push_back({"parts", item.parts});
     std::vector<Argument> lanes{{result + ".lanes", {}}, {"at", item.lanes.is_static ? "program" : "block"}};
     if (item.widened) lanes.push_back({"widen", {}});
@@ -426,10 +440,17 @@ void ContractionScheduler::read_depth(ScheduleReader& reader, Item& item) const 
 
 void ContractionScheduler::read_dot(ScheduleReader& reader, Item& item) const {
   const Directive* d = reader.find("dot", depth_name(item));
-  item.pairs = d != nullptr;
+  item.words = item.dtype() == DType::i32;
+  item.pairs = d != nullptr && !item.words;
+  if (item.words && (!d || item.depth_block % 4 != 0 || has_chains(item)))
+    reader.fail(fmt::format("bytes take 'dot({}=4)', tiles in multiples of it and no chain", depth_name(item)));
   if (!d) return;
   reader.only(*d, {depth_name(item), "parts"});
   const int64_t steps = reader.number(*d, depth_name(item), 2, tile_ir::kMatrixDepth);
+  if (item.words) {
+    if (steps != 4 || !can_word(item)) reader.fail(*d, "bytes are multiplied in fours, the lanes packed at=program, the rows at=block");
+    return;
+  }
   item.matrix = steps == tile_ir::kMatrixDepth;
   if (has_chains(item) && (item.matrix || item.chain % 2 != 0))
     reader.fail(*d, "its chains are pairs, and a matrix unit's are the tile's: no 'chain'");

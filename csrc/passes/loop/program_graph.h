@@ -47,6 +47,8 @@ class ProgramGraph {
   /// private buffers.
   std::vector<bool> static_nodes();
   void set_kind(const std::string& buffer, BufferKind kind) { buffers_.at(buffer)->kind = kind; }
+  /// Gives a buffer another dtype; the bodies that access it are the caller's to change.
+  void set_dtype(const std::string& buffer, DType dtype) { buffers_.at(buffer)->dtype = dtype; }
   /// Gives a buffer another shape, row-major; the bodies that access it are the caller's to change.
   void set_shape(const std::string& buffer, std::vector<Expr> shape);
   /// A new temp buffer; `hint` should end in a digit.

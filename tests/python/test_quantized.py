@@ -1,0 +1,64 @@
+"""Integer products in bytes: exact for every sign of the operands, size and instruction set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import deplo
+
+SHAPES = ((1, 64, 40), (5, 36, 33), (37, 260, 70), (96, 1028, 48), (3, 30, 16))
+
+
+class Product(nn.Module):
+    """rows @ weight.T in int32, by plain operators; of bytes that use their whole range."""
+
+    def __init__(self, n: int, k: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        low, high = (0, 256) if dtype == torch.uint8 else (-128, 128)
+        self.register_buffer("weight", torch.randint(low, high, (n, k), dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.int()[:, None, :] * self.weight.int()[None, :, :]).sum(-1, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("features", ["native", "avx2", "sse"])
+@pytest.mark.parametrize("signs", ["i8 i8", "u8 i8", "i8 u8", "u8 u8"])
+def test_products_of_bytes_are_exact(signs: str, features: str) -> None:
+    torch.manual_seed(0)
+    rows_dtype, weight_dtype = ({"i8": torch.int8, "u8": torch.uint8}[s] for s in signs.split())
+    for m, k, n in SHAPES:
+        torch._dynamo.reset()
+        layer = Product(n, k, weight_dtype)
+        x = torch.randint(0, 256, (m, k), dtype=torch.uint8) if rows_dtype == torch.uint8 else torch.randint(-128, 128, (m, k), dtype=torch.int8)
+        x[0] = x[0].new_tensor(255 if rows_dtype == torch.uint8 else -128)  # sums that 16 bits would not hold
+        compiled = torch.compile(layer, backend="deplo", options={"strict": True, "features": features})
+        wanted = x.long() @ layer.weight.long().T
+        assert torch.equal(compiled(x).long(), wanted)
+        layer.weight.neg_()
+        assert torch.equal(compiled(x).long(), x.long() @ layer.weight.long().T)
+
+
+def dynamically_quantized(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """A layer in int8 whose rows are quantised in the call, each by a scale of its own."""
+    step = x.abs().amax(-1, keepdim=True).clamp_min(1e-7) / 127
+    rows = (x / step).round().clamp(-128, 127).to(torch.int8)
+    return torch._int_mm(rows, weight.t()).to(torch.float32) * step * scale + bias
+
+
+def test_a_dynamically_quantized_layer_is_bytes_from_rows_to_sums() -> None:
+    torch.manual_seed(0)
+    weight = torch.randint(-128, 128, (96, 256), dtype=torch.int8)
+    scale, bias = torch.rand(96), torch.randn(96)
+    layer = nn.Module()
+    layer.forward = lambda x: dynamically_quantized(x, layer.weight, layer.scale, layer.bias)  # type: ignore[method-assign]
+    for name, value in (("weight", weight), ("scale", scale), ("bias", bias)):
+        layer.register_buffer(name, value)
+    for rows in (20, 64):
+        x = torch.randn(rows, 256)
+        torch._dynamo.reset()
+        compiled = torch.compile(layer, backend="deplo", options={"strict": True})
+        torch.testing.assert_close(compiled(x), layer(x), rtol=1e-6, atol=1e-6)
+    report = str(deplo.explain(layer, torch.randn(64, 256)))
+    assert "0 library calls" in report and "packed weights 25 kB" in report  # a byte for each weight
