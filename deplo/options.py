@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib.util
 import json
 import os
 import re
@@ -55,6 +54,12 @@ def _one_of(*choices: str) -> Callable[[Any], str]:
         return str(value)
 
     return check
+
+
+def _target(value: Any) -> str:
+    from .targets import targets
+
+    return "" if value == "" else _one_of(*(target.name for target in targets()))(value)
 
 
 def _text(value: Any) -> str:
@@ -120,7 +125,7 @@ class Key:
 
 
 KEYS: dict[str, Key] = {
-    "target": Key(_one_of("cpu", "cuda"), "cpu", "", "what the kernels are made for, and where they run: cpu, or cuda"),
+    "target": Key(_target, "", "", "what the kernels are made for, and where they run; empty: this machine's processors"),
     "strict": Key(_flag, False, "DEPLO_STRICT", "raise instead of running a graph in eager mode when deplo cannot compile it"),
     "allow_library": Key(_names, None, "", "with strict: the only ATen calls that programs may keep, as aten.sort; by default any"),
     "threads": Key(_threads, 0, "", "threads of a program; 0 follows torch.get_num_threads()"),
@@ -194,10 +199,13 @@ class Options:
 
     def to_json(self, hints: Mapping[str, int] | None = None, training: bool = False) -> str:
         """What the core reads; for costs only, `hints` are example values of symbols, and parameters change between calls if it is `training`."""
+        from .targets import find_target, packaged
+
         values: dict[str, Any] = {**vars(self), "cache_dir": self.cache_folder(), "disable": list(self.disable)}
         values |= {"hints": dict(hints or {}), "training": training}
-        if self.target == "cuda" and not self.nvrtc:
-            values["nvrtc"] = packaged_nvrtc()
+        for name, places in find_target(self.target).packages.items():
+            if places and not values[name]:
+                values[name] = packaged(places)
         del values["allow_library"]  # judged by the backend, from the finished program
         return json.dumps(values, sort_keys=True)
 
@@ -209,17 +217,6 @@ class Options:
             return os.path.abspath(os.path.expanduser(self.cache_dir))
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         return os.path.join(base, "deplo")
-
-
-def packaged_nvrtc() -> str:
-    """NVRTC of the package nvidia-cuda-nvrtc, of CUDA 13 or 12; empty where it is not installed."""
-    for package, library in (("cu13", "libnvrtc.so.13"), ("cuda_nvrtc", "libnvrtc.so.12")):
-        spec = importlib.util.find_spec(f"nvidia.{package}") if importlib.util.find_spec("nvidia") else None
-        for folder in (spec.submodule_search_locations or ()) if spec else ():
-            path = os.path.join(folder, "lib", library)
-            if os.path.exists(path):
-                return path
-    return ""
 
 
 def _checked(name: str, value: Any, where: str, text: bool = False) -> Any:

@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "runtime/memory.h"
+#include "base/memory.h"
 
 using namespace deplo::runtime;
 
