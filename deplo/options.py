@@ -154,7 +154,7 @@ _named: set[str] = set()
 
 
 class Options:
-    """Checked options. Attributes are the names in KEYS; two equal sets of options compare equal."""
+    """Checked options. Attributes are the names in KEYS, and options of targets that were given; two equal sets of options compare equal."""
 
     target: str
     strict: bool
@@ -178,13 +178,13 @@ class Options:
     tune: str
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self.__dict__.update({name: values.get(name, key.default) for name, key in KEYS.items()})
+        self.__dict__.update({name: key.default for name, key in KEYS.items()} | dict(values))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Options) and vars(self) == vars(other)
 
     def __repr__(self) -> str:
-        changed = [f"{name}={getattr(self, name)!r}" for name, key in KEYS.items() if getattr(self, name) != key.default]
+        changed = [f"{name}={value!r}" for name, value in vars(self).items() if name not in KEYS or value != KEYS[name].default]
         return f"Options({', '.join(changed)})"
 
     def replace(self, **changes: Any) -> Options:
@@ -204,7 +204,7 @@ class Options:
         values: dict[str, Any] = {**vars(self), "cache_dir": self.cache_folder(), "disable": list(self.disable)}
         values |= {"hints": dict(hints or {}), "training": training}
         for name, places in find_target(self.target).packages.items():
-            if places and not values[name]:
+            if places and not values.get(name):
                 values[name] = packaged(places)
         del values["allow_library"]  # judged by the backend, from the finished program
         return json.dumps(values, sort_keys=True)
@@ -219,12 +219,20 @@ class Options:
         return os.path.join(base, "deplo")
 
 
+def _option_of_target(name: str) -> Key | None:
+    """One that a target declares and KEYS does not have."""
+    from .targets import targets
+
+    return Key(_text, "", "", "") if any(name in target.packages for target in targets()) else None
+
+
 def _checked(name: str, value: Any, where: str, text: bool = False) -> Any:
     """`value` as option `name` has it; `text`: it's from a variable or the command line."""
-    if name not in KEYS:
+    key = KEYS.get(name) or _option_of_target(name)
+    if key is None:
         raise UserError(f"unknown option {name!r}{_nearest(name, KEYS) or '.'} Known options: {', '.join(sorted(KEYS))}.")
     try:
-        return KEYS[name].read(value) if text else KEYS[name].check(value)
+        return key.read(value) if text else key.check(value)
     except ValueError as error:
         raise UserError(f"{where} is {value!r}, expected {error}") from None
 
