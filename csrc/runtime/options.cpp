@@ -14,7 +14,7 @@ using nlohmann::json;
 
 struct Reader {
   CompileOptions& options;
-  std::string target;
+  std::string target{};
 
   std::map<std::string, std::function<void(const json&)>> keys() {
     std::map<std::string, std::function<void(const json&)>> known{

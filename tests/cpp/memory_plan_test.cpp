@@ -6,6 +6,7 @@
 
 #include "base/memory.h"
 
+using namespace deplo;
 using namespace deplo::runtime;
 
 namespace {
