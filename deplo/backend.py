@@ -33,6 +33,7 @@ from .inputs import InputInfo, describe_inputs, static_names, takes_bases, writt
 from .mixed import Mixed
 from .options import KEYS, Options, read_options
 from .progress import progress
+from .targets import find_target
 
 _Backend = TypeVar("_Backend", bound=Callable[..., Any])
 
@@ -245,13 +246,15 @@ class Compilation:
         record.compile_seconds = time.perf_counter() - start
         if self.options.strict and self.options.allow_library is not None:
             check_library_calls(record.program, self.options.allow_library)
-        if self.options.target != "cpu" and (missing := record.program.missing()):
+        if missing := record.program.missing():
             return self._not_here(record, gm, missing)
         return Executable(record.program, imported, eager(gm), record.kind, self.options.strict).boxed()
 
     def _not_here(self, record: Record, gm: torch.fx.GraphModule, missing: str) -> Callable[..., Any]:
         """A graph whose kernels were made, on a machine that lacks what runs them."""
-        record.fallback = f"its kernels for {self.options.target} cannot run here: {missing}; without the option 'target' they run on the CPU"
+        record.fallback = (
+            f"its kernels for {find_target(self.options.target).name} cannot run here: {missing}; without the option 'target' they run on the CPU"
+        )
         if self.options.strict:
             raise UnsupportedError(f"the {record.kind} graph: {record.fallback}")
         warnings.warn(f"the {record.kind} graph runs in eager mode, {record.fallback}", FallbackWarning, stacklevel=2)
@@ -270,7 +273,7 @@ class Compilation:
 def compile_text(imported: Imported, options: Options) -> Any:
     """The core's Program. Every failure that is not the caller's becomes an InternalError that names a file to replay."""
     module = core()
-    if options.cache_dir not in ("", "off") and options.target == "cpu":
+    if options.cache_dir not in ("", "off") and find_target(options.target).has_disk_cache:
         warn_if_unusable(options.cache_folder())
     if options.dump_dir:
         # One folder a graph: forward, backward and the next graph must not overwrite each other.
@@ -322,7 +325,7 @@ def check_library_calls(program: Any, allowed: Sequence[str]) -> None:
 
 def replay_of(text: str, options: Options) -> str:
     """How to see the failure again: the graph in a file, and the command that takes it through every level."""
-    return f"replay with: python -m deplo compile {write_replay(text)} --ir {'asm' if options.target == 'cpu' else 'cuda'}"
+    return f"replay with: python -m deplo compile {write_replay(text)} --ir {find_target(options.target).levels[-1]}"
 
 
 def write_replay(text: str) -> str:

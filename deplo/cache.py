@@ -13,7 +13,7 @@ from .errors import UserError
 from .options import Options
 
 _ENTRY = re.compile(r"[0-9a-f]{64}\.o")
-_MAGIC = b"deplo-kernel-"  # csrc/codegen/llvm/disk_cache.cpp writes both
+_MAGIC = b"deplo-kernel-"  # csrc/target/cpu/llvm/disk_cache.cpp writes both
 
 
 def cache_folder(options: Options) -> str:
@@ -25,7 +25,7 @@ def cache_folder(options: Options) -> str:
 
 
 def why_unusable(folder: str) -> str:
-    """Why the core keeps nothing in `folder`, which it makes if need be; empty where it does (csrc/codegen/llvm/disk_cache.cpp)."""
+    """Why the core keeps nothing in `folder`, which it makes if need be; empty where it does (csrc/target/cpu/llvm/disk_cache.cpp)."""
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         about = os.stat(folder)

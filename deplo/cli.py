@@ -7,13 +7,27 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from .errors import Error, UserError
 from .options import KEYS, Options, read_options
 
-LEVELS = ("torch", "tensor", "loop", "tile", "kernel", "llvm", "asm", "cuda")
+LEVELS = ("torch", "tensor", "loop", "tile", "kernel")  # of IR; texts of targets follow
+
+
+class _Levels:
+    """All levels, asked of the core where one is given or shown."""
+
+    def __iter__(self) -> Iterator[str]:
+        from .targets import targets
+
+        yield from LEVELS
+        for target in targets():
+            yield from target.levels
+
+    def __contains__(self, level: object) -> bool:
+        return level in list(self)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     compile_ = _command(commands, "compile", "print an expression or a file of IR at one level", _compile)
     _program_arguments(compile_, file=True)
     shown = compile_.add_mutually_exclusive_group()
-    shown.add_argument("--ir", choices=LEVELS, help="the level to print (default: kernel)")
+    shown.add_argument("--ir", metavar="LEVEL", choices=_Levels(), help="the level to print (default: kernel): %(choices)s")
     shown.add_argument("--stop-after", metavar="PASS", help="print the IR as it is after this level or pass")
     compile_.add_argument("--dump-dir", metavar="DIR", help="write one numbered file a pass; unchanged passes are marked")
     compile_.add_argument("-o", "--output", metavar="FILE", help="write to FILE, not to the terminal")
@@ -134,10 +148,14 @@ def _schedule_text(given: str) -> str:
 
 def _compile(arguments: argparse.Namespace) -> None:
     from .core import core
+    from .targets import targets
     from .terminal import show_ir
 
     shown = arguments.ir or "kernel"
-    more = {"target": "cuda"} if shown == "cuda" else {}
+    more = {}
+    for target in targets():
+        if shown in target.levels and not target.is_default:
+            more["target"] = target.name
     if arguments.dump_dir:
         more["dump_dir"] = arguments.dump_dir
     if arguments.stop_after:
@@ -145,9 +163,10 @@ def _compile(arguments: argparse.Namespace) -> None:
     options = _options(arguments, **more)
     texts = []
     sources = _sources(arguments, options)
-    if arguments.file and (level := core().level_of(sources[0][0], arguments.file)) in LEVELS and LEVELS.index(shown) < LEVELS.index(level):
+    levels = list(_Levels())
+    if arguments.file and levels.index(shown) < levels.index(level := core().level_of(sources[0][0], arguments.file)):
         raise UserError(
-            f"{arguments.file} holds {level} IR, which cannot be raised to {shown} IR; --ir takes {', '.join(LEVELS[LEVELS.index(level) :])}"
+            f"{arguments.file} holds {level} IR, which cannot be raised to {shown} IR; --ir takes {', '.join(levels[levels.index(level) :])}"
         )
     for number, (text, hints, training) in enumerate(sources):
         if options.dump_dir and len(sources) > 1:

@@ -12,7 +12,8 @@ import torch
 from . import __version__
 from .core import core
 from .errors import UnsupportedError, UserError
-from .options import KEYS, read_options
+from .options import KEYS, Options, read_options
+from .targets import targets
 from .terminal import quantity
 
 
@@ -25,23 +26,25 @@ def environment() -> Iterator[tuple[str, str]]:
     yield "platform", platform.platform()
     yield "torch threads", str(torch.get_num_threads())
     try:
-        about = json.loads(core().env(options.features))
+        about = json.loads(core().env(options.to_json()))
     except UserError as error:
         yield "extension", str(error)
     else:
         for name, value in about.items():
             if name not in ("deplo", "cache_dir"):
                 yield from _flat(name, value)
-        yield "gpu", _gpu(options.cuda_driver)
+        for target in targets():
+            if target.device:
+                yield target.device, _device(options.replace(target=target.name))
     yield "cache folder", options.cache_folder() or "none"
     for name, key in KEYS.items():
         if getattr(options, name) != key.default:
             yield f"option {name}", repr(getattr(options, name))
 
 
-def _gpu(driver: str) -> str:
+def _device(options: Options) -> str:
     try:
-        return str(core().cuda_device(driver))
+        return str(core().device(options.to_json()))
     except (UnsupportedError, RuntimeError) as error:
         return f"none: {error}"
 

@@ -17,6 +17,7 @@ from .capture import sum_of, unwrapped_errors
 from .errors import UserError
 from .measure import Machine, measure_machine
 from .options import Options, read_options
+from .targets import Target, find_target
 from .terminal import quantity, seconds, show_table, table_text
 
 _CALL = re.compile(
@@ -72,8 +73,13 @@ class GraphReport:
     left: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # calls between parts that stay in ATen, and why
 
     @property
-    def on_cpu(self) -> bool:
-        return bool(self.description.get("target", "cpu") == "cpu")
+    def target(self) -> Target:
+        return find_target(self.description.get("target", ""))
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether the kernels run on what measure_machine measures."""
+        return not self.target.device
 
     def title(self) -> str:
         if self.left:
@@ -92,7 +98,7 @@ class GraphReport:
         rows: list[tuple[str, ...]] = []
         origin = origins(self.torch_ir)
         for kernel in self.kernels:
-            share = kernel.share_of_limit(machine) if self.on_cpu else None
+            share = kernel.share_of_limit(machine) if self.has_limits else None
             rows.append(
                 (
                     kernel.name,
@@ -108,7 +114,7 @@ class GraphReport:
 
     def notes(self, machine: Machine) -> list[str]:
         notes = []
-        if self.on_cpu and any(k.seconds and not k.once for k in self.kernels):
+        if self.has_limits and any(k.seconds and not k.once for k in self.kernels):
             limit = "of limit: share of the machine's peak, or of its memory's bandwidth; "
             notes.append(limit + "empty where caches or bf16 dot products, which are not measured, beat that")
         memory, cache = self.description.get("memory", {}), self.description.get("cache", {})
@@ -120,7 +126,7 @@ class GraphReport:
             )
         if device := self.description.get("device"):
             notes.append(f"device: {device}, to which every call copies its inputs, and its results back")
-        if cache and self.on_cpu:
+        if cache and self.target.has_disk_cache:
             compiled, disk = counted(cache.get("compiled", 0), "kernel"), cache.get("directory") or "disk (off)"
             notes.append(f"cache: {compiled} compiled, {cache.get('memory_hits', 0)} from memory, {cache.get('disk_hits', 0)} from {disk}")
         return notes

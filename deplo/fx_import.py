@@ -22,6 +22,7 @@ import torch
 from . import sizes
 from .errors import UnsupportedError
 from .inputs import InputInfo, placeholder_info, takes_bases
+from .targets import find_target
 
 DTYPES = {
     torch.bool: "bool",
@@ -90,12 +91,10 @@ class Imported:
     derived: list[str] = dataclasses.field(default_factory=list)  # sizes that Python computes (sizes.is_derived): inputs after those of the FX graph
 
 
-def import_graph(
-    gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo] = (), static: set[str] | None = None, target: str = "cpu"
-) -> Imported:
+def import_graph(gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo] = (), static: set[str] | None = None, target: str = "") -> Imported:
     """Torch IR of `gm`, whose nodes carry fake tensors in `meta["val"]`.
 
-    `inputs` says what the inputs of Dynamo's graph are, `static` which placeholders keep their storage. For the target cuda, tensors on GPUs become
+    `inputs` says what the inputs of Dynamo's graph are, `static` which placeholders keep their storage. Tensors on devices of the `target` become
     ones on the CPU: whoever calls the program copies them. Raises
     UnsupportedError for what Torch IR cannot say (complex and quantised dtypes, sparse layouts, other devices, higher-order ops,
     sizes that depend on data).
@@ -103,7 +102,7 @@ def import_graph(
     return _Importer(gm, name, inputs, static, target).run()
 
 
-def refusals(gm: torch.fx.GraphModule, target: str = "cpu") -> dict[torch.fx.Node, str]:
+def refusals(gm: torch.fx.GraphModule, target: str = "") -> dict[torch.fx.Node, str]:
     """The nodes that Torch IR cannot say, with the reason for each. A node fails too if it reads a tensor that cannot be typed."""
     importer = _Importer(gm, "part", (), None, target)
     refused: dict[torch.fx.Node, str] = {}
@@ -127,7 +126,7 @@ class _Importer:
         self.name = name
         self.outer = inputs
         self.static = static
-        self.target = target
+        self.target = find_target(target)
         self.names: dict[torch.fx.Node, str] = {}
         self.taken: set[str] = set()
         self.used_symbols: dict[str, Any] = {}
@@ -261,8 +260,8 @@ class _Importer:
             raise UnsupportedError(f"{what} has the layout {value.layout}")
         if value.dtype not in DTYPES:
             raise UnsupportedError(f"{what} has the dtype {value.dtype}")
-        if value.device.type not in ("cpu", self.target):
-            raise UnsupportedError(f"{what} is on {value.device}, the target is {self.target}")
+        if value.device.type not in ("cpu", self.target.tensors):
+            raise UnsupportedError(f"{what} is on {value.device}, the target is {self.target.name}")
         self.on_cpu = self.on_cpu and value.device.type == "cpu"
         if value.is_neg() or value.is_conj():
             raise UnsupportedError(f"{what} is a lazily negated or conjugated view")
@@ -519,7 +518,7 @@ class _Importer:
             return DTYPES[value]
         if isinstance(value, (torch.memory_format, torch.layout)):
             return str(value).removeprefix("torch.")
-        if isinstance(value, torch.device) and value.type == self.target != "cpu":
+        if isinstance(value, torch.device) and value.type == self.target.tensors != "cpu":
             return "cpu"
         if isinstance(value, torch.device):
             return value.type if value.index is None else _quote(str(value))

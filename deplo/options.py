@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib.util
 import json
 import os
 import re
@@ -55,6 +54,12 @@ def _one_of(*choices: str) -> Callable[[Any], str]:
         return str(value)
 
     return check
+
+
+def _target(value: Any) -> str:
+    from .targets import targets
+
+    return "" if value == "" else _one_of(*(target.name for target in targets()))(value)
 
 
 def _text(value: Any) -> str:
@@ -120,7 +125,7 @@ class Key:
 
 
 KEYS: dict[str, Key] = {
-    "target": Key(_one_of("cpu", "cuda"), "cpu", "", "what the kernels are made for, and where they run: cpu, or cuda"),
+    "target": Key(_target, "", "", "what the kernels are made for, and where they run; empty: this machine's processors"),
     "strict": Key(_flag, False, "DEPLO_STRICT", "raise instead of running a graph in eager mode when deplo cannot compile it"),
     "allow_library": Key(_names, None, "", "with strict: the only ATen calls that programs may keep, as aten.sort; by default any"),
     "threads": Key(_threads, 0, "", "threads of a program; 0 follows torch.get_num_threads()"),
@@ -149,7 +154,7 @@ _named: set[str] = set()
 
 
 class Options:
-    """Checked options. Attributes are the names in KEYS; two equal sets of options compare equal."""
+    """Checked options. Attributes are the names in KEYS, and options of targets that were given; two equal sets of options compare equal."""
 
     target: str
     strict: bool
@@ -173,13 +178,13 @@ class Options:
     tune: str
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self.__dict__.update({name: values.get(name, key.default) for name, key in KEYS.items()})
+        self.__dict__.update({name: key.default for name, key in KEYS.items()} | dict(values))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Options) and vars(self) == vars(other)
 
     def __repr__(self) -> str:
-        changed = [f"{name}={getattr(self, name)!r}" for name, key in KEYS.items() if getattr(self, name) != key.default]
+        changed = [f"{name}={value!r}" for name, value in vars(self).items() if name not in KEYS or value != KEYS[name].default]
         return f"Options({', '.join(changed)})"
 
     def replace(self, **changes: Any) -> Options:
@@ -194,10 +199,13 @@ class Options:
 
     def to_json(self, hints: Mapping[str, int] | None = None, training: bool = False) -> str:
         """What the core reads; for costs only, `hints` are example values of symbols, and parameters change between calls if it is `training`."""
+        from .targets import find_target, packaged
+
         values: dict[str, Any] = {**vars(self), "cache_dir": self.cache_folder(), "disable": list(self.disable)}
         values |= {"hints": dict(hints or {}), "training": training}
-        if self.target == "cuda" and not self.nvrtc:
-            values["nvrtc"] = packaged_nvrtc()
+        for name, places in find_target(self.target).packages.items():
+            if places and not values.get(name):
+                values[name] = packaged(places)
         del values["allow_library"]  # judged by the backend, from the finished program
         return json.dumps(values, sort_keys=True)
 
@@ -211,23 +219,20 @@ class Options:
         return os.path.join(base, "deplo")
 
 
-def packaged_nvrtc() -> str:
-    """NVRTC of the package nvidia-cuda-nvrtc, of CUDA 13 or 12; empty where it is not installed."""
-    for package, library in (("cu13", "libnvrtc.so.13"), ("cuda_nvrtc", "libnvrtc.so.12")):
-        spec = importlib.util.find_spec(f"nvidia.{package}") if importlib.util.find_spec("nvidia") else None
-        for folder in (spec.submodule_search_locations or ()) if spec else ():
-            path = os.path.join(folder, "lib", library)
-            if os.path.exists(path):
-                return path
-    return ""
+def _option_of_target(name: str) -> Key | None:
+    """One that a target declares and KEYS does not have."""
+    from .targets import targets
+
+    return Key(_text, "", "", "") if any(name in target.packages for target in targets()) else None
 
 
 def _checked(name: str, value: Any, where: str, text: bool = False) -> Any:
     """`value` as option `name` has it; `text`: it's from a variable or the command line."""
-    if name not in KEYS:
+    key = KEYS.get(name) or _option_of_target(name)
+    if key is None:
         raise UserError(f"unknown option {name!r}{_nearest(name, KEYS) or '.'} Known options: {', '.join(sorted(KEYS))}.")
     try:
-        return KEYS[name].read(value) if text else KEYS[name].check(value)
+        return key.read(value) if text else key.check(value)
     except ValueError as error:
         raise UserError(f"{where} is {value!r}, expected {error}") from None
 

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "codegen/codegen.h"
 #include "lower/lower.h"
 #include "pipeline.h"
 #include "target/target.h"
+#include "target/targets.h"
 
 namespace {
 
@@ -27,10 +27,10 @@ constexpr std::string_view kUsage = R"(deplo_opt reads IR text of any level, run
 
   deplo_opt FILE.ir|-                           parse, verify, print
   deplo_opt FILE.ir --pass NAME [--pass NAME]   only these, in this order; lower_to_LEVEL is the lowering alone
-  deplo_opt FILE.ir --lower LEVEL               the whole pipeline down to LEVEL
+  deplo_opt FILE.ir --lower LEVEL               the whole pipeline down to LEVEL, also to a text of the target's
   deplo_opt --list                              the passes of each level
 
-  --target cpu|cuda         what schedules are for (cpu)
+  --target NAME             what schedules are for
   --vector-bytes N          of a vector register (32)
   --vector-registers N      how many there are (16)
   --load-cost N             of a vector load among multiply-adds, in multiply-adds (0: loads keep up)
@@ -181,9 +181,11 @@ std::string print_any(const Compiled& made) {
 std::string lower(const std::string& text, const Arguments& arguments) {
   PipelineOptions options = arguments.options;
   options.by_hand = true;
-  if (arguments.lower != "cuda") options.stop_after = arguments.lower;
+  const std::vector<MachineText>& texts = target_of(arguments.context).texts;
+  auto machine = std::find_if(texts.begin(), texts.end(), [&](const MachineText& each) { return each.level == arguments.lower; });
+  if (machine == texts.end()) options.stop_after = arguments.lower;
   Compiled made = run_pipeline_from_text(text, arguments.file, arguments.context, options);
-  return arguments.lower == "cuda" ? cuda_text(made.kernel) : print_any(made);
+  return machine == texts.end() ? print_any(made) : machine->write(made.kernel, arguments.context);
 }
 
 std::string run(const Arguments& arguments) {
@@ -209,6 +211,7 @@ void list(const char* level, const std::vector<Pass<M>>& passes) {
 
 int main(int argc, char** argv) {
   try {
+    register_targets();
     Arguments arguments = parse_arguments({argv + 1, argv + argc});
     if (arguments.help) {
       std::cout << kUsage;

@@ -9,9 +9,9 @@ namespace deplo {
 /// Example sizes of symbols: they reach schedules and costs only, never legality.
 using SizeHints = std::map<std::string, int64_t>;
 
-/// What a CPU or GPU offers, as schedules and lowerings see it.
+/// What a machine of a target offers, as schedules and lowerings see it.
 struct TargetInfo {
-  std::string name = "cpu";        ///< "cpu" or "cuda"
+  std::string name;                ///< of the target; empty: the default one
   std::set<std::string> features;  ///< "avx2", "fma", "avx512f", ... or "sm_90"
   int vector_bytes = 32;           ///< 16 (SSE), 32 (AVX2), 64 (AVX-512)
   int vector_registers = 16;

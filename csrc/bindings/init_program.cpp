@@ -38,7 +38,7 @@ class PyProgram {
   py::list run(const py::list& inputs) {
     auto count = static_cast<size_t>(PyList_GET_SIZE(inputs.ptr()));
     std::vector<const at::Tensor*> tensors(count, nullptr);
-    std::vector<runtime::Argument> arguments(count);
+    std::vector<CallArgument> arguments(count);
     for (size_t i = 0; i < count; ++i) {
       PyObject* item = PyList_GET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i));
       if (THPVariable_Check(item)) {
@@ -51,7 +51,7 @@ class PyProgram {
     }
     aten::refuse_tangents(tensors);
     aten::TensorHost host(graph_.program->module(), tensors, argument_of_, graph_.program->layout().allocated);
-    int threads = options_.threads > 0 ? options_.threads : at::in_parallel_region() ? 1 : at::get_num_threads();
+    int threads = options_.target.threads > 0 ? options_.target.threads : at::in_parallel_region() ? 1 : at::get_num_threads();
     std::shared_ptr<const runtime::Plan> plan;
     {
       py::gil_scoped_release unlocked;

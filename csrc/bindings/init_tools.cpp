@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "base/text.h"
 #include "bindings/init.h"
 #include "kernel_ir/interpret.h"
@@ -14,10 +15,8 @@
 #include "lower/torch_to_tensor.h"
 #include "pipeline.h"
 #include "runtime/compile.h"
-#include "runtime/memory.h"
 #include "runtime/packed.h"
-#include "target/cuda/driver.h"
-#include "target/cuda/nvrtc.h"
+#include "target/target.h"
 #include "tensor_ir/interpret.h"
 #include "tile_ir/interpret.h"
 #include "torch_ir/interpret.h"
@@ -80,7 +79,7 @@ void init_tools(py::module_& module) {
         return lower_text(text, file, level, parsed);
       },
       py::arg("text"), py::arg("level"), py::arg("options") = "{}", py::arg("file") = "<text>", py::call_guard<py::gil_scoped_release>(),
-      "IR text of any level lowered to torch, tensor, loop, tile, kernel, llvm, asm or cuda.");
+      "IR text of any level lowered to torch, tensor, loop, tile, kernel or a text of the target's.");
   module.def(
       "check_options", [](const std::string& options) { check_options(parse_options(options)); }, py::arg("options"),
       "Raises UserError for options that no compilation takes.");
@@ -89,24 +88,35 @@ void init_tools(py::module_& module) {
              "Runs IR text of any level by its interpreter on tensors: the outputs, then the inputs that it wrote. mode 'exact' computes in float64 "
              "and returns float64.");
   module.def(
-      "compile_cuda",
-      [](const std::string& text, const std::string& arch, const std::string& nvrtc) { return py::bytes(nvrtc_compile(text, arch, nvrtc).image); },
-      py::arg("text"), py::arg("arch"), py::arg("nvrtc") = "",
-      "Machine code that NVRTC makes of CUDA text for an architecture as sm_90. `nvrtc` is that library's path; empty: the loader's own search.");
+      "assemble",
+      [](const std::string& text, const std::string& options) {
+        CompileOptions parsed = parse_options(options);
+        return py::bytes(target_of(parsed.context).assemble(text, parsed.target));
+      },
+      py::arg("text"), py::arg("options"),
+      "Machine code that the target's own compiler makes of its text. Raises UnsupportedError where there is none.");
   module.def(
-      "cuda_device", [](const std::string& driver) { return describe_device(*CudaDevice::open(driver)); }, py::arg("driver") = "",
-      "The first GPU's name and architecture. Raises UnsupportedError that says what is missing. `driver` is libcuda's path; empty: the loader's own "
-      "search.");
+      "device",
+      [](const std::string& options) {
+        CompileOptions parsed = parse_options(options);
+        return target_of(parsed.context).find_device(parsed.target);
+      },
+      py::arg("options"), "The first device of a target that has some, as people call it. Raises UnsupportedError that says what is missing.");
+  module.def(
+      "targets", [] { return py::module_::import("json").attr("loads")(describe_targets()); },
+      "The targets as dicts; deplo/targets.py says what is in them.");
   module.def("passes", [] { return py::module_::import("json").attr("loads")(describe_passes()); }, "The passes as dicts: level, name, doc.");
   module.def("overload_files", &overload_files, "The ATen overloads that deplo breaks down, with the file of each rule's row, sorted.");
   module.def("library_packets", &library_packets, "The ATen operators that are left to ATen on purpose, with the reason, sorted.");
   module.def(
       "interface", [] { return fmt::format("{} {}", DEPLO_INTERFACE, joined(option_names())); },
       "What the Python files must agree with: a number that changes with the bindings and Torch IR, and the options.");
-  module.def("env", &describe_environment, py::arg("features") = "", "JSON: versions, CPU features, topology.");
+  module.def(
+      "env", [](const std::string& options) { return describe_environment(parse_options(options)); }, py::arg("options") = "{}",
+      "JSON: versions, CPU features, topology.");
   module.def("forget_packed", &runtime::forget_packed, "Makes every program pack its static inputs again at its next call.");
   module.def("packed_bytes", &runtime::packed_bytes, "Bytes of packed weights in this process.");
-  module.def("trim_memory", &runtime::trim_memory, "Gives memory that is kept for reuse back to the system.");
+  module.def("trim_memory", &trim_memory, "Gives memory that is kept for reuse back to the system.");
 }
 
 }  // namespace deplo::bindings

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "bindings/init.h"
 #include "runtime/thread_team.h"
+#include "target/targets.h"
 
 namespace deplo::bindings {
 namespace {
@@ -55,6 +56,7 @@ void init_threads() {
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "The compiled core of deplo.";
+  deplo::register_targets();
   deplo::bindings::init_errors(module);
   deplo::bindings::init_threads();
   deplo::bindings::init_program(module);

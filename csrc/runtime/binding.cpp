@@ -133,10 +133,10 @@ int64_t SymbolSolver::solve(const Step& step, int64_t given, const std::vector<i
   return (given - rest) / coefficient;
 }
 
-void SymbolSolver::solve(const Argument* arguments, std::vector<int64_t>& values) const {
+void SymbolSolver::solve(const CallArgument* arguments, std::vector<int64_t>& values) const {
   values.resize(names_.size());
   for (const Step& step : steps_) {
-    const Argument& argument = arguments[step.argument];
+    const CallArgument& argument = arguments[step.argument];
     DEPLO_CHECK(argument.is_tensor == (step.source != Source::integer), "input {}: expected {}", arguments_[step.argument],
                 argument.is_tensor ? "an integer" : "a tensor");
     int64_t given = argument.integer;

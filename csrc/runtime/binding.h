@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "library/library.h"
 #include "program_ir/module.h"
-#include "runtime/host.h"
 
 namespace deplo::runtime {
 
@@ -18,7 +18,7 @@ class SymbolSolver {
 
   const std::vector<std::string>& names() const { return names_; }
   /// Values in the order of names(). Throws UserError naming the input whose size fits no value.
-  void solve(const Argument* arguments, std::vector<int64_t>& values) const;
+  void solve(const CallArgument* arguments, std::vector<int64_t>& values) const;
 
  private:
   enum class Source : uint8_t { integer, size, stride };

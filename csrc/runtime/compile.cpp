@@ -12,8 +12,8 @@
 #include "analysis/cost.h"
 #include "base/error.h"
 #include "pipeline.h"
-#include "runtime/backend.h"
 #include "schedule/schedule.h"
+#include "target/target.h"
 
 namespace deplo {
 namespace {
@@ -71,7 +71,7 @@ class Dumper {
 
 /// Whether the dumps of programs show this level, which lies below Kernel IR.
 bool is_dumped(const std::string& level, const CompileOptions& options) {
-  const std::vector<MachineText>& texts = backend_of(options.context.target.name).texts;
+  const std::vector<MachineText>& texts = target_of(options.context).texts;
   return std::any_of(texts.begin(), texts.end(), [&](const MachineText& text) { return text.level == level && !text.suffix.empty(); });
 }
 
@@ -141,13 +141,11 @@ std::vector<KernelSummary> summarize(const Compiled& made) {
 }
 
 /// The text of this level, if it lies below Kernel IR.
-const MachineText* machine_text(const std::string& level, const std::string& target) {
-  for (const Backend& backend : backends())
-    for (const MachineText& text : backend.texts)
-      if (text.level == level) {
-        DEPLO_CHECK(backend.target == target, "level {} needs the option target = {}", level, backend.target);
-        return &text;
-      }
+const MachineText* machine_text(const std::string& level, const Target& target) {
+  for (const MachineText& text : target.texts)
+    if (text.level == level) return &text;
+  for (const Target* other : all_targets())
+    for (const MachineText& text : other->texts) DEPLO_CHECK(text.level != level, "level {} needs the option target = {}", level, other->name);
   return nullptr;
 }
 
@@ -159,17 +157,17 @@ void check_options(const CompileOptions& options) {
     parse_schedules(text, kernel.empty() ? "<schedule>" : fmt::format("<schedule of {}>", kernel));
 }
 
-CompiledGraph compile_text(const std::string& text, const CompileOptions& options, runtime::LibraryFactory library) {
-  const Backend& backend = backend_of(options.context.target.name);
+CompiledGraph compile_text(const std::string& text, const CompileOptions& options, LibraryFactory library) {
+  const Target& target = target_of(options.context);
   auto start = Clock::now();
   Dumper dumper(options);
   Compiled made = run_levels(text, "<graph>", options, "", /*by_hand=*/false, dumper);
   CompiledGraph graph;
   graph.report.kernels = summarize(made);
   graph.report.lowering_seconds = seconds_since(start);
-  for (const MachineText& machine : backend.texts)
+  for (const MachineText& machine : target.texts)
     if (!machine.suffix.empty() && dumper.wanted() && !made.kernel.kernels.empty()) dumper.show(machine, machine.write(made.kernel, options.context));
-  runtime::KernelCode code = backend.compile(made.kernel, options, &graph.report.codegen);
+  KernelCode code = target.compile(made.kernel, options.context, options.target, graph.report.codegen);
   runtime::Program::Options program;
   program.memory_limit = options.memory_limit;
   program.guard = options.guard;
@@ -179,7 +177,7 @@ CompiledGraph compile_text(const std::string& text, const CompileOptions& option
 }
 
 std::string lower_text(const std::string& text, const std::string& file, const std::string& level, const CompileOptions& options) {
-  const MachineText* machine = machine_text(level, options.context.target.name);
+  const MachineText* machine = machine_text(level, target_of(options.context));
   DEPLO_CHECK(level != "torch" || level_of(text, file) == "torch", "{}: {} IR cannot be raised to Torch IR", file, level_of(text, file));
   std::string stop = !options.stop_after.empty() ? options.stop_after : machine ? std::string("kernel") : level;
   Dumper dumper(options);

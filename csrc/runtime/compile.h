@@ -4,10 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "codegen/codegen.h"
 #include "runtime/options.h"
 #include "runtime/program.h"
-#include "target/cuda/driver.h"
+#include "target/kernels.h"
 
 namespace deplo {
 
@@ -36,21 +35,21 @@ struct CompiledGraph {
 
 /// Compiles IR text of any level for the options' target. A machine that lacks what running needs is no error: Program::missing() tells. Throws
 /// UserError (malformed text, bad options), UnsupportedError, InternalError.
-CompiledGraph compile_text(const std::string& text, const CompileOptions& options, runtime::LibraryFactory library);
+CompiledGraph compile_text(const std::string& text, const CompileOptions& options, LibraryFactory library);
 
 /// Refuses names of passes and levels that do not exist, and schedules that do not parse. Throws UserError.
 void check_options(const CompileOptions& options);
 
-/// IR text of any level lowered to `level`: tensor, loop, tile, kernel, llvm, asm or cuda (torch for Torch IR itself).
+/// IR text of any level lowered to `level`: tensor, loop, tile, kernel or a text of the target's (torch for Torch IR itself).
 std::string lower_text(const std::string& text, const std::string& file, const std::string& level, const CompileOptions& options);
 
 /// JSON about a compiled graph: kernels, steps, library calls with reasons, memory plan, packed bytes, cache, times.
 std::string describe(const CompiledGraph& graph, const CompileOptions& options);
 
-/// "NVIDIA H100 (sm_90)".
-std::string describe_device(const CudaDevice& device);
 /// JSON about this machine and build, name to text: versions, CPU features, topology.
-std::string describe_environment(const std::string& features);
+std::string describe_environment(const CompileOptions& options);
+/// JSON list of targets, with what they are.
+std::string describe_targets();
 /// JSON list of passes: level, name, doc.
 std::string describe_passes();
 

@@ -4,11 +4,12 @@
 #include <nlohmann/json.hpp>
 
 #include "analysis/cost.h"
+#include "base/processors.h"
 #include "base/text.h"
+#include "base/topology.h"
 #include "pipeline.h"
 #include "runtime/compile.h"
-#include "runtime/topology.h"
-#include "target/cuda/launch.h"
+#include "target/target.h"
 
 namespace deplo {
 namespace {
@@ -145,9 +146,9 @@ std::string describe(const CompiledGraph& graph, const CompileOptions& options) 
               {{"compiled", report.codegen.compiled},
                {"memory_hits", report.codegen.memory_hits},
                {"disk_hits", report.codegen.disk_hits},
-               {"directory", options.cache_dir}}},
+               {"directory", options.target.cache_dir}}},
              {"seconds", {{"lowering", report.lowering_seconds}, {"codegen", report.codegen.seconds}, {"total", report.total_seconds}}}};
-  if (const CudaKernels* kernels = graph.program->gpu()) about["device"] = describe_device(kernels->device());
+  if (const DeviceKernels* device = graph.program->device()) about["device"] = device->describe_device();
   json libraries = json::array();
   for (const Step& step : graph.program->module().steps)
     if (const auto* library = std::get_if<LibraryStep>(&step)) libraries.push_back({{"op", library->op}, {"reason", library->reason}});
@@ -155,22 +156,29 @@ std::string describe(const CompiledGraph& graph, const CompileOptions& options) 
   return about.dump();
 }
 
-std::string describe_device(const CudaDevice& device) { return fmt::format("{} (sm_{})", device.name(), device.capability()); }
-
-std::string describe_environment(const std::string& features) {
+std::string describe_environment(const CompileOptions& options) {
   const Topology& machine = topology();
-  TargetInfo target = cpu_target_info(features);
   json about{{"core", DEPLO_VERSION},
-             {"codegen", codegen_version().empty() ? "none (built without LLVM)" : codegen_version()},
              {"built with", "gcc or clang " __VERSION__},
              {"cpu", machine.cpu},
-             {"cpu features", target.features},
-             {"vector bytes", target.vector_bytes},
-             {"vector registers", target.vector_registers},
              {"topology", fmt::format("{} packages, {} NUMA nodes, {} cores, {} processors, of which {} may be used (from {})", machine.packages,
                                       machine.numa_nodes, machine.cores, machine.processors, available_processors(), machine.source)},
              {"caches", caches_text(machine)}};
+  for (const Target* target : all_targets()) about.update(json::parse(target->describe(options.target)));
   return about.dump();
+}
+
+std::string describe_targets() {
+  json list = json::array();
+  for (const Target* target : all_targets()) {
+    json about{{"name", target->name},       {"is_default", target->is_default},         {"device", target->device},
+               {"tensors", target->tensors}, {"has_disk_cache", target->has_disk_cache}, {"levels", json::array()},
+               {"packages", json::object()}};
+    for (const MachineText& text : target->texts) about["levels"].push_back(text.level);
+    for (const TargetOption& option : target->options) about["packages"][option.name] = option.packages;
+    list.push_back(std::move(about));
+  }
+  return list.dump();
 }
 
 std::string describe_passes() {

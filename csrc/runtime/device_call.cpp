@@ -45,7 +45,7 @@ DevicePlaces place_buffers(const Layout& layout, const Plan& plan, const std::ve
 
 }  // namespace
 
-DeviceCall::DeviceCall(CudaKernels& kernels, const kernel_ir::Module& module, const Layout& layout, const Plan& plan,
+DeviceCall::DeviceCall(DeviceKernels& kernels, const kernel_ir::Module& module, const Layout& layout, const Plan& plan,
                        const std::vector<std::string>& names, const std::vector<size_t>& steps, char* const* pointers)
     : kernels_(kernels),
       module_(module),
@@ -53,13 +53,13 @@ DeviceCall::DeviceCall(CudaKernels& kernels, const kernel_ir::Module& module, co
       plan_(plan),
       pointers_(pointers),
       places_(place_buffers(layout, plan, steps)),
-      block_(kernels.shared_device(), places_.bytes) {
+      block_(kernels, places_.bytes) {
   for (size_t i = 0; i < names.size(); ++i) symbols_[names[i]] = plan.symbols[i];
   // Packed buffers are on the host between calls; only packing itself makes them.
   bool packs = !steps.empty() && layout.steps[steps.front()].once;
   for (const Buffer& buffer : module.buffers)
     homes_.push_back(buffer.kind == BufferKind::input || (buffer.kind == BufferKind::packed && !packs) ? Home::host : Home::nowhere);
-  kernels.device().fill(block_.pointer() + static_cast<uint64_t>(places_.errors), 0, places_.bytes - places_.errors);
+  kernels.fill(block_.pointer() + static_cast<uint64_t>(places_.errors), 0, places_.bytes - places_.errors);
 }
 
 void DeviceCall::launch(size_t s) {
@@ -69,7 +69,7 @@ void DeviceCall::launch(size_t s) {
   for (size_t buffer : step.buffers) {
     addresses.push_back(address(buffer));
     if (homes_[buffer] != Home::host) continue;
-    kernels_.device().copy_to_device(addresses.back(), pointers_[buffer], plan_.shapes[buffer].bytes);
+    kernels_.copy_to_device(addresses.back(), pointers_[buffer], plan_.shapes[buffer].bytes);
     homes_[buffer] = Home::both;
   }
   uint64_t error = block_.pointer() + static_cast<uint64_t>(places_.errors) + s * sizeof(int32_t);
@@ -84,8 +84,7 @@ void DeviceCall::check_errors() {
   synchronize();
   launched_ = false;
   std::vector<int32_t> words(layout_.steps.size());
-  kernels_.device().copy_to_host(words.data(), block_.pointer() + static_cast<uint64_t>(places_.errors),
-                                 static_cast<int64_t>(words.size() * sizeof(int32_t)));
+  kernels_.copy_to_host(words.data(), block_.pointer() + static_cast<uint64_t>(places_.errors), static_cast<int64_t>(words.size() * sizeof(int32_t)));
   for (size_t s = 0; s < words.size(); ++s)
     if (words[s] != 0) throw_kernel_error(words[s], module_.kernels[*layout_.steps[s].kernel]->name);
 }
@@ -95,9 +94,9 @@ void DeviceCall::copy_back(size_t buffer) {
   int64_t element_bytes = size_of(module_.buffers[buffer].dtype);
   int64_t bytes = element_bytes;
   for (int64_t size : shape.sizes) bytes *= size;
-  if (bytes == shape.bytes) return kernels_.device().copy_to_host(pointers_[buffer], address(buffer), bytes);
+  if (bytes == shape.bytes) return kernels_.copy_to_host(pointers_[buffer], address(buffer), bytes);
   std::vector<char> copy(static_cast<size_t>(shape.bytes));
-  kernels_.device().copy_to_host(copy.data(), address(buffer), shape.bytes);
+  kernels_.copy_to_host(copy.data(), address(buffer), shape.bytes);
   copy_elements(pointers_[buffer], copy.data(), shape, element_bytes);
 }
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/host.h"
+#include "library/library.h"
 
 namespace deplo::runtime {
 

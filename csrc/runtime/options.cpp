@@ -1,15 +1,11 @@
 #include "runtime/options.h"
 
-#include <sched.h>
-
 #include <cstdlib>
 #include <functional>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/text.h"
-#include "runtime/backend.h"
-#include "target/target.h"
 
 namespace deplo {
 namespace {
@@ -18,13 +14,13 @@ using nlohmann::json;
 
 struct Reader {
   CompileOptions& options;
-  std::string target = "cpu";
+  std::string target{};
 
   std::map<std::string, std::function<void(const json&)>> keys() {
-    return {
+    std::map<std::string, std::function<void(const json&)>> known{
         {"target", [&](const json& v) { target = v.get<std::string>(); }},
         {"strict", [](const json&) {}},  // what a failure leads to is the caller's business
-        {"threads", [&](const json& v) { options.threads = v.get<int>(); }},
+        {"threads", [&](const json& v) { options.target.threads = v.get<int>(); }},
         {"disable",
          [&](const json& v) {
            for (const json& name : v) options.context.disabled.insert(name.get<std::string>());
@@ -34,23 +30,23 @@ struct Reader {
         {"stop_after", [&](const json& v) { options.stop_after = v.get<std::string>(); }},
         {"verify", [&](const json& v) { options.verify = v.get<bool>(); }},
         {"time", [&](const json& v) { options.time = v.get<bool>(); }},
-        {"debug", [&](const json& v) { options.debug = v.get<bool>(); }},
+        {"debug", [&](const json& v) { options.target.debug = v.get<bool>(); }},
         {"guard", [&](const json& v) { options.guard = v.get<bool>(); }},
         {"schedule", [&](const json& v) { options.context.schedules = v.get<std::map<std::string, std::string>>(); }},
         {"cache_dir",
          [&](const json& v) {
            auto folder = v.get<std::string>();
-           options.cache_dir = folder == "off" ? "" : folder;
+           options.target.cache_dir = folder == "off" ? "" : folder;
          }},
-        {"features", [&](const json& v) { options.features = v.get<std::string>(); }},
         {"memory_limit", [&](const json& v) { options.memory_limit = v.get<int64_t>(); }},
         {"tune", [&](const json& v) { options.tune = v.get<std::string>(); }},
         {"training", [&](const json& v) { options.context.training = v.get<bool>(); }},
         {"hints", [&](const json& v) { options.context.hints = v.get<SizeHints>(); }},
-        {"cuda_driver", [&](const json& v) { options.cuda_driver = v.get<std::string>(); }},
-        {"nvrtc", [&](const json& v) { options.nvrtc = v.get<std::string>(); }},
-        {"arch", [&](const json& v) { options.cuda_arch = v.get<std::string>(); }},
     };
+    for (const Target* each : all_targets())
+      for (const TargetOption& option : each->options)
+        known[option.name] = [&, name = option.name](const json& v) { options.target.values[name] = v.get<std::string>(); };
+    return known;
   }
 
   void read(const json& given) {
@@ -82,16 +78,11 @@ std::string default_cache_dir() {
   return "";
 }
 
-int available_processors() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
-}
-
 CompileOptions parse_options(const std::string& text) {
   CompileOptions options;
-  options.cache_dir = default_cache_dir();
+  options.target.cache_dir = default_cache_dir();
+  for (const Target* target : all_targets())
+    for (const TargetOption& option : target->options) options.target.values[option.name] = option.initial;
   Reader reader{options};
   try {
     json given = json::parse(text.empty() ? "{}" : text);
@@ -100,7 +91,9 @@ CompileOptions parse_options(const std::string& text) {
   } catch (const json::parse_error& error) {
     throw UserError(fmt::format("options are not JSON: {}", error.what()));
   }
-  options.context.target = backend_of(find_target(reader.target).name).machine(options);
+  const Target& target = find_target(reader.target);
+  options.context.target = target.machine(options.target);
+  options.context.target.name = target.name;
   return options;
 }
 

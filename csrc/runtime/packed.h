@@ -7,9 +7,9 @@
 #include <mutex>
 #include <vector>
 
+#include "base/memory.h"
 #include "kernel_ir/ir.h"
-#include "runtime/host.h"
-#include "runtime/memory.h"
+#include "library/library.h"
 #include "runtime/plan.h"
 
 namespace deplo::runtime {

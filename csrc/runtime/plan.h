@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernel_ir/ir.h"
-#include "runtime/host.h"
+#include "library/library.h"
 #include "runtime/memory_plan.h"
 
 namespace deplo::runtime {

@@ -5,11 +5,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "runtime/device_call.h"
 #include "runtime/guard.h"
 #include "runtime/kernel_error.h"
-#include "runtime/memory.h"
-#include "target/cuda/launch.h"
 
 namespace deplo::runtime {
 namespace {
@@ -95,7 +94,7 @@ class Program::CallGuard {
 
 Program::Program(kernel_ir::Module module, KernelCode code, LibraryFactory library, Options options)
     : module_(std::move(module)), code_(std::move(code)), options_(options), layout_(make_layout(module_)), solver_(module_) {
-  bool has_functions = !code_.gpu && code_.missing.empty();
+  bool has_functions = !code_.device && code_.missing.empty();
   DEPLO_ASSERT(!has_functions || code_.functions.size() == module_.kernels.size(), "{} kernels, {} compiled", module_.kernels.size(),
                code_.functions.size());
   groups_ = find_once_groups(module_, layout_);
@@ -139,7 +138,7 @@ std::shared_ptr<const Plan> Program::latest_plan() const {
   return plans_.empty() ? nullptr : plans_.front();
 }
 
-void Program::check_arguments(const Argument* arguments, size_t count, const Plan& plan) const {
+void Program::check_arguments(const CallArgument* arguments, size_t count, const Plan& plan) const {
   for (size_t i = 0; i < count; ++i) {
     const auto& buffer = layout_.input_order[i];
     DEPLO_CHECK(arguments[i].is_tensor == buffer.has_value(), "input {}: expected {}", module_.input_order[i], buffer ? "a tensor" : "an integer");
@@ -148,7 +147,7 @@ void Program::check_arguments(const Argument* arguments, size_t count, const Pla
   if (!layout_.written_inputs.empty()) check_overlaps(arguments, plan);
 }
 
-void Program::check_overlaps(const Argument* arguments, const Plan& plan) const {
+void Program::check_overlaps(const CallArgument* arguments, const Plan& plan) const {
   for (size_t w : layout_.written_inputs) {
     const TensorView& written = arguments[w].tensor;
     int64_t bytes = plan.shapes[*layout_.input_order[w]].bytes;
@@ -166,7 +165,7 @@ bool Program::is_wanted(const OnceGroup& group, const Plan& plan) {
   return std::any_of(group.steps.begin(), group.steps.end(), [&](size_t step) { return plan.steps[step].runs; });
 }
 
-bool Program::same_identities(const PackedState& state, const Argument* arguments, const Plan& plan) const {
+bool Program::same_identities(const PackedState& state, const CallArgument* arguments, const Plan& plan) const {
   for (size_t g = 0; g < groups_.size(); ++g)
     if (!state.blocks[g] && is_wanted(groups_[g], plan)) return false;
   auto at = state.identities.begin();
@@ -180,7 +179,7 @@ bool Program::same_identities(const PackedState& state, const Argument* argument
   return true;
 }
 
-std::shared_ptr<const Program::PackedState> Program::packed_for(const Argument* arguments, const Plan& plan, Host& host, TeamLease& team) {
+std::shared_ptr<const Program::PackedState> Program::packed_for(const CallArgument* arguments, const Plan& plan, Host& host, TeamLease& team) {
   if (groups_.empty()) return nullptr;
   std::shared_ptr<const PackedState> current;
   {
@@ -222,7 +221,7 @@ std::shared_ptr<const Program::PackedState> Program::packed_for(const Argument* 
   return made;
 }
 
-void Program::pack(const OnceGroup& group, const Argument* arguments, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block) {
+void Program::pack(const OnceGroup& group, const CallArgument* arguments, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block) {
   std::vector<int64_t> offsets;
   block.bytes = 0;
   for (size_t buffer : group.packed) {
@@ -241,8 +240,8 @@ void Program::pack(const OnceGroup& group, const Argument* arguments, const Plan
     pointers[buffer] = arguments[argument_of_[buffer]].tensor.data;
     block.watches.push_back(host.watch(argument_of_[buffer]));
   }
-  if (code_.gpu) {
-    DeviceCall call(*code_.gpu, module_, layout_, plan, solver_.names(), group.steps, pointers.data());
+  if (code_.device) {
+    DeviceCall call(*code_.device, module_, layout_, plan, solver_.names(), group.steps, pointers.data());
     for (size_t step : group.steps) call.launch(step);
     call.finish(group.packed);
     return;
@@ -351,14 +350,14 @@ void Program::run_steps(CallState& state, const Plan& plan, Host& host, TeamLeas
   }
 }
 
-void Program::run_steps_on_gpu(CallState& state, const Plan& plan, Host& host) {
+void Program::run_steps_on_device(CallState& state, const Plan& plan, Host& host) {
   Memory memory(libraries_.empty() ? 0 : plan.arena_bytes);  // what library calls read lies where the host can
   for (size_t t = 0; t < layout_.temporaries.size(); ++t)
     state.pointers[layout_.temporaries[t].buffer] = libraries_.empty() ? nullptr : memory.data() + plan.offsets[t];
   std::vector<size_t> steps;
   for (size_t s = 0; s < layout_.steps.size(); ++s)
     if (!layout_.steps[s].once && plan.steps[s].runs) steps.push_back(s);
-  DeviceCall call(*code_.gpu, module_, layout_, plan, solver_.names(), steps, state.pointers.data());
+  DeviceCall call(*code_.device, module_, layout_, plan, solver_.names(), steps, state.pointers.data());
   bool profiling = profiling_.load(std::memory_order_relaxed);
   auto start = std::chrono::steady_clock::now();
   for (size_t s : steps) {
@@ -389,14 +388,14 @@ void Program::add_time(size_t step, std::chrono::steady_clock::time_point& start
   start = now;
 }
 
-std::shared_ptr<const Plan> Program::run(const Argument* arguments, size_t count, Host& host, int threads) {
+std::shared_ptr<const Plan> Program::run(const CallArgument* arguments, size_t count, Host& host, int threads) {
   DEPLO_SUPPORT(code_.missing.empty(), "{}", code_.missing);
   DEPLO_CHECK(count == layout_.input_order.size(), "program {} takes {} inputs, got {}", module_.name, layout_.input_order.size(), count);
   CallGuard state(*this);
   solver_.solve(arguments, state->symbols);
   std::shared_ptr<const Plan> plan = plan_for(state->symbols);
   check_arguments(arguments, count, *plan);
-  TeamLease team(code_.gpu ? 1 : threads);
+  TeamLease team(code_.device ? 1 : threads);
   std::shared_ptr<const PackedState> packed = packed_for(arguments, *plan, host, team);
   for (size_t i = 0; i < count; ++i)
     if (layout_.input_order[i]) state->pointers[*layout_.input_order[i]] = arguments[i].tensor.data;
@@ -409,8 +408,8 @@ std::shared_ptr<const Plan> Program::run(const Argument* arguments, size_t count
   host.symbols = &plan->symbols;
   host.shapes = &plan->shapes;
   host.pointers = state->pointers.data();
-  if (code_.gpu)
-    run_steps_on_gpu(*state, *plan, host);
+  if (code_.device)
+    run_steps_on_device(*state, *plan, host);
   else
     run_steps(*state, *plan, host, team);
   return plan;

@@ -9,17 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "codegen/codegen.h"
 #include "kernel_ir/ir.h"
+#include "library/library.h"
 #include "runtime/binding.h"
-#include "runtime/host.h"
 #include "runtime/packed.h"
 #include "runtime/plan.h"
 #include "runtime/thread_team.h"
-
-namespace deplo {
-class CudaKernels;
-}
+#include "target/kernels.h"
 
 namespace deplo::runtime {
 
@@ -29,17 +25,10 @@ struct StepTime {
   int64_t nanoseconds = 0;
 };
 
-/// What runs a program's kernels.
-struct KernelCode {
-  std::vector<std::shared_ptr<CompiledKernel>> functions;  ///< of this CPU: one entry per kernel of the module
-  std::shared_ptr<CudaKernels> gpu;                        ///< in place of functions: the kernels, loaded there
-  std::string missing;                                     ///< what this machine lacks to run them; empty: nothing
-};
-
 /// A compiled graph, ready to be called from several threads at once.
 ///
 /// A call solves the symbols from its inputs, checks every input against what was compiled, packs static inputs that
-/// are new, takes an arena, and runs the steps in order, each kernel on all threads, or on a GPU (DeviceCall).
+/// are new, takes an arena, and runs the steps in order, each kernel on all threads, or on a device (DeviceCall).
 class Program {
  public:
   struct Options {
@@ -55,14 +44,14 @@ class Program {
   /// Runs the program on at most `threads` threads. Outputs are in the memory that `host` gave; the plan returned holds the values of
   /// integer outputs. Throws UserError for inputs that do not fit, IndexError and ExecutionError as eager would; written
   /// inputs are then as they were unless an earlier step had already written them. Throws UnsupportedError where something is missing().
-  std::shared_ptr<const Plan> run(const Argument* arguments, size_t count, Host& host, int threads);
+  std::shared_ptr<const Plan> run(const CallArgument* arguments, size_t count, Host& host, int threads);
 
   const kernel_ir::Module& module() const { return module_; }
   const Layout& layout() const { return layout_; }
   /// What this machine lacks to run the kernels; empty: nothing.
   const std::string& missing() const { return code_.missing; }
-  /// Where the kernels run; null: on this CPU, or nowhere.
-  const CudaKernels* gpu() const { return code_.gpu.get(); }
+  /// Where the kernels run; null: in this process, or nowhere.
+  const DeviceKernels* device() const { return code_.device.get(); }
   const std::vector<OnceGroup>& once_groups() const { return groups_; }
   /// The plan of the latest call; null before the first.
   std::shared_ptr<const Plan> latest_plan() const;
@@ -76,16 +65,16 @@ class Program {
   struct PackedState;
   class CallGuard;
 
-  void check_arguments(const Argument* arguments, size_t count, const Plan& plan) const;
-  void check_overlaps(const Argument* arguments, const Plan& plan) const;
+  void check_arguments(const CallArgument* arguments, size_t count, const Plan& plan) const;
+  void check_overlaps(const CallArgument* arguments, const Plan& plan) const;
   std::shared_ptr<const Plan> plan_for(const std::vector<int64_t>& symbols);
   /// Whether a step that runs at these sizes reads what the group packs.
   static bool is_wanted(const OnceGroup& group, const Plan& plan);
-  bool same_identities(const PackedState& state, const Argument* arguments, const Plan& plan) const;
-  std::shared_ptr<const PackedState> packed_for(const Argument* arguments, const Plan& plan, Host& host, TeamLease& team);
-  void pack(const OnceGroup& group, const Argument* arguments, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block);
+  bool same_identities(const PackedState& state, const CallArgument* arguments, const Plan& plan) const;
+  std::shared_ptr<const PackedState> packed_for(const CallArgument* arguments, const Plan& plan, Host& host, TeamLease& team);
+  void pack(const OnceGroup& group, const CallArgument* arguments, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block);
   void run_steps(CallState& state, const Plan& plan, Host& host, TeamLease& team);
-  void run_steps_on_gpu(CallState& state, const Plan& plan, Host& host);
+  void run_steps_on_device(CallState& state, const Plan& plan, Host& host);
   void add_time(size_t step, std::chrono::steady_clock::time_point& start);
   void run_kernel(size_t step, const Plan& plan, char* const* pointers, char* scratch, TeamLease& team);
   void run_guarded(size_t step, const Plan& plan, char* const* pointers, TeamLease& team);

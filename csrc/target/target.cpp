@@ -1,27 +1,72 @@
 #include "target/target.h"
 
+#include <mutex>
+
 #include "base/error.h"
 #include "base/text.h"
 
 namespace deplo {
 namespace {
 
-constexpr const Target* kTargets[] = {&kCpuTarget, &kCudaTarget};
+/// Never destroyed: compilations may outlive static destruction.
+struct Registry {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<const Target>> targets;
+};
+
+Registry& registry() {
+  static auto* made = new Registry;
+  return *made;
+}
+
+const Target* look_up(std::string_view name) {
+  std::lock_guard lock(registry().mutex);
+  for (const auto& target : registry().targets)
+    if (name.empty() ? target->is_default : target->name == name) return target.get();
+  return nullptr;
+}
 
 }  // namespace
 
 void Scheduler::add_call(const CallStep& call, tile_ir::Module& out) { out.steps.emplace_back(call); }
 
-const Target& find_target(std::string_view name) {
-  for (const Target* target : kTargets)
-    if (target->name == name) return *target;
-  throw UserError(fmt::format("unknown target '{}': the targets are {}", name, joined(target_names())));
+const std::string& TargetOptions::operator[](const std::string& option) const {
+  auto found = values.find(option);
+  DEPLO_ASSERT(found != values.end(), "no target declares the option '{}'", option);
+  return found->second;
+}
+
+std::string Target::find_device(const TargetOptions& /*options*/) const { throw InternalError(fmt::format("target {} has no devices", name)); }
+
+std::string Target::assemble(const std::string& /*text*/, const TargetOptions& /*options*/) const {
+  throw UnsupportedError(fmt::format("target {} makes machine code of no text", name));
+}
+
+std::string Target::describe(const TargetOptions& /*options*/) const { return "{}"; }
+
+void register_target(std::unique_ptr<const Target> target) {
+  DEPLO_CHECK(!target->name.empty() && !look_up(target->name), "there is already a target '{}'", target->name);
+  DEPLO_CHECK(!target->is_default || !look_up(""), "target '{}' is no second default", target->name);
+  std::lock_guard lock(registry().mutex);
+  registry().targets.push_back(std::move(target));
+}
+
+std::vector<const Target*> all_targets() {
+  std::lock_guard lock(registry().mutex);
+  std::vector<const Target*> all;
+  for (const auto& target : registry().targets) all.push_back(target.get());
+  return all;
 }
 
 std::vector<std::string> target_names() {
   std::vector<std::string> names;
-  for (const Target* target : kTargets) names.emplace_back(target->name);
+  for (const Target* target : all_targets()) names.push_back(target->name);
   return names;
+}
+
+const Target& find_target(std::string_view name) {
+  if (const Target* found = look_up(name)) return *found;
+  throw UserError(fmt::format("unknown target '{}': the targets are {}", name, joined(target_names())));
 }
 
 }  // namespace deplo

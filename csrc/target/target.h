@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "base/context.h"
+#include "kernel_ir/ir.h"
 #include "loop_ir/ir.h"
 #include "schedule/schedule.h"
+#include "target/kernels.h"
 #include "tile_ir/ir.h"
 
 namespace deplo {
@@ -24,22 +26,79 @@ class Scheduler {
   virtual void add_call(const CallStep& call, tile_ir::Module& out);
 };
 
-/// What the lowerings ask of a target. What a machine of it has (features, sizes of vectors and caches) is TargetInfo.
-struct Target {
-  std::string_view name;
+/// Text that a target makes of Kernel IR, as a level that `lower` knows.
+struct MachineText {
+  std::string level;
+  std::string (*write)(const kernel_ir::Module& module, const PassContext& context);
+  std::string suffix{};  ///< of files that hold it; empty: dumps of programs leave it out
+};
+
+/// An option that one target reads: text.
+struct TargetOption {
+  std::string name;
+  std::string initial{};
+  /// Packages of Python with a file that stands for an empty value, and its place in them: {"nvidia.cu13", "lib/libnvrtc.so.13"}. The first one
+  /// found.
+  std::vector<std::pair<std::string, std::string>> packages{};
+};
+
+/// What a target hears of a compilation's options.
+struct TargetOptions {
+  int threads = 0;                            ///< of a call; 0: as many as the tensor library uses
+  bool debug = false;                         ///< name kernels for debuggers and profilers
+  std::string cache_dir;                      ///< resolved; empty: no disk cache
+  std::map<std::string, std::string> values;  ///< of the options that targets declare
+
+  /// InternalError if no target declares it.
+  const std::string& operator[](const std::string& option) const;
+};
+
+/// What a target is, as data: lowerings, the runtime and Python look here, never at its name.
+struct TargetTraits {
+  std::string name;
+  bool is_default = false;  ///< where no option names one
+
   bool has_grid = false;        ///< loops run on blocks of threads; elsewhere chunks of a parallel loop do
   int most_vector_bytes = 64;   ///< of one thread's vectors
   bool shuffles_lanes = false;  ///< picks lanes of vectors in registers: strided loads then read all that lies between
-  std::unique_ptr<Scheduler> (*make_scheduler)(const loop_ir::Module& module, const PassContext& context) = nullptr;
+
+  std::string device;           ///< what people call the device that its kernels run on, "gpu"; empty: they are functions of this process
+  std::string tensors = "cpu";  ///< PyTorch's type of devices whose tensors a program takes, besides those of the CPU
+  bool has_disk_cache = false;  ///< keeps machine code in cache_dir
+  std::vector<TargetOption> options;
+  std::vector<MachineText> texts;  ///< the lowest last
 };
 
-/// UserError that names the targets if there is none of this name.
+/// A target: all that deplo's levels, its runtime and Python know of it. Its folder holds the rest.
+class Target : public TargetTraits {
+ public:
+  explicit Target(TargetTraits traits) : TargetTraits(std::move(traits)) {}
+  virtual ~Target() = default;
+  Target(const Target&) = delete;
+  Target& operator=(const Target&) = delete;
+
+  virtual std::unique_ptr<Scheduler> make_scheduler(const loop_ir::Module& module, const PassContext& context) const = 0;
+  /// The machine at hand, or the one that the options name. UserError for options that it does not know.
+  virtual TargetInfo machine(const TargetOptions& options) const = 0;
+  /// What runs the kernels of a module. What this machine lacks is no failure: the result says it. Throws UnsupportedError where this build cannot
+  /// compile for the target at all.
+  virtual KernelCode compile(const kernel_ir::Module& module, const PassContext& context, const TargetOptions& options,
+                             CodegenStats& stats) const = 0;
+  /// The first device, as people call it. Throws UnsupportedError or ExecutionError that say what is missing; without devices an InternalError.
+  virtual std::string find_device(const TargetOptions& options) const;
+  /// Machine code of the lowest of its texts, where an assembler or compiler of its own makes that. UnsupportedError if it has none.
+  virtual std::string assemble(const std::string& text, const TargetOptions& options) const;
+  /// JSON of what it knows about this machine and build, from name to value.
+  virtual std::string describe(const TargetOptions& options) const;
+};
+
+/// Adds a target, for the rest of the process; before any compilation starts in another thread. UserError if there is one of this name.
+void register_target(std::unique_ptr<const Target> target);
+/// In the order in which they were registered.
+std::vector<const Target*> all_targets();
+std::vector<std::string> target_names();
+/// The default target for an empty name; UserError that names the targets if there is none of this name.
 const Target& find_target(std::string_view name);
 inline const Target& target_of(const PassContext& context) { return find_target(context.target.name); }
-std::vector<std::string> target_names();
-
-// Each in csrc/target/<name>/target.cpp; target.cpp lists them.
-extern const Target kCpuTarget;
-extern const Target kCudaTarget;
 
 }  // namespace deplo

@@ -100,7 +100,8 @@ class Workshop:
                 text = changed.encode()
             if name == "CMakeLists.txt" and (sources := [path for path in sorted(by_file) if path.endswith(".cpp")]):
                 quoted = "\n  ".join(f"${{PROJECT_SOURCE_DIR}}/{path}" for path in sources)
-                text += f"set_property(SOURCE\n  {quoted}\n  TARGET_DIRECTORY deplo_core APPEND PROPERTY COMPILE_OPTIONS -w)\n".encode()
+                where = "TARGET_DIRECTORY deplo_core deplo_cpu_schedule"
+                text += f"set_property(SOURCE\n  {quoted}\n  {where} APPEND PROPERTY COMPILE_OPTIONS -w)\n".encode()
             self._write(self.tree / name, text)
         self._write(self.tree / "csrc/base/mutant.h", (HERE / "mutant.h").read_bytes())
         return lines

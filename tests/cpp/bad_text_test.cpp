@@ -4,9 +4,9 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "codegen/codegen.h"
 #include "pipeline.h"
 #include "programs.h"
+#include "target/cuda/text.h"
 
 using namespace deplo;
 

@@ -1,4 +1,4 @@
-#include "codegen/codegen.h"
+#include "target/cpu/codegen.h"
 
 #include <elf.h>
 #include <unistd.h>
@@ -12,11 +12,11 @@
 #include <type_traits>
 
 #include "base/error.h"
-#include "codegen/llvm/disk_cache.h"
-#include "codegen/llvm/memory_cache.h"
 #include "kernel_ir/interpret.h"
 #include "kernel_ir/ir.h"
 #include "passes/kernel/expand_math.h"
+#include "target/cpu/llvm/disk_cache.h"
+#include "target/cpu/llvm/memory_cache.h"
 
 using namespace deplo;
 

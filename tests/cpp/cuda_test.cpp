@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "codegen/codegen.h"
 #include "loop_ir/text.h"
 #include "pipeline.h"
 #include "programs.h"
@@ -13,6 +12,7 @@
 #include "target/cuda/driver.h"
 #include "target/cuda/launch.h"
 #include "target/cuda/nvrtc.h"
+#include "target/cuda/text.h"
 #include "tensor_ir/interpret.h"
 
 using namespace deplo;
@@ -104,11 +104,11 @@ class Image {
     layout_.for_each([&](int64_t flat, int64_t offset) { put_scalar(at(offset), array.get(flat)); });
   }
 
-  Image(DType dtype, const runtime::BufferShape& shape)
+  Image(DType dtype, const BufferShape& shape)
       : dtype_(dtype), layout_{shape.sizes, shape.strides}, bytes_(static_cast<size_t>(shape.bytes), static_cast<char>(0xff)) {}
 
-  runtime::Argument argument() {
-    runtime::Argument made;
+  CallArgument argument() {
+    CallArgument made;
     made.tensor = {bytes_.data(), dtype_, static_cast<int>(layout_.shape.size()), layout_.shape.data(), layout_.strides.data(), bytes_.data(), 0};
     return made;
   }
@@ -128,9 +128,9 @@ class Image {
   std::vector<char> bytes_;
 };
 
-struct ArrayHost final : runtime::Host {
+struct ArrayHost final : Host {
   std::map<size_t, Image> outputs;
-  char* allocate(size_t buffer, DType dtype, const runtime::BufferShape& shape) override {
+  char* allocate(size_t buffer, DType dtype, const BufferShape& shape) override {
     return outputs.try_emplace(buffer, dtype, shape).first->second.data();
   }
   std::shared_ptr<void> watch(size_t /*input*/) override { return nullptr; }
@@ -142,7 +142,7 @@ std::vector<Array> run_on_device(const std::shared_ptr<CudaDevice>& device, cons
   runtime::Program program(module, {{}, std::make_shared<CudaKernels>(device, module, nvrtc), ""}, nullptr, {});
   std::vector<Image> images;
   for (size_t i = 0; i < inputs.size(); ++i) images.emplace_back(module.buffers[*program.layout().input_order[i]], inputs[i], sizes);
-  std::vector<runtime::Argument> arguments;
+  std::vector<CallArgument> arguments;
   for (Image& image : images) arguments.push_back(image.argument());
   ArrayHost host;
   program.run(arguments.data(), arguments.size(), host, 1);

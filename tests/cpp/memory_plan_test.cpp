@@ -4,8 +4,9 @@
 #include <random>
 #include <vector>
 
-#include "runtime/memory.h"
+#include "base/memory.h"
 
+using namespace deplo;
 using namespace deplo::runtime;
 
 namespace {

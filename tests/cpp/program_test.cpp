@@ -30,8 +30,8 @@ struct Owned {
     }
     for (int64_t i = 0; i < count; ++i) values.push_back(first + static_cast<float>(i));
   }
-  Argument argument() {
-    Argument made;
+  CallArgument argument() {
+    CallArgument made;
     made.tensor = {reinterpret_cast<char*>(values.data()), DType::f32, static_cast<int>(sizes.size()), sizes.data(), strides.data(), this, version};
     return made;
   }
@@ -83,7 +83,7 @@ TEST_CASE("a program finds its sizes, uses temporaries and fills outputs") {
     for (int64_t n : {0, 1, 3, 100}) {
       Owned x({n, 4}, 1);
       TestHost host;
-      Argument argument = x.argument();
+      CallArgument argument = x.argument();
       auto plan = graph.program->run(&argument, 1, host, threads);
       CHECK(plan->integers[1] == 4 * n);
       std::vector<float> y = host.floats(*graph.program->layout().outputs[0].buffer);
@@ -102,7 +102,7 @@ TEST_CASE("guarded kernels work on copies, and one that writes outside of a buff
       for (int64_t n : {0, 3, 5, 1000}) {
         Owned x({n, 4}, 1);
         TestHost host;
-        Argument argument = x.argument();
+        CallArgument argument = x.argument();
         if (text == beyond && n > 0 && n % 4 != 0) {  // the pattern follows the last element where no page does
           CHECK_THROWS_WITH(graph.program->run(&argument, 1, host, threads),
                             Catch::Contains("kernel double of program twice wrote byte " + std::to_string(16 * n) + " of t, which has"));
@@ -132,7 +132,7 @@ TEST_CASE("inputs that do not fit are refused by name") {
   CompiledGraph graph = compiled(kDouble);
   TestHost host;
   auto error_of = [&](Owned x) {
-    Argument argument = x.argument();
+    CallArgument argument = x.argument();
     try {
       graph.program->run(&argument, 1, host, 1);
     } catch (const UserError& error) {
@@ -179,7 +179,7 @@ kernel @sum(a: ptr f32, b: ptr f32, out c: ptr f32) symbols () chunks 1 scratch 
   Owned w({40, 50}, 10);
   auto run = [&](CompiledGraph& graph) {
     TestHost host;
-    Argument arguments[2] = {x.argument(), w.argument()};
+    CallArgument arguments[2] = {x.argument(), w.argument()};
     graph.program->run(arguments, 2, host, 1);
     return host.floats(*graph.program->layout().outputs[0].buffer)[1];
   };
@@ -248,7 +248,7 @@ TEST_CASE("of alternatives the first that holds for the sizes runs, and packing 
   auto run = [&](int64_t rows) {
     Owned x({rows, 4}, 1);
     TestHost host;
-    Argument arguments[2] = {x.argument(), w.argument()};
+    CallArgument arguments[2] = {x.argument(), w.argument()};
     graph.program->run(arguments, 2, host, 1);
     return host.floats(*graph.program->layout().outputs[0].buffer);
   };
@@ -298,7 +298,7 @@ kernel @fail(a: ptr f32, out b: ptr f32) symbols () chunks 1 scratch 0
   TestHost host;
   Owned good({4}, 1);
   Owned bad({4}, -1);
-  Argument argument = good.argument();
+  CallArgument argument = good.argument();
   graph.program->run(&argument, 1, host, 1);
   argument = bad.argument();
   CHECK_THROWS_AS(graph.program->run(&argument, 1, host, 1), IndexError);
@@ -319,7 +319,7 @@ kernel @add(a: ptr f32, inout b: ptr f32) symbols () chunks 1 scratch 0
   TestHost host;
   Owned x({4}, 1);
   Owned y({4}, 10);
-  Argument arguments[2] = {x.argument(), y.argument()};
+  CallArgument arguments[2] = {x.argument(), y.argument()};
   graph.program->run(arguments, 2, host, 1);
   CHECK(y.values[2] == 15);
   arguments[1] = x.argument();
@@ -349,7 +349,7 @@ TEST_CASE("symbols follow from sizes, strides and inputs of their own") {
 )");
   SymbolSolver solver(module);
   Owned a({10, 7});
-  Argument arguments[2] = {a.argument(), {}};
+  CallArgument arguments[2] = {a.argument(), {}};
   arguments[1].is_tensor = false;
   arguments[1].integer = 42;
   std::vector<int64_t> values;

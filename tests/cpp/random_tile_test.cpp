@@ -2,10 +2,10 @@
 
 #include <catch2/catch.hpp>
 
-#include "codegen/codegen.h"
 #include "kernel_ir/interpret.h"
 #include "kernel_ir/ir.h"
 #include "lower/lower.h"
+#include "target/cpu/codegen.h"
 #include "tile_agreement.h"
 
 using namespace deplo;

@@ -5,10 +5,10 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "codegen/codegen.h"
 #include "kernel_ir/ir.h"
 #include "lower/lower.h"
 #include "passes/kernel/expand_math.h"
+#include "target/cpu/codegen.h"
 
 namespace deplo {
 namespace {

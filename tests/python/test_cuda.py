@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import json
 import math
 import os
 import threading
@@ -27,7 +28,7 @@ from deplo.errors import FallbackWarning, UnsupportedError, UserError
 from deplo.executable import _from_devices, _on_cpu
 from deplo.fx_import import Imported, import_graph
 from deplo.numerics import exact_value, functions
-from deplo.options import packaged_nvrtc
+from deplo.targets import find_target, packaged
 
 pytestmark = pytest.mark.usefixtures("fresh_inference")
 
@@ -48,7 +49,7 @@ def seeded() -> None:
 def gpu() -> dict[str, Any]:
     """Options for this machine's GPU; without one for the emulator."""
     try:
-        _C.cuda_device()
+        _C.device(json.dumps({"target": "cuda"}))
     except UnsupportedError:
         return EMULATOR
     return {"target": "cuda"}
@@ -60,9 +61,9 @@ def compiled_for_gpu(fn: Callable[..., Any], options: dict[str, Any] | None = No
 
 def check_for_gpus(folder: Path) -> int:
     """NVRTC compiles what a graph dumped there, for every architecture; how many texts there are."""
-    assert packaged_nvrtc(), "NVRTC is missing: install requirements-dev.txt"
+    assert (nvrtc := packaged(find_target("cuda").packages["nvrtc"])), "NVRTC is missing: install requirements-dev.txt"
     texts = [path.read_text() for path in folder.glob("*/*_kernels.cu")]
-    assert all(_C.compile_cuda(text, arch, packaged_nvrtc()) for text in texts for arch in ARCHS)
+    assert all(_C.assemble(text, json.dumps({"target": "cuda", "arch": arch, "nvrtc": nvrtc})) for text in texts for arch in ARCHS)
     return len(texts)
 
 

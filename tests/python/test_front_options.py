@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import deplo
-from deplo import options
+from deplo import options, targets
 from deplo.core import INTERFACE, check_interface
 from deplo.errors import UserError
 from deplo.options import KEYS, read_options
@@ -194,6 +194,16 @@ def test_one_line_names_option_and_value(options, message):
     with pytest.raises(UserError, match=re.escape(message)) as at_first_call:
         torch.compile(lambda x: x + 1, backend="deplo", options=options)(torch.ones(3))
     assert str(at_first_call.value) == str(at_once.value) and "\n" not in str(at_once.value)
+
+
+def test_a_target_brings_options_of_its_own(monkeypatch):
+    toy = targets.Target("toy", False, "abacus", "cpu", False, ("tally",), {"beads": []})
+    known = [*targets.targets(), toy]
+    monkeypatch.setattr(targets, "targets", lambda: known)
+    checked = read_options(options={"target": "toy", "beads": "7"})
+    assert json.loads(checked.to_json())["beads"] == "7" and "beads='7'" in repr(checked) and checked != read_options(options={"target": "toy"})
+    with pytest.raises(UserError, match="option 'beads' is 7, expected a string"):
+        read_options(options={"beads": 7})
 
 
 def test_a_variable_s_value_is_judged_too(monkeypatch):

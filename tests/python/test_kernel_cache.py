@@ -178,7 +178,7 @@ def test_a_folder_that_moves_between_cpus(tmp_path, monkeypatch):
     from deplo.core import core
 
     names = feature_sets()
-    features = [json.loads(core().env(name))["cpu features"] for name in names]
+    features = [json.loads(core().env(json.dumps({"features": name})))["cpu features"] for name in names]
     kinds = {json.dumps(feature) for feature in features}
     seen = set()
     for name, feature in [*zip(names, features, strict=True)] * 2:

@@ -12,9 +12,9 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "library/aten/call.h"
 #include "library/aten/types.h"
-#include "runtime/memory.h"
 
 namespace deplo::aten {
 namespace {
@@ -38,15 +38,15 @@ std::set<std::string> read_buffers(const ProgramBody& program) {
 }
 
 /// A library step: the call, and the buffers that its results become.
-class AtenStep final : public runtime::LibraryOp {
+class AtenStep final : public LibraryOp {
  public:
-  AtenStep(const LibraryStep& step, const runtime::LibraryContext& context) : call_(step.op, step.arguments), symbols_(context.symbols) {
+  AtenStep(const LibraryStep& step, const LibraryContext& context) : call_(step.op, step.arguments), symbols_(context.symbols) {
     for (size_t b = 0; b < context.program->buffers.size(); ++b) buffers_[context.program->buffers[b].name] = b;
     std::set<std::string> read = read_buffers(*context.program);
     for (const std::string& result : step.results) results_.push_back(read.count(result) ? std::optional(buffers_.at(result)) : std::nullopt);
   }
 
-  void run(runtime::Host& host) const override {
+  void run(Host& host) const override {
     auto& tensors = static_cast<TensorHost&>(host);
     std::vector<at::Tensor> operands;
     auto tensor_of = [&](const std::string& name) {
@@ -73,10 +73,10 @@ class AtenStep final : public runtime::LibraryOp {
 constexpr int64_t kPooledBytes = 1 << 20;
 
 /// An uninitialised tensor whose storage gives its block back to the pool. Resizing moves it to PyTorch's allocator, as any storage.
-at::Tensor pooled_tensor(at::ScalarType dtype, const runtime::BufferShape& shape) {
-  auto memory = std::make_unique<runtime::Memory>(shape.bytes);
+at::Tensor pooled_tensor(at::ScalarType dtype, const BufferShape& shape) {
+  auto memory = std::make_unique<Memory>(shape.bytes);
   void* data = memory->data();
-  at::DataPtr owner(data, memory.release(), [](void* block) { delete static_cast<runtime::Memory*>(block); }, c10::kCPU);
+  at::DataPtr owner(data, memory.release(), [](void* block) { delete static_cast<Memory*>(block); }, c10::kCPU);
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), shape.bytes, std::move(owner), c10::GetCPUAllocator(),
                                                        /*resizable=*/true);
   at::Tensor tensor =
@@ -85,7 +85,7 @@ at::Tensor pooled_tensor(at::ScalarType dtype, const runtime::BufferShape& shape
   return tensor;
 }
 
-bool has_layout(const at::Tensor& tensor, const runtime::BufferShape& shape) {
+bool has_layout(const at::Tensor& tensor, const BufferShape& shape) {
   if (tensor.numel() == 0) return true;
   for (size_t d = 0; d < shape.sizes.size(); ++d)
     if (shape.sizes[d] != 1 && shape.strides[d] != tensor.stride(static_cast<int64_t>(d))) return false;
@@ -100,7 +100,7 @@ TensorHost::TensorHost(const ProgramBody& program, const std::vector<const at::T
   outputs_.reserve(allocated.size());
 }
 
-char* TensorHost::allocate(size_t /*buffer*/, DType dtype, const runtime::BufferShape& shape) {
+char* TensorHost::allocate(size_t /*buffer*/, DType dtype, const BufferShape& shape) {
   at::ScalarType type = to_scalar_type(dtype);
   outputs_.push_back(shape.bytes >= kPooledBytes ? pooled_tensor(type, shape)
                                                  : at::Tensor(at::detail::empty_strided_cpu(shape.sizes, shape.strides, type)));
@@ -118,13 +118,13 @@ at::Tensor TensorHost::tensor(size_t buffer) const {
     if (adopted == buffer) return tensor;
   for (size_t k = 0; k < allocated_.size(); ++k)
     if (allocated_[k] == buffer) return outputs_[k];
-  const runtime::BufferShape& shape = (*shapes)[buffer];
+  const BufferShape& shape = (*shapes)[buffer];
   return at::from_blob(pointers[buffer], shape.sizes, shape.strides, at::TensorOptions().dtype(to_scalar_type(known.dtype)));
 }
 
 void TensorHost::adopt(size_t buffer, at::Tensor result, const std::vector<at::Tensor>& operands, const std::string& op) {
   const Buffer& expected = program_.buffers[buffer];
-  const runtime::BufferShape& shape = (*shapes)[buffer];
+  const BufferShape& shape = (*shapes)[buffer];
   // Some kernels give empty tensors of another dtype (the mask of native_dropout).
   if (result.defined() && result.numel() == 0) result = result.to(to_scalar_type(expected.dtype));
   DEPLO_ASSERT(result.defined() && result.scalar_type() == to_scalar_type(expected.dtype) && result.sizes().equals(shape.sizes),
@@ -149,13 +149,13 @@ constexpr c10::DispatchKeySet kUnlikeTheirMemory({c10::DispatchKey::Python, c10:
 
 }  // namespace
 
-runtime::TensorView view_of(const at::Tensor& tensor) {
+TensorView view_of(const at::Tensor& tensor) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   DEPLO_SUPPORT(!impl->key_set().has_any(kUnlikeTheirMemory), "an input is a tensor that its memory alone does not give (dispatch keys {})",
                 c10::toString(impl->key_set() & kUnlikeTheirMemory));
   DEPLO_SUPPORT(impl->layout() == c10::kStrided && impl->is_cpu() && impl->has_storage(), "an input is a {} tensor on {}",
                 impl->layout() == c10::kStrided ? "strided" : "sparse", tensor.device().str());
-  runtime::TensorView view;
+  TensorView view;
   view.data = static_cast<char*>(const_cast<void*>(impl->data()));
   view.dtype = from_scalar_type(c10::typeMetaToScalarType(impl->dtype()));
   view.rank = static_cast<int>(impl->dim());
@@ -174,7 +174,7 @@ void refuse_tangents(const std::vector<const at::Tensor*>& tensors) {
     DEPLO_SUPPORT(!tensor || !tensor->_fw_grad(kLevel).defined(), "an input carries a tangent of forward-mode differentiation");
 }
 
-std::unique_ptr<runtime::LibraryOp> make_library_op(const LibraryStep& step, const runtime::LibraryContext& context) {
+std::unique_ptr<LibraryOp> make_library_op(const LibraryStep& step, const LibraryContext& context) {
   return std::make_unique<AtenStep>(step, context);
 }
 

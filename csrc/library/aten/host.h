@@ -5,19 +5,19 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/host.h"
+#include "library/library.h"
 
 namespace deplo::aten {
 
 /// One call of a program with at::Tensors on its other side. Lives for the length of the call; inputs are borrowed.
-class TensorHost final : public runtime::Host {
+class TensorHost final : public Host {
  public:
   /// `inputs` by place in the calling order (null for a symbol), `argument_of` the place of each input buffer,
   /// `allocated` the output buffers in the order in which the program allocates them.
   TensorHost(const ProgramBody& program, const std::vector<const at::Tensor*>& inputs, const std::vector<size_t>& argument_of,
              const std::vector<size_t>& allocated);
 
-  char* allocate(size_t buffer, DType dtype, const runtime::BufferShape& shape) override;
+  char* allocate(size_t buffer, DType dtype, const BufferShape& shape) override;
   std::shared_ptr<void> watch(size_t input) override;
 
   /// The tensor of the output buffer that was allocated `place`th.
@@ -37,13 +37,13 @@ class TensorHost final : public runtime::Host {
 };
 
 /// The runtime's view of a tensor. Throws UnsupportedError for what is no dense CPU tensor of a dtype that deplo has.
-runtime::TensorView view_of(const at::Tensor& tensor);
+TensorView view_of(const at::Tensor& tensor);
 
 /// Throws UnsupportedError where one of the tensors (null for those that are none) carries a tangent of forward-mode differentiation, which a program
 /// would drop.
 void refuse_tangents(const std::vector<const at::Tensor*>& tensors);
 
 /// The LibraryFactory of programs called from PyTorch.
-std::unique_ptr<runtime::LibraryOp> make_library_op(const LibraryStep& step, const runtime::LibraryContext& context);
+std::unique_ptr<LibraryOp> make_library_op(const LibraryStep& step, const LibraryContext& context);
 
 }  // namespace deplo::aten

@@ -1,9 +1,73 @@
-#include "target/target.h"
+#include "target/cpu/target.h"
 
-#include "target/cpu/scheduler.h"
+#include <nlohmann/json.hpp>
+
+#include "base/processors.h"
+#include "base/topology.h"
+#include "target/cpu/codegen.h"
+#include "target/cpu/schedule/scheduler.h"
 
 namespace deplo {
+namespace {
 
-constinit const Target kCpuTarget{"cpu", /*has_grid=*/false, /*most_vector_bytes=*/64, /*shuffles_lanes=*/true, make_cpu_scheduler};
+using KernelText = std::string (*)(const kernel_ir::Kernel& kernel, const PassContext& context);
+
+template <KernelText write>
+std::string of_each(const kernel_ir::Module& module, const PassContext& context) {
+  std::string text;
+  for (const auto& kernel : module.kernels) text += write(*kernel, context) + "\n";
+  return text;
+}
+
+TargetTraits traits() {
+  TargetTraits made;
+  made.name = "cpu";
+  made.is_default = true;
+  made.shuffles_lanes = true;
+  made.has_disk_cache = true;
+  made.options = {{"features"}};
+  made.texts = {{"llvm", of_each<cpu_llvm_text>}, {"asm", of_each<cpu_assembly_text>}};
+  return made;
+}
+
+class CpuTarget final : public Target {
+ public:
+  CpuTarget() : Target(traits()) {}
+
+  std::unique_ptr<Scheduler> make_scheduler(const loop_ir::Module& module, const PassContext& context) const override {
+    return make_cpu_scheduler(module, context);
+  }
+
+  TargetInfo machine(const TargetOptions& options) const override {
+    TargetInfo machine = cpu_target_info(options["features"]);
+    machine.threads = options.threads > 0 ? options.threads : available_processors();
+    const Topology& found = topology();
+    if (found.l1_bytes > 0) machine.l1_bytes = found.l1_bytes;
+    if (found.l2_bytes > 0) machine.l2_bytes = found.l2_bytes;
+    if (found.l3_bytes > 0) machine.l3_bytes = found.l3_bytes;
+    return machine;
+  }
+
+  KernelCode compile(const kernel_ir::Module& module, const PassContext& context, const TargetOptions& options, CodegenStats& stats) const override {
+    CodegenOptions codegen;
+    codegen.cache_dir = options.cache_dir;
+    codegen.workers = available_processors();
+    codegen.debug = options.debug;
+    return {compile_cpu_kernels(module.kernels, context, codegen, &stats), nullptr, ""};
+  }
+
+  std::string describe(const TargetOptions& options) const override {
+    TargetInfo found = cpu_target_info(options["features"]);
+    nlohmann::json about{{"codegen", codegen_version().empty() ? "none (built without LLVM)" : codegen_version()},
+                         {"cpu features", found.features},
+                         {"vector bytes", found.vector_bytes},
+                         {"vector registers", found.vector_registers}};
+    return about.dump();
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<const Target> make_cpu_target() { return std::make_unique<CpuTarget>(); }
 
 }  // namespace deplo

@@ -150,6 +150,8 @@ CudaDevice::~CudaDevice() {
   if (context_) api_->cuDevicePrimaryCtxRelease(device_);
 }
 
+std::string CudaDevice::description() const { return fmt::format("{} (sm_{})", name_, capability_); }
+
 uint64_t CudaDevice::allocate(int64_t bytes) {
   Current current(*this);
   unsigned long long pointer = 0;

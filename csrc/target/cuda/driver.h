@@ -31,6 +31,8 @@ class CudaDevice {
 
   const std::string& name() const { return name_; }
   int capability() const { return capability_; }  ///< 90 for sm_90
+  /// "NVIDIA H100 (sm_90)".
+  std::string description() const;
   /// Shared memory of one block, in bytes: what a kernel gets when it asks.
   int64_t shared_bytes() const { return shared_bytes_; }
 

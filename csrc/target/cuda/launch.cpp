@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "base/error.h"
-#include "codegen/codegen.h"
 #include "target/cuda/nvrtc.h"
+#include "target/cuda/text.h"
 
 namespace deplo {
 namespace {
@@ -29,11 +29,10 @@ CudaKernels::CudaKernels(std::shared_ptr<CudaDevice> device, const kernel_ir::Mo
   }
 }
 
-void CudaKernels::launch(const std::string& name, const std::vector<uint64_t>& buffers, const Sizes& symbols, uint64_t error, void* stream) {
+void CudaKernels::launch(const std::string& name, const std::vector<uint64_t>& buffers, const Sizes& symbols, uint64_t error) {
   Loaded& loaded = kernels_.at(name);
   const kernel_ir::Kernel& kernel = *loaded.kernel;
   CudaLaunch launch;
-  launch.stream = stream;
   int64_t blocks = 1;
   for (size_t d = 0; d < kernel.grid.size(); ++d) {
     int64_t size = evaluate(kernel.grid[d], symbols);

@@ -8,24 +8,29 @@
 
 #include "kernel_ir/ir.h"
 #include "target/cuda/driver.h"
+#include "target/kernels.h"
 
 namespace deplo {
 
 /// The kernels of a module, compiled for a device and loaded. Any thread may launch.
-class CudaKernels {
+class CudaKernels final : public DeviceKernels {
  public:
   /// `nvrtc` is the path of that library; empty: the loader's own search. Throws UnsupportedError where it is missing or does not know the device.
   CudaKernels(std::shared_ptr<CudaDevice> device, const kernel_ir::Module& module, const std::string& nvrtc);
   CudaKernels(const CudaKernels&) = delete;
   CudaKernels& operator=(const CudaKernels&) = delete;
 
-  CudaDevice& device() const { return *device_; }
-  const std::shared_ptr<CudaDevice>& shared_device() const { return device_; }
-
-  /// Starts a kernel on a stream (null: the default one). `buffers` are device addresses in the order of its params, `error` that of the error word.
-  /// Scratch memory of blocks is dynamic shared memory where it fits, else memory of the device that is freed once the kernel has ended.
-  void launch(const std::string& kernel, const std::vector<uint64_t>& buffers, const std::map<std::string, int64_t>& symbols, uint64_t error,
-              void* stream = nullptr);
+  std::string describe_device() const override { return device_->description(); }
+  uint64_t allocate(int64_t bytes) override { return device_->allocate(bytes); }
+  void free(uint64_t pointer) noexcept override { device_->free(pointer); }
+  void copy_to_device(uint64_t to, const void* from, int64_t bytes) override { device_->copy_to_device(to, from, bytes); }
+  void copy_to_host(void* to, uint64_t from, int64_t bytes) override { device_->copy_to_host(to, from, bytes); }
+  void fill(uint64_t pointer, unsigned char value, int64_t bytes) override { device_->fill(pointer, value, bytes); }
+  void synchronize() override { device_->synchronize(); }
+  /// On the default stream. Scratch memory of blocks is dynamic shared memory where it fits, else memory of the device that is freed once the kernel
+  /// has ended.
+  void launch(const std::string& kernel, const std::vector<uint64_t>& buffers, const std::map<std::string, int64_t>& symbols,
+              uint64_t error) override;
 
  private:
   struct Loaded {

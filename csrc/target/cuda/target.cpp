@@ -1,6 +1,12 @@
-#include "target/target.h"
+#include "target/cuda/target.h"
 
-#include "lower/loop_to_tile/gpu.h"
+#include <chrono>
+
+#include "base/error.h"
+#include "target/cuda/launch.h"
+#include "target/cuda/nvrtc.h"
+#include "target/cuda/schedule/kernel.h"
+#include "target/cuda/text.h"
 
 namespace deplo {
 namespace {
@@ -18,10 +24,60 @@ class CudaScheduler final : public Scheduler {
   const PassContext& context_;
 };
 
-std::unique_ptr<Scheduler> make_scheduler(const loop_ir::Module&, const PassContext& context) { return std::make_unique<CudaScheduler>(context); }
+std::string module_text(const kernel_ir::Module& module, const PassContext& /*context*/) { return cuda_text(module); }
+
+TargetTraits traits() {
+  TargetTraits made;
+  made.name = "cuda";
+  made.has_grid = true;
+  made.most_vector_bytes = 16;
+  made.device = "gpu";
+  made.tensors = "cuda";
+  made.options = {
+      {"arch", "sm_80"}, {"cuda_driver"}, {"nvrtc", "", {{"nvidia.cu13", "lib/libnvrtc.so.13"}, {"nvidia.cuda_nvrtc", "lib/libnvrtc.so.12"}}}};
+  made.texts = {{"cuda", module_text, "cu"}};
+  return made;
+}
+
+class CudaTarget final : public Target {
+ public:
+  CudaTarget() : Target(traits()) {}
+
+  std::unique_ptr<Scheduler> make_scheduler(const loop_ir::Module& /*module*/, const PassContext& context) const override {
+    return std::make_unique<CudaScheduler>(context);
+  }
+
+  TargetInfo machine(const TargetOptions& options) const override {
+    TargetInfo machine;
+    machine.features = {options["arch"]};
+    return machine;
+  }
+
+  KernelCode compile(const kernel_ir::Module& module, const PassContext& /*context*/, const TargetOptions& options,
+                     CodegenStats& stats) const override {
+    if (module.kernels.empty()) return {};
+    auto start = std::chrono::steady_clock::now();
+    try {
+      auto kernels = std::make_shared<CudaKernels>(CudaDevice::open(options["cuda_driver"]), module, options["nvrtc"]);
+      stats.compiled = static_cast<int>(module.kernels.size());
+      stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      return {{}, std::move(kernels), ""};
+    } catch (const UnsupportedError& error) {
+      return {{}, nullptr, error.what()};
+    } catch (const ExecutionError& error) {
+      return {{}, nullptr, error.what()};
+    }
+  }
+
+  std::string assemble(const std::string& text, const TargetOptions& options) const override {
+    return nvrtc_compile(text, options["arch"], options["nvrtc"]).image;
+  }
+
+  std::string find_device(const TargetOptions& options) const override { return CudaDevice::open(options["cuda_driver"])->description(); }
+};
 
 }  // namespace
 
-constinit const Target kCudaTarget{"cuda", /*has_grid=*/true, /*most_vector_bytes=*/16, /*shuffles_lanes=*/false, make_scheduler};
+std::unique_ptr<const Target> make_cuda_target() { return std::make_unique<CudaTarget>(); }
 
 }  // namespace deplo

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "program_ir/module.h"
+
+namespace deplo {
+
+// What the runtime asks of the tensor library that calls it. The runtime itself sees raw memory only.
+
+/// A tensor as a program is given it. Sizes and strides (in elements) belong to the caller and outlive the call.
+struct TensorView {
+  char* data = nullptr;
+  DType dtype = DType::f32;
+  int rank = 0;
+  const int64_t* sizes = nullptr;
+  const int64_t* strides = nullptr;
+  const void* storage = nullptr;  ///< identity of the memory's owner
+  uint64_t version = 0;           ///< changes with every write that the library knows of
+  bool has_version = true;        ///< false: writes leave no trace
+};
+
+/// An input in calling order: a tensor, or the value of a symbol.
+struct CallArgument {
+  bool is_tensor = true;
+  int64_t integer = 0;
+  TensorView tensor;
+};
+
+/// Concrete type of a buffer in one call.
+struct BufferShape {
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  int64_t bytes = 0;  ///< from the first to the last element
+  bool operator==(const BufferShape&) const = default;
+};
+
+class Host;
+
+/// A library step made ready to run.
+class LibraryOp {
+ public:
+  virtual ~LibraryOp() = default;
+  /// Runs it; `host` knows the call's tensors and memory.
+  virtual void run(Host& host) const = 0;
+};
+
+/// What a library step needs to know of its program: buffers are named by their place in it.
+struct LibraryContext {
+  const ProgramBody* program = nullptr;
+  std::vector<std::string> symbols;  ///< names, in the order of Host::symbols
+};
+
+/// Makes LibraryOps. Throws UnsupportedError for an op that the library does not have.
+using LibraryFactory = std::unique_ptr<LibraryOp> (*)(const LibraryStep& step, const LibraryContext& context);
+
+/// One call's side of the tensor library.
+class Host {
+ public:
+  virtual ~Host() = default;
+  /// Memory of the caller's for output buffer `buffer`.
+  virtual char* allocate(size_t buffer, DType dtype, const BufferShape& shape) = 0;
+  /// Keeps the identity of a static input's storage from being reused while the result lives.
+  virtual std::shared_ptr<void> watch(size_t input) = 0;
+
+  // Set by the program before its steps run.
+  const std::vector<int64_t>* symbols = nullptr;     ///< values, in the program's order
+  const std::vector<BufferShape>* shapes = nullptr;  ///< by buffer
+  char** pointers = nullptr;                         ///< by buffer; a library op sets those of its results
+};
+
+}  // namespace deplo

@@ -1,0 +1,501 @@
+#include <cmath>
+
+#include "target/cpu/schedule/contraction_scheduler.h"
+
+namespace deplo::loop_to_tile {
+
+tile_ir::Block ContractionScheduler::body() {
+  const int64_t rows_block = row_tiles_ * mr_;
+  row_blocks_ = window_ ? ceildiv(rows_[0].extent, lines_) : ceildiv(rows_extent_, rows_block);
+  parallel_extent_ = count(outer_) * lane_groups() * row_blocks_;
+  Expr par = sym("par");
+  outer_map_ = unflatten(outer_, floordiv(par, row_blocks_ * lane_groups()));
+  if (window_) {
+    first_row_line_ = mod(par, row_blocks_) * lines_;
+    valid_row_lines_ = min(lines_, rows_[0].extent - first_row_line_);
+    valid_rows_ = valid_row_lines_ * rows_[1].extent;
+  } else {
+    first_row_ = mod(par, row_blocks_) * rows_block;
+    valid_rows_ = min(rows_block, rows_extent_ - first_row_);
+    count_tiles();
+  }
+  choose_lanes(mod(floordiv(par, row_blocks_), lane_groups()));
+  tile_ir::Block out = allocations();
+  for (auto& stmt : tile_body()) out.push_back(stmt);
+  return {loop("par", 0, parallel_extent_, LoopKind::parallel, std::move(out))};
+}
+
+void ContractionScheduler::count_tiles() {
+  if (tail_ == 0) {
+    tiles_ = ceildiv(valid_rows_, mr_);
+    tails_ = 0;
+    return;
+  }
+  const int64_t most = tail_rows();
+  tiles_ = floordiv(valid_rows_ + (mr_ - most - 1), mr_);
+  tails_ = ceildiv(max(valid_rows_ - tiles_ * mr_, 0), tail_);
+}
+
+void ContractionScheduler::choose_lanes(Expr group) {
+  if (two_lane_axes()) {
+    first_line_ = group * lane_lines_;
+    valid_lines_ = min(lane_lines_, lanes_[0].extent - first_line_);
+    first_lane_ = first_line_ * lanes_[1].extent;
+    valid_lanes_ = valid_lines_ * lanes_[1].extent;
+  } else {
+    first_lane_ = group * lane_block_;
+    valid_lanes_ = min(lane_block_, lanes_extent_ - first_lane_);
+  }
+}
+
+tile_ir::Block ContractionScheduler::allocations() const {
+  tile_ir::Block out;
+  for (const Item& item : items_) {
+    auto scratch = [&](const char* name, std::vector<Expr> shape, DType dtype = DType::f32) {
+      out.push_back(make(tile_ir::Alloc{name + item.tag, dtype, std::move(shape), Space::scratch}));
+    };
+    scratch("c", {tile_rows(), joint() ? nr_ : lane_block_}, item.dtype());
+    if (item.parts > 1) scratch("cr", {tile_rows(), lane_block_});
+    if (is_chained(item)) scratch("cg", {tile_rows(), lane_block_});
+    if (item.widened) scratch("pw", {item.depth_block, nr_});
+    if (window_) {
+      scratch("pa", window_shape());
+      continue;
+    }
+    if (!item.rows.is_static && rows_lie_across()) scratch("pa", {item.depth_block, row_tiles_ * mr_ + item.rows.padding});
+    if (!item.rows.is_static && !rows_lie_across()) {
+      std::vector<Expr> shape{row_tiles_ * mr_, (item.words ? item.depth_block / 4 : item.depth_block) + item.rows.padding};
+      if (item.parts > 1) shape.insert(shape.begin(), item.parts);
+      scratch("pa", std::move(shape), item.pairs ? DType::bf16 : item.dtype());
+    }
+    if (!item.lanes.is_static) scratch("pb", {item.depth_block, lane_block_});
+  }
+  return out;
+}
+
+bool ContractionScheduler::in_panels() const {
+  return std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.matrix; });
+}
+
+bool ContractionScheduler::joint() const {
+  return in_panels() && std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.depth_blocks.is(1); });
+}
+
+tile_ir::Block ContractionScheduler::tile_body() const {
+  tile_ir::Block out;
+  auto append = [&](tile_ir::Block block) { out.insert(out.end(), block.begin(), block.end()); };
+  if (joint()) {
+    tile_ir::Block panels;
+    for (const Item& item : items_) {
+      append(packs(item));
+      for (auto& stmt : multiply(item, false)) panels.push_back(stmt);
+    }
+    for (auto& stmt : epilogue()) panels.push_back(stmt);
+    append({over_panels(items_[0], std::move(panels))});
+    for (const Item& item : items_) out = {loop("kb" + item.tag, 0, 1, LoopKind::serial, std::move(out))};
+    return out;
+  }
+  for (const Item& item : items_) append(contraction(item));
+  if (!in_panels()) append(epilogue());
+  return out;
+}
+
+std::vector<Expr> ContractionScheduler::place_of(const Item& item, const std::string& prefix) {
+  return {sym(prefix + "r" + item.tag), sym(prefix + "l" + item.tag)};
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::over_tile(const Item& item, const std::string& prefix, tile_ir::Block body) const {
+  body = {loop(prefix + "l" + item.tag, 0, round_up(valid_lanes_, nr_), LoopKind::lanes, std::move(body))};
+  Expr rows = window_ ? lines_padded(valid_row_lines_) * rows_[1].extent : padded_rows();
+  return loop(prefix + "r" + item.tag, 0, rows, LoopKind::serial, std::move(body));
+}
+
+tile_ir::Block ContractionScheduler::contraction(const Item& item) const {
+  tile_ir::Block out;
+  bool several = !item.depth_blocks.is(1);
+  std::string t = item.tag;
+  if (in_panels()) {
+    tile_ir::Block panel = multiply(item, several);
+    if (&item == &items_.back()) {
+      // The last block of k ends the panel's sums.
+      const Cond last{Cond::Kind::ge0, sym("kb" + t) + 1 - item.depth_blocks};
+      panel.push_back(make(tile_ir::If{{last}, epilogue()}));
+    }
+    tile_ir::Block block = packs(item);
+    block.push_back(over_panels(item, std::move(panel)));
+    return {loop("kb" + t, 0, item.depth_blocks, LoopKind::serial, std::move(block))};
+  }
+  if (several) {
+    tile_ir::Block clear = store_zero("c" + t, place_of(item, "z"), "zero" + t);
+    if (item.parts > 1) clear.push_back(make(loop_ir::Store{"cr" + t, place_of(item, "z"), "zero" + t, {}, Combiner::set}));
+    out.push_back(over_tile(item, "z", std::move(clear)));
+  }
+  tile_ir::Block block = packs(item);
+  block.push_back(over_panels(item, multiply(item, several)));
+  if (!is_chained(item)) {
+    out.push_back(loop("kb" + t, 0, item.depth_blocks, LoopKind::serial, std::move(block)));
+    return out;
+  }
+  // A matrix unit adds each block to the sums so far: chains of some blocks are added up by themselves.
+  const int64_t blocks = std::max<int64_t>(1, kMatrixChain / item.depth_block);
+  const Expr first = sym("kg" + t) * blocks;
+  tile_ir::Block add;
+  for (const char* buffer : {"c", "cg"})
+    add.push_back(make(loop_ir::Load{std::string("v") + buffer + t, DType::f32, buffer + t, place_of(item, "g"), {}, {}}));
+  add.push_back(make(loop_ir::Let{"sum" + t, DType::f32, Fn::add, {"vc" + t, "vcg" + t}, {}, 0}));
+  add.push_back(make(loop_ir::Store{"c" + t, place_of(item, "g"), "sum" + t, {}, Combiner::set}));
+  out.push_back(loop(
+      "kg" + t, 0, ceildiv(item.depth_blocks, blocks), LoopKind::serial,
+      {over_tile(item, "y", store_zero("cg" + t, place_of(item, "y"), "none" + t)),
+       loop("kb" + t, first, min(first + blocks, item.depth_blocks), LoopKind::serial, std::move(block)), over_tile(item, "g", std::move(add))}));
+  return out;
+}
+
+tile_ir::Block ContractionScheduler::packs(const Item& item) const {
+  tile_ir::Block block;
+  if (!item.lanes.is_static)
+    for (auto& s : pack_lines(item, item.lanes, "l", "pb", lane_lines(), round_up(valid_lanes_, nr_))) block.push_back(s);
+  if (window_)
+    for (auto& s : pack_window(item)) block.push_back(s);
+  else if (!item.rows.is_static)
+    for (auto& s : rows_lie_across() ? pack_lines(item, item.rows, "r", "pa", row_lines(), padded_rows()) : pack_rows(item)) block.push_back(s);
+  return block;
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::over_panels(const Item& item, tile_ir::Block body) const {
+  return loop(panel(item).name(), 0, ceildiv(valid_lanes_, nr_), LoopKind::serial, std::move(body));
+}
+
+tile_ir::Block ContractionScheduler::multiply(const Item& item, bool several) const {
+  const std::string& t = item.tag;
+  tile_ir::Block tiles;
+  if (window_) {
+    for (const LineBlocks& b : line_blocks(block_points_))
+      tiles.push_back(
+          loop("rx" + t, 0, b.count, LoopKind::serial, register_block(item, several, {block_lines_ * b.points, 0, b, b.first > 0 ? "s" : ""})));
+    tiles = {loop("rt" + t, 0, ceildiv(valid_row_lines_, block_lines_), LoopKind::serial, std::move(tiles))};
+  } else {
+    tiles = {loop("rt" + t, 0, tiles_, LoopKind::serial, register_block(item, several, {mr_}))};
+    if (tail_ > 0) tiles.push_back(loop("rt" + t, 0, tails_, LoopKind::serial, register_block(item, several, {tail_, tiles_ * mr_, {}, "e"})));
+  }
+  if (item.widened) tiles.insert(tiles.begin(), widen_panel(item));
+  return tiles;
+}
+
+std::vector<Expr> ContractionScheduler::packed_lanes(const Item& item, Expr k, Expr lane, int64_t half, int64_t part) const {
+  std::vector<Expr> index = outer_index(item.lanes);
+  index.insert(index.end(), {sym("kb" + item.tag), floordiv(first_lane_, nr_) + panel(item)});
+  if (item.parts > 1) index.emplace_back(part);
+  index.insert(index.end(), {k, lane});
+  if (item.pairs) index.emplace_back(half);
+  return index;
+}
+
+tile_ir::Block ContractionScheduler::prefetch_panel(const Item& item, Expr k) const {
+  tile_ir::Block out;
+  if (in_rows_) return out;
+  const auto narrow = item.lanes.narrow();
+  const int64_t lanes_of_line = item.words ? kCacheLine : kCacheLine * 4 / (narrow ? size_of(narrow->dtype) : 4) / (item.pairs ? 2 : 1);
+  // Every tile of rows reads the panel. Of long lines each fetches a part of the next panel: hints take turns with loads.
+  const int64_t lines = (nr_ + lanes_of_line - 1) / lanes_of_line;
+  const int64_t tiles = item.widened ? 1 : window_ ? lines_ / block_lines_ : row_tiles_;
+  const int64_t turns = lines > kBlockVectors ? std::min(lines, tiles) : 1;
+  const int64_t each = (lines + turns - 1) / turns;
+  for (int64_t line = 0; line < each; ++line) {
+    Expr first = min(mod(sym("rt" + item.tag), (lines + each - 1) / each) * each + line, lines - 1);
+    std::vector<Expr> at = packed_lanes(item, k, (each == lines ? Expr(line) : first) * lanes_of_line, 0);
+    Expr& next = at[at.size() - (item.pairs ? 4 : 3)];
+    next = min(next + 1, ceildiv(lanes_extent_, nr_) - 1);
+    out.push_back(make(tile_ir::Prefetch{item.lanes.param, std::move(at), 2}));
+  }
+  return out;
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::widen_panel(const Item& item) const {
+  const std::string& t = item.tag;
+  const auto narrow = item.lanes.narrow();
+  Expr k = sym("kw" + t);
+  Expr lane = sym("xw" + t);
+  loop_ir::Load from{"nw" + t, narrow->dtype, item.lanes.param, packed_lanes(item, k, lane, 0), {}, Scalar::of_float(narrow->dtype, 0)};
+  tile_ir::Block copy{make(std::move(from)), make(loop_ir::Let{"ww" + t, DType::f32, Fn::cast, {"nw" + t}, {}, 0}),
+                      make(loop_ir::Store{"pw" + t, {k, lane}, "ww" + t, {}, Combiner::set})};
+  tile_ir::Block line = prefetch_panel(item, k);
+  line.push_back(loop("xw" + t, 0, nr_, LoopKind::lanes, std::move(copy)));
+  return loop("kw" + t, 0, depth_of_block(item), LoopKind::serial, std::move(line), item.unroll);
+}
+
+tile_ir::Block ContractionScheduler::matrix_block(const Item& item, bool several, const RowBlocks& rows) const {
+  const std::string& t = item.tag;
+  const std::string sums = "acc" + t + rows.suffix;
+  tile_ir::Block out{make(tile_ir::Alloc{sums, DType::f32, {rows.mr, nr_}, Space::matrix})};
+  auto add = [&](const PartProducts& products) {
+    for (auto& stmt : matrix_products(item, several, rows, products)) out.push_back(stmt);
+  };
+  add({sums, (is_chained(item) ? "cg" : "c") + t, {{0, 0}}});
+  if (item.parts == 1) return out;
+  // The largest parts are summed apart: with infinities theirs is the sum, whatever the smaller ones give. Products that are left out are of the size
+  // of a float32 product's rounding, or less.
+  add({sums, "cr" + t, {{0, 2}, {0, 1}, {1, 1}, {1, 0}, {2, 0}}, false});
+  return out;
+}
+
+tile_ir::Block ContractionScheduler::prefetch_pairs(const Item& item, Expr k) const {
+  tile_ir::Block out;
+  // Each tile of rows fetches some of the next panel's rows under this step.
+  const std::string& t = item.tag;
+  const int64_t pairs = tile_ir::kMatrixDepth / 2;
+  const int64_t share = (pairs + row_tiles_ - 1) / row_tiles_;
+  for (int64_t part = 0; part < item.parts; ++part)
+    for (int64_t i = 0; i < share; ++i)
+      for (int64_t lane = 0; lane < nr_; lane += kCacheLine) {
+        const Expr pair = min(mod(sym("rt" + t), row_tiles_) * share + i, pairs - 1);
+        std::vector<Expr> at = packed_lanes(item, k * pairs + pair, lane, 0, part);
+        Expr& panel = at[at.size() - (item.parts > 1 ? 5 : 4)];
+        panel = min(panel + 1, ceildiv(lanes_extent_, nr_) - 1);
+        out.push_back(make(tile_ir::Prefetch{item.lanes.param, std::move(at), 2}));
+      }
+  return out;
+}
+
+tile_ir::Block ContractionScheduler::matrix_products(const Item& item, bool several, const RowBlocks& rows, const PartProducts& products) const {
+  using tile_ir::kMatrixDepth;
+  using Kind = tile_ir::Matrix::Kind;
+  const std::string& t = item.tag;
+  const std::string& sums = products.name;
+  const Expr row = rows.first + sym("rt" + t) * rows.mr;
+  const Expr k = sym("k" + t);
+  const tile_ir::Matrix::Place tile{products.c, {row, panel(item) * nr_}};
+  tile_ir::Block body = products.prefetch ? prefetch_pairs(item, k) : tile_ir::Block{};
+  for (const auto& [a, b] : products.parts) {
+    std::vector<Expr> from{row, k * kMatrixDepth};
+    if (item.parts > 1) from.insert(from.begin(), a);
+    body.push_back(make(
+        tile_ir::Matrix{Kind::multiply, sums, {"pa" + t, std::move(from)}, {item.lanes.param, packed_lanes(item, k * (kMatrixDepth / 2), 0, 0, b)}}));
+  }
+  // The sums go on from block to block of k: each addition brings the products of 32 steps.
+  return {make(several ? tile_ir::Matrix{Kind::load, sums, tile, {}} : tile_ir::Matrix{Kind::zero, sums, {}, {}}),
+          loop("k" + t, 0, floordiv(depth_of_block(item), kMatrixDepth), LoopKind::serial, std::move(body), item.unroll),
+          make(tile_ir::Matrix{Kind::store, sums, tile, {}})};
+}
+
+ContractionScheduler::Depth ContractionScheduler::depth_at(const Item& item) const {
+  if (!window_) return {sym("k" + item.tag), {}, {}, {}};
+  Depth at{{}, sym("kc" + item.tag), 0, 0};
+  if (window_->line.taps > 1) at.line_tap = sym("ky" + item.tag);
+  if (window_->point.taps > 1) at.point_tap = sym("kx" + item.tag);
+  at.k = at.channel * window_->taps() + at.line_tap * window_->point.taps + at.point_tap;
+  return at;
+}
+
+Expr ContractionScheduler::line_of(const Item& item, const RowBlocks& rows, Expr row) const {
+  return sym("rt" + item.tag) * block_lines_ + floordiv(row, rows.points.points);
+}
+
+Expr ContractionScheduler::point_of(const Item& item, const RowBlocks& rows, Expr row) {
+  return sym("rx" + item.tag) * rows.points.points + rows.points.first + mod(row, rows.points.points);
+}
+
+Expr ContractionScheduler::row_of(const Item& item, const RowBlocks& rows, Expr row) { return rows.first + sym("rt" + item.tag) * rows.mr + row; }
+
+std::vector<Expr> ContractionScheduler::packed_row(const Item& item, const RowBlocks& rows, Expr row, int64_t half) const {
+  const Depth at = depth_at(item);
+  if (window_)
+    return {at.channel, line_of(item, rows, row) * window_->line.step + at.line_tap * window_->line.tap_step,
+            point_of(item, rows, row) * window_->point.step + at.point_tap * window_->point.tap_step};
+  if (!item.rows.is_static && rows_lie_across()) return {at.k, row_of(item, rows, row)};
+  if (!item.rows.is_static) return {row_of(item, rows, row), item.pairs ? at.k * 2 + half : at.k};
+  std::vector<Expr> index = outer_index(item.rows);
+  index.insert(index.end(), {floordiv(first_row_, mr_) + sym("rt" + item.tag), sym("kb" + item.tag) * item.depth_block + at.k, row});
+  return index;
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::over_registers(const Item& item, const RowBlocks& rows, const std::string& suffix, tile_ir::Block of_row,
+                                                        tile_ir::Block of_lane) const {
+  of_row.push_back(loop("x" + item.tag + suffix, 0, nr_, LoopKind::lanes, std::move(of_lane)));
+  return loop("r" + item.tag + suffix, 0, rows.mr, LoopKind::unroll, std::move(of_row));
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::multiply_add(const Item& item, const RowBlocks& rows, const std::string& acc) const {
+  const std::string& t = item.tag;
+  const Expr r = sym("r" + t);
+  const Expr lane = sym("x" + t);
+  const Expr k = depth_at(item).k;
+  const auto f32 = item.dtype();
+  const std::string rows_buffer = item.rows.is_static ? item.rows.param : "pa" + t;
+  const std::string lanes_buffer = item.widened ? "pw" + t : item.lanes.is_static ? item.lanes.param : "pb" + t;
+  auto lanes_at = [&](int64_t half) {
+    if (item.widened) return std::vector<Expr>{k, lane};
+    return item.lanes.is_static ? packed_lanes(item, k, lane, half) : std::vector<Expr>{k, panel(item) * nr_ + lane};
+  };
+  auto load = [](tile_ir::Block& into, const std::string& name, DType dtype, const std::string& buffer, std::vector<Expr> index) {
+    into.push_back(make(loop_ir::Load{name, dtype, buffer, std::move(index), {}, Scalar::of_float(dtype, 0)}));
+  };
+  tile_ir::Block row;
+  tile_ir::Block step;
+  loop_ir::Let add{"fv" + t, f32, Fn::fma, {"av" + t, "bv" + t, "cv" + t}, {}, 0};
+  if (item.words) {
+    add.fn = Fn::dot4;
+    if (item.lanes.narrow()->dtype == DType::u8) std::swap(add.operands[0], add.operands[1]);  // the unsigned one first
+  }
+  if (item.pairs) {
+    add.fn = Fn::dot2;
+    add.operands = {"av" + t, "aw" + t, "bv" + t, "bw" + t, "cv" + t};
+    for (int64_t half : {0, 1}) {
+      load(row, add.operands[static_cast<size_t>(half)], DType::bf16, rows_buffer, packed_row(item, rows, r, half));
+      load(step, add.operands[static_cast<size_t>(half) + 2], DType::bf16, lanes_buffer, lanes_at(half));
+    }
+  } else {
+    const auto narrow = item.lanes.is_static && !item.widened && !item.words ? item.lanes.narrow() : std::nullopt;
+    load(row, "av" + t, f32, rows_buffer, packed_row(item, rows, r, 0));
+    load(step, narrow ? "nv" + t : "bv" + t, narrow ? narrow->dtype : f32, lanes_buffer, lanes_at(0));
+    if (narrow) step.push_back(make(loop_ir::Let{"bv" + t, f32, Fn::cast, {"nv" + t}, {}, 0}));
+  }
+  load(step, "cv" + t, f32, acc, {r, lane});
+  step.push_back(make(std::move(add)));
+  step.push_back(make(loop_ir::Store{acc, {r, lane}, "fv" + t, {}, Combiner::set}));
+  return over_registers(item, rows, "", std::move(row), std::move(step));
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::over_depth(const Item& item, tile_ir::Block body) const {
+  const Expr depth = depth_of_block(item);
+  Expr first = 0;
+  Expr end = depth;
+  if (has_chains(item)) {
+    first = sym("kg" + item.tag) * item.chain;
+    end = min(first + item.chain, depth);
+  }
+  const int64_t step = window_ ? window_->taps() : item.group();  // of k, in one of the loop
+  first = floordiv(first, step);
+  end = floordiv(end, step);
+  if (!window_) return loop("k" + item.tag, first, end, LoopKind::serial, std::move(body), item.unroll);
+  int64_t unroll = item.unroll;  // of the innermost loop
+  auto wrap = [&](const std::string& name, Expr lo, Expr hi) {
+    auto around = loop(name + item.tag, lo, hi, LoopKind::serial, std::move(body), unroll);
+    body = {around};
+    unroll = 1;
+    return around;
+  };
+  if (window_->point.taps > 1) wrap("kx", 0, window_->point.taps);
+  if (window_->line.taps > 1) wrap("ky", 0, window_->line.taps);
+  return wrap("kc", first, end);
+}
+
+tile_ir::Block ContractionScheduler::add_to_tile(const Item& item, bool several, const RowBlocks& rows, const std::string& acc) const {
+  const std::string& t = item.tag;
+  const Expr row = sym("r" + t + "o");
+  const Expr lane = sym("x" + t + "o");
+  const Expr sum_row = window_ ? line_of(item, rows, row) * rows_[1].extent + point_of(item, rows, row) : row_of(item, rows, row);
+  const std::vector<Expr> target{sum_row, tile_lane(item, lane)};
+  tile_ir::Block first{make(loop_ir::Load{"dv" + t, item.dtype(), acc, {row, lane}, {}, {}})};
+  tile_ir::Block later = first;
+  first.push_back(make(loop_ir::Store{"c" + t, target, "dv" + t, {}, Combiner::set}));
+  later.push_back(make(loop_ir::Load{"ov" + t, item.dtype(), "c" + t, target, {}, {}}));
+  later.push_back(make(loop_ir::Let{"sv" + t, item.dtype(), Fn::add, {"ov" + t, "dv" + t}, {}, 0}));
+  later.push_back(make(loop_ir::Store{"c" + t, target, "sv" + t, {}, Combiner::set}));
+  if (!several && !has_chains(item)) return {over_registers(item, rows, "o", {}, std::move(first))};
+  // What ran before in this tile: blocks of k, chains of this block.
+  const Expr before = (several ? sym("kb" + t) : Expr(0)) + (has_chains(item) ? sym("kg" + t) : Expr(0));
+  return {make(tile_ir::If{{{Cond::Kind::eq0, before}}, {over_registers(item, rows, "o", {}, std::move(first))}}),
+          make(tile_ir::If{{{Cond::Kind::ge0, before - 1}}, {over_registers(item, rows, "o", {}, std::move(later))}})};
+}
+
+tile_ir::Block ContractionScheduler::register_block(const Item& item, bool several, const RowBlocks& rows) const {
+  if (item.matrix) return matrix_block(item, several, rows);
+  const std::string& t = item.tag;
+  const std::string acc = "acc" + t + rows.suffix;
+  tile_ir::Block step;
+  if (item.lanes.is_static && !item.widened) step = prefetch_panel(item, depth_at(item).k);
+  step.push_back(multiply_add(item, rows, acc));
+  // Each chain is summed by itself and then added, while the sums so far are in the first cache: errors grow as those of short chains, and the
+  // tile goes through the second cache once for each long block of k.
+  const std::vector<Expr> register_at{sym("r" + t + "i"), sym("x" + t + "i")};
+  tile_ir::Block start = store_zero(acc, register_at, "start" + t, item.dtype());
+  if (item.shifted()) {
+    start = {make(loop_ir::Load{"start" + t, item.dtype(), item.lanes.param, packed_lanes(item, item.depth_block / 4, register_at[1], 0), {}, {}}),
+             make(loop_ir::Store{acc, register_at, "start" + t, {}, Combiner::set})};
+  }
+  tile_ir::Block out{make(tile_ir::Alloc{acc, item.dtype(), {rows.mr, nr_}, Space::reg}), over_registers(item, rows, "i", {}, std::move(start)),
+                     over_depth(item, std::move(step))};
+  for (auto& stmt : add_to_tile(item, several, rows, acc)) out.push_back(stmt);
+  if (!has_chains(item)) return out;
+  return {loop("kg" + t, 0, ceildiv(depth_of_block(item), item.chain), LoopKind::serial, std::move(out))};
+}
+
+tile_ir::Block ContractionScheduler::epilogue() const {
+  const int64_t side = ctx_.target.vector_bytes / 4;
+  auto whole = [&](int64_t of) { return lanes_extent_.is_constant() && lanes_extent_.value() % of == 0; };
+  if (!in_panels()) return epilogue(0, valid_lanes_, 0, whole(side));
+  const Item& item = items_.back();
+  const Expr first = panel(item) * nr_;
+  const Expr place = tile_lane(item, 0);
+  if (whole(nr_) && !two_lane_axes()) return epilogue(first, nr_, place, true);
+  // Most panels are whole: their vectors need no masks.
+  const Expr left = valid_lanes_ - first - nr_;
+  return {make(tile_ir::If{{{Cond::Kind::ge0, left}}, epilogue(first, nr_, place, true)}),
+          make(tile_ir::If{{{Cond::Kind::ge0, Expr(-1) - left}}, epilogue(first, left + nr_, place, whole(side) && !two_lane_axes())})};
+}
+
+tile_ir::Block ContractionScheduler::epilogue(Expr first, Expr lanes, Expr place, bool whole) const {
+  Expr row = sym("row");
+  if (!across_)
+    return {loop("row", 0, valid_rows_, LoopKind::serial,
+                 {loop("lane", 0, lanes, LoopKind::lanes, finish(row, first + sym("lane"), place + sym("lane")))})};
+  // The sums lie across: squares of them are transposed in registers.
+  const int64_t side = ctx_.target.vector_bytes / 4;
+  auto rows = [&](tile_ir::Block inner) { return tile_ir::Block{loop("row", 0, valid_rows_, LoopKind::lanes, std::move(inner))}; };
+  const Expr lane = sym("lane_square") * side + sym("lane_in");
+  tile_ir::Block inside{loop("lane_in", 0, side, LoopKind::unroll, finish(row, first + lane, place + lane))};
+  tile_ir::Block out{loop("lane_square", 0, floordiv(lanes, side), LoopKind::serial, rows(std::move(inside)))};
+  if (!whole)
+    out.push_back(loop("lane", floordiv(lanes, side) * side, lanes, LoopKind::serial, rows(finish(row, first + sym("lane"), place + sym("lane")))));
+  return out;
+}
+
+void ContractionScheduler::load_sum(const Item& item, const std::string& result, Expr row, Expr lane, tile_ir::Block& into) {
+  const DType f32 = item.dtype();
+  auto load = [&](const std::string& name, const std::string& buffer) {
+    into.push_back(make(loop_ir::Load{name, f32, buffer + item.tag, {row, lane}, {}, {}}));
+    return name;
+  };
+  if (item.parts == 1) {
+    load(result, "c");
+    return;
+  }
+  auto let = [&](const std::string& name, DType dtype, Fn fn, std::vector<std::string> operands, Scalar value = {}) {
+    into.push_back(make(loop_ir::Let{name, dtype, fn, std::move(operands), value, 0}));
+    return name;
+  };
+  const std::string tag = ".p" + item.tag;
+  const std::string large = load("large" + tag, "c");
+  const std::string small = load("small" + tag, "cr");
+  const std::string most = let("inf" + tag, f32, Fn::constant, {}, Scalar::of_float(f32, HUGE_VAL));
+  const std::string finite = let("finite" + tag, DType::boolean, Fn::lt, {let("size" + tag, f32, Fn::abs, {large}), most});
+  let(result, f32, Fn::where, {finite, let("both" + tag, f32, Fn::add, {large, small}), large});
+}
+
+tile_ir::Block ContractionScheduler::finish(Expr row, Expr lane, Expr place) const {
+  Substitution map = outer_map_;
+  if (window_) {
+    map[rows_[0].name] = first_row_line_ + floordiv(row, rows_[1].extent);
+    map[rows_[1].name] = mod(row, rows_[1].extent);
+  } else {
+    join(map, unflatten(rows_, first_row_ + row));
+  }
+  join(map, unflatten(lanes_, first_lane_ + lane));
+  tile_ir::Block inner;
+  for (const auto& stmt : *nest_.inner) {
+    std::visit(Overloaded{[&](const loop_ir::Let& s) { inner.push_back(make(substituted(s, map))); },
+                          [&](const loop_ir::Load& s) { inner.push_back(make(substituted(s, map))); },
+                          [&](const loop_ir::Store& s) { inner.push_back(make(substituted(s, map))); },
+                          [&](const loop_ir::Check& s) { inner.push_back(make(substituted(s, map))); },
+                          [&](const loop_ir::Reduce& s) {
+                            for (const Item& item : items_)
+                              if (item.contraction->reduce == &s) load_sum(item, s.results[0], row, place, inner);
+                          },
+                          [](const auto&) {}},
+               stmt->node);
+  }
+  return inner;
+}
+
+}  // namespace deplo::loop_to_tile

@@ -1,0 +1,464 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "target/cpu/schedule/contraction_scheduler.h"
+
+namespace deplo::loop_to_tile {
+
+Ref<tile_ir::Stmt> ContractionScheduler::loop(const std::string& name, Expr lo, Expr hi, LoopKind kind, tile_ir::Block body, int64_t by) {
+  return make(tile_ir::For{axis(name, lo, hi, kind, 1, by), std::move(body)});
+}
+
+tile_ir::Block ContractionScheduler::store_zero(const std::string& buffer, std::vector<Expr> index, const std::string& name, DType dtype) {
+  return {make(loop_ir::Let{name, dtype, Fn::constant, {}, Scalar::of_float(dtype, 0), 0}),
+          make(loop_ir::Store{buffer, std::move(index), name, {}, Combiner::set})};
+}
+
+std::string ContractionScheduler::operand_value(const Operand& operand, const Substitution& map, const std::string& suffix, bool narrow,
+                                                tile_ir::Block& into) {
+  const auto before = narrow ? operand.narrow() : std::nullopt;
+  Substitution all = map;
+  std::map<std::string, std::string> renamed;
+  for (const auto& stmt : operand.slice) {
+    if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) {
+      if (before && let->name == operand.source->value) continue;
+      loop_ir::Let s = substituted(*let, all);
+      for (std::string& o : s.operands)
+        if (auto it = renamed.find(o); it != renamed.end()) o = it->second;
+      renamed[let->name] = s.name = let->name + suffix;
+      into.push_back(make(std::move(s)));
+    } else if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) {
+      loop_ir::Load s = substituted(*load, all);
+      renamed[load->name] = s.name = load->name + suffix;
+      into.push_back(make(std::move(s)));
+    }
+    for (const auto& [from, to] : renamed) all[from] = sym(to);
+  }
+  return renamed.at(before ? before->value : operand.source->value);
+}
+
+tile_ir::Block ContractionScheduler::store_operand(const Operand& operand, const Substitution& map, const std::string& buffer,
+                                                   std::vector<Expr> index, const std::string& suffix, bool narrow) {
+  tile_ir::Block out;
+  std::string value = operand_value(operand, map, suffix, narrow, out);
+  out.push_back(make(loop_ir::Store{buffer, std::move(index), std::move(value), {}, Combiner::set}));
+  return out;
+}
+
+tile_ir::Block ContractionScheduler::store_word(const Operand& operand, const std::vector<Substitution>& maps, const std::string& buffer,
+                                                std::vector<Expr> index, const std::string& suffix, bool shift) {
+  tile_ir::Block out;
+  constexpr DType i32 = DType::i32;
+  auto let = [&](const std::string& name, Fn fn, std::vector<std::string> operands, int64_t value = 0) {
+    out.push_back(make(loop_ir::Let{name + suffix, i32, fn, std::move(operands), fn == Fn::constant ? Scalar::of_int(i32, value) : Scalar{}, 0}));
+    return name + suffix;
+  };
+  const std::string mask = let("byte_mask", Fn::constant, {}, 0xff);
+  std::string word;
+  for (size_t byte = 0; byte < maps.size(); ++byte) {
+    const std::string at = std::to_string(byte);
+    std::string value = operand_value(operand, maps[byte], suffix + ".b" + at, false, out);
+    value = let("low" + at, Fn::bit_and, {value, mask});
+    if (byte > 0) {
+      const std::string by = let("places" + at, Fn::constant, {}, static_cast<int64_t>(8 * byte));
+      value = let("up" + at, Fn::shl, {value, by});
+      value = let("word" + at, Fn::bit_or, {word, value});
+    }
+    word = value;
+  }
+  // Adding 128 to a byte turns its uppermost bit over.
+  if (shift) word = let("unsigned", Fn::bit_xor, {word, let("upper_bits", Fn::constant, {}, static_cast<int32_t>(0x80808080))});
+  out.push_back(make(loop_ir::Store{buffer, std::move(index), word, {}, Combiner::set}));
+  return out;
+}
+
+tile_ir::Block ContractionScheduler::store_parts(const Operand& operand, const Substitution& map, const std::string& buffer,
+                                                 const std::vector<Expr>& index, size_t part, const std::string& suffix) {
+  tile_ir::Block out;
+  std::string rest = operand_value(operand, map, suffix, false, out);
+  const std::string tag = ".p" + suffix;
+  auto let = [&](std::string name, DType dtype, Fn fn, std::vector<std::string> operands, int64_t value = 0) {
+    name += tag;
+    out.push_back(make(loop_ir::Let{name, dtype, fn, std::move(operands), fn == Fn::constant ? Scalar::of_int(dtype, value) : Scalar{}, 0}));
+    return name;
+  };
+  constexpr DType i32 = DType::i32;
+  auto number = [&](const std::string& name, int64_t value) { return let(name, i32, Fn::constant, {}, value); };
+  // A bf16 number is the upper half of a float32. The first part is rounded, but not where that gives infinity, and NaN keeps a bit in that half; the
+  // others, of a finite number, lose nothing when they are cut off: 8 + 8 + 8 bits.
+  const std::string bits = let("bits", i32, Fn::bitcast, {rest});
+  const std::string size = let("size", i32, Fn::bit_and, {bits, number("positive", 0x7fffffff)});
+  const std::string below = let("below", DType::boolean, Fn::lt, {size, number("most", 0x7f7f8000)});
+  const std::string rounded = let("rounded", i32, Fn::add, {bits, number("half_unit", 0x8000)});
+  const std::string fit = let("fit", i32, Fn::where, {below, rounded, bits});
+  const std::string nan = let("unordered", DType::boolean, Fn::ne, {rest, rest});
+  std::string next = let("first", i32, Fn::where, {nan, number("nan", 0x7fc00000), fit});
+  const std::string upper = number("upper", -0x10000);
+  const std::string shift = number("shift", 16);
+  for (int64_t p = 0; p < kParts; ++p) {
+    const std::string which = std::to_string(p);
+    const std::string narrow = let("narrow" + which, DType::i16, Fn::cast, {let("down" + which, i32, Fn::shr, {next, shift})});
+    std::vector<Expr> place = index;
+    place[part] = p;
+    out.push_back(make(loop_ir::Store{buffer, std::move(place), let("part" + which, DType::bf16, Fn::bitcast, {narrow}), {}, Combiner::set}));
+    if (p + 1 == kParts) break;
+    const std::string wide = let("wide" + which, DType::f32, Fn::bitcast, {let("cut" + which, i32, Fn::bit_and, {next, upper})});
+    const std::string left = let("rest" + which, DType::f32, Fn::sub, {rest, wide});
+    next = let("bits" + which, i32, Fn::bitcast, {left});
+    rest = left;
+  }
+  return out;
+}
+
+void ContractionScheduler::prefetch_operand(const Item& item, const Operand& operand, const Substitution& map, Expr k, tile_ir::Block& into) const {
+  Expr window = 1;
+  for (size_t i = 1; i < item.contraction->reduce->axes.size(); ++i) window = window * item.contraction->reduce->axes[i].extent;
+  Substitution ahead = map;
+  join(ahead, depth_map(item, min(k + window * kPrefetchSteps, item.depth - 1)));
+  prefetch_at(operand, ahead, into);
+}
+
+void ContractionScheduler::prefetch_at(const Operand& operand, const Substitution& map, tile_ir::Block& into, int level) {
+  const loop_ir::Load* main = main_load(operand);
+  if (!main) return;
+  std::set<std::string> read;
+  for (Expr e : main->index) collect_symbols(e, read);
+  // An index that is computed or loaded (a gather) is known only where the value is.
+  for (const auto& stmt : operand.slice) {
+    const auto* let = std::get_if<loop_ir::Let>(&stmt->node);
+    const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+    if (read.count(let ? let->name : load ? load->name : "") > 0) return;
+  }
+  std::vector<Expr> index;
+  for (Expr e : main->index) index.push_back(substitute(e, map));
+  into.push_back(make(tile_ir::Prefetch{main->buffer, std::move(index), level}));
+}
+
+void ContractionScheduler::join(Substitution& into, const Substitution& more) {
+  for (const auto& [name, value] : more) into[name] = value;
+}
+
+Expr ContractionScheduler::depth_of_block(const Item& item) {
+  Expr kb = sym("kb" + item.tag) * item.depth_block;
+  return min(item.depth_block, item.depth - kb);
+}
+
+std::optional<Operand::Narrow> Operand::narrow() const {
+  auto defines = [&](const std::string& name) {
+    return std::find_if(slice.begin(), slice.end(), [&](const auto& stmt) {
+      const auto* let = std::get_if<loop_ir::Let>(&stmt->node);
+      const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+      return (let && let->name == name) || (load && load->name == name);
+    });
+  };
+  auto last = defines(source->value);
+  const auto* cast = last == slice.end() ? nullptr : std::get_if<loop_ir::Let>(&(*last)->node);
+  if (!cast || cast->fn != Fn::cast || (cast->dtype != DType::f32 && cast->dtype != DType::i32)) return std::nullopt;
+  auto wide = defines(cast->operands[0]);
+  if (wide == slice.end()) return std::nullopt;
+  const auto* load = std::get_if<loop_ir::Load>(&(*wide)->node);
+  const auto* let = std::get_if<loop_ir::Let>(&(*wide)->node);
+  DType dtype = load ? load->dtype : let->dtype;
+  const bool half = dtype == DType::bf16 || dtype == DType::f16;
+  const bool byte = dtype == DType::u8 || dtype == DType::i8;
+  if (cast->dtype == DType::f32 ? !half : !byte) return std::nullopt;
+  return Narrow{cast->operands[0], dtype};
+}
+
+tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand& operand, bool lanes, const PackedOperand& packed,
+                                                const std::vector<Axis>& batch) const {
+  const std::vector<Axis>& axes = lanes ? lanes_ : rows_;
+  const int64_t width = lanes ? nr_ : mr_;
+  const bool split = lanes && item.parts > 1;
+  const bool pairs = lanes && item.pairs;
+  const Expr extent = count(axes);
+  const Expr panels = ceildiv(extent, width);
+  const Expr panel = mod(sym("par"), panels);
+  const Expr valid = min(width, extent - panel * width);
+  const Expr position = sym("pos");
+  const Expr k = sym("k");
+  const Expr half = sym("half");
+  const Expr step = pairs ? k * 2 + half : k;
+  const Expr all = lanes ? depth_of_block(item) : item.depth;
+  const bool words = lanes && item.words;
+  const Expr depth = pairs ? floordiv(all, 2) : words ? floordiv(all, 4) : all;
+  Substitution map = unflatten(batch, floordiv(sym("par"), panels));
+  std::vector<Expr> prefix;
+  for (const auto& a : batch) prefix.push_back(map.at(a.name));
+  join(map, unflatten(axes, panel * width + position));
+  join(map, depth_map(item, lanes ? sym("kb" + item.tag) * item.depth_block + step : step));
+  const size_t part = packed.shape.size() - 4;  // of the index, where lanes are split
+  auto place = [&](Expr where) {
+    std::vector<Expr> index = prefix;
+    if (lanes) index.push_back(sym("kb" + item.tag));
+    index.push_back(panel);
+    if (split) index.emplace_back(0);
+    index.insert(index.end(), {k, where});
+    if (pairs) index.push_back(half);
+    return index;
+  };
+  auto halves = [&](tile_ir::Block body) { return pairs ? tile_ir::Block{loop("half", 0, 2, LoopKind::unroll, std::move(body))} : body; };
+  auto copy = [&](const Substitution& from, const std::vector<Expr>& to) {
+    if (words) {
+      std::vector<Substitution> maps;
+      for (int64_t byte = 0; byte < 4; ++byte) {
+        maps.push_back(from);
+        for (auto& [name, value] : maps.back()) value = substitute(value, {{"k", Expr::symbol("k") * 4 + byte}});
+      }
+      return store_word(operand, maps, packed.param, to, "", false);
+    }
+    return split ? store_parts(operand, from, packed.param, to, part, "") : store_operand(operand, from, packed.param, to, "", lanes);
+  };
+  tile_ir::Block out;
+  if (axes.size() == 1 && unit_along(operand, axes[0].name)) {
+    out = {loop("k", 0, depth, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, halves(copy(map, place(position))))})};
+  } else {
+    const auto& reduced = item.contraction->reduce->axes;
+    const bool squares = axes.size() == 1 && reduced.size() == 1 && unit_along(operand, reduced[0].name) && !words;
+    const int64_t side = ctx_.target.vector_bytes / 4;
+    Expr first = 0;
+    if (squares) {
+      // Memory runs along k: squares are transposed in registers.
+      first = floordiv(all, side) * side;
+      const Expr point = sym("square") * side + sym("inner");
+      const Substitution here{{"k", pairs ? floordiv(point, 2) : point}, {"half", mod(point, 2)}};
+      Substitution from = map;
+      for (auto& [name, value] : from) value = substitute(value, here);
+      std::vector<Expr> to = place(position);
+      for (Expr& e : to) e = substitute(e, here);
+      tile_ir::Block square{loop("inner", 0, side, LoopKind::unroll, copy(from, to))};
+      square = {loop("pos", 0, valid, LoopKind::lanes, std::move(square))};
+      out.push_back(loop("square", 0, floordiv(all, side), LoopKind::serial, std::move(square)));
+    }
+    const bool whole =
+        squares && item.depth.is_constant() && item.depth.value() % side == 0 && (!lanes || item.depth_block % side == 0 || item.depth_blocks.is(1));
+    if (!whole) {
+      tile_ir::Block rest{loop("k", pairs ? floordiv(first, 2) : first, depth, LoopKind::lanes, copy(map, place(position)))};
+      out.push_back(loop("pos", 0, valid, LoopKind::serial, halves(std::move(rest))));
+    }
+  }
+  tile_ir::Block zeros = store_zero(packed.param, place(sym("pad")), "none", packed.dtype);
+  for (int64_t p = 1; split && p < item.parts; ++p) {
+    std::vector<Expr> there = place(sym("pad"));
+    there[part] = p;
+    zeros.push_back(make(loop_ir::Store{packed.param, std::move(there), "none", {}, Combiner::set}));
+  }
+  out.push_back(loop("pad", valid, width, LoopKind::serial, halves({loop("k", 0, depth, LoopKind::lanes, std::move(zeros))})));
+  if (words && item.shifted()) {
+    // What 128 in each byte of the rows adds, to be taken off: behind the last step of the panel.
+    std::vector<Expr> last = place(position);
+    last[last.size() - 2] = item.depth_block / 4;
+    std::vector<Expr> edge = place(sym("pad"));
+    edge[edge.size() - 2] = item.depth_block / 4;
+    tile_ir::Block sum;
+    Substitution at = map;
+    const std::string value = operand_value(operand, at, ".s", false, sum);
+    sum.push_back(make(loop_ir::Let{"shift.s", DType::i32, Fn::constant, {}, Scalar::of_int(DType::i32, -128), 0}));
+    sum.push_back(make(loop_ir::Let{"added.s", DType::i32, Fn::mul, {value, "shift.s"}, {}, 0}));
+    sum.push_back(make(loop_ir::Store{packed.param, last, "added.s", {}, Combiner::sum}));
+    out.push_back(loop("pos", 0, valid, LoopKind::lanes, store_zero(packed.param, last, "start.s", DType::i32)));
+    out.push_back(loop("pad", valid, width, LoopKind::lanes, store_zero(packed.param, edge, "edge.s", DType::i32)));
+    out.push_back(loop("k", 0, all, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, std::move(sum))}));
+  }
+  return out;
+}
+
+PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool lanes) {
+  PackedOperand packed;
+  if (lanes && operand.narrow()) packed.dtype = operand.narrow()->dtype;
+  const bool split = lanes && item.parts > 1;
+  if (split) packed.dtype = DType::bf16;
+  if (lanes && item.words) packed.dtype = DType::i32;
+  operand.param = packed.param = (lanes ? "packed_lanes" : "packed_rows") + item.tag;
+  const int64_t width = lanes ? nr_ : mr_;
+  const std::vector<Axis>& axes = lanes ? lanes_ : rows_;
+  const Expr panels = ceildiv(count(axes), width);
+  std::vector<Axis> batch;
+  for (const auto& a : outer_)
+    if (operand.source->axes.count(a.name)) batch.push_back(a);
+  for (const auto& a : batch) packed.shape.push_back(a.extent);
+  // Lanes [outer][k / KC][panel][KC][NR] stream through the cache block by block; rows [outer][panel][k][MR].
+  if (lanes) packed.shape.push_back(item.depth_blocks);
+  packed.shape.push_back(panels);
+  if (split) packed.shape.emplace_back(item.parts);
+  // Pairs of k lie side by side: [k / 2][NR][2].
+  const bool pairs = lanes && item.pairs;
+  packed.shape.push_back(lanes ? Expr(item.depth_block / item.group() + (item.shifted() ? 1 : 0)) : item.depth);
+  packed.shape.emplace_back(width);
+  if (pairs) packed.shape.emplace_back(2);
+
+  tile_ir::Block inside = pack_panel(item, operand, lanes, packed, batch);
+  if (lanes) inside = {loop("kb" + item.tag, 0, item.depth_blocks, LoopKind::serial, std::move(inside))};
+
+  tile_ir::Kernel& kernel = packed.kernel;
+  kernel.name = fmt::format("pack_{}{}_{}", lanes ? "lanes" : "rows", item.tag, kernel_.name);
+  for (const auto& p : kernel_.params) {
+    bool used = std::any_of(operand.slice.begin(), operand.slice.end(), [&](const auto& stmt) {
+      const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+      return load && load->buffer == p.name;
+    });
+    if (!used) continue;
+    kernel.params.push_back(p);
+    packed.sources.push_back(p.name);
+  }
+  kernel.params.push_back({packed.param, loop_ir::ParamKind::out, packed.dtype, packed.shape, contiguous_strides(packed.shape), false});
+  Expr iterations = count(batch) * panels;
+  kernel.body = {loop("par", 0, iterations, LoopKind::parallel, std::move(inside))};
+  kernel.chunks = max(1, min(iterations, ceildiv(product(packed.shape), chunk_work_)));
+  std::vector<Argument> parallel;
+  for (const auto& a : batch) parallel.push_back({a.name, {}});
+  parallel.insert(parallel.end(), {{name_of(axes), {}}, {"work", chunk_work_}});
+  kernel.schedule = {"pack", {{"parallel", parallel}, {"tile", {{name_of(axes), width}}}}};
+  kernel.provenance = kernel_.provenance;
+  return packed;
+}
+
+std::vector<Expr> ContractionScheduler::window_shape() const {
+  return {items_[0].depth_block / window_->taps(), window_->line.span(lines_), window_->point.span(rows_[1].extent)};
+}
+
+tile_ir::Block ContractionScheduler::pack_window(const Item& item) const {
+  const Expr channel = sym("kc");
+  const Expr line = sym("ul");
+  const Expr point = sym("up");
+  const Expr channels = count(window_->channels);
+  const int64_t block = item.depth_block / window_->taps();
+  const Expr lines = window_->line.span(valid_row_lines_);
+  const std::vector<Expr> shape = window_shape();
+  Expr at = sym("kb" + item.tag) * block + channel;
+  Substitution map = outer_map_;
+  join(map, window_->line.at(first_row_line_, line));
+  join(map, window_->point.at(0, point));
+  join(map, unflatten(window_->channels, at));
+  tile_ir::Block copy = store_operand(item.rows, map, "pa" + item.tag, {channel, line, point}, ".r");
+  Substitution ahead = map;
+  join(ahead, unflatten(window_->channels, min(at + kPrefetchSteps, channels - 1)));
+  prefetch_at(item.rows, ahead, copy);
+  tile_ir::Block inside{loop("ul", 0, lines, LoopKind::serial, {loop("up", 0, shape[2], LoopKind::lanes, std::move(copy))})};
+  if (block_lines_ > 1) {
+    tile_ir::Block zero{loop("ue", 0, shape[2], LoopKind::lanes, store_zero("pa" + item.tag, {channel, sym("uz"), sym("ue")}, "edge"))};
+    inside.push_back(loop("uz", lines, window_->line.span(lines_padded(valid_row_lines_)), LoopKind::serial, std::move(zero)));
+  }
+  return {loop("kc", 0, min(block, channels - sym("kb" + item.tag) * block), LoopKind::serial, std::move(inside))};
+}
+
+ContractionScheduler::Lines ContractionScheduler::row_lines() const {
+  bool two = rows_.size() == 2;
+  return {rows_, two, first_row_, valid_rows_, 0, two ? rows_[0].extent : 0};
+}
+
+tile_ir::Block ContractionScheduler::pack_lines(const Item& item, const Operand& operand, const std::string& side, const std::string& prefix,
+                                                const Lines& lines, Expr padded) const {
+  std::string t = item.tag;
+  std::string buffer = prefix + t;
+  std::string suffix = "." + side + t;
+  std::string k_name = "k" + side + t;
+  std::string p_name = "p" + side + t;
+  Expr k = sym(k_name);
+  Expr depth = depth_of_block(item);
+  Substitution map = outer_map_;
+  join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
+  tile_ir::Block out;
+  if (lines.two) {
+    std::string u_name = "u" + side + t;
+    map[lines.axes[0].name] = lines.first_line + sym(u_name);
+    map[lines.axes[1].name] = sym(p_name);
+    Expr place = sym(u_name) * lines.axes[1].extent + sym(p_name);
+    tile_ir::Block copy = store_operand(operand, map, buffer, {k, place}, suffix);
+    prefetch_operand(item, operand, map, sym("kb" + t) * item.depth_block + k, copy);
+    copy = {loop(p_name, 0, lines.axes[1].extent, LoopKind::lanes, std::move(copy))};
+    copy = {loop(u_name, 0, lines.valid_lines, LoopKind::serial, std::move(copy))};
+    out.push_back(loop(k_name, 0, depth, LoopKind::serial, std::move(copy)));
+  } else {
+    join(map, unflatten(lines.axes, lines.first + sym(p_name)));
+    tile_ir::Block copy = store_operand(operand, map, buffer, {k, sym(p_name)}, suffix);
+    bool along_k = item.contraction->reduce->axes.size() == 1 && unit_along(operand, item.contraction->reduce->axes[0].name);
+    if (along_k) {
+      // Memory runs along k: squares are transposed in registers.
+      const int64_t side = ctx_.target.vector_bytes / 4;
+      std::string s_name = k_name + "_square";
+      std::string i_name = k_name + "_in";
+      auto at = [&](Expr point) {
+        Substitution there = map;
+        for (auto& [name, value] : there) value = substitute(value, {{k_name, point}});
+        return store_operand(operand, there, buffer, {point, sym(p_name)}, suffix);
+      };
+      tile_ir::Block square{loop(i_name, 0, side, LoopKind::unroll, at(sym(s_name) * side + sym(i_name)))};
+      square = {loop(p_name, 0, lines.valid, LoopKind::lanes, std::move(square))};
+      out.push_back(loop(s_name, 0, floordiv(depth, side), LoopKind::serial, std::move(square)));
+      bool whole = item.depth.is_constant() && item.depth.value() % side == 0 && (item.depth_block % side == 0 || item.depth_blocks.is(1));
+      if (!whole)
+        out.push_back(
+            loop(k_name, floordiv(depth, side) * side, depth, LoopKind::serial, {loop(p_name, 0, lines.valid, LoopKind::lanes, std::move(copy))}));
+    } else {
+      prefetch_operand(item, operand, map, sym("kb" + t) * item.depth_block + k, copy);
+      out.push_back(loop(k_name, 0, depth, LoopKind::serial, {loop(p_name, 0, lines.valid, LoopKind::lanes, std::move(copy))}));
+    }
+  }
+  std::string e_name = "e" + side + t;
+  tile_ir::Block edge = store_zero(buffer, {sym(k_name + "e"), sym(e_name)}, "edge" + side + t);
+  edge = {loop(e_name, lines.valid, padded, LoopKind::lanes, std::move(edge))};
+  out.push_back(loop(k_name + "e", 0, depth, LoopKind::serial, std::move(edge)));
+  return out;
+}
+
+tile_ir::Block ContractionScheduler::pack_rows(const Item& item) const {
+  std::string t = item.tag;
+  std::string buffer = "pa" + t;
+  std::string k_name = "kr" + t;
+  std::string r_name = "rr" + t;
+  Expr row = sym(r_name);
+  Expr k = sym(k_name);
+  Expr depth = depth_of_block(item);
+  if (item.words) depth = floordiv(depth, 4);
+  auto copy = [&](Expr point) {
+    Substitution map = outer_map_;
+    join(map, unflatten(rows_, first_row_ + point));
+    if (item.words) {
+      std::vector<Substitution> maps(4, map);
+      for (int64_t byte = 0; byte < 4; ++byte)
+        join(maps[static_cast<size_t>(byte)], depth_map(item, sym("kb" + t) * item.depth_block + k * 4 + byte));
+      return store_word(item.rows, maps, buffer, {point, k}, ".r" + t, item.shifted());
+    }
+    join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
+    if (item.parts > 1) {
+      // A block takes few bytes of a row: no hardware prefetcher sees the next ones coming.
+      tile_ir::Block split = store_parts(item.rows, map, buffer, {0, point, k}, 0, ".r" + t);
+      Substitution ahead = map;
+      join(ahead, depth_map(item, min((sym("kb" + t) + 1) * item.depth_block + k, item.depth - 1)));
+      prefetch_at(item.rows, ahead, split, 2);
+      return split;
+    }
+    return store_operand(item.rows, map, buffer, {point, k}, ".r" + t, item.pairs);
+  };
+  auto along_depth = [&](tile_ir::Block body) { return tile_ir::Block{loop(k_name, 0, depth, LoopKind::lanes, std::move(body))}; };
+  tile_ir::Block out;
+  Expr first = 0;
+  if (rows_.size() == 1 && unit_along(item.rows, rows_[0].name)) {
+    // Memory runs along the rows: squares are transposed in registers.
+    const int64_t side = ctx_.target.vector_bytes / 4;
+    tile_ir::Block square{loop(r_name + "_in", 0, side, LoopKind::unroll, copy(sym(r_name + "_square") * side + sym(r_name + "_in")))};
+    out.push_back(loop(r_name + "_square", 0, floordiv(valid_rows_, side), LoopKind::serial, along_depth(std::move(square))));
+    first = floordiv(valid_rows_, side) * side;
+  }
+  out.push_back(loop(r_name, first, valid_rows_, LoopKind::serial, along_depth(copy(row))));
+  std::string e_name = "er" + t;
+  std::vector<Expr> place{sym(e_name), sym(k_name + "e")};
+  if (item.parts > 1) place.insert(place.begin(), 0);
+  tile_ir::Block edge = store_zero(buffer, place, "edger" + t, item.pairs ? DType::bf16 : item.dtype());
+  for (int64_t p = 1; p < item.parts; ++p) {
+    place[0] = p;
+    edge.push_back(make(loop_ir::Store{buffer, place, "edger" + t, {}, Combiner::set}));
+  }
+  out.push_back(loop(e_name, valid_rows_, padded_rows(), LoopKind::serial, {loop(k_name + "e", 0, depth, LoopKind::lanes, std::move(edge))}));
+  return out;
+}
+
+std::vector<Expr> ContractionScheduler::outer_index(const Operand& operand) const {
+  std::vector<Expr> index;
+  for (const auto& a : outer_)
+    if (operand.source->axes.count(a.name)) index.push_back(outer_map_.at(a.name));
+  return index;
+}
+
+}  // namespace deplo::loop_to_tile

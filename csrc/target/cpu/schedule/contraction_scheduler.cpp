@@ -1,0 +1,487 @@
+#include "target/cpu/schedule/contraction_scheduler.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace deplo::loop_to_tile {
+namespace {
+
+constexpr int64_t kWidestInnerAxis = 512;  // of the two axes that share the lanes
+constexpr int64_t kStreamRows = 1;         // up to here, weights that lie along k are streamed, not packed
+constexpr int64_t kUnpackedRows = 2;       // up to here, packing what changes from call to call costs more than it saves
+constexpr int64_t kLeastWork = 8192;       // multiply-adds below which packing does not pay
+constexpr int64_t kUnknownExtent = 128;
+constexpr double kAcrossGain = 0.95;    // lanes off the stores' contiguous axis must save more than transposing the sums costs
+constexpr double kPairCost = 0.55;      // of two multiply-adds in one instruction
+constexpr double kWordCost = 0.3;       // of four in one instruction
+constexpr double kMatrixCost = 0.1;     // of one in a matrix unit
+constexpr double kSplitCost = 0.6;      // of six there, for one of float32
+constexpr double kWindowGain = 1.25;    // measured: packing every tap costs more than its copies
+constexpr int64_t kWidestImage = 1024;  // points of a line of which a block takes whole lines
+constexpr double kCopy = 8;             // cost of packing an element, in multiply-adds
+
+}  // namespace
+
+ContractionScheduler::ContractionScheduler(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx)
+    : kernel_(kernel), statics_(statics), ctx_(ctx), nest_(outer_nest(kernel_)), contractions_(analysis::find_contractions(kernel_)) {
+  ranges_ = kernel_.symbols;
+  for (const auto& a : nest_.axes) ranges_[a.name] = axis_range(a.extent);
+  for (const Contraction& c : contractions_)
+    for (const auto& a : c.reduce->axes) ranges_[a.name] = axis_range(a.extent);
+}
+
+std::optional<Schedule> ContractionScheduler::propose() {
+  if (!recognize()) return std::nullopt;
+  group_lanes();
+  if (!streamed()) return std::nullopt;
+  choose_sizes();
+  return describe();
+}
+
+std::optional<Schedule> ContractionScheduler::propose_across(double best) {
+  across_ = true;
+  if (!recognize() || !lanes_static()) return std::nullopt;
+  group_lanes();
+  bool known = rows_extent_.is_constant() && lanes_extent_.is_constant() && rows_.size() <= 2;
+  known = known && (!rows_lie_across() || rows_extent_.value() <= kDynamicRows);
+  if (!known || !streamed()) return std::nullopt;
+  choose_sizes();
+  if (padded_work() > kAcrossGain * best) return std::nullopt;
+  return describe();
+}
+
+std::optional<Schedule> ContractionScheduler::propose_apart(double best) {
+  apart_ = true;
+  if (!recognize() || lane_class_.size() < 2) return std::nullopt;
+  group_lanes();
+  if (!streamed()) return std::nullopt;
+  choose_sizes();
+  if (padded_work() > kAcrossGain * best) return std::nullopt;
+  return describe();
+}
+
+std::optional<Schedule> ContractionScheduler::propose_window(bool across, double best) {
+  across_ = across;
+  windowed_ = true;
+  if (!recognize() || !lanes_static()) return std::nullopt;
+  group_lanes();
+  if (!lanes_extent_.is_constant() || !streamed()) return std::nullopt;
+  choose_sizes();
+  if (padded_work() > kWindowGain * best) return std::nullopt;
+  return describe();
+}
+
+double ContractionScheduler::padded_work() const {
+  const auto points = static_cast<double>(hint(count(outer_)));
+  int64_t lanes = round_up(hint(lanes_extent_), nr_);
+  if (window_) {
+    double rows = window_cost(block_lines_, block_points_);
+    Expr image = window_->line.span(lines_) * window_->point.span(window_->point.axis.extent);
+    Expr packs = ceildiv(window_->line.axis.extent, lines_) * lane_groups();
+    return points * (rows * static_cast<double>(lanes) + kCopy * static_cast<double>(hint(image * packs)) / static_cast<double>(window_->taps()));
+  }
+  if (two_lane_axes() && lanes_[0].extent.is_constant()) {
+    int64_t inner = lanes_[1].extent.value();
+    int64_t lines = lanes_[0].extent.value();
+    lanes = lines / lane_lines_ * round_up(lane_lines_ * inner, nr_) + round_up(lines % lane_lines_ * inner, nr_);
+  }
+  int64_t packed = 0;
+  const int64_t row_blocks = hint(ceildiv(rows_extent_, row_tiles_ * mr_));
+  if (!items_[0].lanes.is_static) packed += lanes * row_blocks;
+  if (!items_[0].rows.is_static) packed += hint(rows_extent_ * lane_groups());
+  const bool split = items_[0].parts > 1;
+  const double products = split ? kSplitCost : items_[0].matrix ? kMatrixCost : items_[0].words ? kWordCost : items_[0].pairs ? kPairCost : 1;
+  return points * (products * block_cost(hint(rows_extent_), mr_, block_vectors(), items_[0].group() > 1 ? 0 : ctx_.target.load_cost) *
+                       static_cast<double>(lanes) +
+                   kCopy * static_cast<double>(packed));
+}
+
+ScheduledContraction ContractionScheduler::apply(const Schedule& schedule) {
+  ScheduleReader reader(kernel_.name, schedule);
+  across_ = is_across(schedule);
+  windowed_ = is_windowed(schedule);
+  if (!recognize()) reader.fail("the kernel is no contraction whose operands vary along its stores' contiguous axis");
+  read(reader);
+  ScheduledContraction out;
+  tile_ir::Kernel& k = out.kernel;
+  k.name = kernel_.name;
+  k.params = kernel_.params;
+  k.symbols = kernel_.symbols;
+  k.provenance = kernel_.provenance;
+  for (Item& item : items_) {
+    if (item.lanes.is_static) out.packed.push_back(pack_once(item, item.lanes, true));
+    if (item.rows.is_static) out.packed.push_back(pack_once(item, item.rows, false));
+  }
+  for (const PackedOperand& p : out.packed)
+    k.params.push_back({p.param, loop_ir::ParamKind::in, p.dtype, p.shape, contiguous_strides(p.shape), true});
+  k.body = body();
+  Expr work = count(outer_) * rows_extent_ * lanes_extent_ * items_[0].depth * static_cast<int64_t>(items_.size());
+  k.chunks = max(1, min(parallel_extent_, ceildiv(work, chunk_work_)));
+  k.schedule = schedule;
+  return out;
+}
+
+std::optional<std::vector<Directive>> ContractionScheduler::propose_rows(const ContractionRows& tile) {
+  in_rows_ = &tile;
+  if (!recognize()) return std::nullopt;
+  group_lanes();
+  if (!bound()) return std::nullopt;
+  choose_sizes();
+  return describe().directives;
+}
+
+tile_ir::Block ContractionScheduler::apply_rows(const ContractionRows& tile, const Schedule& schedule) {
+  in_rows_ = &tile;
+  tag_ = tile.tag;
+  ScheduleReader reader(kernel_.name, schedule);
+  if (!recognize()) reader.fail("a phase is no contraction whose operands vary along its stores' contiguous axis");
+  read(reader);
+  if (!bound()) reader.fail(fmt::format("the rows of a phase must be those of {}, its lanes axes of its own", tile.axis));
+  outer_map_ = tile.outer;
+  first_row_ = tile.first;
+  valid_rows_ = tile.valid;
+  count_tiles();
+  choose_lanes(sym("group" + tag_));
+  tile_ir::Block out = allocations();
+  out.push_back(loop("group" + tag_, 0, lane_groups(), LoopKind::serial, tile_body()));
+  return out;
+}
+
+bool ContractionScheduler::bound() const {
+  bool ok = rows_.size() == 1 && rows_[0].name == in_rows_->axis;
+  for (const auto& a : outer_) ok = ok && in_rows_->outer.count(a.name) > 0;
+  for (const auto& a : lanes_) ok = ok && in_rows_->outer.count(a.name) == 0;
+  return ok;
+}
+
+bool ContractionScheduler::fits() {
+  size_t found = 0;
+  for (const auto& stmt : *nest_.inner) {
+    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) {
+      bool known = std::any_of(contractions_.begin(), contractions_.end(), [&](const Contraction& c) { return c.reduce == reduce; });
+      if (!known || (reduce->dtypes[0] != DType::f32 && reduce->dtypes[0] != DType::i32)) return false;
+      for (const auto& s : reduce->body)
+        if (std::holds_alternative<loop_ir::Check>(s->node)) return false;
+      ++found;
+    } else if (std::holds_alternative<loop_ir::For>(stmt->node) || std::holds_alternative<loop_ir::Scan>(stmt->node) ||
+               std::holds_alternative<loop_ir::Local>(stmt->node)) {
+      return false;
+    }
+  }
+  return found == contractions_.size() && colliding_stores(kernel_).empty();
+}
+
+std::vector<const loop_ir::Store*> ContractionScheduler::stores() const {
+  std::vector<const loop_ir::Store*> all;
+  for (const auto& stmt : *nest_.inner)
+    if (const auto* store = std::get_if<loop_ir::Store>(&stmt->node)) all.push_back(store);
+  return all;
+}
+
+Expr ContractionScheduler::offset(const std::string& buffer, const std::vector<Expr>& index) const {
+  const loop_ir::Param* param = kernel_.find_param(buffer);
+  Expr sum = 0;
+  if (!param) return sum;
+  for (size_t d = 0; d < index.size(); ++d) sum = sum + index[d] * param->strides[d];
+  return simplify(sum, ranges_);
+}
+
+std::optional<Axis> ContractionScheduler::contiguous_axis() const {
+  std::optional<Axis> best;
+  int64_t most = 1;
+  for (const auto& a : nest_.axes) {
+    int64_t count = 0;
+    for (const loop_ir::Store* s : stores()) {
+      auto step = linear_coefficient(offset(s->buffer, s->index), a.name);
+      if (step && step->is(1)) ++count;
+    }
+    if (count < most) continue;
+    most = count;
+    best = a;
+  }
+  return best;
+}
+
+bool ContractionScheduler::continues(const std::string& axis, Expr span) const {
+  auto all = stores();
+  return std::all_of(all.begin(), all.end(), [&](const loop_ir::Store* s) {
+    const Expr at = offset(s->buffer, s->index);
+    auto outer = linear_coefficient(at, axis);
+    auto inner = linear_coefficient(at, unit_.name);
+    return outer && inner && *outer == simplify(*inner * span, ranges_);
+  });
+}
+
+bool ContractionScheduler::whole_vectors(Expr span) const { return span.is_constant() && span.value() % (ctx_.target.vector_bytes / 4) == 0; }
+
+bool ContractionScheduler::classify() {
+  auto unit = contiguous_axis();
+  if (!unit) return false;
+  unit_ = *unit;
+  for (const Contraction& c : contractions_) {
+    bool in_a = c.a.axes.count(unit->name) > 0;
+    bool in_b = c.b.axes.count(unit->name) > 0;
+    if (in_a == in_b) return false;
+    if (across_) std::swap(in_a, in_b);
+    Item item;
+    item.contraction = &c;
+    item.tag = tag_ + std::to_string(items_.size());
+    if (!prepare(item.lanes, in_a ? c.a : c.b, c.reduce->axes) || !prepare(item.rows, in_a ? c.b : c.a, c.reduce->axes)) return false;
+    item.depth = count(c.reduce->axes);
+    if (item.depth.is(0)) return false;  // sums of nothing
+    items_.push_back(std::move(item));
+  }
+  auto kind_of = [&](const Axis& a, const Item& item) {
+    if (in_rows_ && in_rows_->outer.count(a.name)) return 'o';
+    bool lanes = item.lanes.source->axes.count(a.name) > 0;
+    bool rows = item.rows.source->axes.count(a.name) > 0;
+    return lanes && !rows ? 'l' : rows && !lanes ? 'r' : 'o';
+  };
+  for (const auto& a : nest_.axes) {
+    char kind = kind_of(a, items_[0]);
+    for (const Item& item : items_)
+      if (kind_of(a, item) != kind) return false;
+    (kind == 'l' ? lane_class_ : kind == 'r' ? rows_ : outer_).push_back(a);
+  }
+  if (windowed_) {
+    while (rows_.size() > 2) {
+      outer_.push_back(rows_.front());
+      rows_.erase(rows_.begin());
+    }
+    window_ = find_window();
+    if (!window_) return false;
+  }
+  rows_extent_ = count(rows_);
+  if (across_ && (rows_.empty() || rows_.back().name != unit_.name || rows_.size() > 2)) return false;
+  if (rows_.empty() || lane_class_.empty()) return false;
+  // Integers are multiplied in bytes or not at all.
+  return std::all_of(items_.begin(), items_.end(),
+                     [&](const Item& i) { return i.dtype() == items_[0].dtype() && (i.dtype() != DType::i32 || can_word(i)); });
+}
+
+std::optional<Window> ContractionScheduler::find_window() const {
+  if (items_.size() != 1 || rows_.size() != 2 || items_[0].rows.is_static) return std::nullopt;
+  auto line = find_side(rows_[0]);
+  auto point = find_side(rows_[1]);
+  if (!line || !point || (line->tap.empty() && point->tap.empty()) || line->tap == point->tap) return std::nullopt;
+  Window window{*line, *point, {}};
+  bool known = point->axis.extent.is_constant() && point->axis.extent.value() <= kWidestImage && line->axis.extent.is_constant();
+  // The taps are the innermost reduce axes, those of a line inside.
+  for (const auto& a : items_[0].contraction->reduce->axes) {
+    if (a.name == line->tap || a.name == point->tap) {
+      known = known && a.extent.is_constant();
+      continue;
+    }
+    window.channels.push_back(a);
+  }
+  const auto& axes = items_[0].contraction->reduce->axes;
+  size_t at = window.channels.size();
+  if (!line->tap.empty()) known = known && axes[at++].name == line->tap;
+  if (!point->tap.empty()) known = known && axes[at].name == point->tap;
+  if (!known) return std::nullopt;
+  return window;
+}
+
+std::optional<WindowSide> ContractionScheduler::find_side(const Axis& axis) const {
+  std::vector<Expr> all;
+  for (const auto& stmt : items_[0].rows.slice) {
+    if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) {
+      all.insert(all.end(), load->index.begin(), load->index.end());
+      for (const Cond& c : load->guard) all.push_back(c.expr);
+    } else if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) {
+      all.push_back(let->index);
+    }
+  }
+  auto step = [](Expr e, const std::string& name) -> std::optional<int64_t> {
+    auto c = linear_coefficient(e, name);
+    if (!c || !c->is_constant()) return std::nullopt;
+    return c->value();
+  };
+  WindowSide side{axis, "", 1, 1, 0};
+  int64_t stride = 0;
+  int64_t dilation = 0;
+  for (Expr e : all) {
+    auto s = step(e, axis.name);
+    if (!s) return std::nullopt;
+    for (const auto& r : items_[0].contraction->reduce->axes) {
+      auto d = step(e, r.name);
+      if (*s == 0 && r.name != side.tap) continue;  // may depend on it in any way
+      if (!d) return std::nullopt;
+      if (*s != 0 && *d != 0 && side.tap.empty()) {
+        if (!r.extent.is_constant()) return std::nullopt;
+        side.tap = r.name;
+        side.taps = r.extent.value();
+        stride = std::abs(*s);
+        dilation = std::abs(*d);
+        if ((*s < 0) != (*d < 0)) return std::nullopt;
+      }
+      if (r.name == side.tap ? *s * dilation != *d * stride : *d != 0) return std::nullopt;
+    }
+  }
+  if (side.tap.empty()) return side;
+  // Expressions that came before the tap was known.
+  for (Expr e : all) {
+    auto s = step(e, axis.name);
+    auto d = step(e, side.tap);
+    if (!d || *s * dilation != *d * stride) return std::nullopt;
+  }
+  int64_t unit = std::min(stride, dilation);
+  if (stride % unit != 0 || dilation % unit != 0) return std::nullopt;
+  side.step = stride / unit;
+  side.tap_step = dilation / unit;
+  return side;
+}
+
+bool ContractionScheduler::is_windowed(const Schedule& schedule) {
+  return std::any_of(schedule.directives.begin(), schedule.directives.end(), [](const Directive& d) {
+    return d.word == "pack" && std::any_of(d.arguments.begin(), d.arguments.end(), [](const Argument& a) { return a.name == "windows"; });
+  });
+}
+
+bool ContractionScheduler::is_across(const Schedule& schedule) const {
+  for (const Directive& d : schedule.directives) {
+    if (d.word != "vectorize" || d.arguments.size() != 1) continue;
+    std::vector<std::string> names = group_axes(d.arguments[0].name);
+    auto unit = contiguous_axis();
+    if (!unit || contractions_.empty()) return false;
+    const auto& axes = contractions_[0].a.axes;
+    return std::all_of(names.begin(), names.end(), [&](const std::string& n) { return axes.count(n) != axes.count(unit->name); });
+  }
+  return false;
+}
+
+void ContractionScheduler::group_lanes() {
+  if (across_) {
+    lanes_ = lane_class_;
+    lanes_extent_ = count(lanes_);
+    return;
+  }
+  lanes_ = {unit_};
+  if (apart_)
+    for (const auto& a : lane_class_)
+      if (hint(a.extent) > hint(lanes_[0].extent)) lanes_ = {a};
+  Expr span = unit_.extent;
+  // The axis that comes next: one that continues the lanes in every store, else the innermost one if no vector of lanes would cross into it.
+  auto next = [&]() -> const Axis* {
+    auto taken = [&](const Axis& a) { return std::any_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l == a; }); };
+    for (const auto& a : lane_class_)
+      if (!taken(a) && continues(a.name, span)) return &a;
+    if (!whole_vectors(span)) return nullptr;
+    for (size_t i = lane_class_.size(); i-- > 0;)
+      if (!taken(lane_class_[i])) return &lane_class_[i];
+    return nullptr;
+  };
+  while (lanes_[0].name == unit_.name || lanes_.size() > 1) {
+    // Lanes that are packed per block are packed one whole inner axis at a time, which must be short and known.
+    if (!lanes_static() && (lanes_.size() == 2 || !unit_.extent.is_constant() || unit_.extent.value() > kWidestInnerAxis)) break;
+    const Axis* a = next();
+    if (!a) break;
+    lanes_.insert(lanes_.begin(), *a);
+    span = span * a->extent;
+  }
+  lanes_extent_ = count(lanes_);
+  for (const auto& a : lane_class_)
+    if (std::none_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l == a; })) outer_.push_back(a);
+}
+
+bool ContractionScheduler::lanes_static() const {
+  return std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.lanes.is_static; });
+}
+
+bool ContractionScheduler::prepare(Operand& operand, const analysis::ContractionOperand& source, const std::vector<Axis>& summed) {
+  operand.source = &source;
+  operand.slice = source.slice;
+  std::set<std::string> defined;
+  std::set<std::string> needed{source.value};
+  auto note = [&](const loop_ir::Stmt& stmt) {
+    if (const auto* let = std::get_if<loop_ir::Let>(&stmt.node)) {
+      defined.insert(let->name);
+      needed.insert(let->operands.begin(), let->operands.end());
+      collect_symbols(let->index, needed);
+    } else if (const auto* load = std::get_if<loop_ir::Load>(&stmt.node)) {
+      defined.insert(load->name);
+      for (Expr e : load->index) collect_symbols(e, needed);
+      for (const Cond& c : load->guard) collect_symbols(c.expr, needed);
+    }
+  };
+  for (const auto& stmt : operand.slice) note(*stmt);
+  // Statements of the outer nest that the slice reads come along; the result of another reduction cannot.
+  for (size_t i = nest_.inner->size(); i-- > 0;) {
+    const auto& stmt = (*nest_.inner)[i];
+    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) {
+      for (const std::string& r : reduce->results)
+        if (needed.count(r)) return false;
+      continue;
+    }
+    const auto* let = std::get_if<loop_ir::Let>(&stmt->node);
+    const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+    std::string name = let ? let->name : load ? load->name : "";
+    if (name.empty() || !needed.count(name) || defined.count(name)) continue;
+    note(*stmt);
+    operand.slice.insert(operand.slice.begin(), stmt);
+  }
+  operand.fixed = !in_rows_;  // a phase has no parameters for what is packed once, not even for an operand that reads nothing
+  for (const auto& stmt : operand.slice)
+    if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) operand.fixed = operand.fixed && statics_.count(load->buffer) > 0;
+  // What is packed once must not depend on a size that changes from call to call.
+  for (const std::string& name : needed) operand.fixed = operand.fixed && kernel_.symbols.count(name) == 0;
+  auto varies = [&](const Axis& a) { return source.axes.count(a.name) > 0 && !a.extent.is_constant(); };
+  if (std::any_of(nest_.axes.begin(), nest_.axes.end(), varies) || std::any_of(summed.begin(), summed.end(), varies)) operand.fixed = false;
+  operand.is_static = operand.fixed;
+  return true;
+}
+
+int64_t ContractionScheduler::hint(Expr e) const {
+  std::map<std::string, int64_t> values;
+  for (const std::string& s : symbols_of(e)) {
+    auto it = ctx_.hints.find(s);
+    values[s] = it == ctx_.hints.end() ? kUnknownExtent : it->second;
+  }
+  return evaluate(e, values);
+}
+
+const loop_ir::Load* ContractionScheduler::main_load(const Operand& operand) {
+  const loop_ir::Load* main = nullptr;
+  for (const auto& stmt : operand.slice)
+    if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node))
+      if (!main || load->buffer == operand.source->buffers.front()) main = load;
+  return main;
+}
+
+std::optional<Expr> ContractionScheduler::step_along(const Operand& operand, const std::string& axis) const {
+  const loop_ir::Load* main = main_load(operand);
+  return main ? linear_coefficient(offset(main->buffer, main->index), axis) : std::nullopt;
+}
+
+bool ContractionScheduler::rows_lie_across() const {
+  if (!across_) return false;
+  return window_ || std::any_of(items_.begin(), items_.end(), [&](const Item& item) {
+           const auto& axes = item.contraction->reduce->axes;
+           return axes.size() != 1 || !unit_along(item.rows, axes[0].name);
+         });
+}
+
+bool ContractionScheduler::unit_along(const Operand& operand, const std::string& axis) const {
+  auto step = step_along(operand, axis);
+  return step && step->is(1);
+}
+
+std::optional<std::vector<Cond>> ContractionScheduler::streamed() const {
+  std::vector<Cond> cases{less(count(rows_) * count(lanes_) * items_[0].depth, kLeastWork)};
+  bool along_k =
+      std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return unit_along(i.lanes, i.contraction->reduce->axes.back().name); });
+  // Few rows read the lane operand once anyway: packing it per call would double the traffic.
+  bool packs_per_call = std::any_of(items_.begin(), items_.end(), [](const Item& i) { return !i.lanes.is_static; });
+  if (along_k || packs_per_call) cases.push_back(less_equal(count(rows_), packs_per_call ? kUnpackedRows : kStreamRows));
+  std::vector<Cond> open;
+  for (const Cond& c : cases) {
+    auto decided = decide(c, ranges_);
+    if (decided == true) return std::nullopt;
+    if (!decided) open.push_back(c);
+  }
+  return open;
+}
+
+}  // namespace deplo::loop_to_tile

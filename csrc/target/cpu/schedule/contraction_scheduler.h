@@ -1,0 +1,444 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "analysis/contraction.h"
+#include "lower/loop_to_tile/convert.h"
+#include "schedule/reader.h"
+#include "target/cpu/schedule/contraction.h"
+
+namespace deplo::loop_to_tile {
+
+using analysis::Contraction;
+using loop_ir::Axis;
+using tile_ir::LoopKind;
+using tile_ir::Space;
+
+constexpr int64_t kDepthUnroll = 4;
+constexpr int64_t kDynamicRows = 256;  // its rows: they pay for that pack
+constexpr int64_t kCacheLine = 16;     // float32 elements
+constexpr int64_t kRowPadding = 16;    // keeps packed rows off each other's cache sets
+constexpr int64_t kPrefetchSteps = 4;  // of the outermost reduce axis, ahead of the pack
+constexpr int64_t kChunkWork = 65536;
+
+inline int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+inline Expr round_up(Expr a, int64_t b) { return ceildiv(a, b) * b; }
+
+constexpr int64_t kBlockVectors = 2;    // of a register block's rows
+constexpr int64_t kParts = 3;           // bf16 numbers of 8 bits that hold the 24 bits of float32
+constexpr int64_t kMatrixChain = 1024;  // of k, that a matrix unit sums in one chain
+
+/// What a row costs in register blocks of mr rows of `vectors` vectors, beside its multiply-adds.
+double block_overhead(int64_t mr, int64_t vectors, double load_cost);
+/// What `rows` rows cost in such register blocks.
+double block_cost(int64_t rows, int64_t mr, int64_t vectors, double load_cost);
+/// Rows of the register block for `rows` rows.
+int64_t register_rows(int64_t rows, int64_t vectors, const PassContext& ctx);
+
+struct Operand {
+  const analysis::ContractionOperand* source = nullptr;
+  loop_ir::Block slice;    ///< with the statements outside of the reduction that it needs
+  bool fixed = false;      ///< made of static buffers and constant sizes alone: it may be packed once
+  bool is_static = false;  ///< packed once
+  int64_t padding = kRowPadding;
+  std::string param;  ///< of the packed buffer when static
+
+  /// The value as it was before a cast that loses nothing: of 16-bit floats to float32, of bytes to int32; none if there is no such cast.
+  struct Narrow {
+    std::string value;
+    DType dtype = DType::f32;
+  };
+  std::optional<Narrow> narrow() const;
+};
+
+/// One direction of the windows that the reduction slides over the rows' operand: its coordinate is axis * stride + tap * dilation. A buffer
+/// that holds the points under a block of rows has them at axis * step + tap * tap_step.
+struct WindowSide {
+  Axis axis;
+  std::string tap;  ///< the reduce axis; none where windows are one point wide
+  int64_t taps = 1;
+  int64_t step = 1;
+  int64_t tap_step = 0;
+
+  /// Points under `rows` rows next to each other.
+  Expr span(Expr rows) const { return (rows - 1) * step + (taps - 1) * tap_step + 1; }
+  /// What the axes are at a point of the buffer whose first row is `first`.
+  Substitution at(Expr first, Expr point) const {
+    Substitution map;
+    bool by_tap = tap_step == 1 && step != 1;  // the finer of both reaches every point
+    map[axis.name] = by_tap ? first : first + point;
+    if (!tap.empty()) map[tap] = by_tap ? point : Expr(0);
+    return map;
+  }
+};
+
+/// Rows that are the points of lines of an image. Under overlapping windows the image is packed once, not once a tap.
+struct Window {
+  WindowSide line, point;
+  std::vector<Axis> channels;  ///< the reduce axes that are no taps: outside of them
+
+  int64_t taps() const { return line.taps * point.taps; }
+};
+
+struct Item {
+  const Contraction* contraction = nullptr;
+  Operand rows;
+  Operand lanes;
+  Expr depth;
+  int64_t depth_block = 0;  ///< KC
+  int64_t chain = 0;        ///< steps of k that are summed in registers before they are added to the tile
+  int64_t unroll = kDepthUnroll;
+  bool pairs = false;    ///< steps of k side by side in twos, as bf16
+  bool words = false;    ///< steps of k side by side in fours, bytes of an int32
+  bool matrix = false;   ///< pairs that a matrix unit multiplies
+  int64_t parts = 1;     ///< bf16 numbers that make up an element: float32 is the sum of three
+  bool widened = false;  ///< a panel of narrow lanes is widened once for all register blocks of a tile
+  Expr depth_blocks;
+  std::string tag;
+
+  DType dtype() const { return contraction->dtype; }
+  /// Steps of k that one multiplication takes.
+  int64_t group() const { return words ? 4 : pairs ? 2 : 1; }
+  /// Whether the rows' bytes are signed, too: they are packed with 128 added, and the panels of lanes end in what that adds to the sums.
+  bool shifted() const { return words && rows.narrow()->dtype == DType::i8 && lanes.narrow()->dtype == DType::i8; }
+};
+
+/// One kernel's contractions: what they are, a schedule for them, and the Tile IR that a schedule stands for. An object proposes one
+/// schedule or applies one.
+class ContractionScheduler {
+ public:
+  ContractionScheduler(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx);
+  std::optional<Schedule> propose();
+
+  /// With the lanes along the other operand's axes, where that pads less; `best` is the cost to beat.
+  std::optional<Schedule> propose_across(double best);
+
+  /// With the lanes along another axis of their operand than the stores' contiguous one, where that pads less.
+  std::optional<Schedule> propose_apart(double best);
+
+  /// With the points of an image as rows, packed as they lie.
+  std::optional<Schedule> propose_window(bool across, double best);
+
+  /// Of the sizes chosen: multiply-adds with the padding, weighed by how well their register blocks run, and the elements packed, for one k of all
+  /// outer points.
+  double padded_work() const;
+  ScheduledContraction apply(const Schedule& schedule);
+
+  /// Conditions on the sizes of which any makes it better to stream the operands as they lie; nothing if it always is. Asked after a proposal.
+  std::optional<std::vector<Cond>> streamed() const;
+
+  /// For a block of `rows` rows of one axis.
+  std::optional<std::vector<Directive>> propose_rows(const ContractionRows& tile);
+  tile_ir::Block apply_rows(const ContractionRows& tile, const Schedule& schedule);
+
+ private:
+  // ---- recognition -----------------------------------------------------------------------------------------------
+
+  bool recognize() { return !contractions_.empty() && fits() && classify(); }
+
+  /// Of a phase: its rows are the block's, and all else but the lanes is known outside.
+  bool bound() const;
+
+  /// Inside the outer nest: the contractions' reductions and straight-line statements only.
+  bool fits();
+  std::vector<const loop_ir::Store*> stores() const;
+  Expr offset(const std::string& buffer, const std::vector<Expr>& index) const;
+
+  /// The axis along which most stores are contiguous.
+  std::optional<Axis> contiguous_axis() const;
+
+  /// Whether the axis steps on in every store where `span` points of the contiguous one end.
+  bool continues(const std::string& axis, Expr span) const;
+
+  /// Whether no vector of lanes crosses from one `span` of the contiguous axis into the next: these may lie apart (heads of a layer).
+  bool whole_vectors(Expr span) const;
+
+  /// Sorts the outer axes into rows, lanes and the rest, and each contraction's operands likewise.
+  bool classify();
+
+  /// The windows of the only contraction over lines of a known length, if it has any.
+  std::optional<Window> find_window() const;
+
+  /// One direction: every index and condition of the operand has axis and tap in the same proportion, so that their sum is one coordinate.
+  std::optional<WindowSide> find_side(const Axis& axis) const;
+
+  /// Whether a schedule packs the rows' operand as it lies under windows.
+  static bool is_windowed(const Schedule& schedule);
+
+  /// Whether a schedule gives the lanes to another axis than the stores' contiguous one.
+  bool is_across(const Schedule& schedule) const;
+
+  /// The lanes are the contiguous axis, and with it the axes that continue it in every store, or step from one row of whole vectors to the
+  /// next; other axes of its class run outside.
+  void group_lanes();
+  bool lanes_static() const;
+  bool prepare(Operand& operand, const analysis::ContractionOperand& source, const std::vector<loop_ir::Axis>& summed);
+  int64_t hint(Expr e) const;
+
+  /// With lanes off the stores' contiguous axis: whether memory runs along the rows, which are packed [k][row] then.
+  bool rows_lie_across() const;
+  static const loop_ir::Load* main_load(const Operand& operand);
+
+  /// Step of the operand's main load along an axis; nothing if it is not affine there.
+  std::optional<Expr> step_along(const Operand& operand, const std::string& axis) const;
+  bool unit_along(const Operand& operand, const std::string& axis) const;
+
+  // ---- sizes -----------------------------------------------------------------------------------------------------
+
+  void choose_sizes();
+  void choose_blocks(int64_t vectors);
+  int64_t block_vectors() const { return nr_ / (ctx_.target.vector_bytes / 4); }
+
+  /// Whether the operands are bf16 that lie or are packed so that two steps of k are neighbours.
+  bool can_pair(const Item& item) const;
+  /// Whether the operands are bytes, of which one may count as unsigned and the other one is signed, and sums are int32.
+  bool can_word(const Item& item) const;
+  /// Whether a matrix unit may multiply these pairs.
+  bool can_use_matrix(const Item& item) const;
+  /// Whether it may multiply float32 operands as sums of bf16 numbers: of layers, convolutions pack less as they lie.
+  bool can_split(const Item& item) const;
+  /// What the products of both have in common: packed lanes, rows packed per block, whole steps of k.
+  bool lies_for_pairs(const Item& item) const;
+  /// Register blocks of the matrix unit's sides, where all products are for it.
+  void choose_matrix_blocks(int64_t rows);
+  void check_matrix_sides(ScheduleReader& reader, const Directive& block) const;
+
+  /// Whether the lanes are packed once and narrower than float32.
+  static bool can_widen(const Item& item);
+
+  /// Lines of a block and the rows of its register blocks: points of one line, or several whole lines.
+  void choose_window_sizes();
+
+  /// Register blocks that share the points of a line: all of one size, or some with a point more.
+  struct LineBlocks {
+    int64_t first, count, points;
+  };
+  std::vector<LineBlocks> line_blocks(int64_t most) const;
+
+  /// Of the whole image, in rows.
+  double window_cost(int64_t lines, int64_t points) const;
+  Expr lines_padded(Expr lines) const { return ceildiv(lines, block_lines_) * block_lines_; }
+  int64_t tile_rows() const { return window_ ? lines_ * rows_[1].extent.value() : row_tiles_ * mr_; }
+  std::string row_tile_name() const { return window_ ? rows_[0].name : name_of(rows_); }
+  void choose_lane_block();
+  /// How much of the time threads lose with blocks of so many lanes, waiting for one another and packing rows for each block: 1 and more.
+  double block_share(int64_t lane_block) const;
+  /// Another width of the lanes' blocks where threads share them better.
+  void share_lanes();
+
+  /// Lines of `inner` lanes that a block packs side by side: many enough to share the rows, and little padding up to whole vectors.
+  int64_t lines_of_block(int64_t inner) const;
+
+  /// Lanes of two axes that are packed per block: whole lines of the inner axis side by side.
+  bool two_lane_axes() const { return !across_ && lanes_.size() == 2 && !lanes_static(); }
+
+  // ---- the schedule as data --------------------------------------------------------------------------------------
+
+  static std::string name_of(const std::vector<Axis>& axes);
+  /// The reduce axes of one contraction: those of another may have the same names.
+  static std::string depth_name(const Item& item) { return item.contraction->result + "." + name_of(item.contraction->reduce->axes); }
+  std::string lane_tile_name() const { return two_lane_axes() ? lanes_[0].name : name_of(lanes_); }
+  Schedule describe() const;
+  void read(ScheduleReader& reader);
+  static const Directive& needed(ScheduleReader& reader, const std::string& word, const std::string& name);
+  static int64_t read_number(ScheduleReader& reader, const std::string& word, const std::string& name, int64_t most);
+  void read_depth(ScheduleReader& reader, Item& item) const;
+  void read_dot(ScheduleReader& reader, Item& item) const;
+  void read_widen(ScheduleReader& reader, Item& item) const;
+  void read_pack(ScheduleReader& reader, const Item& item, Operand& operand, const std::string& side) const;
+  void read_lanes(ScheduleReader& reader);
+
+  /// The outer axes in the order given, then the tiles of lanes, then those of rows.
+  void read_parallel(ScheduleReader& reader);
+  void read_register_block(ScheduleReader& reader);
+  void read_tail(ScheduleReader& reader);
+  void read_tiles(ScheduleReader& reader);
+
+  // ---- statements ------------------------------------------------------------------------------------------------
+
+  static Ref<tile_ir::Stmt> loop(const std::string& name, Expr lo, Expr hi, LoopKind kind, tile_ir::Block body, int64_t by = 1);
+  static tile_ir::Block store_zero(const std::string& buffer, std::vector<Expr> index, const std::string& name, DType dtype = DType::f32);
+
+  /// The operand at the point that `map` gives, stored at buffer[index] as float32, or as it was before it was widened. Names get a suffix: a body
+  /// holds several copies.
+  static tile_ir::Block store_operand(const Operand& operand, const Substitution& map, const std::string& buffer, std::vector<Expr> index,
+                                      const std::string& suffix, bool narrow = false);
+
+  /// Its statements at that point, and the name of the value.
+  static std::string operand_value(const Operand& operand, const Substitution& map, const std::string& suffix, bool narrow, tile_ir::Block& into);
+
+  /// Four steps of k as one int32 at buffer[index]: `maps` are the points of each.
+  static tile_ir::Block store_word(const Operand& operand, const std::vector<Substitution>& maps, const std::string& buffer, std::vector<Expr> index,
+                                   const std::string& suffix, bool shift);
+
+  /// The operand as the sum of three bf16 numbers h + m + l, at buffer[index] with their numbers 0, 1 and 2 at `part` of the index.
+  static tile_ir::Block store_parts(const Operand& operand, const Substitution& map, const std::string& buffer, const std::vector<Expr>& index,
+                                    size_t part, const std::string& suffix);
+
+  /// A hint to fetch what the pack will read kPrefetchSteps steps of the outermost reduce axis later: rows of one k lie far apart, so that
+  /// no hardware prefetcher sees them coming.
+  void prefetch_operand(const Item& item, const Operand& operand, const Substitution& map, Expr k, tile_ir::Block& into) const;
+  static void prefetch_at(const Operand& operand, const Substitution& map, tile_ir::Block& into, int level = 1);
+  static void join(Substitution& into, const Substitution& more);
+  static Substitution depth_map(const Item& item, Expr k) { return unflatten(item.contraction->reduce->axes, k); }
+  static Expr depth_of_block(const Item& item);
+
+  // ---- packing once ----------------------------------------------------------------------------------------------
+
+  PackedOperand pack_once(Item& item, Operand& operand, bool lanes);
+  /// One panel of an operand that is packed once: panel `par` of those of all places of the axes `batch`.
+  tile_ir::Block pack_panel(const Item& item, const Operand& operand, bool lanes, const PackedOperand& packed, const std::vector<Axis>& batch) const;
+
+  // ---- the kernel ------------------------------------------------------------------------------------------------
+
+  tile_ir::Block body();
+  Expr lane_groups() const { return two_lane_axes() ? ceildiv(lanes_[0].extent, lane_lines_) : ceildiv(lanes_extent_, lane_block_); }
+  void choose_lanes(Expr group);
+  tile_ir::Block allocations() const;
+  tile_ir::Block tile_body() const;
+  tile_ir::Block contraction(const Item& item) const;
+
+  /// Whether the largest parts are summed in several chains.
+  static bool is_chained(const Item& item) { return item.parts > 1 && item.depth.value() > kMatrixChain; }
+  /// Whether each panel of lanes is finished, epilogue included, while its sums are in the first cache. The sums of a matrix unit go on from
+  /// block to block of k instead.
+  bool in_panels() const;
+  /// Whether a panel's sums of all contractions are made one after another: all of k is one block.
+  bool joint() const;
+  /// The panel of lanes in hand.
+  Expr panel(const Item& item) const { return sym("pt" + (joint() ? items_[0].tag : item.tag)); }
+  /// Where the tile of sums has a lane of the panel in hand.
+  Expr tile_lane(const Item& item, Expr lane) const { return joint() ? lane : panel(item) * nr_ + lane; }
+  tile_ir::Block packs(const Item& item) const;
+  /// Statements for each place of item's tile of sums, padding included, and that place.
+  Ref<tile_ir::Stmt> over_tile(const Item& item, const std::string& prefix, tile_ir::Block body) const;
+  static std::vector<Expr> place_of(const Item& item, const std::string& prefix);
+
+  /// Points under the block: [channels of a block of k][lines][points of a line].
+  std::vector<Expr> window_shape() const;
+
+  /// Copies the points under a block of lines as they lie, with the border; what only padding reads is zero.
+  tile_ir::Block pack_window(const Item& item) const;
+
+  /// A tile along one axis or a group, or along two of which whole lines of the inner one lie side by side.
+  struct Lines {
+    std::vector<Axis> axes;
+    bool two = false;
+    Expr first, valid;             ///< of the group
+    Expr first_line, valid_lines;  ///< of the outer axis, if there are two
+  };
+  Lines lane_lines() const { return {lanes_, two_lane_axes(), first_lane_, valid_lanes_, first_line_, valid_lines_}; }
+  Lines row_lines() const;
+
+  /// Copies a tile of an operand to buffer[k][place], with vectors along its axes; zeros up to `padded`.
+  tile_ir::Block pack_lines(const Item& item, const Operand& operand, const std::string& side, const std::string& prefix, const Lines& lines,
+                            Expr padded) const;
+  tile_ir::Block pack_rows(const Item& item) const;
+  std::vector<Expr> outer_index(const Operand& operand) const;
+
+  /// The lanes of one panel as float32, for all register blocks of the tile.
+  Ref<tile_ir::Stmt> widen_panel(const Item& item) const;
+
+  /// Brings the panel after this one nearer while line k of this one is read.
+  tile_ir::Block prefetch_panel(const Item& item, Expr k) const;
+
+  /// Where the packed lanes of a panel lie; of pairs, the first or second half.
+  std::vector<Expr> packed_lanes(const Item& item, Expr k, Expr lane, int64_t half, int64_t part = 0) const;
+
+  /// All register blocks of the panel in hand over one block of k.
+  tile_ir::Block multiply(const Item& item, bool several) const;
+  Ref<tile_ir::Stmt> over_panels(const Item& item, tile_ir::Block body) const;
+
+  /// Blocks of mr rows next to each other, from row `first` of the tile on; of lines, the points that they share.
+  struct RowBlocks {
+    int64_t mr = 0;
+    Expr first = 0;
+    LineBlocks points = {};
+    std::string suffix = {};  ///< registers need names of their own
+  };
+
+  /// A step of k; of windows, it is made of a channel and two taps.
+  struct Depth {
+    Expr k, channel, line_tap, point_tap;
+  };
+  Depth depth_at(const Item& item) const;
+  /// Row `row` of a register block: of windows as a line and a point of it, else in the tile.
+  Expr line_of(const Item& item, const RowBlocks& rows, Expr row) const;
+  static Expr point_of(const Item& item, const RowBlocks& rows, Expr row);
+  static Expr row_of(const Item& item, const RowBlocks& rows, Expr row);
+  /// Where that row's operand is packed; of pairs, the first or second half.
+  std::vector<Expr> packed_row(const Item& item, const RowBlocks& rows, Expr row, int64_t half) const;
+
+  /// Statements for each row of a register block, then for each of its lanes.
+  Ref<tile_ir::Stmt> over_registers(const Item& item, const RowBlocks& rows, const std::string& suffix, tile_ir::Block of_row,
+                                    tile_ir::Block of_lane) const;
+  /// One step of k for all products of a register block.
+  Ref<tile_ir::Stmt> multiply_add(const Item& item, const RowBlocks& rows, const std::string& acc) const;
+  /// All steps of a block of k, or of a chain of it.
+  Ref<tile_ir::Stmt> over_depth(const Item& item, tile_ir::Block body) const;
+  static bool has_chains(const Item& item) { return item.chain < item.depth_block; }
+  tile_ir::Block add_to_tile(const Item& item, bool several, const RowBlocks& rows, const std::string& acc) const;
+  tile_ir::Block register_block(const Item& item, bool several, const RowBlocks& rows) const;
+  tile_ir::Block matrix_block(const Item& item, bool several, const RowBlocks& rows) const;
+
+  /// Products of these parts of the rows and lanes, in pairs, added to buffer `c` of the tile.
+  struct PartProducts {
+    std::string name;  ///< of the sums
+    std::string c;
+    std::vector<std::pair<int64_t, int64_t>> parts;
+    bool prefetch = true;
+  };
+  tile_ir::Block matrix_products(const Item& item, bool several, const RowBlocks& rows, const PartProducts& products) const;
+  tile_ir::Block prefetch_pairs(const Item& item, Expr k) const;
+
+  /// The sum of item's products at a place of the tile, under the name `result`.
+  static void load_sum(const Item& item, const std::string& result, Expr row, Expr lane, tile_ir::Block& into);
+  /// The most that the packed operands of a block of k may take, in steps of it.
+  int64_t longest_block(const Item& item, int64_t rows) const;
+
+  /// Sets how many register blocks the tile's valid rows take.
+  void count_tiles();
+  /// So many rows at most are left to blocks of tail_; more take one of mr_.
+  int64_t tail_rows() const { return (mr_ - tail_) / tail_ * tail_; }
+  Expr padded_rows() const { return tiles_ * mr_ + tails_ * tail_; }
+
+  /// Everything but the sums, over the finished tile or panel, with vectors along the stores' contiguous axis.
+  tile_ir::Block epilogue() const;
+  /// Over `lanes` of them, from `first` on, which the sums have at `place` on.
+  tile_ir::Block epilogue(Expr first, Expr lanes, Expr place, bool whole) const;
+
+  /// The statements outside of the reductions, at one point of the tile, whose sums lie at `place` of it.
+  tile_ir::Block finish(Expr row, Expr lane, Expr place) const;
+
+  const loop_ir::Kernel kernel_;
+  const std::set<std::string>& statics_;
+  const PassContext& ctx_;
+  OuterNest nest_;
+  std::vector<Contraction> contractions_;
+  std::vector<Item> items_;
+  std::vector<Axis> rows_, lanes_, outer_;
+  std::vector<Axis> lane_class_;  ///< the axes that only the lane operands vary along
+  Axis unit_;                     ///< the one along which most stores are contiguous
+  std::optional<Window> window_;  ///< when the rows' operand is packed as it lies under windows
+  bool windowed_ = false;         ///< asked for
+  int64_t lines_ = 0, block_lines_ = 0, block_points_ = 0;
+  Expr first_row_line_, valid_row_lines_;
+  bool across_ = false;                       ///< lanes are off that axis: the sums are transposed at the end
+  bool apart_ = false;                        ///< lanes are of that axis' class but off it: the sums are scattered at the end
+  const ContractionRows* in_rows_ = nullptr;  ///< when this is a phase of a block of rows
+  int64_t chunk_work_ = kChunkWork;
+  int64_t tail_ = 0;  ///< rows of the register blocks at the end of a tile; 0: they are all alike
+  int64_t mr_ = 0, nr_ = 0, row_tiles_ = 0, lane_block_ = 0, lane_lines_ = 0;
+  Expr rows_extent_, lanes_extent_, row_blocks_, parallel_extent_;
+  Expr first_row_, first_lane_, first_line_, valid_rows_, valid_lanes_, valid_lines_;
+  Expr tiles_, tails_;  ///< register blocks of mr_ rows, then of tail_ rows
+  Substitution outer_map_;
+  Ranges ranges_;
+  std::string tag_;
+};
+
+}  // namespace deplo::loop_to_tile

@@ -1,0 +1,632 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "kernel_ir/ir.h"
+#include "target/cpu/schedule/contraction_scheduler.h"
+
+namespace deplo::loop_to_tile {
+namespace {
+
+constexpr int64_t kWholeDepth = 192;        // k is one chain of additions up to here
+constexpr int64_t kChain = 128;             // beyond: chains are short
+constexpr double kCacheShare = 0.7;         // of the second cache, that the packed operands of a block of k may take
+constexpr int64_t kStaticLanes = 256;       // lanes of a block whose lane operand was packed before
+constexpr int64_t kStaticRows = 96;         // its rows
+constexpr int64_t kWideLanes = 512;         // lanes of a block of register blocks of three vectors
+constexpr int64_t kWideUnroll = 2;          // steps of k of such a register block
+constexpr int64_t kMatrixDepthBlock = 512;  // KC of a matrix unit
+constexpr int64_t kSplitDepthBlock = 128;   // of operands in parts: a panel's stay in L1
+constexpr int64_t kLeastSplitRows = 48;     // fewer wait for memory, of which parts take more
+constexpr int64_t kLeastSplitDepth = 64;    // shorter sums do not pay for making parts
+constexpr int64_t kMatrixRows = 256;        // rows of a block for it: it takes panels faster than memory brings them
+constexpr int64_t kLeastMatrixRows = 8;     // fewer leave most of it idle, and wait for memory anyway
+constexpr int64_t kMatrixPadding = 32;      // bf16 elements, a line: keeps rows whole lines off each other's cache sets
+constexpr int64_t kDynamicLanes = 256;      // lanes of a block that packs its lane operand
+constexpr int64_t kNarrowLanes = 96;        // its lanes at least
+constexpr int64_t kLeastRows = 128;         // its rows at least where few blocks would leave threads idle
+constexpr int64_t kTileElements = 1 << 17;  // of the tile of sums: it shares L2 with the packed operands
+constexpr int64_t kWidenedTiles = 3;        // register blocks of a tile that pay for widening a panel beforehand
+constexpr int64_t kTailRows = 4;            // of the register blocks that end a tile of any size: fewer hide less of the latency
+constexpr int64_t kFewBlocks = 4;           // fewer parallel iterations leave one of a few threads idle for long
+constexpr int64_t kWantedBlocks = 8;        // parallel iterations that keep a few threads busy
+constexpr int64_t kManyBlocks = 512;        // parallel iterations that any number of threads shares well
+constexpr double kBetterShare = 0.97;       // gain that pays for lanes of another width than the usual
+
+// What a schedule may ask for: beyond, code or memory grows out of proportion.
+constexpr int64_t kMostTile = 1 << 16;
+constexpr int64_t kMostUnroll = 16;
+constexpr int64_t kMostWork = int64_t{1} << 40;
+constexpr int64_t kMostScratch = 64 << 20;  // bytes of a thread
+
+/// a cut into equal parts of at most `most`: the size of a part.
+int64_t balanced(int64_t a, int64_t most) {
+  int64_t parts = (a + most - 1) / most;
+  return (a + parts - 1) / parts;
+}
+
+/// How much longer all threads are busy than if blocks were shared out evenly, on average over 2, 4 and 8 of them: `outer` times `panels` in groups
+/// of p, each times `tiles` in groups of q, in this order.
+double idle_share(int64_t outer, int64_t panels, int64_t p, int64_t tiles, int64_t q) {
+  const int64_t groups = (panels + p - 1) / p;
+  const int64_t blocks = (tiles + q - 1) / q;
+  const int64_t trips = outer * groups * blocks;
+  if (trips > kManyBlocks) return 1;
+  auto work = [&](int64_t i) { return std::min(p, panels - i / blocks % groups * p) * std::min(q, tiles - i % blocks * q); };
+  double sum = 0;
+  for (int64_t threads : {2, 4, 8}) {
+    int64_t longest = 0;
+    for (int64_t t = 0; t < threads; ++t) {
+      int64_t mine = 0;
+      for (int64_t i = trips * t / threads; i < trips * (t + 1) / threads; ++i) mine += work(i);
+      longest = std::max(longest, mine);
+    }
+    sum += static_cast<double>(threads * longest) / static_cast<double>(outer * panels * tiles);
+  }
+  return sum / 3;
+}
+
+/// A block of k that holds whole runs of its inner axes, so that its elements lie in lines: m times the extents of some innermost axes, where m
+/// divides the next one's. Nothing if none is near the size that is wanted.
+std::optional<int64_t> whole_lines(const std::vector<Axis>& axes, int64_t wanted) {
+  std::optional<int64_t> best;
+  int64_t inner = 1;
+  for (size_t i = axes.size(); i-- > 0;) {
+    if (!axes[i].extent.is_constant()) break;
+    const int64_t extent = axes[i].extent.value();
+    for (int64_t m = 1; m <= extent && m * inner <= wanted; ++m)
+      if (extent % m == 0 && (!best || m * inner > *best)) best = m * inner;
+    inner *= extent;
+  }
+  return best && *best >= wanted / 2 ? best : std::nullopt;
+}
+
+/// Rows of a register block at most, of `vectors` each, beside the registers that hold operands.
+int64_t most_register_rows(int64_t vectors, const PassContext& ctx) { return (ctx.target.vector_registers - 2 - vectors) / vectors; }
+
+}  // namespace
+
+/// What `rows` rows cost in register blocks of mr: little where little is padding, each row of lanes that is read serves many, and enough
+/// sums are independent of one another to hide the latency of multiply-adds. The constants fit what blocks of 4 to 14 rows took on Zen 4,
+/// with AVX2 and AVX-512, and kChains what convolutions over lines of 7 points took in blocks of 4 and 3.
+double block_overhead(int64_t mr, int64_t vectors, double load_cost) {
+  constexpr double kReload = 1.2;  // cost of reading the lanes, in rows
+  constexpr double kChains = 8;    // vectors of sums that hide the latency
+  const auto m = static_cast<double>(mr);
+  const auto v = static_cast<double>(vectors);
+  return (1 + kReload / m) * std::max(1.0, kChains / (m * v)) * (1 + load_cost / v);
+}
+double block_cost(int64_t rows, int64_t mr, int64_t vectors, double load_cost) {
+  return static_cast<double>(round_up(rows, mr)) * block_overhead(mr, vectors, load_cost);
+}
+
+int64_t register_rows(int64_t rows, int64_t vectors, const PassContext& ctx) {
+  int64_t most = most_register_rows(vectors, ctx);
+  if (rows <= most) return std::max<int64_t>(rows, 1);
+  int64_t best = most;
+  for (int64_t mr = most; mr >= std::min<int64_t>(most, 4); --mr)
+    if (block_cost(rows, mr, vectors, 0) < block_cost(rows, best, vectors, 0)) best = mr;
+  return best;
+}
+
+void ContractionScheduler::choose_sizes() {
+  choose_blocks(kBlockVectors);
+  // Three vectors of fewer rows load less for each multiply-add, where their lanes are not many more.
+  if (ctx_.target.load_cost > 0 && lanes_static() && !in_rows_ && items_[0].group() == 1) {
+    const double narrow = padded_work() * block_share(lane_block_);
+    choose_blocks(kBlockVectors + 1);
+    if (padded_work() * block_share(lane_block_) >= narrow) choose_blocks(kBlockVectors);
+  }
+  for (Item& item : items_) item.widened = can_widen(item) && tile_rows() / mr_ >= kWidenedTiles;
+}
+
+double ContractionScheduler::block_share(int64_t lane_block) const {
+  // Cost of packing an element of the rows, in multiply-adds: of one in parts, when a matrix unit makes these.
+  constexpr double kRowCopy = 8;
+  constexpr double kRowSplit = 48;
+  if (!lanes_static() || two_lane_axes() || !lanes_extent_.is_constant() || !rows_extent_.is_constant()) return 1;
+  const int64_t panels = (lanes_extent_.value() + nr_ - 1) / nr_;
+  const int64_t tiles = window_ ? (rows_[0].extent.value() + block_lines_ - 1) / block_lines_ : (rows_extent_.value() + mr_ - 1) / mr_;
+  const double idle =
+      idle_share(std::max<int64_t>(1, hint(count(outer_))), panels, lane_block / nr_, tiles, window_ ? lines_ / block_lines_ : row_tiles_);
+  return idle * (1 + (items_[0].parts > 1 ? kRowSplit : kRowCopy) / static_cast<double>(lane_block));
+}
+
+void ContractionScheduler::share_lanes() {
+  if (hint(count(outer_) * rows_extent_ * lanes_extent_ * items_[0].depth) < kWantedBlocks * kChunkWork) return;
+  const int64_t usual = lane_block_;
+  double best = kBetterShare * block_share(usual);
+  for (int64_t lanes = round_up(usual / 2, nr_); lanes <= 2 * usual; lanes += nr_) {
+    if (const double share = block_share(lanes); share < best) {
+      best = share;
+      lane_block_ = lanes;
+    }
+  }
+}
+
+void ContractionScheduler::choose_blocks(int64_t vectors) {
+  nr_ = vectors * (ctx_.target.vector_bytes / 4);
+  tail_ = 0;
+  // One version serves all sizes beyond a few rows.
+  int64_t rows = rows_extent_.is_constant() ? rows_extent_.value() : std::max(hint(rows_extent_), kDynamicRows);
+  mr_ = rows_extent_.is_constant() ? register_rows(rows, vectors, ctx_) : most_register_rows(vectors, ctx_);
+  for (Item& item : items_) {
+    item.pairs = ctx_.target.features.count("avx512bf16") > 0 && can_pair(item);
+    item.words = item.dtype() == DType::i32;
+    // One addition brings a pair of products.
+    const int64_t additions = item.pairs ? 2 : 1;
+    const int64_t whole = additions * kWholeDepth;
+    const int64_t most = std::max(whole, longest_block(item, rows));
+    int64_t depth = hint(item.depth);
+    item.chain = additions * kChain;
+    if (item.words) {  // exact in any order
+      item.chain = item.depth_block = round_up(balanced(depth, most / 4 * 4), 4);
+      continue;
+    }
+    item.depth_block = item.depth.is_constant() && depth <= whole ? std::max<int64_t>(depth, 1) : most / item.chain * item.chain;
+    if (item.depth.is_constant() && depth <= whole) item.chain = item.depth_block;
+    if (!item.depth.is_constant() || depth <= whole) continue;
+    item.depth_block = round_up(balanced(depth, most), kDepthUnroll);
+    item.chain = round_up(balanced(item.depth_block, item.chain), kDepthUnroll);
+    const auto& axes = item.contraction->reduce->axes;
+    // Rows that are packed per block are packed with vectors along k.
+    if (axes.size() > 1 && !item.rows.is_static && !rows_lie_across()) item.depth_block = whole_lines(axes, most).value_or(item.depth_block);
+    item.chain = std::min(item.chain, item.depth_block);
+    item.pairs = item.pairs && item.depth_block % 2 == 0;
+  }
+  for (Item& item : items_) item.unroll = vectors > kBlockVectors ? kWideUnroll : kDepthUnroll;
+  const bool matrix = std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return i.pairs && can_use_matrix(i); });
+  for (Item& item : items_) item.matrix = matrix && rows >= kLeastMatrixRows;
+  // In training, whose weights change, making their parts in each step takes longer than these save.
+  const bool split = !ctx_.training && hint(rows_extent_) >= kLeastSplitRows &&
+                     std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return can_split(i) && i.depth.value() >= kLeastSplitDepth; });
+  for (Item& item : items_) {
+    item.parts = split ? kParts : 1;
+    if (split) item.pairs = item.matrix = true;
+  }
+  if (items_[0].matrix) choose_matrix_blocks(rows);
+  choose_lane_block();
+  if (window_) {
+    choose_window_sizes();
+    return;
+  }
+  if (in_rows_) {
+    mr_ = register_rows(in_rows_->count, vectors, ctx_);
+    row_tiles_ = (in_rows_->count + mr_ - 1) / mr_;
+    return;
+  }
+  if (rows_lie_across()) {
+    row_tiles_ = (rows + mr_ - 1) / mr_;
+    for (Item& item : items_) item.rows.padding = round_up(row_tiles_ * mr_, kCacheLine) + kRowPadding - row_tiles_ * mr_;
+    return;
+  }
+  int64_t most = items_[0].matrix ? kMatrixRows : lanes_static() ? kStaticRows : kDynamicRows;
+  bool rows_static = std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
+  if (rows_static && !lanes_static()) {
+    // Every block of rows packs the lanes anew: one block takes all rows, unless that leaves too few blocks.
+    int64_t others = std::max<int64_t>(1, hint(count(outer_) * lane_groups()));
+    int64_t blocks = (kWantedBlocks + others - 1) / others;
+    most = std::min(std::max(kLeastRows, (rows + blocks - 1) / blocks), std::max(kDynamicRows, kTileElements / lane_block_));
+  }
+  int64_t tiles = std::max<int64_t>(1, most / mr_);
+  if (rows_extent_.is_constant()) tiles = balanced((rows + mr_ - 1) / mr_, tiles);
+  row_tiles_ = tiles;
+  if (lanes_static() && !across_) share_lanes();
+  const bool any_size = !rows_extent_.is_constant() && std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
+  if (any_size && items_[0].matrix)
+    tail_ = tile_ir::kMatrixSide;
+  else if (any_size && mr_ >= 2 * kTailRows)
+    tail_ = kTailRows;
+}
+
+int64_t ContractionScheduler::longest_block(const Item& item, int64_t rows) const {
+  // Of each step: the rows of a tile, the panel in hand and the next one, and lanes that are packed for the block.
+  const int64_t size = 4 / item.group();
+  const int64_t packed_rows = std::min(in_rows_ ? in_rows_->count : rows, lanes_static() ? kStaticRows : kDynamicRows);
+  const int64_t lanes = lanes_static() ? 2 * nr_ : std::min(kDynamicLanes, std::max(hint(lanes_extent_), nr_));
+  const double bytes = static_cast<double>(size * (packed_rows + lanes));
+  return static_cast<int64_t>(kCacheShare * static_cast<double>(ctx_.target.l2_bytes) / bytes);
+}
+
+bool ContractionScheduler::can_widen(const Item& item) {
+  return item.lanes.is_static && item.group() == 1 && item.dtype() == DType::f32 && item.lanes.narrow();
+}
+
+bool ContractionScheduler::lies_for_pairs(const Item& item) const {
+  const bool packed = item.lanes.is_static && !item.rows.is_static;
+  return packed && !in_rows_ && !rows_lie_across() && !window_ && item.depth.is_constant();
+}
+
+bool ContractionScheduler::can_word(const Item& item) const {
+  if (!lies_for_pairs(item) || item.dtype() != DType::i32 || item.depth.value() % 4 != 0) return false;
+  const auto rows = item.rows.narrow();
+  const auto lanes = item.lanes.narrow();
+  return rows && lanes && (rows->dtype == DType::i8 || lanes->dtype == DType::i8);
+}
+
+bool ContractionScheduler::can_pair(const Item& item) const {
+  if (!lies_for_pairs(item)) return false;
+  auto is_bf16 = [](const Operand& operand) {
+    auto narrow = operand.narrow();
+    return narrow && narrow->dtype == DType::bf16;
+  };
+  return is_bf16(item.rows) && is_bf16(item.lanes) && item.depth.value() % 2 == 0;
+}
+
+bool ContractionScheduler::can_use_matrix(const Item& item) const {
+  return ctx_.target.features.count("amx-bf16") > 0 && can_pair(item) && item.depth.value() % tile_ir::kMatrixDepth == 0;
+}
+
+bool ContractionScheduler::can_split(const Item& item) const {
+  const auto& features = ctx_.target.features;
+  return features.count("amx-bf16") > 0 && features.count("avx512bf16") > 0 && lies_for_pairs(item) && !item.rows.narrow() && !item.lanes.narrow() &&
+         item.contraction->reduce->axes.size() == 1 && item.depth.value() % tile_ir::kMatrixDepth == 0;
+}
+
+void ContractionScheduler::choose_matrix_blocks(int64_t rows) {
+  constexpr int64_t side = tile_ir::kMatrixSide;
+  nr_ = 2 * side;
+  // Two registers of rows use each register of lanes twice.
+  mr_ = rows <= side || (rows <= 3 * side && rows > 2 * side) ? side : 2 * side;
+  for (Item& item : items_) {
+    item.unroll = 1;
+    item.depth_block = std::min(item.depth.value(), item.parts > 1 ? kSplitDepthBlock : kMatrixDepthBlock);
+    item.chain = item.depth_block;
+    item.rows.padding = kMatrixPadding;
+  }
+}
+
+void ContractionScheduler::choose_window_sizes() {
+  const int64_t most = most_register_rows(block_vectors(), ctx_);
+  const int64_t lines = window_->line.axis.extent.value();
+  const int64_t points = window_->point.axis.extent.value();
+  double best = 0;
+  for (int64_t dx = 1; dx <= std::min(most, points); ++dx)
+    for (int64_t dy = 1; dy * dx <= most && dy <= lines && (dy == 1 || dx == points); ++dy) {
+      double cost = window_cost(dy, dx);
+      if (best != 0 && cost >= best) continue;
+      best = cost;
+      block_lines_ = dy;
+      block_points_ = dx;
+    }
+  mr_ = block_lines_ * block_points_;
+  lines_ = round_up(balanced(lines, std::max<int64_t>(1, kDynamicRows / points)), block_lines_);
+  Item& item = items_[0];
+  const int64_t taps = window_->taps();
+  const int64_t channels = std::max<int64_t>(1, kChain / taps);
+  // Of each channel: the points under the block of lines, the panel in hand and the next one.
+  const int64_t bytes = 4 * (hint(window_->line.span(lines_) * window_->point.span(points)) + 2 * nr_ * taps);
+  const int64_t longest = std::max(channels, static_cast<int64_t>(kCacheShare * static_cast<double>(ctx_.target.l2_bytes)) / bytes);
+  Expr all = count(window_->channels);
+  const bool whole = all.is_constant() && all.value() * taps <= kWholeDepth;
+  const int64_t block = !all.is_constant() ? longest : balanced(all.value(), whole ? all.value() : longest);
+  item.depth_block = taps * block;
+  item.chain = whole ? item.depth_block : taps * balanced(block, channels);
+  item.unroll = window_->point.taps > 1 ? std::min(window_->point.taps, kMostUnroll) : kDepthUnroll;
+  // Packing for fewer lanes costs little, idle threads much.
+  while (lane_block_ > nr_ && hint(count(outer_) * lane_groups()) * ((lines + lines_ - 1) / lines_) < kWantedBlocks)
+    lane_block_ = round_up(lane_block_ / 2, nr_);
+}
+
+std::vector<ContractionScheduler::LineBlocks> ContractionScheduler::line_blocks(int64_t most) const {
+  const int64_t points = window_->point.axis.extent.value();
+  const int64_t count = (points + most - 1) / most;
+  const int64_t larger = points % count;
+  std::vector<LineBlocks> out;
+  if (larger > 0) out.push_back({0, larger, points / count + 1});
+  out.push_back({larger * (points / count + 1), count - larger, points / count});
+  return out;
+}
+
+double ContractionScheduler::window_cost(int64_t lines, int64_t points) const {
+  double cost = 0;
+  for (const LineBlocks& b : line_blocks(points))
+    cost += static_cast<double>(b.count * b.points) * block_overhead(lines * b.points, block_vectors(), ctx_.target.load_cost);
+  return cost * static_cast<double>(round_up(window_->line.axis.extent.value(), lines));
+}
+
+void ContractionScheduler::choose_lane_block() {
+  if (two_lane_axes()) {
+    int64_t inner = lanes_.back().extent.value();
+    lane_lines_ = lines_of_block(inner);
+    lane_block_ = round_up(lane_lines_ * inner, nr_);
+  } else {
+    int64_t widest = across_ ? kLeastRows : lanes_static() ? kStaticLanes : kDynamicLanes;
+    if (!across_ && lanes_static() && block_vectors() > kBlockVectors) widest = kWideLanes;
+    lane_block_ = lanes_extent_.is_constant() ? round_up(balanced(lanes_extent_.value(), widest), nr_) : widest;
+    if (across_ || lanes_static() || in_rows_) return;
+    // Narrow blocks pack the rows more often, too few leave threads idle.
+    int64_t others = std::max<int64_t>(1, hint(count(outer_) * ceildiv(rows_extent_, kDynamicRows / mr_ * mr_)));
+    int64_t groups = (kFewBlocks + others - 1) / others;
+    int64_t narrow = std::max(kNarrowLanes, balanced(hint(lanes_extent_), std::max<int64_t>(1, hint(lanes_extent_) / groups)));
+    if (lanes_extent_.is_constant()) lane_block_ = std::min(lane_block_, round_up(balanced(lanes_extent_.value(), narrow), nr_));
+  }
+}
+
+int64_t ContractionScheduler::lines_of_block(int64_t inner) const {
+  int64_t widest = std::max<int64_t>(1, kDynamicLanes / inner);
+  if (!lanes_[0].extent.is_constant()) return widest;
+  int64_t all = lanes_[0].extent.value();
+  auto padded = [&](int64_t lines) { return all / lines * round_up(lines * inner, nr_) + round_up(all % lines * inner, nr_); };
+  int64_t best = balanced(all, widest);
+  for (int64_t lines = best + 1; lines <= std::min(all, widest); ++lines)
+    if (padded(lines) < padded(best)) best = lines;
+  return best;
+}
+
+std::string ContractionScheduler::name_of(const std::vector<Axis>& axes) {
+  std::vector<std::string> names;
+  for (const auto& a : axes) names.push_back(a.name);
+  return group_name(names);
+}
+
+Schedule ContractionScheduler::describe() const {
+  Schedule s{"contraction", {}};
+  auto add = [&](const char* word, std::vector<Argument> arguments) { s.directives.push_back({word, std::move(arguments)}); };
+  if (!in_rows_) {
+    std::vector<Argument> parallel;
+    for (const auto& a : outer_) parallel.push_back({a.name, {}});
+    parallel.insert(parallel.end(), {{lane_tile_name(), {}}, {row_tile_name(), {}}, {"work", chunk_work_}});
+    add("parallel", std::move(parallel));
+    add("tile", {{row_tile_name(), window_ ? lines_ : row_tiles_ * mr_}});
+  }
+  add("tile", {{lane_tile_name(), two_lane_axes() ? lane_lines_ : lane_block_}});
+  add("vectorize", {{name_of(lanes_), {}}});
+  if (window_)
+    add("register_block", {{rows_[0].name, block_lines_}, {rows_[1].name, block_points_}, {name_of(lanes_), nr_}});
+  else
+    add("register_block", {{name_of(rows_), mr_}, {name_of(lanes_), nr_}});
+  if (tail_ > 0) add("partition", {{name_of(rows_), {}}, {"tail", tail_}});
+  for (const Item& item : items_) {
+    const std::string& result = item.contraction->result;
+    add("tile", {{depth_name(item), item.depth_block}});
+    if (has_chains(item)) add("chain", {{depth_name(item), item.chain}});
+    add("unroll", {{depth_name(item), item.unroll}});
+    if (item.group() > 1) add("dot", {{depth_name(item), item.matrix ? tile_ir::kMatrixDepth : item.group()}});
+    if (item.parts > 1) s.directives.back().arguments.push_back({"parts", item.parts});
+    std::vector<Argument> lanes{{result + ".lanes", {}}, {"at", item.lanes.is_static ? "program" : "block"}};
+    if (item.widened) lanes.push_back({"widen", {}});
+    add("pack", std::move(lanes));
+    std::vector<Argument> rows{{result + ".rows", {}}, {"at", item.rows.is_static ? "program" : "block"}};
+    if (window_)
+      rows.push_back({"windows", {}});
+    else if (!item.rows.is_static)
+      rows.push_back({"pad", item.rows.padding});
+    add("pack", std::move(rows));
+  }
+  return s;
+}
+
+void ContractionScheduler::read(ScheduleReader& reader) {
+  for (Item& item : items_) {
+    read_depth(reader, item);
+    read_pack(reader, item, item.lanes, "lanes");
+    read_pack(reader, item, item.rows, "rows");
+    read_dot(reader, item);
+    read_widen(reader, item);
+  }
+  read_lanes(reader);
+  read_parallel(reader);
+  read_register_block(reader);
+  read_tiles(reader);
+  reader.finish("parallel, tile, chain, vectorize, register_block, partition, unroll, dot and pack, each axis and operand once");
+}
+
+const Directive& ContractionScheduler::needed(ScheduleReader& reader, const std::string& word, const std::string& name) {
+  const Directive* d = reader.find(word, name);
+  if (!d) reader.fail(fmt::format("it needs '{}({}...)'", word, name));
+  return *d;
+}
+
+int64_t ContractionScheduler::read_number(ScheduleReader& reader, const std::string& word, const std::string& name, int64_t most) {
+  const Directive& d = needed(reader, word, name);
+  reader.only(d, {name});
+  return reader.number(d, name, 1, most);
+}
+
+void ContractionScheduler::read_depth(ScheduleReader& reader, Item& item) const {
+  item.depth_block = read_number(reader, "tile", depth_name(item), kMostTile);
+  if (window_ && item.depth_block % window_->taps() != 0)
+    reader.fail(needed(reader, "tile", depth_name(item)), fmt::format("allowed: multiples of the window's {} taps", window_->taps()));
+  item.chain = item.depth_block;
+  if (const Directive* chain = reader.find("chain", depth_name(item))) {
+    reader.only(*chain, {depth_name(item)});
+    item.chain = reader.number(*chain, depth_name(item), 1, item.depth_block);
+    if (window_ && item.chain % window_->taps() != 0) reader.fail(*chain, fmt::format("allowed: multiples of the window's {} taps", window_->taps()));
+  }
+  item.unroll = read_number(reader, "unroll", depth_name(item), kMostUnroll);
+  item.depth_blocks = ceildiv(item.depth, item.depth_block);
+}
+
+void ContractionScheduler::read_dot(ScheduleReader& reader, Item& item) const {
+  const Directive* d = reader.find("dot", depth_name(item));
+  item.words = item.dtype() == DType::i32;
+  item.pairs = d != nullptr && !item.words;
+  if (item.words && (!d || item.depth_block % 4 != 0 || has_chains(item)))
+    reader.fail(fmt::format("bytes take 'dot({}=4)', tiles in multiples of it and no chain", depth_name(item)));
+  if (!d) return;
+  reader.only(*d, {depth_name(item), "parts"});
+  const int64_t steps = reader.number(*d, depth_name(item), 2, tile_ir::kMatrixDepth);
+  if (item.words) {
+    if (steps != 4 || !can_word(item)) reader.fail(*d, "bytes are multiplied in fours, the lanes packed at=program, the rows at=block");
+    return;
+  }
+  item.matrix = steps == tile_ir::kMatrixDepth;
+  if (has_chains(item) && (item.matrix || item.chain % 2 != 0))
+    reader.fail(*d, "its chains are pairs, and a matrix unit's are the tile's: no 'chain'");
+  if (steps != 2 && !item.matrix) reader.fail(*d, fmt::format("allowed: 2, and {} for a matrix unit", tile_ir::kMatrixDepth));
+  item.parts = reader.number(*d, "parts", 1, kParts, 1);
+  if (item.parts > 1) {
+    if (item.parts != kParts || !item.matrix || !can_split(item) || item.depth_block % steps != 0)
+      reader.fail(*d,
+                  fmt::format("parts={} makes bf16 of float32 operands for a matrix unit: it takes {}={}, a CPU with amx-bf16 and avx512bf16, the "
+                              "lanes packed at=program, the rows at=block, and k and its tiles in multiples of {}",
+                              kParts, depth_name(item), tile_ir::kMatrixDepth, tile_ir::kMatrixDepth));
+    return;
+  }
+  if (!can_pair(item))
+    reader.fail(*d, "it takes bf16 operands, the lanes packed at=program, the rows at=block, and an even number of steps in even tiles");
+  if (item.matrix && (!can_use_matrix(item) || item.depth_block % steps != 0))
+    reader.fail(*d, fmt::format("{} steps at once take a CPU with amx-bf16, and k and its tiles in multiples of as many", steps));
+}
+
+void ContractionScheduler::read_widen(ScheduleReader& reader, Item& item) const {
+  const Directive& d = needed(reader, "pack", item.contraction->result + ".lanes");
+  item.widened = std::any_of(d.arguments.begin(), d.arguments.end(), [](const Argument& a) { return a.name == "widen"; });
+  if (item.widened && !can_widen(item)) reader.fail(d, "only bf16 or f16 lanes that are packed at=program, and not in pairs, are widened");
+}
+
+void ContractionScheduler::read_pack(ScheduleReader& reader, const Item& item, Operand& operand, const std::string& side) const {
+  std::string name = item.contraction->result + "." + side;
+  const Directive& d = needed(reader, "pack", name);
+  operand.is_static = reader.word(d, "at", {"program", "block"}) == "program";
+  if (operand.is_static && !operand.fixed)
+    reader.fail(d, fmt::format("{} changes from call to call (loads {}); allowed: at=block", name, joined(operand.source->buffers)));
+  if (window_ && side == "rows") {
+    if (operand.is_static) reader.fail(d, "windows are packed at=block");
+    reader.only(d, {name, "at", "windows"});
+    return;
+  }
+  if (window_ && !operand.is_static) reader.fail(d, "beside windows, the lanes are packed at=program");
+  bool padded = side == "rows" && !operand.is_static;
+  reader.only(d, {name, "at", padded ? "pad" : side == "lanes" ? "widen" : "at"});
+  operand.padding = padded ? reader.number(d, "pad", 0, 1024, 0) : 0;
+}
+
+void ContractionScheduler::read_lanes(ScheduleReader& reader) {
+  const Directive& d = reader.one("vectorize");
+  std::vector<std::string> given = reader.names(d);
+  if (given.size() != 1 || d.arguments.size() != 1) reader.fail(d, "it takes one axis, or axes joined by *");
+  std::vector<std::string> names = group_axes(given[0]);
+  if (across_) {
+    if (given[0] != name_of(lane_class_)) reader.fail(d, fmt::format("lanes off the stores' contiguous axis are {}", name_of(lane_class_)));
+    group_lanes();
+    if (!lanes_static())
+      reader.fail(d, fmt::format("lanes off the stores' contiguous axis are packed at=program; allowed otherwise: {}", unit_.name));
+    return;
+  }
+  auto last = std::find_if(lane_class_.begin(), lane_class_.end(), [&](const Axis& a) { return a.name == names.back(); });
+  apart_ = names.back() != unit_.name;
+  if (last == lane_class_.end() || (apart_ && names.size() > 1))
+    reader.fail(d, fmt::format("{} cannot get the lanes; allowed: {}, along which most stores are contiguous, or one of {}", given[0], unit_.name,
+                               name_of(lane_class_)));
+  lanes_ = {*last};
+  Expr span = last->extent;
+  for (size_t i = names.size() - 1; i-- > 0;) {
+    auto axis = std::find_if(lane_class_.begin(), lane_class_.end(), [&](const Axis& a) { return a.name == names[i]; });
+    bool taken = std::any_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l.name == names[i]; });
+    if (axis == lane_class_.end() || taken || !(continues(names[i], span) || whole_vectors(span)))
+      reader.fail(d, fmt::format("{} does not continue {} in every store, nor are these whole vectors", names[i], name_of(lanes_)));
+    lanes_.insert(lanes_.begin(), *axis);
+    span = span * axis->extent;
+  }
+  bool short_inner = unit_.extent.is_constant() && unit_.extent.value() <= kMostTile;
+  if (!lanes_static() && lanes_.size() > 1 && (lanes_.size() > 2 || !short_inner))
+    reader.fail(d,
+                fmt::format("lanes that are packed for each block are one axis, or two whose inner one has a constant extent up to {}", kMostTile));
+  lanes_extent_ = count(lanes_);
+  for (const auto& a : lane_class_)
+    if (std::none_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l == a; })) outer_.push_back(a);
+}
+
+void ContractionScheduler::read_parallel(ScheduleReader& reader) {
+  if (in_rows_) return;
+  const Directive& d = reader.one("parallel");
+  std::vector<std::string> names = reader.names(d);
+  std::vector<std::string> wanted;
+  for (const auto& a : outer_) wanted.push_back(a.name);
+  wanted.insert(wanted.end(), {lane_tile_name(), row_tile_name()});
+  auto same = [&] {
+    return names.size() == wanted.size() && std::is_permutation(names.begin(), names.end(), wanted.begin()) &&
+           std::equal(names.end() - 2, names.end(), wanted.end() - 2);
+  };
+  if (!same()) reader.fail(d, fmt::format("allowed: {} and work; the last two stay in place", joined(wanted)));
+  std::vector<Axis> ordered;
+  for (size_t i = 0; i + 2 < names.size(); ++i)
+    ordered.push_back(*std::find_if(outer_.begin(), outer_.end(), [&](const Axis& a) { return a.name == names[i]; }));
+  outer_ = std::move(ordered);
+  wanted.push_back("work");
+  reader.only(d, {wanted.begin(), wanted.end()});
+  chunk_work_ = reader.number(d, "work", 1, kMostWork);
+}
+
+void ContractionScheduler::read_register_block(ScheduleReader& reader) {
+  const Directive& d = reader.one("register_block");
+  const int64_t vector = ctx_.target.vector_bytes / 4;
+  const int64_t most = 4 * ctx_.target.vector_registers;  // sums beyond the registers are spilled: slow, but right
+  if (window_) {
+    reader.only(d, {rows_[0].name, rows_[1].name, name_of(lanes_)});
+    block_lines_ = reader.number(d, rows_[0].name, 1, most);
+    block_points_ = reader.number(d, rows_[1].name, 1, most);
+    if (block_lines_ > 1 && block_points_ != rows_[1].extent.value())
+      reader.fail(d, fmt::format("several lines are taken whole, with {}={}", rows_[1].name, print(rows_[1].extent)));
+    mr_ = block_lines_ * block_points_;
+  } else {
+    reader.only(d, {name_of(rows_), name_of(lanes_)});
+    mr_ = reader.number(d, name_of(rows_), 1, most);
+    read_tail(reader);
+  }
+  nr_ = reader.number(d, name_of(lanes_), vector, most * vector);
+  check_matrix_sides(reader, d);
+  if (nr_ % vector != 0) reader.fail(d, fmt::format("{} is {}, allowed: multiples of the machine's {} lanes", name_of(lanes_), nr_, vector));
+  if (mr_ * (nr_ / vector) > most)
+    reader.fail(d, fmt::format("{} x {} sums are {} vectors of {} lanes, at most {} are allowed on a machine of {} vector registers", mr_, nr_,
+                               mr_ * (nr_ / vector), vector, most, ctx_.target.vector_registers));
+}
+
+void ContractionScheduler::check_matrix_sides(ScheduleReader& reader, const Directive& block) const {
+  constexpr int64_t side = tile_ir::kMatrixSide;
+  if (std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.matrix; })) return;
+  const int64_t registers = mr_ / side * (nr_ / side) + mr_ / side + 1;
+  if (mr_ % side != 0 || nr_ % side != 0 || registers > kernel_ir::kMatrixRegisters)
+    reader.fail(
+        block, fmt::format("{} x {} sums do not fit a matrix unit: allowed are multiples of {} up to 2 x 2, 1 x 6 or 3 x 1 of them", mr_, nr_, side));
+}
+
+void ContractionScheduler::read_tail(ScheduleReader& reader) {
+  const Directive* d = reader.find("partition", name_of(rows_));
+  tail_ = 0;
+  if (!d) return;
+  reader.only(*d, {name_of(rows_), "tail"});
+  if (in_rows_ || std::any_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; }))
+    reader.fail(*d, "rows that are packed once, or that are a phase's, lie in blocks of one size");
+  tail_ = reader.number(*d, "tail", 1, mr_);
+  const bool matrix = std::any_of(items_.begin(), items_.end(), [](const Item& i) { return i.matrix; });
+  if (matrix && tail_ % tile_ir::kMatrixSide != 0)
+    reader.fail(*d, fmt::format("the tail is {}, allowed for a matrix unit: multiples of {}", tail_, tile_ir::kMatrixSide));
+}
+
+void ContractionScheduler::read_tiles(ScheduleReader& reader) {
+  int64_t rows = in_rows_ ? round_up(in_rows_->count, mr_) : read_number(reader, "tile", row_tile_name(), kMostTile);
+  const int64_t unit = window_ ? block_lines_ : mr_;
+  if (rows % unit != 0) reader.fail(needed(reader, "tile", row_tile_name()), fmt::format("allowed: multiples of the register block's {}", unit));
+  lines_ = window_ ? rows : 0;
+  rows = window_ ? tile_rows() : rows;
+  row_tiles_ = rows / mr_;
+  bool whole = rows_extent_.is_constant() && rows_extent_.value() <= rows;
+  if (rows_lie_across() && !window_ && rows_.size() > 1 && !whole)
+    reader.fail(needed(reader, "tile", name_of(rows_)), fmt::format("two axes of rows are one tile, allowed: {} or more", print(rows_extent_)));
+  int64_t lanes = read_number(reader, "tile", lane_tile_name(), kMostTile);
+  if (two_lane_axes()) {
+    lane_lines_ = lanes;
+    lane_block_ = round_up(lanes * lanes_.back().extent.value(), nr_);
+  } else {
+    if (lanes % nr_ != 0) reader.fail(needed(reader, "tile", lane_tile_name()), fmt::format("allowed: multiples of the register block's {}", nr_));
+    lane_block_ = lanes;
+  }
+  int64_t scratch = 0;
+  for (const Item& item : items_) {
+    scratch += rows * lane_block_ * (item.parts > 1 ? 3 : 1);
+    if (window_)
+      scratch += product(window_shape()).value();
+    else if (!item.rows.is_static)
+      scratch += rows_lie_across() ? item.depth_block * (rows + item.rows.padding)
+                                   : rows * (item.depth_block + item.rows.padding) * (item.parts > 1 ? item.parts - 1 : 1);
+    if (!item.lanes.is_static) scratch += item.depth_block * lane_block_;
+    if (item.widened) scratch += item.depth_block * nr_;
+  }
+  if (scratch > kMostScratch / 4)
+    reader.fail(fmt::format("its tiles need {} bytes of memory for each thread, at most {} are allowed", scratch * 4, kMostScratch));
+}
+
+}  // namespace deplo::loop_to_tile

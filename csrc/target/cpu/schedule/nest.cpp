@@ -1,0 +1,450 @@
+#include "target/cpu/schedule/nest.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "analysis/cost.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "lower/loop_to_tile/merge_axes.h"
+#include "target/cpu/schedule/columns.h"
+#include "target/cpu/schedule/nest_converter.h"
+#include "target/cpu/schedule/rows_in_outputs.h"
+#include "target/cpu/schedule/streams.h"
+
+namespace deplo {
+namespace {
+
+using namespace loop_to_tile;
+using tile_ir::LoopKind;
+
+constexpr int64_t kChunkOperations = 32768;   // work that pays for waking a thread
+constexpr int64_t kLaneBlock = 4096;          // points of a long vector axis that one parallel iteration takes
+constexpr int64_t kColumnBlocks = 8;          // of columns: they keep a few threads busy
+constexpr double kColumnGain = 0.7;           // lanes on an outer axis must save more accesses than its arrays cost
+constexpr double kMostColumnBytes = 8 << 20;  // of arrays for one vector of columns
+constexpr int64_t kTransposedBlock = 256;     // points along memory that a transposing nest reads together
+
+// What a schedule may ask for.
+constexpr int64_t kMostTile = int64_t{1} << 40;
+constexpr int64_t kMostVectors = 32;
+constexpr int64_t kMostColumns = 4096;
+constexpr int64_t kMostSide = 64;
+
+class NestScheduler {
+ public:
+  NestScheduler(const loop_ir::Kernel& kernel, const PassContext& ctx)
+      : kernel_(kernel), ctx_(ctx), nest_(outer_nest(kernel)), converter_(kernel, ctx) {}
+
+  Schedule propose() {
+    canonical();
+    choose();
+    return describe();
+  }
+
+  bool has_outer_lanes(const Schedule& schedule) {
+    canonical();
+    return std::any_of(schedule.directives.begin(), schedule.directives.end(), [&](const Directive& d) {
+      const std::string name = d.arguments.empty() ? "" : d.arguments[0].name;
+      return d.word == "vectorize" && (find(free_, name) || find(ordered_, name));
+    });
+  }
+
+  tile_ir::Kernel apply(const Schedule& schedule) {
+    canonical();
+    ScheduleReader reader(kernel_.name, schedule);
+    read(reader);
+    tile_ir::Kernel out;
+    out.name = kernel_.name;
+    out.params = kernel_.params;
+    out.symbols = kernel_.symbols;
+    out.provenance = kernel_.provenance;
+    out.body = nest();
+    inner_lanes_.finish();
+    out.chunks = chunks();
+    out.schedule = schedule;
+    return out;
+  }
+
+ private:
+  /// Axes as schedules name them: neighbours that always move together are one.
+  void canonical() {
+    const auto& colliding = converter_.colliding();
+    for (const auto& a : nest_.axes) (colliding.empty() || separates(a.name, colliding) ? free_ : ordered_).push_back(a);
+    if (ordered_.empty()) converter_.merge(free_);
+    straight_ = NestConverter::is_straight(*nest_.inner);
+  }
+
+  // ---- choice ----------------------------------------------------------------------------------------------------
+
+  void choose() {
+    std::string lanes = straight_ || columns() ? converter_.best_lane_axis(free_) : best_column_axis();
+    if (straight_ && lanes.empty() && !free_.empty() && ordered_.empty()) lanes = free_.back().name;
+    if (const loop_ir::Axis* a = find(free_, lanes)) lane_axis_ = *a;
+    for (const auto& a : free_)
+      if (a.name != lanes) parallel_.push_back(a.name);
+    for (const auto& a : ordered_) serial_.push_back(a.name);
+    if (lanes.empty()) {
+      converter_.propose_lanes(*nest_.inner, inner_lanes_);
+      for (const auto& a : free_)
+        if (auto streams = ordered_.empty() ? propose_streams(kernel_, *nest_.inner, a, ctx_) : std::nullopt) {
+          streamed_ = a;
+          streams_ = streams->count;
+          inner_lanes_.set_vectors(streams->vectors);
+        }
+      return;
+    }
+    // A long vector axis is cut into blocks, which join the parallel axes.
+    int64_t vector = ctx_.target.vector_bytes / 4;
+    in_flight_ = straight_ ? 1 : holds_loops() ? vectors_of_columns() : column_vectors(ctx_);
+    std::vector<loop_ir::Axis> others = free_;
+    std::erase_if(others, [&](const auto& a) { return a.name == lanes; });
+    const loop_ir::Axis* along = straight_ && ordered_.empty() ? converter_.transposed_axis(others, lanes) : nullptr;
+    if (along && converter_.hint(along->extent) >= vector && converter_.hint(lane_axis_->extent) >= vector) {
+      transposed_ = *along;
+      transposed_tile_ = kTransposedBlock;
+      side_ = vector;
+      std::erase(parallel_, along->name);
+      parallel_.push_back(along->name);
+    }
+    int64_t tile = transposed_ ? vector : straight_ ? kLaneBlock : vector * in_flight_;
+    if (!ordered_.empty()) return;
+    if (converter_.hint(lane_axis_->extent) <= tile && (!holds_loops() || lane_axis_->extent.is_constant())) return;
+    lane_tile_ = tile;
+    parallel_.push_back(lanes);
+  }
+
+  static const loop_ir::Axis* find(const std::vector<loop_ir::Axis>& axes, const std::string& name) {
+    for (const auto& a : axes)
+      if (a.name == name) return &a;
+    return nullptr;
+  }
+
+  /// Reductions whose memory runs along an outer axis: that axis gets the lanes and each lane reduces its own column.
+  bool columns() const {
+    double outer = 0;
+    double inner = 0;
+    if (holds_loops()) return false;
+    for (const auto& a : nest_.axes) outer = std::max(outer, converter_.lane_score(a, true));
+    visit_all(*nest_.inner, [&](const loop_ir::Stmt& stmt) {
+      if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node)) inner = std::max(inner, converter_.reduce_score(*reduce));
+    });
+    return outer > inner;
+  }
+
+  /// An axis along which the memory of inner loops runs, if most does and these can run in columns.
+  std::string best_column_axis() const {
+    if (!holds_loops() || !ordered_.empty() || !runs_in_columns(*nest_.inner)) return "";
+    const int64_t vector = ctx_.target.vector_bytes / 4;
+    if (bytes_of_column(*nest_.inner, converter_) * static_cast<double>(vector) > kMostColumnBytes) return "";
+    std::string best;
+    double least = kColumnGain * access_cost(*nest_.inner, "", converter_, ctx_);
+    for (const auto& a : free_) {
+      const double cost = access_cost(*nest_.inner, a.name, converter_, ctx_);
+      if (converter_.hint(a.extent) < vector || cost >= least) continue;
+      least = cost;
+      best = a.name;
+    }
+    return best;
+  }
+
+  /// As many as leave blocks for some threads, and arrays that stay in the second-level cache.
+  int64_t vectors_of_columns() const {
+    const int64_t vector = ctx_.target.vector_bytes / 4;
+    int64_t others = 1;
+    for (const auto& a : free_)
+      if (a.name != lane_axis_->name) others *= std::max<int64_t>(1, converter_.hint(a.extent));
+    const int64_t extent = converter_.hint(lane_axis_->extent);
+    const double bytes = bytes_of_column(*nest_.inner, converter_) * static_cast<double>(vector);
+    int64_t count = column_vectors(ctx_);
+    while (count > 1 && (others * ((extent + vector * count - 1) / (vector * count)) < kColumnBlocks ||
+                         bytes * static_cast<double>(count) > static_cast<double>(ctx_.target.l2_bytes) / 2))
+      count /= 2;
+    return count;
+  }
+
+  /// Loops inside that are no reductions, or arrays.
+  bool holds_loops() const {
+    return std::any_of(nest_.inner->begin(), nest_.inner->end(), [](const auto& s) {
+      return std::holds_alternative<loop_ir::For>(s->node) || std::holds_alternative<loop_ir::Scan>(s->node) ||
+             std::holds_alternative<loop_ir::Local>(s->node);
+    });
+  }
+
+  // ---- the schedule as data --------------------------------------------------------------------------------------
+
+  Schedule describe() const {
+    Schedule s{"nest", {}};
+    auto add = [&](const char* word, std::vector<Argument> arguments) { s.directives.push_back({word, std::move(arguments)}); };
+    std::vector<Argument> arguments;
+    for (const std::string& name : parallel_) arguments.push_back({name, {}});
+    arguments.push_back({"work", chunk_work_});
+    add("parallel", arguments);
+    arguments.clear();
+    for (const std::string& name : serial_) arguments.push_back({name, {}});
+    if (!arguments.empty()) add("reorder", arguments);
+    if (transposed_) {
+      add("tile", {{transposed_->name, transposed_tile_}});
+      add("transpose", {{transposed_->name, side_}});
+    }
+    if (lane_tile_ != 0) add("tile", {{lane_axis_->name, lane_tile_}});
+    if (streamed_) add("register_block", {{streamed_->name, streams_}});
+    if (lane_axis_) {
+      arguments = {{lane_axis_->name, {}}};
+      if (in_flight_ != 1) arguments.push_back({"by", in_flight_});
+      add("vectorize", arguments);
+    }
+    for (Directive& d : inner_lanes_.describe()) s.directives.push_back(std::move(d));
+    return s;
+  }
+
+  void read(ScheduleReader& reader) {
+    std::vector<std::string> known;
+    for (const auto& a : free_) known.push_back(a.name);
+    for (const auto& a : ordered_) known.push_back(a.name);
+    read_lanes(reader);
+    read_transpose(reader);
+    read_streams(reader);
+    const Directive& parallel = reader.one("parallel");
+    parallel_ = reader.names(parallel);
+    for (const std::string& name : parallel_) {
+      if (find(ordered_, name)) reader.fail(parallel, fmt::format("{} runs in order, its stores may meet; allowed: reorder({})", name, name));
+      if (!find(free_, name)) reader.fail(parallel, fmt::format("there is no axis {}; allowed: {}", name, joined(known)));
+      if (lane_axis_ && name == lane_axis_->name && lane_tile_ == 0)
+        reader.fail(parallel, fmt::format("{} has the lanes; allowed: its tiles, with tile({}=...)", name, name));
+    }
+    std::set<std::string> arguments(parallel_.begin(), parallel_.end());
+    arguments.insert("work");
+    reader.only(parallel, arguments);
+    chunk_work_ = reader.number(parallel, "work", 1, kMostTile);
+    read_order(reader, known);
+    for (const auto& a : free_) {
+      bool taken = arguments.count(a.name) > 0 || std::count(serial_.begin(), serial_.end(), a.name) > 0;
+      bool tiled = (transposed_ && a.name == transposed_->name) || (lane_axis_ && a.name == lane_axis_->name && lane_tile_ != 0) ||
+                   (streamed_ && a.name == streamed_->name);
+      bool lanes = lane_axis_ && a.name == lane_axis_->name;
+      if ((tiled && !arguments.count(a.name)) || (!taken && !lanes)) reader.fail(parallel, fmt::format("{} is missing", a.name));
+    }
+    reader.finish(
+        fmt::format("parallel, reorder, tile of the axis with the lanes, register_block, transpose and vectorize, over the axes {}", joined(known)));
+  }
+
+  void read_lanes(ScheduleReader& reader) {
+    std::string lanes;
+    for (const Directive* d : reader.all("vectorize")) {
+      std::vector<std::string> names = reader.names(*d);
+      bool outer = names.size() == 1 && (find(free_, names[0]) || find(ordered_, names[0]));
+      if (!outer) continue;
+      if (lane_axis_) reader.fail(*d, fmt::format("{} has the lanes already", lane_axis_->name));
+      if (find(ordered_, names[0])) reader.fail(*d, fmt::format("{} runs in order, its stores may meet", names[0]));
+      if (holds_loops() && !(ordered_.empty() && runs_in_columns(*nest_.inner)))
+        reader.fail(*d, "there are loops inside that do not run in columns; allowed: lanes on their axes");
+      lane_axis_ = *find(free_, names[0]);
+      lanes = names[0];
+      reader.only(*d, {lanes, "by"});
+      in_flight_ = reader.number(*d, "by", 1, kMostVectors, 1);
+    }
+    inner_lanes_ = InnerLanes::read(reader, lanes);
+    if (lanes.empty()) return;
+    if (const Directive* d = reader.find("tile", lanes)) {
+      reader.only(*d, {lanes});
+      lane_tile_ = reader.number(*d, lanes, 1, holds_loops() ? kMostColumns : kMostTile);
+    }
+    if (holds_loops() && lane_tile_ == 0 && !(lane_axis_->extent.is_constant() && lane_axis_->extent.value() <= kMostColumns))
+      reader.fail(fmt::format("columns along {} need 'tile({}=N)', N from 1 to {}", lanes, lanes, kMostColumns));
+  }
+
+  void read_transpose(ScheduleReader& reader) {
+    auto all = reader.all("transpose");
+    if (all.empty()) return;
+    const Directive& d = reader.one("transpose");
+    std::string name = d.arguments.empty() ? "" : d.arguments[0].name;
+    const loop_ir::Axis* along = find(free_, name);
+    if (!along || !straight_ || !lane_axis_ || lane_axis_->name == name)
+      reader.fail(d, "it takes one parallel axis of a nest of straight-line statements whose lanes are on another axis");
+    reader.only(d, {name});
+    transposed_ = *along;
+    side_ = reader.number(d, name, 1, kMostSide);
+    const Directive* tile = reader.find("tile", name);
+    if (!tile) reader.fail(d, fmt::format("it needs 'tile({}=...)'", name));
+    reader.only(*tile, {name});
+    transposed_tile_ = reader.number(*tile, name, 1, kMostTile);
+  }
+
+  void read_streams(ScheduleReader& reader) {
+    if (reader.all("register_block").empty()) return;
+    const Directive& d = reader.one("register_block");
+    std::string name = d.arguments.empty() ? "" : d.arguments[0].name;
+    const loop_ir::Axis* along = find(free_, name);
+    if (!along || lane_axis_ || !ordered_.empty() || !can_stream(*nest_.inner))
+      reader.fail(d, "it takes one parallel axis of a nest of float32 sums over one axis each, with the lanes, and straight-line statements");
+    reader.only(d, {name});
+    streamed_ = *along;
+    streams_ = reader.number(d, name, 1, kMostSide);
+  }
+
+  /// Axes that run in order keep theirs; others may be put among them.
+  void read_order(ScheduleReader& reader, const std::vector<std::string>& known) {
+    auto all = reader.all("reorder");
+    std::vector<std::string> kept;
+    if (!all.empty()) {
+      const Directive& d = reader.one("reorder");
+      serial_ = reader.names(d);
+      reader.only(d, {serial_.begin(), serial_.end()});
+      for (const std::string& name : serial_) {
+        if (find(ordered_, name)) kept.push_back(name);
+        bool taken = std::count(parallel_.begin(), parallel_.end(), name) > 0 || (lane_axis_ && lane_axis_->name == name);
+        if ((!find(free_, name) && !find(ordered_, name)) || taken)
+          reader.fail(d, fmt::format("{} is no axis that is neither parallel nor has the lanes; the axes: {}", name, joined(known)));
+      }
+    }
+    std::vector<std::string> wanted;
+    for (const auto& a : ordered_) wanted.push_back(a.name);
+    if (kept != wanted) reader.fail(fmt::format("stores may meet along {}: allowed: 'reorder' with these in this order", joined(wanted)));
+  }
+
+  // ---- building --------------------------------------------------------------------------------------------------
+
+  tile_ir::Block nest() {
+    std::vector<loop_ir::Axis> free;
+    for (const std::string& name : parallel_) {
+      const loop_ir::Axis& a = *find(free_, name);
+      bool lanes = lane_axis_ && name == lane_axis_->name;
+      bool streamed = streamed_ && name == streamed_->name;
+      if (!lanes && !streamed && !(transposed_ && name == transposed_->name))
+        free.push_back(a);
+      else
+        free.push_back({name + "_block", ceildiv(a.extent, lanes ? lane_tile_ : streamed ? streams_ : transposed_tile_)});
+    }
+    Substitution outer = unflatten(free, sym("par"));
+    Substitution& map = converter_.map();
+    for (auto& [name, value] : map) value = substitute(value, outer);
+    for (const auto& [name, value] : outer) map.emplace(name, value);
+
+    const Expr lo = lane_tile_ != 0 ? outer.at(lane_axis_->name + "_block") * lane_tile_ : Expr(0);
+    const Expr hi = !lane_axis_ ? Expr(0) : lane_tile_ != 0 ? min(lane_axis_->extent, lo + lane_tile_) : lane_axis_->extent;
+    auto in_lanes = [&](tile_ir::Block body) -> tile_ir::Block {
+      if (!lane_axis_) return body;
+      return {make(tile_ir::For{axis(lane_axis_->name, lo, hi, LoopKind::lanes, 1, in_flight_), std::move(body)})};
+    };
+    tile_ir::Block body;
+    if (streamed_) {
+      body = stream_sums(*nest_.inner, *streamed_, outer.at(streamed_->name + "_block") * streams_, streams_, ctx_, converter_, inner_lanes_);
+    } else if (lane_axis_ && holds_loops()) {
+      const int64_t capacity = lane_tile_ != 0 ? lane_tile_ : lane_axis_->extent.value();
+      body = run_columns(kernel_, *nest_.inner, {*lane_axis_, lo, hi, capacity, in_flight_}, map, ctx_, inner_lanes_);
+    } else if (!transposed_) {
+      body = in_lanes(converter_.convert(*nest_.inner, !lane_axis_, inner_lanes_));
+    } else {
+      Expr first = outer.at(transposed_->name + "_block") * transposed_tile_;
+      body = squares(*transposed_, first, min(transposed_tile_, transposed_->extent - first), side_, in_lanes);
+    }
+    for (size_t i = serial_.size(); i-- > 0;) {
+      const loop_ir::Axis* ordered = find(ordered_, serial_[i]);
+      const loop_ir::Axis& a = ordered ? *ordered : *find(free_, serial_[i]);
+      body = {make(tile_ir::For{axis(a.name, 0, a.extent), std::move(body)})};
+    }
+    parallel_extent_ = count(free);
+    return {make(tile_ir::For{axis("par", 0, parallel_extent_, LoopKind::parallel), std::move(body)})};
+  }
+
+  /// The axis along which memory runs, unrolled inside the lanes by as many points as a vector has, so that squares are transposed in
+  /// registers; then what remains of it.
+  template <class InLanes>
+  tile_ir::Block squares(const loop_ir::Axis& along, Expr first, Expr valid, int64_t side, const InLanes& in_lanes) {
+    Substitution& map = converter_.map();
+    Substitution before = map;
+    auto at = [&](Expr point) {
+      map = before;
+      for (auto& [name, value] : map) value = substitute(value, {{along.name, point}});
+      map[along.name] = point;
+      tile_ir::Block body = converter_.convert(*nest_.inner, false, inner_lanes_);
+      map = before;
+      return body;
+    };
+    std::string square = along.name + "_square";
+    std::string inside = along.name + "_in";
+    tile_ir::Block body = at(first + sym(square) * side + sym(inside));
+    body = {make(tile_ir::For{axis(inside, 0, side, LoopKind::unroll), std::move(body)})};
+    tile_ir::Block out{make(tile_ir::For{axis(square, 0, floordiv(valid, side)), in_lanes(std::move(body))})};
+    if (along.extent.is_constant() && along.extent.value() % side == 0 && transposed_tile_ % side == 0) return out;
+    std::string rest = along.name + "_rest";
+    out.push_back(make(tile_ir::For{axis(rest, floordiv(valid, side) * side, valid), in_lanes(at(first + sym(rest)))}));
+    return out;
+  }
+
+  /// From shapes alone: as many pieces as there is work for, at most one per parallel iteration.
+  Expr chunks() const {
+    Expr work = analysis::cost_of(kernel_).operations + count(nest_.axes);
+    // Loops whose length varies with an outer axis (the last piece of a split reduction) count by their longest run.
+    std::set<std::string> axes;
+    Ranges ranges = kernel_.symbols;
+    visit_all(kernel_.body, [&](const loop_ir::Stmt& stmt) {
+      if (const auto* loop = std::get_if<loop_ir::For>(&stmt.node)) {
+        axes.insert(loop->axis);
+        ranges[loop->axis] = axis_range(loop->extent);
+      }
+    });
+    work = upper_bound(simplify(widest(work, axes), ranges), axes, ranges).value_or(count(nest_.axes));
+    for (const std::string& name : symbols_of(work))
+      if (!kernel_.symbols.count(name)) work = count(nest_.axes);
+    return max(1, min(parallel_extent_, ceildiv(work, chunk_work_)));
+  }
+
+  /// e, a sum of products of extents, with every minimum that an axis enters replaced by its other operands.
+  static Expr widest(Expr e, const std::set<std::string>& axes) {
+    auto varies = [&](Expr t) { return std::any_of(axes.begin(), axes.end(), [&](const std::string& a) { return uses(t, a); }); };
+    if (!varies(e)) return e;
+    if (e.kind() == ExprKind::add || e.kind() == ExprKind::mul) {
+      Expr result = e.kind() == ExprKind::add ? 0 : 1;
+      for (const Expr& t : e.operands()) result = e.kind() == ExprKind::add ? result + widest(t, axes) : result * widest(t, axes);
+      return result;
+    }
+    if (e.kind() != ExprKind::min) return e;
+    std::optional<Expr> least;
+    for (const Expr& t : e.operands())
+      if (!varies(t)) least = least ? min(*least, t) : t;
+    return least.value_or(e);
+  }
+
+  const loop_ir::Kernel& kernel_;
+  const PassContext& ctx_;
+  OuterNest nest_;
+  NestConverter converter_;
+  std::vector<loop_ir::Axis> free_;     ///< may run in any order
+  std::vector<loop_ir::Axis> ordered_;  ///< stores may meet along them
+  bool straight_ = false;
+
+  // The schedule.
+  std::vector<std::string> parallel_;
+  std::vector<std::string> serial_;  ///< inside the parallel ones
+  std::optional<loop_ir::Axis> lane_axis_;
+  int64_t lane_tile_ = 0;  ///< 0: the whole axis
+  int64_t in_flight_ = 1;
+  std::optional<loop_ir::Axis> transposed_;
+  int64_t transposed_tile_ = 0;
+  int64_t side_ = 0;
+  std::optional<loop_ir::Axis> streamed_;
+  int64_t streams_ = 1;
+  int64_t chunk_work_ = kChunkOperations;
+  InnerLanes inner_lanes_;
+
+  Expr parallel_extent_ = 1;
+};
+
+}  // namespace
+
+Schedule propose_cpu_nest(const loop_ir::Kernel& kernel, const PassContext& ctx) {
+  const loop_ir::Kernel merged = merge_inner_axes(kernel);
+  return NestScheduler(merged, ctx).propose();
+}
+
+tile_ir::Kernel apply_cpu_nest(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& ctx) {
+  const loop_ir::Kernel merged = merge_inner_axes(kernel);
+  if (NestScheduler(merged, ctx).has_outer_lanes(schedule)) return NestScheduler(merged, ctx).apply(schedule);
+  const loop_ir::Kernel in_outputs = merge_inner_axes(rows_in_outputs(kernel));
+  return NestScheduler(in_outputs, ctx).apply(schedule);
+}
+
+}  // namespace deplo

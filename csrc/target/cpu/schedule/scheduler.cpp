@@ -1,0 +1,137 @@
+#include "target/cpu/schedule/scheduler.h"
+
+#include "schedule/reader.h"
+#include "target/cpu/schedule/contraction.h"
+#include "target/cpu/schedule/nest.h"
+#include "target/cpu/schedule/rows.h"
+
+namespace deplo {
+namespace {
+
+using Given = std::map<std::string, Schedule>;
+
+/// Params that are bound to static inputs, or to what `once` steps made, at every call of the kernel.
+std::set<std::string> static_params(const loop_ir::Module& module, const loop_ir::Kernel& kernel) {
+  std::set<std::string> names;
+  for (const auto& p : kernel.params)
+    if (p.kind == loop_ir::ParamKind::in) names.insert(p.name);
+  for (const Step& step : module.steps) {
+    const auto* call = std::get_if<CallStep>(&step);
+    if (!call || call->kernel != kernel.name) continue;
+    for (size_t i = 0; i < kernel.params.size(); ++i) {
+      const Buffer* buffer = module.find_buffer(call->arguments[i]);
+      bool fixed = buffer && ((buffer->kind == BufferKind::input && buffer->is_static) || buffer->kind == BufferKind::packed);
+      if (!fixed) names.erase(kernel.params[i].name);
+    }
+  }
+  return names;
+}
+
+class CpuScheduler final : public Scheduler {
+ public:
+  CpuScheduler(const loop_ir::Module& module, const PassContext& context) : module_(module), ctx_(context) {}
+
+  void add_kernel(const loop_ir::Kernel& kernel, const Given& given, tile_ir::Module& out) override {
+    std::set<std::string> statics = static_params(module_, kernel);
+    auto contraction = propose_cpu_contraction(kernel, statics, ctx_);
+    if (contraction && !contraction->unless.empty()) {
+      loop_ir::Kernel small = kernel;
+      small.name = kernel.name + "_small";
+      auto streamed = given.find(small.name);
+      apply(small, streamed != given.end() ? streamed->second : propose_streamed(small), statics, out);
+      versions_[kernel.name] = {small.name, contraction->unless};
+    }
+    auto found = given.find(kernel.name);
+    apply(kernel, found != given.end() ? found->second : contraction ? contraction->schedule : propose_streamed(kernel), statics, out);
+  }
+
+  /// The call, by the version for its sizes where its kernel has two.
+  void add_call(const CallStep& call, tile_ir::Module& out) override {
+    CallStep main = with_packed(call, out);
+    if (auto version = versions_.find(call.kernel); version != versions_.end()) {
+      CallStep small = call;
+      small.kernel = version->second.kernel;
+      small = with_packed(small, out);
+      for (const Cond& c : version->second.when) {
+        small.when = {c};
+        out.steps.emplace_back(small);
+        small.is_alternative = true;
+      }
+      main.is_alternative = true;
+    }
+    out.steps.emplace_back(std::move(main));
+  }
+
+ private:
+  Schedule propose_streamed(const loop_ir::Kernel& kernel) const {
+    if (auto rows = propose_cpu_rows(kernel, ctx_)) return *rows;
+    return propose_cpu_nest(kernel, ctx_);
+  }
+
+  void apply(const loop_ir::Kernel& kernel, const Schedule& schedule, const std::set<std::string>& statics, tile_ir::Module& out) {
+    if (schedule.kind == "contraction") {
+      ScheduledContraction contraction = apply_cpu_contraction(kernel, schedule, statics, ctx_);
+      for (const PackedOperand& p : contraction.packed) add(p.kernel, out);
+      if (!contraction.packed.empty()) packed_[kernel.name] = contraction.packed;
+      add(std::move(contraction.kernel), out);
+    } else if (schedule.kind == "rows") {
+      add(apply_cpu_rows(kernel, schedule, ctx_), out);
+    } else {
+      if (schedule.kind != "nest")
+        ScheduleReader(kernel.name, schedule).fail("unknown kind; a CPU kernel is allowed to be contraction, rows or nest");
+      add(apply_cpu_nest(kernel, schedule, ctx_), out);
+    }
+  }
+
+  static void add(tile_ir::Kernel kernel, tile_ir::Module& out) { out.kernels.push_back(std::make_shared<tile_ir::Kernel>(std::move(kernel))); }
+
+  /// The call with its packed operands, which `once` steps before it make.
+  CallStep with_packed(const CallStep& call, tile_ir::Module& out) {
+    auto packed = packed_.find(call.kernel);
+    if (packed == packed_.end()) return call;
+    const tile_ir::Kernel& kernel = *out.find_kernel(call.kernel);
+    std::map<std::string, std::string> bound;
+    for (size_t i = 0; i < call.arguments.size(); ++i) bound[kernel.params[i].name] = call.arguments[i];
+    CallStep extended = call;
+    for (const PackedOperand& p : packed->second) {
+      Buffer buffer;
+      buffer.name = fresh_buffer(out);
+      buffer.dtype = p.dtype;
+      buffer.shape = p.shape;
+      buffer.strides = contiguous_strides(p.shape);
+      buffer.kind = BufferKind::packed;
+      CallStep make{p.kernel.name, {}, true};
+      for (const std::string& source : p.sources) make.arguments.push_back(bound.at(source));
+      make.arguments.push_back(buffer.name);
+      extended.arguments.push_back(buffer.name);
+      out.buffers.push_back(std::move(buffer));
+      out.steps.emplace_back(std::move(make));
+    }
+    return extended;
+  }
+
+  std::string fresh_buffer(const tile_ir::Module& out) {
+    while (true) {
+      std::string name = "panel" + std::to_string(next_++);
+      if (!out.find_buffer(name)) return name;
+    }
+  }
+
+  const loop_ir::Module& module_;
+  const PassContext& ctx_;
+  std::map<std::string, std::vector<PackedOperand>> packed_;
+  struct Version {
+    std::string kernel;
+    std::vector<Cond> when;  ///< any of them
+  };
+  std::map<std::string, Version> versions_;  ///< for small sizes, by the kernel for all others
+  int next_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Scheduler> make_cpu_scheduler(const loop_ir::Module& module, const PassContext& context) {
+  return std::make_unique<CpuScheduler>(module, context);
+}
+
+}  // namespace deplo

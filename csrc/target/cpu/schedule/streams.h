@@ -1,0 +1,26 @@
+#pragma once
+
+#include <optional>
+
+#include "target/cpu/schedule/nest_converter.h"
+
+namespace deplo::loop_to_tile {
+
+/// Sums along contiguous memory, as a layer has them for one row: several at a time, each with vectors of its own. So many streams of memory are
+/// read side by side (one alone does not keep a core's memory busy), and what they share is loaded once.
+struct Streams {
+  int64_t count = 1;    ///< sums at a time
+  int64_t vectors = 1;  ///< in flight, of each
+};
+
+/// Straight-line statements and float32 sums over one axis each, all of the same extent, none of which reads another's result.
+bool can_stream(const loop_ir::Block& block);
+
+/// How many sums along `axis` of a nest with this body are worth reading at a time; nothing if one by one is as good.
+std::optional<Streams> propose_streams(const loop_ir::Kernel& kernel, const loop_ir::Block& block, const loop_ir::Axis& axis, const PassContext& ctx);
+
+/// The body for the points first .. first + streams of the axis, under the converter's map.
+tile_ir::Block stream_sums(const loop_ir::Block& block, const loop_ir::Axis& axis, Expr first, int64_t streams, const PassContext& ctx,
+                           NestConverter& converter, InnerLanes& lanes);
+
+}  // namespace deplo::loop_to_tile

@@ -1,0 +1,294 @@
+#include "target/cuda/schedule/nest.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace deplo::loop_to_tile {
+
+using tile_ir::LoopKind;
+using tile_ir::Space;
+
+namespace {
+
+/// Of one local buffer on a thread's stack.
+constexpr int64_t kStackBytes = 1 << 10;
+/// Blocks of a grid whose blocks have scratch memory: enough to fill a GPU; each then goes on with further points.
+constexpr int64_t kBlocksWithScratch = 512;
+constexpr int64_t kMostBlocks = 1 << 20;
+
+Fn combine_fn(Combiner combiner) {
+  switch (combiner) {
+    case Combiner::sum: return Fn::add;
+    case Combiner::prod: return Fn::mul;
+    case Combiner::min: return Fn::min;
+    case Combiner::max: return Fn::max;
+    default: return Fn::constant;
+  }
+}
+
+void collect_reads(const loop_ir::Block& block, std::set<std::string>& buffers) {
+  visit_all(block, [&](const loop_ir::Stmt& stmt) {
+    if (const auto* load = std::get_if<loop_ir::Load>(&stmt.node)) buffers.insert(load->buffer);
+  });
+}
+
+}  // namespace
+
+GpuNest::GpuNest(const loop_ir::Kernel& kernel) : kernel_(kernel) {
+  OuterNest nest = outer_nest(kernel);
+  outer_ = nest.axes;
+  inner_ = nest.inner;
+  names_.reserve(kernel);
+  block_ = names_.fresh("b");
+  thread_ = names_.fresh("t");
+}
+
+// ---- the schedule as data ------------------------------------------------------------------------------------------
+
+Schedule GpuNest::propose() const {
+  std::string kind = !colliding_stores(kernel_).empty() ? "gpu_serial" : shares_rows() ? "gpu_rows" : "gpu_points";
+  Schedule s{kind, {{"threads", {{"", kind == "gpu_serial" ? 1 : kGpuThreads}}}}};
+  int64_t shared_bytes = 0;
+  if (kind != "gpu_serial" && needs_scratch(*inner_, kind == "gpu_rows" ? Share::together : Share::alone, shared_bytes))
+    s.directives.push_back({"blocks", {{"", kBlocksWithScratch}}});
+  return s;
+}
+
+void GpuNest::read(const Schedule& schedule) {
+  ScheduleReader reader(kernel_.name, schedule);
+  const std::string& kind = schedule.kind;
+  if (kind != "gpu_serial" && kind != "gpu_rows" && kind != "gpu_points")
+    reader.fail("unknown kind; a GPU kernel is allowed to be gpu_points, gpu_rows, gpu_contraction or gpu_serial");
+  if (kind != "gpu_serial" && !colliding_stores(kernel_).empty()) reader.fail("its stores may meet; allowed: gpu_serial");
+  threads_ = read_threads(reader);
+  if (kind == "gpu_serial") return reader.finish("threads");
+  if (const auto all = reader.all("blocks"); !all.empty()) {
+    const Directive& blocks = reader.one("blocks");
+    reader.only(blocks, {""});
+    blocks_ = reader.number(blocks, "", 1, kMostBlocks);
+  }
+  reader.finish("threads and blocks");
+}
+
+bool GpuNest::shares_rows() const {
+  bool loops = false;
+  for (const auto& stmt : *inner_)
+    loops = loops || std::holds_alternative<loop_ir::For>(stmt->node) || std::holds_alternative<loop_ir::Reduce>(stmt->node);
+  if (!loops) return false;
+  // A single short reduction per point is cheaper in one thread.
+  bool wide = false;
+  visit_all(*inner_, [&](const loop_ir::Stmt& stmt) {
+    if (const auto* loop = std::get_if<loop_ir::For>(&stmt.node)) wide = wide || !loop->extent.is_constant() || loop->extent.value() >= 32;
+    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node)) {
+      Expr n = count(reduce->axes);
+      wide = wide || !n.is_constant() || n.value() >= 64;
+    }
+  });
+  return wide;
+}
+
+Space GpuNest::space_of(const loop_ir::Local& s, Share share, int64_t& shared_bytes) const {
+  Expr n = product(s.shape);
+  if (!n.is_constant()) return Space::scratch;
+  int64_t bytes = n.value() * size_of(s.dtype);
+  if (share == Share::alone) return bytes <= kStackBytes ? Space::stack : Space::scratch;
+  if (bytes > kSharedBytes - reduction_bytes() - shared_bytes) return Space::scratch;
+  shared_bytes += bytes;
+  return Space::shared;
+}
+
+/// Of shared memory: an element for each thread of every dtype that the block reduces.
+int64_t GpuNest::reduction_bytes() const {
+  std::set<DType> dtypes;
+  for (const auto& stmt : *inner_)
+    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) dtypes.insert(reduce->dtypes[0]);
+  int64_t bytes = 0;
+  for (DType dtype : dtypes) bytes += threads_ * size_of(dtype);
+  return bytes;
+}
+
+bool GpuNest::needs_scratch(const loop_ir::Block& block, Share share, int64_t& shared_bytes) const {
+  bool needs = false;
+  for (const auto& stmt : block) {
+    auto inside = [&](const loop_ir::Block& body) { needs = needs_scratch(body, Share::alone, shared_bytes) || needs; };
+    std::visit(Overloaded{[&](const loop_ir::Local& s) { needs = space_of(s, share, shared_bytes) == Space::scratch || needs; },
+                          [&](const loop_ir::For& s) { inside(s.body); }, [&](const loop_ir::Reduce& s) { inside(s.body); },
+                          [&](const loop_ir::Scan& s) {
+                            inside(s.body);
+                            inside(s.then);
+                          },
+                          [](const auto&) {}},
+               stmt->node);
+  }
+  return needs;
+}
+
+// ---- outer axes as one linear index --------------------------------------------------------------------------------
+
+tile_ir::Block GpuNest::apply(const Schedule& schedule) {
+  read(schedule);
+  return schedule.kind == "gpu_serial" ? serial() : schedule.kind == "gpu_rows" ? rows() : points();
+}
+
+/// body(k) for every k below count, spread over the blocks of the grid.
+template <class Body>
+tile_ir::Block GpuNest::over_blocks(Expr count, const Body& body) {
+  if (blocks_ == 0 || (count.is_constant() && count.value() <= blocks_)) return gpu_grid(block_, count, thread_, threads_, body(sym(block_)));
+  std::string k = names_.fresh("row");
+  tile_ir::Block loop{make(tile_ir::For{axis(k, sym(block_), count, LoopKind::serial, blocks_), body(sym(k))})};
+  return gpu_grid(block_, min(count, blocks_), thread_, threads_, std::move(loop));
+}
+
+tile_ir::Block GpuNest::points() {
+  Expr n = count(outer_);
+  return over_blocks(ceildiv(n, threads_), [&](Expr block) {
+    Expr linear = block * threads_ + thread();
+    map_ = unflatten(outer_, linear);
+    return tile_ir::Block{make(tile_ir::If{{less(linear, n)}, convert(*inner_, Share::alone)})};
+  });
+}
+
+tile_ir::Block GpuNest::rows() {
+  return over_blocks(count(outer_), [&](Expr row) {
+    map_ = unflatten(outer_, row);
+    tile_ir::Block body = convert(*inner_, Share::together);
+    // The next row reuses the buffers.
+    if (!read_.empty()) barrier(body);
+    return body;
+  });
+}
+
+tile_ir::Block GpuNest::serial() {
+  tile_ir::Block body{make(tile_ir::If{{equal(thread(), 0)}, convert(kernel_.body, Share::alone)})};
+  return gpu_grid(block_, 1, thread_, threads_, std::move(body));
+}
+
+// ---- statements ----------------------------------------------------------------------------------------------------
+
+tile_ir::Block GpuNest::convert(const loop_ir::Block& block, Share share) {
+  tile_ir::Block out;
+  for (const auto& stmt : block) std::visit([&](const auto& s) { lower(s, share, out); }, stmt->node);
+  return out;
+}
+
+void GpuNest::barrier(tile_ir::Block& out) {
+  out.push_back(make(tile_ir::Barrier{}));
+  read_.clear();
+}
+
+/// What the block is about to write, no thread may still be reading.
+void GpuNest::before_writing(const loop_ir::Block& block, tile_ir::Block& out) {
+  bool meets = false;
+  visit_all(block, [&](const loop_ir::Stmt& stmt) {
+    if (const auto* store = std::get_if<loop_ir::Store>(&stmt.node)) meets = meets || read_.count(store->buffer) > 0;
+  });
+  if (meets) barrier(out);
+}
+
+void GpuNest::lower(loop_ir::Let s, Share /*share*/, tile_ir::Block& out) { out.push_back(make(substituted(std::move(s), map_))); }
+
+void GpuNest::lower(loop_ir::Load s, Share share, tile_ir::Block& out) {
+  if (share == Share::together) read_.insert(s.buffer);
+  s = substituted(std::move(s), map_);
+  if (of_thread_.count(s.buffer)) s.index.insert(s.index.begin(), thread());
+  out.push_back(make(std::move(s)));
+}
+
+void GpuNest::lower(loop_ir::Store s, Share share, tile_ir::Block& out) {
+  bool meets = read_.count(s.buffer) > 0;
+  s = substituted(std::move(s), map_);
+  if (of_thread_.count(s.buffer)) s.index.insert(s.index.begin(), thread());
+  if (share == Share::alone) {
+    out.push_back(make(std::move(s)));
+    return;
+  }
+  if (meets) barrier(out);
+  out.push_back(make(tile_ir::If{{equal(thread(), 0)}, {make(std::move(s))}}));
+  barrier(out);
+}
+
+void GpuNest::lower(loop_ir::Check s, Share /*share*/, tile_ir::Block& out) { out.push_back(make(substituted(s, map_))); }
+
+void GpuNest::lower(const loop_ir::Local& s, Share share, tile_ir::Block& out) {
+  Space space = space_of(s, share, shared_bytes_);
+  std::vector<Expr> shape = s.shape;
+  if (space == Space::scratch && share == Share::alone) {
+    shape.insert(shape.begin(), threads_);
+    of_thread_.insert(s.name);
+  }
+  out.push_back(make(tile_ir::Alloc{s.name, s.dtype, std::move(shape), space}));
+}
+
+void GpuNest::lower(const loop_ir::For& s, Share share, tile_ir::Block& out) {
+  Expr extent = substitute(s.extent, map_);
+  bool together = share == Share::together;
+  if (together) before_writing(s.body, out);
+  tile_ir::Block body = convert(s.body, Share::alone);
+  out.push_back(make(tile_ir::For{axis(s.axis, together ? thread() : Expr(0), extent, LoopKind::serial, together ? threads_ : 1), std::move(body)}));
+  if (together) barrier(out);
+}
+
+void GpuNest::lower(const loop_ir::Scan& s, Share share, tile_ir::Block& out) {
+  if (share == Share::together) before_writing(s.then, out);
+  tile_ir::Scan scan{s.results,
+                     s.dtypes,
+                     s.combiner,
+                     s.operands,
+                     axis(s.axis.name, 0, substitute(s.axis.extent, map_)),
+                     convert(s.body, Share::alone),
+                     convert(s.then, Share::alone)};
+  if (share == Share::alone) {
+    out.push_back(make(std::move(scan)));
+    return;
+  }
+  out.push_back(make(tile_ir::If{{equal(thread(), 0)}, {make(std::move(scan))}}));
+  barrier(out);
+}
+
+void GpuNest::lower(const loop_ir::Reduce& s, Share share, tile_ir::Block& out) {
+  tile_ir::Reduce reduce{s.results, s.dtypes, s.combiner, s.operands, {}, convert(s.body, Share::alone)};
+  for (const auto& a : s.axes) reduce.axes.push_back(axis(a.name, 0, substitute(a.extent, map_)));
+  Fn fn = combine_fn(s.combiner);
+  // Pairs (argmax, Welford, online softmax) are reduced by every thread alike: right, not yet fast.
+  if (share == Share::alone || fn == Fn::constant || s.dtypes[0] == DType::boolean) {
+    if (share == Share::together) collect_reads(s.body, read_);
+    out.push_back(make(std::move(reduce)));
+    return;
+  }
+  tile_ir::Axis& split = reduce.axes.back();
+  split.lo = thread();
+  split.step = threads_;
+  std::string result = s.results[0];
+  std::string partial = names_.fresh(result + "_part");
+  reduce.results[0] = partial;
+  DType dtype = s.dtypes[0];
+  std::string shared = shared_for(dtype, out);
+  out.push_back(make(std::move(reduce)));
+  out.push_back(make(tile_ir::Store{shared, {thread()}, partial, {}, Combiner::set}));
+  barrier(out);
+  for (int64_t stride = threads_ / 2; stride > 0; stride /= 2) {
+    std::string a = names_.fresh("a");
+    std::string b = names_.fresh("c");
+    std::string c = names_.fresh("d");
+    tile_ir::Block step{make(tile_ir::Load{a, dtype, shared, {thread()}, {}, {}}), make(tile_ir::Load{b, dtype, shared, {thread() + stride}, {}, {}}),
+                        make(tile_ir::Let{c, dtype, fn, {a, b}, {}, 0}), make(tile_ir::Store{shared, {thread()}, c, {}, Combiner::set})};
+    out.push_back(make(tile_ir::If{{less(thread(), stride)}, std::move(step)}));
+    barrier(out);
+  }
+  out.push_back(make(tile_ir::Load{result, dtype, shared, {0}, {}, {}}));
+  // The next reduction reuses the array.
+  barrier(out);
+}
+
+/// The shared array of a dtype, declared where first needed.
+std::string GpuNest::shared_for(DType dtype, tile_ir::Block& out) {
+  auto [at, added] = arrays_.try_emplace(dtype);
+  if (added) {
+    at->second = names_.fresh(fmt::format("shared_{}_", to_string(dtype)));
+    out.push_back(make(tile_ir::Alloc{at->second, dtype, {threads_}, Space::shared}));
+  }
+  return at->second;
+}
+
+}  // namespace deplo::loop_to_tile

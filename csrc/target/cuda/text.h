@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+
+#include "kernel_ir/ir.h"
+
+namespace deplo {
+
+/// CUDA C++ text of a kernel whose loops were mapped to blocks and threads, or of all kernels of a module. No header is included. A kernel takes its
+/// params, symbols (long long), the error word (int*) and, if it has scratch_bytes, memory of that many bytes for each block, or null if the launch
+/// gives that many bytes of dynamic shared memory.
+std::string cuda_text(const kernel_ir::Kernel& kernel);
+std::string cuda_text(const kernel_ir::Module& module);
+
+}  // namespace deplo
