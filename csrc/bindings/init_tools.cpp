@@ -104,6 +104,21 @@ void init_tools(py::module_& module) {
       "interface", [] { return fmt::format("{} {}", DEPLO_INTERFACE, joined(option_names())); },
       "What the Python files must agree with: a number that changes with the bindings and Torch IR, and the options.");
   module.def("env", &describe_environment, py::arg("features") = "", "JSON: versions, CPU features, topology.");
+  module.def("build_id", &build_id, "An identifier of the extension's code; empty if it was linked without one.");
+  module.def(
+      "target", [](const std::string& options) { return describe_target(parse_options(options)); }, py::arg("options") = "{}",
+      "JSON: what the passes know of the machine that the options name.");
+  module.def(
+      "offer_kernel", [](const py::bytes& image) { offer_kernel(image); }, py::arg("image"),
+      "Takes machine code of Program.images(), which programs with an equal kernel for the same CPU features then link.");
+  module.def(
+      "keep_kernel",
+      [](const py::bytes& image, const std::string& folder) {
+        CodegenOptions options;
+        options.cache_dir = folder;
+        keep_kernel(image, options);
+      },
+      py::arg("image"), py::arg("folder"), "Stores machine code of Program.images() in a folder of compiled kernels.");
   module.def("forget_packed", &runtime::forget_packed, "Makes every program pack its static inputs again at its next call.");
   module.def("packed_bytes", &runtime::packed_bytes, "Bytes of packed weights in this process.");
   module.def("trim_memory", &runtime::trim_memory, "Gives memory that is kept for reuse back to the system.");

@@ -61,6 +61,8 @@ class Program {
   const Layout& layout() const { return layout_; }
   /// What this machine lacks to run the kernels; empty: nothing.
   const std::string& missing() const { return code_.missing; }
+  /// The kernels of this CPU, one for each of the module; none where they run elsewhere.
+  const std::vector<std::shared_ptr<CompiledKernel>>& functions() const { return code_.functions; }
   /// Where the kernels run; null: on this CPU, or nowhere.
   const CudaKernels* gpu() const { return code_.gpu.get(); }
   const std::vector<OnceGroup>& once_groups() const { return groups_; }
