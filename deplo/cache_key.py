@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import os
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ _OF_THE_CALL = ("cache_dir", "threads", "memory_limit")
 # Options whose work a restored program would not do.
 _OF_A_COMPILATION = ("dump", "dump_dir", "stop_after", "verify", "time", "guard")
 _ATTRIBUTE = "_deplo_cache_key"
+_key_lock = threading.RLock()
 
 
 def reason_to_bypass(options: Options, gm: torch.fx.GraphModule, shares_memory: bool) -> str:
@@ -104,6 +106,23 @@ def keyed(gm: torch.fx.GraphModule, key: str) -> Iterator[None]:
     """While AOTAutograd looks into its cache inside, `key` is a part of the graph's; without one, no other graph has the same."""
     setattr(gm, _ATTRIBUTE, f"deplo {key or uuid.uuid4().hex}")
     try:
-        yield
+        with _without_inductors_backends():
+            yield
     finally:
         delattr(gm, _ATTRIBUTE)
+
+
+@contextlib.contextmanager
+def _without_inductors_backends() -> Iterator[None]:
+    """PyTorch's key names the passes of Inductor's code generators, which no graph of deplo goes through: importing them all takes as long as the
+    rest of a first call that the cache answers. A graph that Inductor looks for meanwhile, in another thread, is missed at worst."""
+    from torch._inductor import codecache
+
+    codecache_: Any = codecache
+    with _key_lock:
+        register = codecache_.init_backend_registration
+        codecache_.init_backend_registration = lambda: None
+        try:
+            yield
+        finally:
+            codecache_.init_backend_registration = register
