@@ -39,6 +39,7 @@ from .progress import progress
 from .records import Record as Record
 from .records import collect_records as collect_records
 from .records import publish
+from .registration import register_for_threads
 
 log = logging.getLogger(__name__)
 _Backend = TypeVar("_Backend", bound=Callable[..., Any])
@@ -360,3 +361,6 @@ def trace_artifact(name: str, text: str) -> None:
     from torch._logging._internal import trace_structured
 
     trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=lambda: text)
+
+
+register_for_threads("deplo", deplo)
