@@ -40,6 +40,7 @@ from .records import Record as Record
 from .records import collect_records as collect_records
 from .records import publish
 from .registration import register_for_threads
+from .subgraphs import inline_regions
 
 log = logging.getLogger(__name__)
 _Backend = TypeVar("_Backend", bound=Callable[..., Any])
@@ -191,6 +192,7 @@ class Compilation:
 
     def _compile(self, kind: str, gm: torch.fx.GraphModule, static: set[str] | None) -> CompiledGraph:
         facts = None
+        inline_regions(gm)
         if kind != "backward":
             windows = self.user_graph is not None and writes_windows_with_gaps(self.user_graph, gm)
             self.facts = facts = Facts(written_inputs(gm), kind == "forward", takes_bases(gm), windows)
