@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch._inductor.config
 
 from .core import core
 from .inputs import InputInfo
@@ -106,7 +107,8 @@ def keyed(gm: torch.fx.GraphModule, key: str) -> Iterator[None]:
     """While AOTAutograd looks into its cache inside, `key` is a part of the graph's; without one, no other graph has the same."""
     setattr(gm, _ATTRIBUTE, f"deplo {key or uuid.uuid4().hex}")
     try:
-        with _without_inductors_backends():
+        # Inductor's code is made for a number of threads, which its key therefore holds, unless this option is on; deplo's never is.
+        with _without_inductors_backends(), torch._inductor.config.patch("cpp.dynamic_threads", True):
             yield
     finally:
         delattr(gm, _ATTRIBUTE)
