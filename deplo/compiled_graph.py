@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copyreg
 import dataclasses
 import pickle
 import threading
@@ -24,6 +25,15 @@ from .fx_import import Imported
 from .graph_code import EagerGraph, GraphCode
 from .options import Options
 from .records import Record, publish
+
+
+def _global_name(format: torch.memory_format) -> str:
+    return str(format).removeprefix("torch.")
+
+
+# Left alone, pickle looks for the first module with an attribute `torch.channels_last`: whoever imported torch first, whose name would be in PyTorch's
+# keys, and whom readers of its entries would have to import.
+copyreg.pickle(torch.memory_format, _global_name)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass
