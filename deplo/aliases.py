@@ -61,9 +61,9 @@ class CheckedCall(SerializableCallable):
     """
 
     def __init__(self, compiled: Callable[..., Any], eager: EagerGraph, checks: Checks) -> None:
-        self._compiled = compiled
-        self._eager = eager
-        self._checks = checks
+        self.compiled = compiled
+        self.eager = eager
+        self.checks = checks
         places, count = checks.places, len(checks.places.groups)
         self._fixed = places.offsets if checks.has_bases else []
         groups = places.groups if checks.has_bases else [0] * count
@@ -72,16 +72,16 @@ class CheckedCall(SerializableCallable):
 
     def __call__(self, *args: Any) -> Any:
         if not (why := self._why_not(args)):
-            return self._compiled(*args)
-        if self._checks.strict:
+            return self.compiled(*args)
+        if self.checks.strict:
             raise UnsupportedError(f"a call of a graph: {why}")
         if why not in self._told:
             self._told.add(why)
             warnings.warn(f"a call of a graph runs in eager mode: {why}", FallbackWarning, stacklevel=2)
-        return self._eager(list(args))
+        return self.eager(list(args))
 
     def _why_not(self, args: Sequence[Any]) -> str:
-        names = self._checks.places.names
+        names = self.checks.places.names
         for i, offset in self._fixed:
             if args[i].storage_offset() != offset:
                 return f"inputs share memory, and input {names[i]} lies elsewhere in it than when the graph was compiled"
@@ -92,8 +92,8 @@ class CheckedCall(SerializableCallable):
     @classmethod
     def serialize_compile_artifacts(cls, fn: Any) -> bytes:
         """For packages of aot_compile."""
-        compiled = BundledAOTAutogradSerializableCallable(fn._compiled)
-        return pickle.dumps((BundledAOTAutogradSerializableCallable.serialize_compile_artifacts(compiled), fn._eager.code(), fn._checks))
+        compiled = BundledAOTAutogradSerializableCallable(fn.compiled)
+        return pickle.dumps((BundledAOTAutogradSerializableCallable.serialize_compile_artifacts(compiled), fn.eager.code(), fn.checks))
 
     @classmethod
     def deserialize_compile_artifacts(cls, data: bytes) -> Any:

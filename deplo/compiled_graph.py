@@ -31,8 +31,8 @@ def _global_name(format: torch.memory_format) -> str:
     return str(format).removeprefix("torch.")
 
 
-# Left alone, pickle looks for the first module with an attribute `torch.channels_last`: whoever imported torch first, whose name would be in PyTorch's
-# keys, and whom readers of its entries would have to import.
+# Left alone, pickle looks for the first module with an attribute `torch.channels_last`: that of whoever imported torch first. Its name would be in
+# PyTorch's keys, and whoever reads an entry would have to import it.
 copyreg.pickle(torch.memory_format, _global_name)  # type: ignore[arg-type]
 
 
