@@ -117,13 +117,13 @@ def keyed(gm: torch.fx.GraphModule, key: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _without_inductors_backends() -> Iterator[None]:
     """PyTorch's key names the passes of Inductor's code generators, which no graph of deplo goes through: importing them all takes as long as the
-    rest of a first call that the cache answers. A graph that Inductor looks for meanwhile, in another thread, is missed at worst."""
+    rest of a first call that the cache answers. They do enter the key where another backend has imported them before."""
     from torch._inductor import codecache
 
     codecache_: Any = codecache
     with _key_lock:
-        register = codecache_.init_backend_registration
-        codecache_.init_backend_registration = lambda: None
+        register, ours = codecache_.init_backend_registration, threading.get_ident()
+        codecache_.init_backend_registration = lambda: None if threading.get_ident() == ours else register()
         try:
             yield
         finally:

@@ -221,7 +221,8 @@ void init_program(py::module_& module) {
   module.def("compile", &PyProgram::compile, py::arg("text"), py::arg("options") = "{}", py::call_guard<py::gil_scoped_release>(),
              "Compiles IR text of any level (Torch IR from the front) under options given as JSON.");
   module.def("restore", &PyProgram::restore, py::arg("kernel_ir"), py::arg("kernels"), py::arg("options") = "{}",
-             py::call_guard<py::gil_scoped_release>(), "The program whose text() this is, made without a pass, under the options that it was compiled with.");
+             py::call_guard<py::gil_scoped_release>(),
+             "The program whose text() this is, made without a pass, under the options that it was compiled with.");
 }
 
 }  // namespace deplo::bindings

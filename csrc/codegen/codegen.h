@@ -35,7 +35,7 @@ class CompiledKernel {
 struct CodegenStats {
   int compiled = 0;  ///< kernels for which LLVM ran
   int memory_hits = 0;
-  int disk_hits = 0;  ///< with kernels that were offered
+  int disk_hits = 0;   ///< with kernels that were offered
   double seconds = 0;  ///< wall time
 };
 

@@ -44,8 +44,8 @@ struct GraphText {
   std::string kernels;
 };
 GraphText to_text(const CompiledGraph& graph);
-/// The graph again, without a pass. `options` are those that it was compiled with; only threads, cache_dir, guard, debug and memory_limit, of which the text
-/// holds nothing, may be others. Throws UserError for text that to_text did not write.
+/// The graph again, without a pass. `options` are those that it was compiled with; only threads, cache_dir, guard, debug and memory_limit, of which
+/// the text holds nothing, may be others. Throws UserError for text that to_text did not write.
 CompiledGraph restore_graph(const GraphText& text, const CompileOptions& options, runtime::LibraryFactory library);
 
 /// Refuses names of passes and levels that do not exist, and schedules that do not parse. Throws UserError.
