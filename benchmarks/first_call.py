@@ -4,7 +4,8 @@
 
 `import` is the translation of the FX graph, `compile` the core's work up to machine code, `deplo` their sum; `compiled` counts the
 kernels that LLVM made, `later graphs` those that calls 2 and 3 had to compile. With --warm the same models run again in new processes
-on the cache folders that the first ones filled, deplo's and PyTorch's: `compiled` must be 0, and nothing is imported. Errors are those of the third call, against float64.
+on the cache folders that the first ones filled, deplo's and PyTorch's: `compiled` must be 0, and nothing is imported. Errors are those of the
+third call, against float64.
 The last table compares a function of eight elements with an empty program behind Dynamo and AOTAutograd: the difference is deplo's.
 """
 

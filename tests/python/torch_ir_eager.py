@@ -66,6 +66,9 @@ class Program:
         start = head.index("(")
         self.inputs = [part.split(":", 1) for part in _split(head[start + 1 : _close(head, start)])]
 
+    def images(self) -> dict[str, bytes]:
+        return {}  # no machine code
+
     def run(self, arguments: list[Any]) -> list[Any]:
         env: dict[str, Any] = dict(_CONSTANTS | _WORDS | _DTYPES)
         assert len(arguments) == len(self.inputs)
