@@ -416,6 +416,9 @@ class _Broken:
             raise IndexError("vector::_M_range_check")
         return self
 
+    def images(self):
+        return {}
+
     def run(self, arguments):
         raise InternalError("[runtime] broken for the test")
 
