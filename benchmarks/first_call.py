@@ -4,7 +4,8 @@
 
 `import` is the translation of the FX graph, `compile` the core's work up to machine code, `deplo` their sum; `compiled` counts the
 kernels that LLVM made, `later graphs` those that calls 2 and 3 had to compile. With --warm the same models run again in new processes
-on the cache folder that the first ones filled: `compiled` must be 0. Errors are those of the third call, against float64.
+on the cache folders that the first ones filled, deplo's and PyTorch's: `compiled` must be 0, and nothing is imported. Errors are those of the
+third call, against float64.
 The last table compares a function of eight elements with an empty program behind Dynamo and AOTAutograd: the difference is deplo's.
 """
 
@@ -70,7 +71,8 @@ def child(name: str, size: str, threads: int, dtype: str) -> dict[str, Any]:
 
 def run_child(name: str, args: argparse.Namespace, cache: str) -> dict[str, Any]:
     command = [sys.executable, __file__, "--child", name, "--size", args.size, "--threads", str(args.threads), "--dtype", args.dtype]
-    done = subprocess.run(command, env={**os.environ, "DEPLO_CACHE_DIR": cache}, capture_output=True, text=True, check=False)
+    folders = {"DEPLO_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": os.path.join(cache, "torch")}
+    done = subprocess.run(command, env={**os.environ, **folders}, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{name} failed:\n{done.stderr[-4000:]}")
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

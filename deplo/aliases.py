@@ -7,15 +7,19 @@ the graph was made for just that.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import pickle
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable, SerializableCallable
 
 from .core import core
 from .errors import FallbackWarning, UnsupportedError
 from .fx_import import storage_of
+from .graph_code import EagerGraph
 from .inputs import readable_name
 
 
@@ -23,56 +27,78 @@ class Places:
     """Which inputs of Dynamo's graph share storages when it is compiled, and where they lie in them."""
 
     def __init__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> None:
-        self.placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        self.names = [readable_name(str(node.target)) for node in placeholders]
         storages = [storage_of(x) if isinstance(x, torch.Tensor) and torch._C._has_storage(x) else None for x in example_inputs]
         shared = [storage for storage in dict.fromkeys(storages) if storage is not None and storages.count(storage) > 1]
         self.groups = [1 + shared.index(storage) if storage in shared else 0 for storage in storages]  # 0: alone
         self.offsets = []
-        for i, (node, x) in enumerate(zip(self.placeholders, example_inputs, strict=False)):
+        for i, (node, x) in enumerate(zip(placeholders, example_inputs, strict=False)):
             fake = node.meta.get("example_value")
             if self.groups[i]:
                 offset = fake.storage_offset() if isinstance(fake, torch.Tensor) else x.storage_offset()
                 if not isinstance(offset, torch.SymInt):  # a symbol is passed at each call
                     self.offsets.append((i, offset))
 
-    def name(self, i: int) -> str:
-        return readable_name(str(self.placeholders[i].target))
+
+@dataclasses.dataclass
+class Checks:
+    """What a call of a graph that writes its inputs is checked for."""
+
+    places: Places
+    written: set[int]
+    has_bases: bool
+    training: bool
+    strict: bool
 
 
-def checked_call(
-    gm: torch.fx.GraphModule, places: Places, compiled: Callable[..., Any], written: set[int], has_bases: bool, training: bool, strict: bool
-) -> Callable[..., Any]:
-    """`compiled` for calls whose inputs share no memory with those in `written`, else Dynamo's graph op by op.
+class CheckedCall(SerializableCallable):
+    """A compiled graph for calls whose inputs share no memory with those that it writes, else Dynamo's graph op by op.
 
     With `has_bases`, inputs of one storage have become views of one base. AOTAutograd writes their storage offsets into the graph, and Dynamo
     does not guard them: they must lie as they did. Views of one storage share its version, so that in `training` a write to one would make
     another stale that is kept for the gradient, though they have no element in common.
     """
-    fixed = places.offsets if has_bases else []
-    count = len(places.groups)
-    find = core().AliasCheck([i in written for i in range(count)], places.groups if has_bases else [0] * count, training)
 
-    def why_not(args: Sequence[Any]) -> str:
-        for i, offset in fixed:
+    def __init__(self, compiled: Callable[..., Any], eager: EagerGraph, checks: Checks) -> None:
+        self.compiled = compiled
+        self.eager = eager
+        self.checks = checks
+        places, count = checks.places, len(checks.places.groups)
+        self._fixed = places.offsets if checks.has_bases else []
+        groups = places.groups if checks.has_bases else [0] * count
+        self._find = core().AliasCheck([i in checks.written for i in range(count)], groups, checks.training)
+        self._told: set[str] = set()
+
+    def __call__(self, *args: Any) -> Any:
+        if not (why := self._why_not(args)):
+            return self.compiled(*args)
+        if self.checks.strict:
+            raise UnsupportedError(f"a call of a graph: {why}")
+        if why not in self._told:
+            self._told.add(why)
+            warnings.warn(f"a call of a graph runs in eager mode: {why}", FallbackWarning, stacklevel=2)
+        return self.eager(list(args))
+
+    def _why_not(self, args: Sequence[Any]) -> str:
+        names = self.checks.places.names
+        for i, offset in self._fixed:
             if args[i].storage_offset() != offset:
-                return f"inputs share memory, and input {places.name(i)} lies elsewhere in it than when the graph was compiled"
-        if (pair := find(args)) is not None:
-            return f"input {places.name(pair[0])}, which it writes, shares memory with input {places.name(pair[1])}"
+                return f"inputs share memory, and input {names[i]} lies elsewhere in it than when the graph was compiled"
+        if (pair := self._find(args)) is not None:
+            return f"input {names[pair[0]]}, which it writes, shares memory with input {names[pair[1]]}"
         return ""
 
-    told: set[str] = set()
+    @classmethod
+    def serialize_compile_artifacts(cls, fn: Any) -> bytes:
+        """For packages of aot_compile."""
+        compiled = BundledAOTAutogradSerializableCallable(fn.compiled)
+        return pickle.dumps((BundledAOTAutogradSerializableCallable.serialize_compile_artifacts(compiled), fn.eager.code(), fn.checks))
 
-    def call(*args: Any) -> Any:
-        if not (why := why_not(args)):
-            return compiled(*args)
-        if strict:
-            raise UnsupportedError(f"a call of a graph: {why}")
-        if why not in told:
-            told.add(why)
-            warnings.warn(f"a call of a graph runs in eager mode: {why}", FallbackWarning, stacklevel=2)
-        return gm(*args)
-
-    return call
+    @classmethod
+    def deserialize_compile_artifacts(cls, data: bytes) -> Any:
+        compiled, code, checks = pickle.loads(data)
+        return cls(BundledAOTAutogradSerializableCallable.deserialize_compile_artifacts(compiled), EagerGraph(code), checks)
 
 
 def view_written_inputs(gm: torch.fx.GraphModule) -> None:

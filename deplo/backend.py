@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import difflib
 import functools
 import hashlib
 import inspect
 import itertools
 import json
+import logging
 import os
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,20 +20,30 @@ from typing import Any, TypeVar, cast
 import torch
 from torch._dynamo.exc import ShortenTraceback, TorchDynamoException
 
-from .aliases import Places, checked_call, view_written_inputs, writes_windows_with_gaps
+from .aliases import CheckedCall, Checks, Places, view_written_inputs, writes_windows_with_gaps
+from .artifacts import record as record_artifacts
 from .cache import warn_if_unusable
+from .cache_key import key_of, keyed, reason_to_bypass
+from .compiled_graph import CompiledGraph, Facts, asking, bundled, is_packaging
 from .core import core
 from .decompositions import decompositions
 from .eager_calls import calls_as_in_eager_mode
 from .errors import Error, FallbackWarning, InternalError, UnsupportedError, UserError
 from .executable import Executable
 from .fx_import import Imported, import_graph
+from .graph_code import EagerGraph
 from .inputs import InputInfo, describe_inputs, static_names, takes_bases, written_inputs
 from .mixed import Mixed
 from .options import KEYS, Options, read_options
 from .progress import progress
+from .records import Record as Record
+from .records import collect_records as collect_records
+from .records import publish
+from .registration import register_for_threads
+from .subgraphs import inline_regions
 from .targets import find_target
 
+log = logging.getLogger(__name__)
 _Backend = TypeVar("_Backend", bound=Callable[..., Any])
 
 
@@ -81,84 +90,43 @@ def deplo(
 def compile_with(
     options: Options, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], make: type[Compilation] | None = None
 ) -> Callable[..., Any]:
-    """Compiles one graph of Dynamo by `make` (Compilation). AOTAutograd is set up anew each time, since it changes what it is given."""
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
+    """Compiles one graph of Dynamo by `make` (Compilation)."""
     check_options(options)
-    compilation = (make or Compilation)(options, describe_inputs(gm, example_inputs), gm)
-    training = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
-    compiler = aot_autograd(
-        fw_compiler=compilation.forward,
-        bw_compiler=compilation.backward,
-        inference_compiler=compilation.inference,
-        partition_fn=min_cut_rematerialization_partition,
-        decompositions=decompositions(training),
-        keep_inference_input_mutations=True,
-    )
     places = Places(gm, example_inputs)
+    inputs = describe_inputs(gm, example_inputs)
+    training = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
+    compilation = (make or Compilation)(options, inputs, gm)
+    bypass = "its compiler is not the backend's" if make else reason_to_bypass(options, gm, any(places.groups))
+    key = "" if bypass else key_of(options, inputs, example_inputs, training, is_packaging())
     try:
-        with calls_as_in_eager_mode():
-            compiled: Callable[..., Any] = compiler(gm, example_inputs)
+        with calls_as_in_eager_mode(), compilation.asking(gm, bypass, key):
+            compiled: Callable[..., Any] = compilation.compiler(training)(gm, example_inputs)
     except (AssertionError, RuntimeError) as error:
         # AOTAutograd's for writes to some kinds of views, as one of another dtype.
         if isinstance(error, TorchDynamoException) or not any(places.groups):
             raise
         return _as_written(gm, UnsupportedError(f"inputs share memory, which AOTAutograd does not take: {str(error).splitlines()[0]}"), options)
-    if compilation.writes_windows:
+    facts = compilation.facts
+    if facts.writes_windows:
         return _as_written(gm, UnsupportedError("it writes to windows (unfold) that do not cover their tensor once each"), options)
-    if compilation.has_bases:  # which of those that share memory are written, AOTAutograd does not tell
-        compilation.written.update(i for i, group in enumerate(places.groups) if group)
-    if not compilation.written:
+    written = set(facts.written)
+    if facts.has_bases:  # which of those that share memory are written, AOTAutograd does not tell
+        written.update(i for i, group in enumerate(places.groups) if group)
+    if not written:
         return compiled
-    return checked_call(gm, places, compiled, compilation.written, compilation.has_bases, compilation.differentiates, options.strict)
+    return CheckedCall(compiled, EagerGraph(gm), Checks(places, written, facts.has_bases, facts.differentiates, options.strict))
 
 
 def _as_written(gm: torch.fx.GraphModule, refusal: UnsupportedError, options: Options) -> Callable[..., Any]:
     """Dynamo's graph op by op, where AOTAutograd gives none that does the same."""
     if options.strict:
         raise refusal
-    _publish(Record("whole", fallback=str(refusal)))
+    publish(Record("whole", fallback=str(refusal)))
     warn_fallback("whole", refusal)
     return gm
 
 
-@dataclasses.dataclass
-class Record:
-    """What became of one graph; `deplo.explain` shows it."""
-
-    kind: str  # forward, backward, inference
-    torch_ir: str = ""
-    program: Any = None
-    fallback: str = ""  # why the graph runs in eager mode, if it does; a program may be there that lacks a GPU
-    import_seconds: float = 0.0
-    compile_seconds: float = 0.0
-    hints: dict[str, int] = dataclasses.field(default_factory=dict)
-    left: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # calls between this graph's parts that stay in ATen, and why
-
-
 _graph_numbers = itertools.count()
-_collectors: list[list[Record]] = []
-_collectors_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def collect_records() -> Iterator[list[Record]]:
-    """Gathers the records of all graphs that compile inside the block, in any thread."""
-    records: list[Record] = []
-    with _collectors_lock:
-        _collectors.append(records)
-    try:
-        yield records
-    finally:
-        with _collectors_lock:
-            _collectors[:] = [other for other in _collectors if other is not records]
-
-
-def _publish(record: Record) -> None:
-    with _collectors_lock:
-        for records in _collectors:
-            records.append(record)
 
 
 class Compilation:
@@ -168,31 +136,74 @@ class Compilation:
         self.options = options
         self.inputs = inputs
         self.user_graph = user_graph
-        self.writes_windows = False  # in a way that AOTAutograd's graph does not repeat
-        self.written: set[int] = set()  # inputs of Dynamo's graph
-        self.differentiates = False  # the graph keeps values for its gradient
-        self.has_bases = False  # some inputs share memory: the graph takes their base and views it by strides
+        self.facts = Facts()
+        self._cached = False  # AOTAutogradCache is asked for the graph, and given it
+        self._under_way = False
 
-    def forward(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compiler(self, training: bool) -> Any:
+        """AOTAutograd with these compilers. It is set up anew each time, since it changes what it is given."""
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+        def kept(compile: Callable[..., CompiledGraph]) -> Any:
+            return SerializableAOTDispatchCompiler(CompiledGraph, compile) if self._cached else compile
+
+        return aot_autograd(
+            fw_compiler=kept(self.forward),
+            bw_compiler=kept(self.backward),
+            inference_compiler=kept(self.inference),
+            partition_fn=min_cut_rematerialization_partition,
+            decompositions=decompositions(training),
+            keep_inference_input_mutations=True,
+        )
+
+    @contextlib.contextmanager
+    def asking(self, gm: torch.fx.GraphModule, bypass: str, key: str) -> Iterator[None]:
+        """Inside, AOTAutograd looks for `gm` in its cache under a key that holds `key`, unless there is a reason to `bypass` it."""
+        self._cached, self._under_way = not bypass, True
+        if bypass:
+            from torch._dynamo.utils import counters
+
+            counters["aot_autograd"]["autograd_cache_bypass"] += 1
+            log.info("AOTAutogradCache is not asked: %s", bypass)
+        token = asking.set(self)
+        try:
+            with keyed(gm, "" if bypass else key), contextlib.nullcontext() if bypass else bundled():
+                yield
+        finally:
+            asking.reset(token)
+            self._under_way = False
+
+    def forward(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledGraph:
         # A backward graph writes over nothing that was saved: a retained one may run again.
         context = torch._guards.TracingContext.try_get()
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.bw_donated_idxs = []
         return self._compile("forward", gm, static_names(gm))
 
-    def backward(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return self._compile("backward", gm, None)
+    def backward(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledGraph:
+        compiled = self._compile("backward", gm, None)
+        if self._cached and not self._under_way:
+            compiled.bundle_until_called()
+        return compiled
 
-    def inference(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def inference(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledGraph:
         return self._compile("inference", gm, static_names(gm))
 
-    def _compile(self, kind: str, gm: torch.fx.GraphModule, static: set[str] | None) -> Callable[..., Any]:
+    def _compile(self, kind: str, gm: torch.fx.GraphModule, static: set[str] | None) -> CompiledGraph:
+        facts = None
+        inline_regions(gm)
         if kind != "backward":
-            self.has_bases = takes_bases(gm)
-            self.written = written_inputs(gm)
-            self.differentiates = kind == "forward"
-            self.writes_windows = self.user_graph is not None and writes_windows_with_gaps(self.user_graph, gm)
+            windows = self.user_graph is not None and writes_windows_with_gaps(self.user_graph, gm)
+            self.facts = facts = Facts(written_inputs(gm), kind == "forward", takes_bases(gm), windows)
             view_written_inputs(gm)
+        call = self._call(kind, gm, static)
+        if isinstance(call, Executable):
+            return CompiledGraph(call.boxed(), call, facts, self.options)
+        return CompiledGraph(call, None, facts, self.options, f"some calls of the {kind} graph stay in eager mode")
+
+    def _call(self, kind: str, gm: torch.fx.GraphModule, static: set[str] | None) -> Executable | Callable[..., Any]:
         try:
             return self._recorded(kind, gm, static)
         except UnsupportedError as error:
@@ -201,7 +212,7 @@ class Compilation:
             parts = Mixed.split(gm, self.options.target)
             if parts is None:
                 return self._in_eager(kind, gm, error)
-            _publish(Record(kind, left=[(str(node.target), why) for node, why in parts.refused.items()]))
+            publish(Record(kind, left=[(str(node.target), why) for node, why in parts.refused.items()]))
             self._compile_parts(kind, parts, static, error)
             return parts.boxed(saves=kind == "forward")
         except InternalError as error:
@@ -209,10 +220,10 @@ class Compilation:
                 raise
             return self._in_eager(kind, gm, error)
 
-    def _recorded(self, kind: str, gm: torch.fx.GraphModule, static: set[str] | None) -> Callable[..., Any]:
+    def _recorded(self, kind: str, gm: torch.fx.GraphModule, static: set[str] | None) -> Executable | Callable[..., Any]:
         record = Record(kind)
         run = self._program(record, gm, static)
-        _publish(record)
+        publish(record)
         return run
 
     def _compile_parts(self, kind: str, parts: Mixed, static: set[str] | None, error: UnsupportedError) -> None:
@@ -221,10 +232,11 @@ class Compilation:
         reasons = [str(error)]
         for part in parts.parts:
             try:
-                part.call = self._recorded(kind, part.gm, static)
+                call = self._recorded(kind, part.gm, static)
+                part.call = call.boxed() if isinstance(call, Executable) else call
             except UnsupportedError as why:  # a size that its calls share, say
-                _publish(Record(kind, fallback=str(why)))
-                part.call = eager(part.gm)
+                publish(Record(kind, fallback=str(why)))
+                part.call = EagerGraph(part.gm)
                 calls += sum(1 for node in part.gm.graph.nodes if node.op == "call_function")
                 refused += 1
                 reasons += [str(why)] if str(why) not in reasons else []
@@ -234,11 +246,11 @@ class Compilation:
         warn_fallback(kind, UnsupportedError("; ".join(reasons[:2]) + more), 0 if refused == len(parts.parts) else calls)
 
     def _in_eager(self, kind: str, gm: torch.fx.GraphModule, error: Error) -> Callable[..., Any]:
-        _publish(Record(kind, fallback=str(error)))
+        publish(Record(kind, fallback=str(error)))
         warn_fallback(kind, error)
-        return eager(gm)
+        return EagerGraph(gm)
 
-    def _program(self, record: Record, gm: torch.fx.GraphModule, static: set[str] | None) -> Callable[..., Any]:
+    def _program(self, record: Record, gm: torch.fx.GraphModule, static: set[str] | None) -> Executable | Callable[..., Any]:
         imported = self._import(record, gm, static)
         start = time.perf_counter()
         with progress(f"compiling the {record.kind} graph of {imported.text.count(chr(10)) - 2} calls"):
@@ -248,7 +260,8 @@ class Compilation:
             check_library_calls(record.program, self.options.allow_library)
         if missing := record.program.missing():
             return self._not_here(record, gm, missing)
-        return Executable(record.program, imported, eager(gm), record.kind, self.options.strict).boxed()
+        record_artifacts(record.program.images())
+        return Executable(record.program, imported, EagerGraph(gm), record.kind, self.options.strict)
 
     def _not_here(self, record: Record, gm: torch.fx.GraphModule, missing: str) -> Callable[..., Any]:
         """A graph whose kernels were made, on a machine that lacks what runs them."""
@@ -258,7 +271,7 @@ class Compilation:
         if self.options.strict:
             raise UnsupportedError(f"the {record.kind} graph: {record.fallback}")
         warnings.warn(f"the {record.kind} graph runs in eager mode, {record.fallback}", FallbackWarning, stacklevel=2)
-        return eager(gm)
+        return EagerGraph(gm)
 
     def _import(self, record: Record, gm: torch.fx.GraphModule, static: set[str] | None) -> Imported:
         start = time.perf_counter()
@@ -341,18 +354,6 @@ def write_replay(text: str) -> str:
     return path
 
 
-def eager(gm: torch.fx.GraphModule) -> Callable[..., Any]:
-    """The graph run op by op by ATen, called with a list like a compiled one."""
-
-    def run(args: list[Any]) -> Any:
-        inputs = list(args)
-        args.clear()
-        return gm(*inputs)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
 def warn_fallback(kind: str, error: Error, calls: int = 0) -> None:
     """One warning for one graph, all of which, or `calls` calls of which, run in eager mode."""
     what = f"{calls} calls of the {kind} graph run" if calls > 1 else f"one call of the {kind} graph runs" if calls else f"the {kind} graph runs"
@@ -365,3 +366,6 @@ def trace_artifact(name: str, text: str) -> None:
     from torch._logging._internal import trace_structured
 
     trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=lambda: text)
+
+
+register_for_threads("deplo", deplo)

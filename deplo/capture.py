@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 
-from .backend import Compilation, Record, collect_records, compile_with, eager
+from .backend import Compilation, Record, collect_records, compile_with
 from .errors import FallbackWarning
+from .graph_code import EagerGraph
 from .options import Options, read_options
 
 
 class _CaptureOnly(Compilation):
     def _program(self, record: Record, gm: torch.fx.GraphModule, static: set[str] | None) -> Callable[..., Any]:
         self._import(record, gm, static)
-        return eager(gm)
+        return EagerGraph(gm)
 
 
 def capture(

@@ -13,6 +13,7 @@ import torch
 from . import sizes
 from .errors import FallbackWarning, InternalError, UnsupportedError, UserError
 from .fx_import import Imported, Output, ViewStep
+from .graph_code import EagerGraph
 
 
 class Executable:
@@ -21,11 +22,12 @@ class Executable:
     Calls are boxed: `call(args)` clears the list that it is given. Safe to call from several threads.
     """
 
-    def __init__(self, program: Any, imported: Imported, eager: Callable[..., Any], kind: str, strict: bool = False) -> None:
+    def __init__(self, program: Any, imported: Imported, eager: EagerGraph, kind: str, strict: bool = False) -> None:
         self.program = program
+        self.imported = imported
         self.kind = kind
+        self.eager = eager  # for a bug that shows only at run time, and for the words of errors
         self._run = program.run if imported.on_cpu else _from_devices(program.run, imported)
-        self._eager = eager  # for a bug that shows only at run time, and for the words of errors
         self._strict = strict
         self._arguments = imported.arguments
         self._constants = imported.constants
@@ -46,7 +48,7 @@ class Executable:
 
         def call(args: list[Any]) -> Any:
             if self._failed and not self._strict:
-                return self._eager(args)
+                return self.eager(args)
             inputs = list(args)
             args.clear()
             given = inputs if derived is None else [*inputs, *derived(inputs)]
@@ -69,14 +71,13 @@ class Executable:
             return [read(results, given) for read in self._outputs]
 
         call._boxed_call = True  # type: ignore[attr-defined]
-        call._deplo = self  # type: ignore[attr-defined]
         return call
 
     def _pass_on(self, inputs: list[Any], error: UnsupportedError) -> Any:
         if self._strict:
             raise error
         warnings.warn(f"a call of the {self.kind} graph runs in eager mode, deplo does not take its inputs: {error}", FallbackWarning, stacklevel=3)
-        return self._eager(inputs)
+        return self.eager(inputs)
 
     def _in_eagers_words(self, inputs: list[Any], error: Exception) -> Exception:
         """What eager mode raises for these inputs, which names the index, its dimension and size, say; else `error`, which kernels keep short."""
@@ -84,7 +85,7 @@ class Executable:
             inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         try:
             with torch.random.fork_rng(devices=[]):
-                self._eager(inputs)
+                self.eager(inputs)
         except (IndexError, RuntimeError) as eagers:
             return eagers.with_traceback(None)
         return error
@@ -98,7 +99,7 @@ class Executable:
                 warnings.warn(f"the {self.kind} graph runs in eager mode from now on, deplo has a bug there: {error}", FallbackWarning, stacklevel=3)
         if self._writes:
             raise error  # some inputs may be written already: running the graph again could apply a mutation twice
-        return self._eager(inputs)
+        return self.eager(inputs)
 
 
 def _from_devices(run: Callable[[list[Any]], list[Any]], imported: Imported) -> Callable[[list[Any]], list[Any]]:

@@ -71,6 +71,7 @@ class GraphReport:
     library: list[tuple[str, str]]  # op and reason
     description: dict[str, Any]
     left: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # calls between parts that stay in ATen, and why
+    restored: bool = False  # from PyTorch's cache: nothing was imported, and compile_seconds are those of linking the program
 
     @property
     def target(self) -> Target:
@@ -89,10 +90,10 @@ class GraphReport:
             return f"{became}, but it runs in eager mode: {self.fallback}"
         if self.fallback:
             return f"{self.kind}: runs in eager mode: {self.fallback}"
-        return (
-            f"{became} and {counted(len(self.library), 'library call')}"
-            f" (imported in {seconds(self.import_seconds)}, compiled in {seconds(self.compile_seconds)})"
-        )
+        how = f"imported in {seconds(self.import_seconds)}, compiled in {seconds(self.compile_seconds)}"
+        if self.restored:
+            how = f"restored from PyTorch's cache in {seconds(self.compile_seconds)}"
+        return f"{became} and {counted(len(self.library), 'library call')} ({how})"
 
     def kernel_rows(self, machine: Machine) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = []
@@ -275,6 +276,7 @@ def report_of(record: Record) -> GraphReport:
         library,
         description,
         record.left,
+        record.restored,
     )
 
 

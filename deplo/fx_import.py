@@ -52,6 +52,14 @@ class ViewStep:
     args: list[Any]  # after the first; sizes are sympy expressions, in lists, too
     kwargs: dict[str, Any]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "call": str(self.call) if isinstance(self.call, torch._ops.OpOverload) else self.call}  # overloads do not pickle
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if isinstance(self.call, str):
+            self.call = operator.attrgetter(self.call)(torch.ops)
+
 
 @dataclasses.dataclass
 class Output:

@@ -53,6 +53,21 @@ def is_derived(name: str) -> bool:
     return name in _meanings
 
 
+def meanings(names: Iterable[str]) -> dict[str, sympy.Expr]:
+    """What derived sizes stand for, with those that they are made of."""
+    found: dict[str, sympy.Expr] = {}
+    for name in names:
+        if is_derived(name):
+            found |= {name: _meanings[name], **meanings(str(symbol.name) for symbol in _meanings[name].free_symbols)}
+    return found
+
+
+def know_derived(found: Mapping[str, sympy.Expr]) -> None:
+    """Takes what `meanings` gave in another process."""
+    for name, expr in found.items():
+        _meanings.setdefault(name, expr)
+
+
 def sources(name: str) -> set[sympy.Symbol]:
     """The symbols that a derived size follows from; of another symbol, none."""
     found: set[sympy.Symbol] = set()

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,8 +24,7 @@ namespace py = pybind11;
 /// A compiled graph as Python calls it: a list of tensors and integers in, a list of tensors, integers and None out.
 class PyProgram {
  public:
-  PyProgram(const std::string& text, const std::string& options)
-      : options_(parse_options(options)), graph_(compile_text(text, options_, aten::make_library_op)) {
+  PyProgram(CompileOptions options, CompiledGraph graph) : options_(std::move(options)), graph_(std::move(graph)) {
     const runtime::Layout& layout = graph_.program->layout();
     argument_of_.resize(graph_.program->module().buffers.size(), 0);
     for (size_t i = 0; i < layout.input_order.size(); ++i)
@@ -58,6 +58,30 @@ class PyProgram {
       plan = graph_.program->run(arguments.data(), count, host, threads);
     }
     return results(inputs, host, *plan);
+  }
+
+  static std::unique_ptr<PyProgram> compile(const std::string& text, const std::string& options) {
+    CompileOptions parsed = parse_options(options);
+    CompiledGraph graph = compile_text(text, parsed, aten::make_library_op);
+    return std::make_unique<PyProgram>(std::move(parsed), std::move(graph));
+  }
+
+  static std::unique_ptr<PyProgram> restore(const std::string& kernel_ir, const std::string& kernels, const std::string& options) {
+    CompileOptions parsed = parse_options(options);
+    CompiledGraph graph = restore_graph({kernel_ir, kernels}, parsed, aten::make_library_op);
+    return std::make_unique<PyProgram>(std::move(parsed), std::move(graph));
+  }
+
+  std::pair<std::string, std::string> text() const {
+    GraphText text = to_text(graph_);
+    return {text.kernel_ir, text.kernels};
+  }
+
+  std::map<std::string, py::bytes> images() const {
+    std::map<std::string, py::bytes> images;
+    for (const auto& kernel : graph_.program->functions())
+      if (!kernel->key().empty() && !images.count(kernel->key())) images.emplace(kernel->key(), kernel->image());
+    return images;
   }
 
   const std::string& missing() const { return graph_.program->missing(); }
@@ -185,6 +209,8 @@ void init_program(py::module_& module) {
            "IndexError and RuntimeError as eager mode would.")
       .def("__call__", &PyProgram::run, py::arg("inputs"))
       .def("missing", &PyProgram::missing, "What this machine lacks to run the graph; empty: nothing. run() then raises UnsupportedError.")
+      .def("text", &PyProgram::text, "The program as text, for restore(): its Kernel IR, and JSON about its kernels.")
+      .def("images", &PyProgram::images, "From key to machine code, as offer_kernel() takes it, of its kernels of this CPU.")
       .def("describe", &PyProgram::describe, "JSON: kernels, steps, library calls with reasons, memory plan, cache, times.")
       .def("set_profiling", &PyProgram::set_profiling, py::arg("on"), "Starts or stops measuring each step; describe() shows the times.");
   py::class_<AliasCheck>(module, "AliasCheck", "Finds inputs that share memory of which one is written.")
@@ -192,10 +218,11 @@ void init_program(py::module_& module) {
            "`written`: whether each input is. Inputs of one group other than 0 are not compared with each other. `by_storage`: those of one storage "
            "share memory wherever they lie in it.")
       .def("__call__", &AliasCheck::operator(), py::arg("inputs"), "Places of a written input and of another one with memory in common, or None.");
-  module.def(
-      "compile", [](const std::string& text, const std::string& options) { return std::make_unique<PyProgram>(text, options); }, py::arg("text"),
-      py::arg("options") = "{}", py::call_guard<py::gil_scoped_release>(),
-      "Compiles IR text of any level (Torch IR from the front) under options given as JSON.");
+  module.def("compile", &PyProgram::compile, py::arg("text"), py::arg("options") = "{}", py::call_guard<py::gil_scoped_release>(),
+             "Compiles IR text of any level (Torch IR from the front) under options given as JSON.");
+  module.def("restore", &PyProgram::restore, py::arg("kernel_ir"), py::arg("kernels"), py::arg("options") = "{}",
+             py::call_guard<py::gil_scoped_release>(),
+             "The program whose text() this is, made without a pass, under the options that it was compiled with.");
 }
 
 }  // namespace deplo::bindings

@@ -114,6 +114,22 @@ void init_tools(py::module_& module) {
   module.def(
       "env", [](const std::string& options) { return describe_environment(parse_options(options)); }, py::arg("options") = "{}",
       "JSON: versions, CPU features, topology.");
+  module.def("build_id", &build_id, "An identifier of the extension's code; empty if it was linked without one.");
+  module.def(
+      "target", [](const std::string& options) { return describe_target(parse_options(options)); }, py::arg("options") = "{}",
+      "JSON: what the passes know of the machine that the options name.");
+  module.def(
+      "offer_kernel",
+      [](const py::bytes& image) {
+        for (const Target* target : all_targets()) target->offer_kernel(image);
+      },
+      py::arg("image"), "Takes machine code of Program.images(), which programs with an equal kernel for the same CPU features then link.");
+  module.def(
+      "keep_kernel",
+      [](const py::bytes& image, const std::string& folder) {
+        for (const Target* target : all_targets()) target->keep_kernel(image, folder);
+      },
+      py::arg("image"), py::arg("folder"), "Stores machine code of Program.images() in a folder of compiled kernels.");
   module.def("forget_packed", &runtime::forget_packed, "Makes every program pack its static inputs again at its next call.");
   module.def("packed_bytes", &runtime::packed_bytes, "Bytes of packed weights in this process.");
   module.def("trim_memory", &trim_memory, "Gives memory that is kept for reuse back to the system.");

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "analysis/cost.h"
 #include "base/error.h"
@@ -18,6 +19,7 @@
 namespace deplo {
 namespace {
 
+using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -157,21 +159,65 @@ void check_options(const CompileOptions& options) {
     parse_schedules(text, kernel.empty() ? "<schedule>" : fmt::format("<schedule of {}>", kernel));
 }
 
+namespace {
+
+CompiledGraph make_graph(kernel_ir::Module module, const CompileOptions& options, LibraryFactory library) {
+  CompiledGraph graph;
+  KernelCode code = target_of(options.context).compile(module, options.context, options.target, graph.report.codegen);
+  runtime::Program::Options program;
+  program.memory_limit = options.memory_limit;
+  program.guard = options.guard;
+  graph.program = std::make_unique<runtime::Program>(std::move(module), std::move(code), library, program);
+  return graph;
+}
+
+}  // namespace
+
 CompiledGraph compile_text(const std::string& text, const CompileOptions& options, LibraryFactory library) {
   const Target& target = target_of(options.context);
   auto start = Clock::now();
   Dumper dumper(options);
   Compiled made = run_levels(text, "<graph>", options, "", /*by_hand=*/false, dumper);
-  CompiledGraph graph;
-  graph.report.kernels = summarize(made);
-  graph.report.lowering_seconds = seconds_since(start);
+  std::vector<KernelSummary> kernels = summarize(made);
+  double lowering_seconds = seconds_since(start);
   for (const MachineText& machine : target.texts)
     if (!machine.suffix.empty() && dumper.wanted() && !made.kernel.kernels.empty()) dumper.show(machine, machine.write(made.kernel, options.context));
-  KernelCode code = target.compile(made.kernel, options.context, options.target, graph.report.codegen);
-  runtime::Program::Options program;
-  program.memory_limit = options.memory_limit;
-  program.guard = options.guard;
-  graph.program = std::make_unique<runtime::Program>(std::move(made.kernel), std::move(code), library, program);
+  CompiledGraph graph = make_graph(std::move(made.kernel), options, library);
+  graph.report.kernels = std::move(kernels);
+  graph.report.lowering_seconds = lowering_seconds;
+  graph.report.total_seconds = seconds_since(start);
+  return graph;
+}
+
+GraphText to_text(const CompiledGraph& graph) {
+  json kernels = json::array();
+  for (const KernelSummary& kernel : graph.report.kernels)
+    kernels.push_back({{"flops", print(kernel.flops)},
+                       {"bytes_read", print(kernel.bytes_read)},
+                       {"bytes_written", print(kernel.bytes_written)},
+                       {"schedule", kernel.schedule}});
+  return {print(graph.program->module()), kernels.dump()};
+}
+
+CompiledGraph restore_graph(const GraphText& text, const CompileOptions& options, LibraryFactory library) {
+  auto start = Clock::now();
+  kernel_ir::Module module = kernel_ir::parse(text.kernel_ir, "<stored graph>");
+  std::vector<KernelSummary> summaries;
+  try {
+    json kernels = json::parse(text.kernels);
+    DEPLO_CHECK(kernels.size() == module.kernels.size(), "a stored graph has {} kernels, and a report of {}", module.kernels.size(), kernels.size());
+    for (size_t k = 0; k < kernels.size(); ++k) {
+      auto expr = [&](const char* name) { return parse_expr(kernels[k].at(name).get<std::string>()); };
+      summaries.push_back({module.kernels[k]->name, module.kernels[k]->provenance, expr("flops"), expr("bytes_read"), expr("bytes_written"),
+                           kernels[k].at("schedule").get<std::string>()});
+    }
+  } catch (const json::exception& error) {
+    throw UserError(fmt::format("the report of a stored graph does not read: {}", error.what()));
+  }
+  double lowering_seconds = seconds_since(start);
+  CompiledGraph graph = make_graph(std::move(module), options, library);
+  graph.report.kernels = std::move(summaries);
+  graph.report.lowering_seconds = lowering_seconds;
   graph.report.total_seconds = seconds_since(start);
   return graph;
 }

@@ -37,6 +37,16 @@ struct CompiledGraph {
 /// UserError (malformed text, bad options), UnsupportedError, InternalError.
 CompiledGraph compile_text(const std::string& text, const CompileOptions& options, LibraryFactory library);
 
+/// A compiled graph as text: its Kernel IR, and what its report says of the kernels, as JSON.
+struct GraphText {
+  std::string kernel_ir;
+  std::string kernels;
+};
+GraphText to_text(const CompiledGraph& graph);
+/// The graph again, without a pass. `options` are those that it was compiled with; only threads, cache_dir, guard, debug and memory_limit, of which
+/// the text holds nothing, may be others. Throws UserError for text that to_text did not write.
+CompiledGraph restore_graph(const GraphText& text, const CompileOptions& options, LibraryFactory library);
+
 /// Refuses names of passes and levels that do not exist, and schedules that do not parse. Throws UserError.
 void check_options(const CompileOptions& options);
 
@@ -45,6 +55,11 @@ std::string lower_text(const std::string& text, const std::string& file, const s
 
 /// JSON about a compiled graph: kernels, steps, library calls with reasons, memory plan, packed bytes, cache, times.
 std::string describe(const CompiledGraph& graph, const CompileOptions& options);
+
+/// JSON about what the passes know of the machine that the options name, but for the number of its threads, which changes costs alone.
+std::string describe_target(const CompileOptions& options);
+/// The linker's identifier of this code (the GNU build id, in hexadecimal): another for other code. Empty if it was linked without one.
+std::string build_id();
 
 /// JSON about this machine and build, name to text: versions, CPU features, topology.
 std::string describe_environment(const CompileOptions& options);

@@ -181,6 +181,20 @@ std::string describe_targets() {
   return list.dump();
 }
 
+std::string describe_target(const CompileOptions& options) {
+  const TargetInfo& target = options.context.target;
+  json about{{"name", target.name},
+             {"features", target.features},
+             {"vector_bytes", target.vector_bytes},
+             {"vector_registers", target.vector_registers},
+             {"load_cost", target.load_cost},
+             {"l1_bytes", target.l1_bytes},
+             {"l2_bytes", target.l2_bytes},
+             {"l3_bytes", target.l3_bytes},
+             {"codegen", target_of(options.context).code_version()}};
+  return about.dump();
+}
+
 std::string describe_passes() {
   json list = json::array();
   append_passes(list, "torch", torch_passes());

@@ -52,6 +52,8 @@ class Program {
   const std::string& missing() const { return code_.missing; }
   /// Where the kernels run; null: in this process, or nowhere.
   const DeviceKernels* device() const { return code_.device.get(); }
+  /// The kernels of this CPU, one for each of the module; none where they run elsewhere.
+  const std::vector<std::shared_ptr<CompiledKernel>>& functions() const { return code_.functions; }
   const std::vector<OnceGroup>& once_groups() const { return groups_; }
   /// The plan of the latest call; null before the first.
   std::shared_ptr<const Plan> latest_plan() const;

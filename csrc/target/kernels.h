@@ -26,6 +26,13 @@ class CompiledKernel {
  public:
   virtual ~CompiledKernel() = default;
   virtual KernelFn function() const = 0;
+  /// What equal kernels for equal machines have in common; empty where code is not kept.
+  virtual const std::string& key() const {
+    static const std::string none;
+    return none;
+  }
+  /// The code as an entry of the target's disk cache, for offer_kernel and keep_kernel of another process.
+  virtual std::string image() const { return {}; }
 };
 
 /// The kernels of a module on a device, and the device's memory, which calls address by numbers. What the device refuses is an ExecutionError that
@@ -73,7 +80,7 @@ struct KernelCode {
 struct CodegenStats {
   int compiled = 0;  ///< kernels for which a compiler ran
   int memory_hits = 0;
-  int disk_hits = 0;
+  int disk_hits = 0;   ///< with kernels that were offered
   double seconds = 0;  ///< wall time
 };
 

@@ -88,6 +88,13 @@ class Target : public TargetTraits {
   virtual std::string find_device(const TargetOptions& options) const;
   /// Machine code of the lowest of its texts, where an assembler or compiler of its own makes that. UnsupportedError if it has none.
   virtual std::string assemble(const std::string& text, const TargetOptions& options) const;
+  /// Takes a kernel's image for the process: who compiles an equal kernel for an equal machine links it, and keeps it in its disk cache. Nothing
+  /// happens if the bytes are no image of this target.
+  virtual void offer_kernel(const std::string& /*image*/) const {}
+  /// Stores a kernel's image in a folder of compiled kernels, unless the bytes are no image of this target.
+  virtual void keep_kernel(const std::string& /*image*/, const std::string& /*folder*/) const {}
+  /// Versions of what makes machine code, part of every cache key.
+  virtual std::string code_version() const { return {}; }
   /// JSON of what it knows about this machine and build, from name to value.
   virtual std::string describe(const TargetOptions& options) const;
 };

@@ -318,6 +318,9 @@ TEST_CASE("products of four bytes are exact on every instruction set") {
 TEST_CASE("the cache in memory has all that is held, and of the rest what was used last") {
   struct Code final : CompiledKernel {
     KernelFn function() const override { return nullptr; }
+    const std::string& key() const override { return name; }
+    std::string image() const override { return name; }
+    std::string name;
   };
   MemoryCache cache(2);
   auto held = std::make_shared<Code>();
@@ -362,6 +365,19 @@ TEST_CASE("the cache on disk drops what was used longest ago above its limit") {
   CHECK(cache.find(keys[0]).has_value());
   CHECK(cache.find(keys[2]).has_value());
   fs::remove_all(folder);
+}
+
+TEST_CASE("the bytes of an entry read back, and damaged ones do not") {
+  const std::string key(64, 'a');
+  const std::string bytes = DiskCache::to_bytes(key, {"f", std::string("x\n\0y", 4)});
+  auto found = DiskCache::from_bytes(bytes);
+  REQUIRE(found.has_value());
+  CHECK(found->first == key);
+  CHECK(found->second.symbol == "f");
+  CHECK(found->second.object == std::string("x\n\0y", 4));
+  CHECK_FALSE(DiskCache::from_bytes(bytes + "z").has_value());
+  CHECK_FALSE(DiskCache::from_bytes(bytes.substr(1)).has_value());
+  CHECK_FALSE(DiskCache::from_bytes(DiskCache::to_bytes("../up", {"f", "x"})).has_value());
 }
 
 TEST_CASE("a second compile comes from memory, a later one from disk, and a damaged entry is a miss") {

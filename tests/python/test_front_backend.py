@@ -419,6 +419,9 @@ class _Broken:
     def missing(self):
         return ""
 
+    def images(self):
+        return {}
+
     def run(self, arguments):
         raise InternalError("[runtime] broken for the test")
 

@@ -69,6 +69,9 @@ class Program:
     def missing(self) -> str:
         return ""
 
+    def images(self) -> dict[str, bytes]:
+        return {}  # no machine code
+
     def run(self, arguments: list[Any]) -> list[Any]:
         env: dict[str, Any] = dict(_CONSTANTS | _WORDS | _DTYPES)
         assert len(arguments) == len(self.inputs)

@@ -22,6 +22,11 @@ struct CodegenOptions {
 /// UnsupportedError when built without LLVM.
 std::vector<std::shared_ptr<CompiledKernel>> compile_cpu_kernels(const std::vector<Ref<kernel_ir::Kernel>>& kernels, const PassContext& context,
                                                                  const CodegenOptions& options, CodegenStats* stats);
+/// Takes a kernel's image for the process: who compiles an equal kernel for the same CPU features links it, and keeps it in its disk cache. Nothing
+/// happens if the bytes are no image of this format.
+void offer_kernel(const std::string& image);
+/// Stores a kernel's image in a disk cache, unless the bytes are no image of this format.
+void keep_kernel(const std::string& image, const CodegenOptions& options);
 /// LLVM IR (after optimisation) and assembly of one kernel, as text.
 std::string cpu_llvm_text(const kernel_ir::Kernel& kernel, const PassContext& context);
 std::string cpu_assembly_text(const kernel_ir::Kernel& kernel, const PassContext& context);

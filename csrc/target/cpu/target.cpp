@@ -56,6 +56,16 @@ class CpuTarget final : public Target {
     return {compile_cpu_kernels(module.kernels, context, codegen, &stats), nullptr, ""};
   }
 
+  void offer_kernel(const std::string& image) const override { deplo::offer_kernel(image); }
+
+  void keep_kernel(const std::string& image, const std::string& folder) const override {
+    CodegenOptions codegen;
+    codegen.cache_dir = folder;
+    deplo::keep_kernel(image, codegen);
+  }
+
+  std::string code_version() const override { return codegen_version(); }
+
   std::string describe(const TargetOptions& options) const override {
     TargetInfo found = cpu_target_info(options["features"]);
     nlohmann::json about{{"codegen", codegen_version().empty() ? "none (built without LLVM)" : codegen_version()},

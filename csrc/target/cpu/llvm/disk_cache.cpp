@@ -21,30 +21,6 @@ constexpr std::string_view kMagic = "deplo-kernel-2\n";
 
 std::string checksum_of(const DiskCache::Entry& entry) { return sha256_hex(entry.symbol + '\n' + entry.object); }
 
-// magic, key, symbol, checksum of symbol and object: a line each; then the object.
-std::string serialize(const std::string& key, const DiskCache::Entry& entry) {
-  return fmt::format("{}{}\n{}\n{}\n", kMagic, key, entry.symbol, checksum_of(entry)) + entry.object;
-}
-
-std::optional<DiskCache::Entry> deserialize(const std::string& key, const std::string& bytes) {
-  if (!bytes.starts_with(kMagic)) return std::nullopt;
-  size_t at = kMagic.size();
-  auto line = [&]() -> std::string {
-    size_t end = bytes.find('\n', at);
-    if (end == std::string::npos) return "";
-    std::string text = bytes.substr(at, end - at);
-    at = end + 1;
-    return text;
-  };
-  if (line() != key) return std::nullopt;
-  DiskCache::Entry entry;
-  entry.symbol = line();
-  std::string checksum = line();
-  entry.object = bytes.substr(at);
-  if (entry.symbol.empty() || checksum_of(entry) != checksum) return std::nullopt;
-  return entry;
-}
-
 /// Code of another owner, or that others may write, is never loaded.
 bool trusted(const fs::path& path) {
   struct stat status{};
@@ -55,6 +31,30 @@ bool trusted(const fs::path& path) {
 bool is_entry_name(const std::string& name) { return name.size() == 66 && name.ends_with(".o") && name.find_first_not_of("0123456789abcdef") == 64; }
 
 }  // namespace
+
+// magic, key, symbol, checksum of symbol and object: a line each; then the object.
+std::string DiskCache::to_bytes(const std::string& key, const Entry& entry) {
+  return fmt::format("{}{}\n{}\n{}\n", kMagic, key, entry.symbol, checksum_of(entry)) + entry.object;
+}
+
+std::optional<std::pair<std::string, DiskCache::Entry>> DiskCache::from_bytes(const std::string& bytes) {
+  if (!bytes.starts_with(kMagic)) return std::nullopt;
+  size_t at = kMagic.size();
+  auto line = [&]() -> std::string {
+    size_t end = bytes.find('\n', at);
+    if (end == std::string::npos) return "";
+    std::string text = bytes.substr(at, end - at);
+    at = end + 1;
+    return text;
+  };
+  std::string key = line();
+  Entry entry;
+  entry.symbol = line();
+  std::string checksum = line();
+  entry.object = bytes.substr(at);
+  if (!is_entry_name(key + ".o") || entry.symbol.empty() || checksum_of(entry) != checksum) return std::nullopt;
+  return std::pair(std::move(key), std::move(entry));
+}
 
 DiskCache::DiskCache(std::string folder, int64_t limit_bytes) : folder_(std::move(folder)), limit_bytes_(limit_bytes) {
   if (folder_.empty()) return;
@@ -72,11 +72,12 @@ std::optional<DiskCache::Entry> DiskCache::find(const std::string& key) const {
   std::ostringstream bytes;
   bytes << in.rdbuf();
   if (!in) return std::nullopt;
-  auto entry = deserialize(key, bytes.str());
+  auto found = from_bytes(bytes.str());
+  if (!found || found->first != key) return std::nullopt;
   std::error_code ignored;
   // The time of last use decides what goes first when the folder is full.
-  if (entry) fs::last_write_time(path, fs::file_time_type::clock::now(), ignored);
-  return entry;
+  fs::last_write_time(path, fs::file_time_type::clock::now(), ignored);
+  return std::move(found->second);
 }
 
 void DiskCache::store(const std::string& key, const Entry& entry) const {
@@ -88,7 +89,7 @@ void DiskCache::store(const std::string& key, const Entry& entry) const {
   std::error_code failed;
   {
     std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
-    std::string bytes = serialize(key, entry);
+    std::string bytes = to_bytes(key, entry);
     out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     out.close();
     if (!out) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace deplo {
 
@@ -14,6 +15,11 @@ class DiskCache {
     std::string symbol;
     std::string object;
   };
+
+  /// What the file of an entry holds.
+  static std::string to_bytes(const std::string& key, const Entry& entry);
+  /// The entry and its key; nothing if the bytes are damaged, or of another format.
+  static std::optional<std::pair<std::string, Entry>> from_bytes(const std::string& bytes);
 
   DiskCache(std::string folder, int64_t limit_bytes);
   std::optional<Entry> find(const std::string& key) const;

@@ -74,14 +74,19 @@ class Jit {
 
 class LoadedKernel : public CompiledKernel {
  public:
-  LoadedKernel(Jit::Loaded loaded, std::unique_ptr<DebuggerEntry> debugger) : loaded_(loaded), debugger_(std::move(debugger)) {}
+  LoadedKernel(std::string key, DiskCache::Entry entry, Jit::Loaded loaded, std::unique_ptr<DebuggerEntry> debugger)
+      : key_(std::move(key)), entry_(std::move(entry)), loaded_(loaded), debugger_(std::move(debugger)) {}
   ~LoadedKernel() override {
     debugger_.reset();
     Jit::instance().unload(*loaded_.library);
   }
   KernelFn function() const override { return reinterpret_cast<KernelFn>(loaded_.address); }
+  const std::string& key() const override { return key_; }
+  std::string image() const override { return DiskCache::to_bytes(key_, entry_); }
 
  private:
+  std::string key_;
+  DiskCache::Entry entry_;
   Jit::Loaded loaded_;
   std::unique_ptr<DebuggerEntry> debugger_;
 };
@@ -92,6 +97,29 @@ constexpr size_t kMostKept = 256;
 MemoryCache& memory_cache() {
   static auto* cache = new MemoryCache(kMostKept);
   return *cache;
+}
+
+/// Kernels that came with a graph compiled elsewhere, until somebody links them.
+class OfferedKernels {
+ public:
+  void add(const std::string& key, DiskCache::Entry entry) {
+    std::lock_guard lock(mutex_);
+    entries_[key] = std::move(entry);
+  }
+  std::optional<DiskCache::Entry> take(const std::string& key) {
+    std::lock_guard lock(mutex_);
+    auto found = entries_.extract(key);
+    return found ? std::optional(std::move(found.mapped())) : std::nullopt;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, DiskCache::Entry> entries_;
+};
+
+OfferedKernels& offered_kernels() {
+  static auto* offered = new OfferedKernels();
+  return *offered;
 }
 
 std::string features_of(const TargetInfo& target) {
@@ -113,6 +141,7 @@ std::string memory_key(const std::string& key, bool debug) { return debug ? key 
 
 void make_kernel(Job& job, const TargetInfo& target, const DiskCache& disk, llvm::TargetMachine* machine, bool debug) {
   auto entry = disk.find(job.key);
+  if (!entry && (entry = offered_kernels().take(job.key))) disk.store(job.key, *entry);
   job.from_disk = entry.has_value();
   if (!entry) {
     llvm::LLVMContext context;
@@ -124,7 +153,7 @@ void make_kernel(Job& job, const TargetInfo& target, const DiskCache& disk, llvm
   }
   Jit::Loaded loaded = Jit::instance().load(entry->symbol, entry->object);
   auto debugger = debug ? std::make_unique<DebuggerEntry>(entry->symbol, loaded.address, entry->object) : nullptr;
-  job.result = std::make_shared<LoadedKernel>(loaded, std::move(debugger));
+  job.result = std::make_shared<LoadedKernel>(job.key, std::move(*entry), loaded, std::move(debugger));
   memory_cache().store(memory_key(job.key, debug), job.result);
 }
 
@@ -156,6 +185,14 @@ void run_jobs(std::vector<Job>& jobs, int workers, const std::function<void(Job&
 }
 
 }  // namespace
+
+void offer_kernel(const std::string& image) {
+  if (auto found = DiskCache::from_bytes(image)) offered_kernels().add(found->first, std::move(found->second));
+}
+
+void keep_kernel(const std::string& image, const CodegenOptions& options) {
+  if (auto found = DiskCache::from_bytes(image)) DiskCache(options.cache_dir, options.cache_limit_bytes).store(found->first, found->second);
+}
 
 void forget_unused_kernels() { memory_cache().clear(); }
 

@@ -18,6 +18,8 @@ std::vector<std::shared_ptr<CompiledKernel>> compile_cpu_kernels(const std::vect
                                                                  CodegenStats* /*stats*/) {
   refuse();
 }
+void offer_kernel(const std::string& /*image*/) {}
+void keep_kernel(const std::string& /*image*/, const CodegenOptions& /*options*/) {}
 std::string cpu_llvm_text(const kernel_ir::Kernel& /*kernel*/, const PassContext& /*context*/) { refuse(); }
 std::string cpu_assembly_text(const kernel_ir::Kernel& /*kernel*/, const PassContext& /*context*/) { refuse(); }
 TargetInfo cpu_target_info(const std::string& /*features*/) { return {}; }

@@ -1,0 +1,131 @@
+"""What PyTorch's AOTAutogradCache must know of deplo: what beside the graph changes a program, and which graphs it must not keep.
+
+PyTorch's key holds the graph of Dynamo, its inputs' types, autocast, PyTorch's options and version, but neither the backend nor what that reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch._inductor.config
+
+from .core import core
+from .inputs import InputInfo
+from .options import KEYS, Options
+from .sizes import example_of
+from .targets import find_target
+
+# Options that no program holds: one that is restored gets those of its call.
+_OF_THE_CALL = ("cache_dir", "threads", "memory_limit")
+# Options whose work a restored program would not do.
+_OF_A_COMPILATION = ("dump", "dump_dir", "stop_after", "verify", "time", "guard")
+_ATTRIBUTE = "_deplo_cache_key"
+_key_lock = threading.RLock()
+
+
+def reason_to_bypass(options: Options, gm: torch.fx.GraphModule, shares_memory: bool) -> str:
+    """Why this graph is neither looked for in the cache nor kept there; empty: nothing. `shares_memory`: some of its inputs do."""
+    if not find_target(options.target).has_disk_cache:
+        return "its target keeps no machine code"
+    if options.cache_dir == "off":
+        return "the option cache_dir is off"
+    for name in _OF_A_COMPILATION:
+        if getattr(options, name) != KEYS[name].default:
+            return f"the option {name} asks for a compilation"
+    if shares_memory:
+        return "inputs share memory: where they lie is in the program, but not in PyTorch's key"
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            if node.op == "get_attr" and isinstance(_attribute(module, str(node.target)), torch.Tensor):
+                return "the graph holds a tensor, whose values are not in PyTorch's key"
+            if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) and not _is_pytorchs(node.target):
+                return f"what {node.target} does is not in PyTorch's key"
+    return ""
+
+
+def _attribute(module: Any, name: str) -> Any:
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return module
+
+
+def _is_pytorchs(target: Any) -> bool:
+    packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
+    return str(packet).partition(".")[0] in ("aten", "prims", "prim")
+
+
+def key_of(options: Options, inputs: Sequence[InputInfo], example_inputs: Sequence[Any], training: bool, packaged: bool) -> str:
+    """A digest of what beside the graph changes what deplo makes of it. `packaged`: for aot_compile, whose entries hold machine code."""
+    tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
+    given = [*example_inputs, *(size for x in tensors for size in x.shape)]
+    about = {
+        "deplo": _identity(),
+        "options": {name: value for name, value in vars(options).items() if name not in _OF_THE_CALL},
+        "machine": core().target(options.to_json()),
+        "inputs": [(info.name, info.kind, info.is_static) for info in inputs],
+        "training": training,
+        "sizes": [_magnitude(size) for size in given if isinstance(size, torch.SymInt)],
+        "attention": [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ("flash", "mem_efficient", "math", "cudnn")],
+        "packaged": packaged,
+    }
+    return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _magnitude(size: torch.SymInt) -> int:
+    """Sizes of the first call reach schedules: graphs share a program if theirs have the same number of bits."""
+    return (example_of(size) or 0).bit_length()
+
+
+@functools.cache
+def _identity() -> list[str]:
+    """Which deplo this is: its version, its extension, its Python files."""
+    from . import __version__
+
+    folder = os.path.dirname(os.path.abspath(__file__))
+    digest = hashlib.sha256()
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".py"):
+            with open(os.path.join(folder, name), "rb") as file:
+                digest.update(file.read())
+    extension = core().build_id()
+    if not extension:
+        about = os.stat(core().__file__)
+        extension = f"{core().__file__} {about.st_size} {about.st_mtime_ns}"
+    return [__version__, extension, digest.hexdigest()]
+
+
+@contextlib.contextmanager
+def keyed(gm: torch.fx.GraphModule, key: str) -> Iterator[None]:
+    """While AOTAutograd looks into its cache inside, `key` is a part of the graph's; without one, no other graph has the same."""
+    setattr(gm, _ATTRIBUTE, f"deplo {key or uuid.uuid4().hex}")
+    try:
+        # Inductor's code is made for a number of threads, which its key therefore holds, unless this option is on; deplo's never is.
+        with _without_inductors_backends(), torch._inductor.config.patch("cpp.dynamic_threads", True):
+            yield
+    finally:
+        delattr(gm, _ATTRIBUTE)
+
+
+@contextlib.contextmanager
+def _without_inductors_backends() -> Iterator[None]:
+    """PyTorch's key names the passes of Inductor's code generators, which no graph of deplo goes through: importing them all takes as long as the
+    rest of a first call that the cache answers. They do enter the key where another backend has imported them before."""
+    from torch._inductor import codecache
+
+    codecache_: Any = codecache
+    with _key_lock:
+        register, ours = codecache_.init_backend_registration, threading.get_ident()
+        codecache_.init_backend_registration = lambda: None if threading.get_ident() == ours else register()
+        try:
+            yield
+        finally:
+            codecache_.init_backend_registration = register

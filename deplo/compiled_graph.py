@@ -1,0 +1,168 @@
+"""One compiled graph as AOTAutograd calls it, and as PyTorch's caches and packages keep it."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import copyreg
+import dataclasses
+import pickle
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+from torch._inductor.output_code import OutputCode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from . import artifacts, sizes
+from .core import core
+from .errors import UnsupportedError
+from .executable import Executable
+from .fx_import import Imported
+from .graph_code import EagerGraph, GraphCode
+from .options import Options
+from .records import Record, publish
+
+
+def _global_name(format: torch.memory_format) -> str:
+    return str(format).removeprefix("torch.")
+
+
+# Left alone, pickle looks for the first module with an attribute `torch.channels_last`: that of whoever imported torch first. Its name would be in
+# PyTorch's keys, and whoever reads an entry would have to import it.
+copyreg.pickle(torch.memory_format, _global_name)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass
+class Facts:
+    """What a forward or inference graph of AOTAutograd tells about Dynamo's graph: the code around it depends on it."""
+
+    written: set[int] = dataclasses.field(default_factory=set)  # inputs of Dynamo's graph
+    differentiates: bool = False  # the graph keeps values for its gradient
+    has_bases: bool = False  # some inputs share memory: the graph takes their base and views it by strides
+    writes_windows: bool = False  # in a way that AOTAutograd's graph does not repeat
+
+
+class Asking(Protocol):
+    """A compilation that PyTorch's cache may answer."""
+
+    options: Options
+    facts: Facts
+
+
+# The compilation under way in this thread: no argument of PyTorch's leads from a graph that it restores to who asked for it.
+asking: contextvars.ContextVar[Asking | None] = contextvars.ContextVar("deplo_asking", default=None)
+
+
+@dataclasses.dataclass
+class StoredGraph:
+    """What makes a compiled graph again without importing a graph or running a pass."""
+
+    kind: str
+    imported: Imported
+    kernel_ir: str
+    kernels: str  # JSON about them
+    images: dict[str, bytes]  # their machine code, in packages; caches have it apart
+    eager: GraphCode
+    facts: Facts | None  # none of a backward graph
+    derived_sizes: dict[str, Any]
+    options: Options
+
+    def restored(self, options: Options) -> Executable:
+        """Links the program, and tells who collects records. Raises deplo's errors."""
+        start = time.perf_counter()
+        sizes.know_derived(self.derived_sizes)
+        for image in self.images.values():
+            core().offer_kernel(image)
+        program = core().restore(self.kernel_ir, self.kernels, options.to_json(self.imported.hints, self.imported.training))
+        artifacts.record(program.images())
+        seconds = time.perf_counter() - start
+        publish(Record(self.kind, self.imported.text, program, compile_seconds=seconds, hints=self.imported.hints, restored=True))
+        return Executable(program, self.imported, EagerGraph(self.eager), self.kind, options.strict)
+
+
+class CompiledGraph(OutputCode):
+    """Calls are boxed, like an Executable's. A graph without an `executable` is not kept by caches, with `refusal` as the reason."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __init__(
+        self, call: Callable[[list[Any]], Any], executable: Executable | None, facts: Facts | None, options: Options, refusal: str = ""
+    ) -> None:
+        self._boxed_call = True  # the object's, not the class's: AOTAutograd's wrappers copy what is in __dict__
+        self._call: Callable[[list[Any]], Any] | None = call
+        self._executable = executable
+        self._facts = facts
+        self._options = options
+        self._refusal = refusal
+        self._stored = b""
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        return self._call(inputs)  # type: ignore[misc, arg-type]
+
+    def prepare_for_serialization(self) -> None:
+        """Leaves what pickles. Raises PyTorch's BypassAOTAutogradCache where nothing does."""
+        if self._executable is not None:
+            self._stored = self._pickled(self._executable)
+        elif not self._stored:
+            raise BypassAOTAutogradCache(self._refusal)
+        self._call = self._executable = self._facts = None
+
+    def _pickled(self, executable: Executable) -> bytes:
+        program, imported = executable.program, executable.imported
+        kernel_ir, kernels = program.text()
+        images = program.images() if is_packaging() else {}
+        try:
+            with _disable_current_modes():
+                code = executable.eager.code()
+                derived = sizes.meanings(imported.derived)
+                stored = StoredGraph(executable.kind, imported, kernel_ir, kernels, images, code, self._facts, derived, self._options)
+                return pickle.dumps(stored)
+        except (UnsupportedError, pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
+            raise BypassAOTAutogradCache(f"the {executable.kind} graph does not pickle: {error}") from error
+
+    def post_compile(self, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any) -> None:
+        """Links a graph that was restored from a cache or a package."""
+        if self._call is not None:
+            return
+        stored: StoredGraph = pickle.loads(self._stored)
+        compilation = asking.get()
+        self._options = stored.options if compilation is None else compilation.options
+        if compilation is not None and stored.facts is not None:
+            compilation.facts = stored.facts
+        self._facts = stored.facts
+        self._executable = stored.restored(self._options)
+        self._call = self._executable.boxed()
+        self._stored = b""
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None:
+        """There is no Triton here."""
+
+    def bundle_until_called(self) -> None:
+        """Has AOTAutograd, which compiles a backward graph when it is first called, store it with its forward graph in one entry."""
+        revert = contextlib.ExitStack()
+        revert.enter_context(bundled())
+        thread, call = threading.get_ident(), self._call
+
+        def first(args: list[Any]) -> Any:
+            if threading.get_ident() == thread:  # the option is the thread's
+                revert.close()
+            self._call = call
+            return call(args)  # type: ignore[misc]
+
+        self._call = first
+
+
+def bundled() -> contextlib.AbstractContextManager[Any]:
+    """Entries of AOTAutogradCache hold the compiled graphs themselves; without, PyTorch looks for them among Inductor's."""
+    patch: contextlib.AbstractContextManager[Any] = torch._functorch.config.patch(bundled_autograd_cache=True)
+    return patch
+
+
+def is_packaging() -> bool:
+    """Whether the compilation is for aot_compile."""
+    return bool(torch._functorch.config.bypass_autograd_cache_key)

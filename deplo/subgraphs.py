@@ -1,0 +1,73 @@
+"""Regions that torch.compiler.nested_compile_region marks: AOTAutograd hands each over as one graph, and as a call of it for every time it runs.
+
+They become part of the graph that calls them: equal kernels compile once in any case, each weight is packed for its own place, and nothing ends at
+the region's edge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from typing import Any
+
+import torch
+
+from .eager_calls import calls_as_in_eager_mode
+
+
+def inline_regions(gm: torch.fx.GraphModule) -> None:
+    """Replaces calls of regions by what these do, unless PyTorch cannot say again what their results look like: then they stay calls."""
+    while calls := gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph):
+        with calls_as_in_eager_mode():
+            inlined = [_inline(gm, call) for call in calls]
+        for node in gm.graph.find_nodes(op="get_attr"):
+            if not node.users:
+                gm.graph.erase_node(node)
+        gm.recompile()
+        if not any(inlined):
+            return
+
+
+def _inline(gm: torch.fx.GraphModule, call: torch.fx.Node) -> bool:
+    region = getattr(gm, str(call.args[0].target), None) if isinstance(call.args[0], torch.fx.Node) else None
+    if not isinstance(region, torch.fx.GraphModule) or any(user.target is not operator.getitem for user in call.users):
+        return False
+    operands = iter(call.args[2:])
+    copies: dict[torch.fx.Node, Any] = {}
+    made: list[torch.fx.Node] = []
+    results: Any = ()
+    with gm.graph.inserting_before(call):
+        try:
+            for node in region.graph.nodes:
+                if node.op == "placeholder":
+                    copies[node] = next(operands)
+                elif node.op == "output":
+                    results = torch.fx.node.map_arg(node.args[0], copies.__getitem__)
+                else:
+                    copies[node] = _copied(gm, region, node, copies)
+                    made.append(copies[node])
+        except RuntimeError:  # sizes that depend on data, say
+            for node in reversed(made):
+                gm.graph.erase_node(node)
+            return False
+    for user in list(call.users):
+        user.replace_all_uses_with(results[user.args[1]])
+        gm.graph.erase_node(user)
+    gm.graph.erase_node(call)
+    return True
+
+
+def _copied(gm: torch.fx.GraphModule, region: torch.fx.GraphModule, node: torch.fx.Node, copies: dict[torch.fx.Node, Any]) -> torch.fx.Node:
+    copy = gm.graph.node_copy(node, copies.__getitem__)
+    if node.op == "get_attr":
+        copy.target = copy.name + "_of_region"
+        setattr(gm, copy.target, getattr(region, str(node.target)))
+        return copy
+    # Of its own for each call: who shares a storage with whom is read from fake tensors.
+    args, kwargs = torch.fx.node.map_arg((copy.args, copy.kwargs), lambda arg: arg.meta.get("val"))
+    mode = torch._guards.detect_fake_mode([args, kwargs, node.meta.get("val")])
+    is_call = node.op == "call_function" and not isinstance(node.target, torch._ops.HigherOrderOperator)
+    if is_call and "val" in node.meta:
+        with mode if mode is not None else contextlib.nullcontext():
+            copy.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+    return copy
