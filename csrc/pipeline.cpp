@@ -337,7 +337,9 @@ auto parse_by_hand(const std::string& text, const std::string& file, const Parse
 
 tensor_ir::Graph lower_torch_by_hand(const torch_ir::Graph& graph, const std::string& file) {
   try {
-    return lower_torch_to_tensor(graph);
+    tensor_ir::Graph lowered = lower_torch_to_tensor(graph);
+    verify(lowered);  // results of other sizes than their operands allow
+    return lowered;
   } catch (const InternalError& error) {
     throw UserError(complaint(error, file));
   } catch (const UnsupportedError& error) {

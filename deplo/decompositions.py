@@ -419,6 +419,7 @@ def _own() -> dict[Any, Any]:
 
     aten = torch.ops.aten
     formula_of_log_sigmoid = get_decompositions([aten.log_sigmoid_forward])[aten.log_sigmoid_forward.default]
+    formula_of_group_norm = get_decompositions([aten.native_group_norm_backward])[aten.native_group_norm_backward.default]
     pool, pool_backward = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
 
     def alias(x: torch.Tensor) -> Any:
@@ -521,6 +522,13 @@ def _own() -> dict[Any, Any]:
         y = y if bias is None else y + bias.reshape(channelwise)
         return y.to(x.dtype), mean.to(dtype).reshape(n, groups), rstd.to(dtype).reshape(n, groups)
 
+    def group_norm_backward(grad: torch.Tensor, x: torch.Tensor, mean: Any, rstd: Any, weight: Any, *rest: Any) -> Any:
+        """PyTorch's formula, which divides by the number of elements in Python."""
+        if all(size != 0 for size in x.shape[1:] if isinstance(size, int)):
+            return formula_of_group_norm(grad, x, mean, rstd, weight, *rest)
+        channels = grad.sum([d for d in range(x.dim()) if d != 1])
+        return tuple(v if wanted else None for v, wanted in zip((torch.zeros_like(x), channels, channels.clone()), rest[-1], strict=True))
+
     def batch_norm(formula: Callable[..., Any]) -> Callable[..., Any]:
         """PyTorch's formula, with statistics in the dtype of the parameters."""
 
@@ -548,6 +556,7 @@ def _own() -> dict[Any, Any]:
         without_averages: batch_norm_without_averages,
         aten.native_layer_norm.default: layer_norm,
         aten.native_group_norm.default: group_norm,
+        aten.native_group_norm_backward.default: group_norm_backward,
         aten.detach.default: alias,
         aten.transpose.int: transpose,
         aten.bmm.default: product_of_vectors,

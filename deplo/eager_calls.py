@@ -2,6 +2,7 @@
 
 Linear interpolation is traced as a + (b - a) * weight, which is NaN where a is infinite; eager mode adds a * (1 - weight) and b * weight.
 Nearest and cubic interpolation are traced as indexing, whose gradients scatter, in another order of dimensions than eager mode's.
+Bags of embeddings are traced with results of other sizes than the CPU's kernels give (those that the gradient reads).
 Margin losses are traced without the end of a list of targets (torch 2.13 counts what stands behind it), and NaN passes their threshold.
 """
 
@@ -22,7 +23,10 @@ _lock = threading.RLock()  # the kernels belong to the process
 @contextlib.contextmanager
 def calls_as_in_eager_mode() -> Iterator[None]:
     """While AOTAutograd traces inside, the calls named above stay calls. Outside of tracing PyTorch does not ask for these kernels."""
+    from torch._subclasses.fake_impls import op_implementations_dict
+
     with _lock:
+        fakes = dict(op_implementations_dict)  # fake tensors ask these first
         saved: list[tuple[Any, dict[Any, Any]]] = []
         try:
             for overload, kernels in _kernels():
@@ -32,12 +36,25 @@ def calls_as_in_eager_mode() -> Iterator[None]:
                     if kernel:
                         overload.py_kernels[key] = kernel
                 overload._dispatch_cache.clear()
+                op_implementations_dict.pop(overload, None)
+            _forget({overload for overload, _ in saved})
             yield
         finally:
+            op_implementations_dict.update(fakes)
+            _forget({overload for overload, _ in saved})
             for overload, before in saved:
                 overload.py_kernels.clear()
                 overload.py_kernels.update(before)
                 overload._dispatch_cache.clear()
+
+
+def _forget(overloads: set[Any]) -> None:
+    """Fake tensors remember what calls gave, by whichever kernels."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    cache: dict[Any, Any] = FakeTensorMode.cache
+    for key in [key for key in list(cache) if key.key[0] in overloads]:
+        cache.pop(key, None)
 
 
 def _kernels() -> list[tuple[Any, dict[Any, Any]]]:
@@ -53,12 +70,44 @@ def _kernels() -> list[tuple[Any, dict[Any, Any]]]:
         forward: dict[Any, Any] = {DispatchKey.Autograd: None, DispatchKey.CompositeImplicitAutograd: None}
         found.append((packet.default, forward | {DispatchKey.Meta: _nearest} if "nearest" in name else forward))
         found.append((backward.default, {DispatchKey.Meta: _gradient_in_rows if name in _IN_ROWS else _gradient}))
+    bags = torch.ops.aten._embedding_bag.default, torch.ops.aten._embedding_bag_forward_only.default
+    found += [(bag, {DispatchKey.Meta: _bags(with_gradient=bag is bags[0])}) for bag in bags]
     for name in _LOSSES:
         loss = getattr(torch.ops.aten, name if name == "multi_margin_loss" else name + "_forward").default
         kernels: dict[Any, Any] = {DispatchKey.Autograd: None, DispatchKey.CompositeImplicitAutograd: None, DispatchKey.Meta: _loss}
         found.append((loss, kernels if name == "multi_margin_loss" else kernels | {DispatchKey.Meta: _loss_and_targets}))
         found.append((getattr(torch.ops.aten, name + "_backward").default, {DispatchKey.Meta: _gradient_of_loss}))
     return found
+
+
+def _bags(with_gradient: bool) -> Callable[..., Any]:
+    """What EmbeddingBag.cpp gives: of sums on its fast path, no bag of each index; without a gradient, they count the last offset as a bag."""
+    import torch
+
+    def bags(
+        weight: Any,
+        indices: Any,
+        offsets: Any,
+        scale: Any = False,
+        mode: int = 0,
+        sparse: Any = False,
+        samples: Any = None,
+        last: Any = False,
+        pad: Any = -1,
+    ) -> Any:
+        if indices.dtype not in (torch.int32, torch.int64) or offsets.dtype not in (torch.int32, torch.int64):
+            raise RuntimeError(f"expected indices and offsets to be int or long, got {indices.dtype} and {offsets.dtype}")
+        if samples is not None and (mode != 0 or samples.dim() != 1):
+            raise RuntimeError("embedding_bag: per_sample_weights are one-dimensional, and for mode='sum'")
+        whole = indices.new_empty(0, dtype=torch.promote_types(indices.dtype, offsets.dtype))
+        count = offsets.shape[0] - (1 if last else 0)
+        in_rows = weight.stride(1) == 1 and (samples is None or samples.stride(0) == 1)
+        fast = mode == 0 and weight.dtype != torch.float64 and in_rows and pad < 0
+        counted = count if with_gradient or mode != 0 else offsets.shape[0]
+        winners = whole.new_empty(count, weight.shape[1]) if mode == 2 else whole.new_empty(counted)
+        return weight.new_empty(count, weight.shape[1]), whole.new_empty(0 if fast else indices.shape[0]), whole.new_empty(counted), winners
+
+    return bags
 
 
 def _loss(x: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1) -> Any:

@@ -253,14 +253,14 @@ def is_zero(expr: sympy.Expr) -> bool:
 
 def is_dense(shape: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> bool:
     """Whether elements laid out so are provably one block of memory without gaps, in any order of the dimensions."""
-    left = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size != 1]
+    left = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size != 1 and 0 not in shape]
     expected = sympy.Integer(1)
     while left:
         found = next((pair for pair in left if is_zero(pair[1] - expected)), None)
         if found is None:
             return False
         left.remove(found)
-        expected = expected * (found[0] if found[0] != 0 else 1)
+        expected = expected * found[0]
     return True
 
 

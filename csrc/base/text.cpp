@@ -238,6 +238,13 @@ int64_t Lexer::integer(std::string_view what) {
   return static_cast<int64_t>(negative ? 0 - magnitude : magnitude);
 }
 
+int Lexer::small_integer(std::string_view what) {
+  const Token where = peek();
+  int64_t value = integer(what);
+  if (value != static_cast<int>(value)) fail(where, fmt::format("{} does not fit in 32 bits", value));
+  return static_cast<int>(value);
+}
+
 double Lexer::number(std::string_view what) {
   bool negative = accept("-");
   const Token& token = peek();

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "base/location.h"
 
 namespace deplo {
@@ -34,12 +35,22 @@ class Lexer {
   void expect(std::string_view text);             ///< takes it, or fails
   std::string identifier(std::string_view what);  ///< an identifier, or fails naming `what`
   int64_t integer(std::string_view what);         ///< a possibly negative integer
+  int small_integer(std::string_view what);       ///< one of 32 bits
   double number(std::string_view what);           ///< integer, float, inf, nan, with optional minus
   std::string quoted(std::string_view what);      ///< a string literal, unescaped
   bool at_end() const;
   void skip_newlines();
   [[noreturn]] void fail(std::string_view message) const;  ///< at the next token
   [[noreturn]] void fail(const Token& where, std::string_view message) const;
+  /// f(), which fails at `where` if a number in it does not fit in 64 bits.
+  template <class F>
+  auto fitting(const Token& where, F&& f) const {
+    try {
+      return f();
+    } catch (const UnsupportedError& error) {
+      fail(where, error.what());
+    }
+  }
 
  private:
   std::string file_;

@@ -102,8 +102,7 @@ std::string print(const std::vector<Cond>& guard) {
 }
 
 Expr parse_expr(Lexer& lexer) {
-  Token where = lexer.peek();
-  try {
+  return lexer.fitting(lexer.peek(), [&] {
     Expr e = parse_product(lexer);
     while (true) {
       if (lexer.accept("+"))
@@ -113,20 +112,20 @@ Expr parse_expr(Lexer& lexer) {
       else
         return e;
     }
-  } catch (const UnsupportedError& error) {  // a constant that does not fit in 64 bits
-    lexer.fail(where, error.what());
-  }
+  });
 }
 
 Cond parse_cond(Lexer& lexer) {
-  Expr a = parse_expr(lexer);
-  if (lexer.accept(">=")) return less_equal(parse_expr(lexer), a);
-  if (lexer.accept("<=")) return less_equal(a, parse_expr(lexer));
-  if (lexer.accept("<")) return less(a, parse_expr(lexer));
-  if (lexer.accept(">")) return less(parse_expr(lexer), a);
-  if (lexer.accept("==")) return equal(a, parse_expr(lexer));
-  if (lexer.accept("!=")) return not_equal(a, parse_expr(lexer));
-  lexer.fail(fmt::format("expected a comparison, found '{}'", lexer.peek().text));
+  return lexer.fitting(lexer.peek(), [&]() -> Cond {
+    Expr a = parse_expr(lexer);
+    if (lexer.accept(">=")) return less_equal(parse_expr(lexer), a);
+    if (lexer.accept("<=")) return less_equal(a, parse_expr(lexer));
+    if (lexer.accept("<")) return less(a, parse_expr(lexer));
+    if (lexer.accept(">")) return less(parse_expr(lexer), a);
+    if (lexer.accept("==")) return equal(a, parse_expr(lexer));
+    if (lexer.accept("!=")) return not_equal(a, parse_expr(lexer));
+    lexer.fail(fmt::format("expected a comparison, found '{}'", lexer.peek().text));
+  });
 }
 
 std::vector<Cond> parse_guard(Lexer& lexer) {

@@ -85,7 +85,7 @@ struct Parser {
     s.hi = parse_expr(lexer);
     lexer.expect("step");
     s.step = parse_expr(lexer);
-    if (lexer.accept("unroll")) s.unroll = static_cast<int>(lexer.integer("an unroll factor"));
+    if (lexer.accept("unroll")) s.unroll = lexer.small_integer("an unroll factor");
     s.body = block();
     return s;
   }
@@ -117,7 +117,7 @@ struct Parser {
       Prefetch s;
       std::tie(s.buffer, s.offset) = place();
       lexer.expect("level");
-      s.level = static_cast<int>(lexer.integer("a cache level"));
+      s.level = lexer.small_integer("a cache level");
       return {s};
     }
     if (lexer.accept("matrix")) return {matrix()};
@@ -241,7 +241,7 @@ struct Parser {
     }
     if (word && lexer.accept("extract")) {
       std::string operand = name();
-      return {Extract{target, t.dtype, operand, static_cast<int>(lexer.integer("a lane"))}};
+      return {Extract{target, t.dtype, operand, lexer.small_integer("a lane")}};
     }
     if (word && lexer.accept("shuffle")) return {shuffle(target, t)};
     if (word && lexer.accept("load")) {
@@ -267,7 +267,7 @@ struct Parser {
     Shuffle s{target, t, name(), "", {}};
     if (lexer.accept(",")) s.b = name();
     lexer.expect("[");
-    do s.lanes.push_back(static_cast<int>(lexer.integer("a lane")));
+    do s.lanes.push_back(lexer.small_integer("a lane"));
     while (lexer.accept(","));
     lexer.expect("]");
     return s;

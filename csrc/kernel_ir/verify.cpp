@@ -3,6 +3,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "expr/check.h"
 #include "expr/points.h"
 #include "kernel_ir/text.h"
 #include "program_ir/text.h"
@@ -52,6 +53,7 @@ class Verifier {
 
   void check_size(Expr e, const std::string& where) const {
     for (const std::string& s : symbols_of(e)) require(values_.count(s) > 0, where, "unknown symbol " + s);
+    check_divisors(e, symbols_);
     not_negative(e, where);
   }
 

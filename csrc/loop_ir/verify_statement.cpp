@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "expr/check.h"
 #include "loop_ir/verify.h"
 
 namespace deplo::loop_ir {
@@ -14,6 +15,8 @@ Visible StatementVerifier::parameters() const {
       require(p.shape.size() == p.strides.size(), fmt::format("{} has {} sizes and {} strides", p.name, p.shape.size(), p.strides.size()));
       for (const Expr& e : p.strides) expression(names, e, "strides of " + p.name);
       sizes(names, p.shape, p.name);
+      bytes_of(p.dtype, p.shape);
+      bytes_of(p.dtype, p.shape, p.strides);
       bool is_new = names.buffers.emplace(p.name, BufferInfo{p.dtype, &p.shape, p.kind != ParamKind::in}).second;
       require(is_new, "the parameter " + p.name + " is declared twice");
     });
@@ -41,6 +44,7 @@ void StatementVerifier::define_axis(Visible& names, const std::string& name, Exp
 
 void StatementVerifier::define_buffer(Visible& names, const std::string& name, const BufferInfo& info) const {
   sizes(names, *info.shape, name);
+  bytes_of(info.dtype, *info.shape);
   require(names.buffers.emplace(name, info).second, "the buffer " + name + " is declared twice");
 }
 
@@ -57,6 +61,7 @@ void StatementVerifier::expression(const Visible& names, Expr e, const std::stri
     require(it != names.values.end(), fmt::format("{} uses {}, which is no axis, symbol or value here", where, name));
     require(it->second == DType::i64, fmt::format("{} uses {} of dtype {}; coordinates are i64", where, name, to_string(it->second)));
   }
+  check_divisors(e, symbols_);
 }
 
 void StatementVerifier::guard(const Visible& names, const std::vector<Cond>& conds, const std::string& where) const {

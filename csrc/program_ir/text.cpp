@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "expr/check.h"
 
 namespace deplo {
 namespace {
@@ -215,9 +216,10 @@ DType parse_dtype(Lexer& lexer) {
 
 TypeText parse_type(Lexer& lexer) {
   TypeText type;
+  const Token start = lexer.peek();
   type.dtype = parse_dtype(lexer);
   type.shape = parse_shape(lexer);
-  type.strides = contiguous_strides(type.shape);
+  type.strides = lexer.fitting(start, [&] { return contiguous_strides(type.shape); });
   Token where = lexer.peek();
   if (lexer.accept("strides")) type.strides = parse_shape(lexer);
   if (type.strides.size() != type.shape.size())
@@ -344,13 +346,16 @@ struct ProgramVerifier {
   void check(const Buffer& b) const {
     DEPLO_ASSERT(b.shape.size() == b.strides.size(), "program @{}: buffer {} has {} sizes and {} strides", program.name, b.name, b.shape.size(),
                  b.strides.size());
-    for (const Expr& size : b.shape)
-      DEPLO_ASSERT(decide(less(size, 0), program.symbols) != std::optional<bool>(true), "program @{}: buffer {} has the size {}", program.name,
-                   b.name, print(size));
-    for (const std::vector<Expr>* sizes : {&b.shape, &b.strides})
-      for (const Expr& size : *sizes)
+    for (const auto& [sizes, what] : {std::pair{&b.shape, "size"}, std::pair{&b.strides, "stride"}})
+      for (const Expr& size : *sizes) {
         for (const std::string& symbol : symbols_of(size))
           DEPLO_ASSERT(program.symbols.count(symbol), "program @{}: buffer {} uses the symbol {}, which has no range", program.name, b.name, symbol);
+        check_divisors(size, program.symbols);
+        DEPLO_ASSERT(decide(less(size, 0), program.symbols) != std::optional<bool>(true), "program @{}: buffer {} has the {} {}", program.name,
+                     b.name, what, print(size));
+      }
+    bytes_of(b.dtype, b.shape);
+    bytes_of(b.dtype, b.shape, b.strides);
   }
 
   void check(const CallStep& step) {

@@ -113,7 +113,7 @@ Reduction parse_reduction(Lexer& lexer) {
   node.operands = parse_values(lexer);
   lexer.expect("axes");
   lexer.expect("=");
-  parse_items(lexer, "[", "]", [&] { node.axes.push_back(static_cast<int>(lexer.integer("an axis"))); });
+  parse_items(lexer, "[", "]", [&] { node.axes.push_back(lexer.small_integer("an axis")); });
   return node;
 }
 
@@ -123,7 +123,7 @@ Scan parse_scan(Lexer& lexer) {
   node.operands = parse_values(lexer);
   lexer.expect("axis");
   lexer.expect("=");
-  node.axis = static_cast<int>(lexer.integer("an axis"));
+  node.axis = lexer.small_integer("an axis");
   return node;
 }
 
@@ -229,8 +229,9 @@ Input parse_input(Lexer& lexer) {
     input.kind = torch_ir::InputKind::symbol;
     return input;
   }
+  const Token where = lexer.peek();
   input.type = parse_type(lexer);
-  input.strides = lexer.accept("strides") ? parse_exprs(lexer) : torch_ir::default_strides(input.type.shape);
+  input.strides = lexer.accept("strides") ? parse_exprs(lexer) : lexer.fitting(where, [&] { return torch_ir::default_strides(input.type.shape); });
   for (auto kind : {torch_ir::InputKind::user, torch_ir::InputKind::parameter, torch_ir::InputKind::buffer, torch_ir::InputKind::constant}) {
     if (!lexer.accept(torch_ir::to_string(kind))) continue;
     input.kind = kind;

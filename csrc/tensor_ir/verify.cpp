@@ -2,6 +2,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "expr/check.h"
 #include "expr/points.h"
 #include "tensor_ir/ir.h"
 
@@ -35,6 +36,7 @@ struct Verifier {
     require(value.name.size() > 1 && value.name[0] == '%', value.name, "a value's name starts with %");
     require(types.emplace(value.name, value.type).second, value.name, "defined twice");
     for (const Expr& extent : value.type.shape) not_negative(value.name, extent, "size");
+    bytes_of(value.type.dtype, value.type.shape);
   }
 
   void not_negative(const std::string& where, Expr e, const std::string& what) const {
@@ -46,6 +48,7 @@ struct Verifier {
   void expression(const std::string& where, Expr e, const std::set<std::string>& names) const {
     for (const std::string& name : symbols_of(e))
       require(names.count(name) || graph.symbols.count(name), where, fmt::format("{} is no axis, coordinate or symbol", name));
+    check_divisors(e, graph.symbols);
   }
 
   void guard(const std::string& where, const std::vector<Cond>& conds, const std::set<std::string>& names) const {
@@ -171,10 +174,12 @@ struct Verifier {
   }
 
   void check_input(const Input& input) {
-    if (input.kind == torch_ir::InputKind::symbol)
-      require(graph.symbols.count(input.name), input.name, "the symbol has no range");
-    else
-      define({input.name, input.type});
+    if (input.kind == torch_ir::InputKind::symbol) return require(graph.symbols.count(input.name), input.name, "the symbol has no range");
+    define({input.name, input.type});
+    require(input.strides.size() == input.type.shape.size(), input.name,
+            fmt::format("has {} dimensions but {} strides", input.type.shape.size(), input.strides.size()));
+    for (const Expr& stride : input.strides) not_negative(input.name, stride, "stride");
+    bytes_of(input.type.dtype, input.type.shape, input.strides);
   }
 
   void check_op(const Op& op) {

@@ -112,7 +112,7 @@ struct Parser {
       Prefetch s;
       s.buffer = lexer.identifier("a buffer");
       s.index = parse_shape(lexer);
-      if (lexer.accept("level")) s.level = static_cast<int>(lexer.integer("a cache level"));
+      if (lexer.accept("level")) s.level = lexer.small_integer("a cache level");
       return {s};
     }
     return std::visit([](auto&& s) { return Stmt{std::forward<decltype(s)>(s)}; }, parse_simple(lexer, scope));

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "expr/check.h"
 #include "program_ir/text.h"
 #include "tile_ir/text.h"
 
@@ -12,6 +13,7 @@ namespace {
 
 /// Copies that a lowering may make of one loop's body.
 constexpr int64_t kMaxCopies = 1024;
+constexpr int64_t kMaxRegisters = 1 << 16;  ///< elements of a register array
 
 /// Names visible at one place of a kernel, and what surrounds it.
 struct Scope : loop_ir::Visible {
@@ -31,6 +33,7 @@ class Verifier : loop_ir::StatementVerifier {
   void run() {
     Scope scope{parameters(), {}, {}, {}};
     for (const std::string& name : symbols_of(kernel_.chunks)) require(is_size(name), "chunks depend on " + name + ", which is not a size");
+    check_divisors(kernel_.chunks, kernel_.symbols);
     block(kernel_.body, std::move(scope));
     check_stored();
   }
@@ -157,7 +160,11 @@ class Verifier : loop_ir::StatementVerifier {
         require(is_size(symbol), fmt::format("the shape of {} uses {}, which is not a size", s.name, symbol));
     }
     define_buffer(scope, s.name, {s.dtype, &s.shape, true});
-    if (s.space == Space::reg) scope.registers.insert(s.name);
+    if (s.space == Space::reg) {
+      require(decide(less_equal(product(s.shape), kMaxRegisters), {}) == std::optional<bool>(true),
+              fmt::format("the register array {}{} has more than {} elements", s.name, print_shape(s.shape), kMaxRegisters));
+      scope.registers.insert(s.name);
+    }
     if (s.space != Space::matrix) return;
     auto fits = [](Expr e) { return e.value() > 0 && e.value() % kMatrixSide == 0; };
     require(s.dtype == DType::f32 && s.shape.size() == 2 && fits(s.shape[0]) && fits(s.shape[1]),

@@ -29,7 +29,7 @@ TensorType parse_type(Lexer& lexer) {
   if (!dtype) lexer.fail(where, fmt::format("'{}' is not a dtype", where.text));
   TensorType type{*dtype, parse_exprs(lexer), {}};
   Token strides = lexer.peek();
-  type.strides = lexer.accept("strides") ? parse_exprs(lexer) : default_strides(type.shape);
+  type.strides = lexer.accept("strides") ? parse_exprs(lexer) : lexer.fitting(where, [&] { return default_strides(type.shape); });
   if (type.strides.size() != type.shape.size())
     lexer.fail(strides, fmt::format("{} strides for {} dimensions", type.strides.size(), type.shape.size()));
   return type;

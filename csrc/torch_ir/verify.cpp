@@ -1,6 +1,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "expr/check.h"
 #include "torch_ir/ir.h"
 
 namespace deplo::torch_ir {
@@ -49,16 +50,21 @@ class Verifier {
       DEPLO_ASSERT(graph_.symbols.count(name), "[torch] {}: symbol {} has no range (where {} in ..)", where, name, name);
       DEPLO_ASSERT(bound_.count(name), "[torch] {}: symbol {} follows from no input", where, name);
     }
+    check_divisors(e, graph_.symbols);
+  }
+
+  void check_size(const Expr& e, const std::string& name, const char* what) {
+    check_expr(e, name);
+    DEPLO_ASSERT(decide(less(e, 0), graph_.symbols) != std::optional<bool>(true), "[torch] {} has the negative {} {}", name, what, print(e));
   }
 
   void check_type(const TensorType& type, const std::string& name) {
     DEPLO_ASSERT(type.shape.size() == type.strides.size(), "[torch] {} has {} dimensions but {} strides", name, type.shape.size(),
                  type.strides.size());
-    for (const Expr& e : type.shape) {
-      check_expr(e, name);
-      DEPLO_ASSERT(!e.is_constant() || e.value() >= 0, "[torch] {} has the negative extent {}", name, e.value());
-    }
-    for (const Expr& e : type.strides) check_expr(e, name);
+    for (const Expr& e : type.shape) check_size(e, name, "extent");
+    for (const Expr& e : type.strides) check_size(e, name, "stride");
+    bytes_of(type.dtype, type.shape);
+    bytes_of(type.dtype, type.shape, type.strides);
   }
 
   void define(const std::string& name) { DEPLO_ASSERT(values_.insert(name).second, "[torch] {} is defined twice", name); }

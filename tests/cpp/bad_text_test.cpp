@@ -141,3 +141,45 @@ TEST_CASE("text that was changed at random is taken or refused where it is wrong
   CHECK(taken > 10);
   CHECK(refused > 100);
 }
+
+TEST_CASE("numbers that fit nowhere are refused where they stand") {
+  static const std::regex place(R"(f\.ir:\d+:\d+: )");
+  static const std::regex number(R"(\b\d+\b)");
+  static const std::regex shape(R"((f32|f64|i64|bool)\[([^\]\n]*)\](?! strides))");
+  int refused = 0;
+  auto refuses = [&](const std::string& text) {
+    INFO(text);
+    PipelineOptions options;
+    options.by_hand = true;
+    try {
+      run_pipeline_from_text(text, "f.ir", {}, options);
+    } catch (const UserError& error) {
+      INFO(error.what());
+      CHECK(std::regex_search(error.what(), place, std::regex_constants::match_continuous));
+      ++refused;
+    } catch (const UnsupportedError&) {
+      ++refused;
+    } catch (const std::exception& error) {
+      FAIL_CHECK("threw " << error.what());
+    }
+  };
+  constexpr unsigned kEach = 149;  // a sample: whoever changes a verifier looks at them all
+  unsigned step = 0;
+  for (const std::string& text : texts()) {
+    for (std::sregex_iterator it(text.begin(), text.end(), number), end; it != end; ++it)
+      for (const char* by : {"zz", "-8", "9223372036854775808", "(7 // 0)", "(7 % (0))", "4611686018427387904"})
+        if (step++ % kEach == 0) refuses(text.substr(0, it->position()) + by + text.substr(it->position() + it->length()));
+    for (std::sregex_iterator it(text.begin(), text.end(), shape), end; it != end; ++it) {
+      std::string sizes = (*it)[2];
+      if (sizes.empty()) continue;
+      for (const char* by : {"zz", "-8", "9223372036854775808", "7 // 0", "zz // zz", "4611686018427387904"}) {
+        std::string strides = by;
+        for (char c : sizes)
+          if (c == ',') strides += fmt::format(", {}", by);
+        if (step++ % kEach == 0)
+          refuses(text.substr(0, it->position() + it->length()) + " strides [" + strides + "]" + text.substr(it->position() + it->length()));
+      }
+    }
+  }
+  CHECK(refused > 100);
+}

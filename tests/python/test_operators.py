@@ -843,3 +843,55 @@ def test_convolution_of_constants(dynamic):
     torch._dynamo.reset()
     compiled = torch.compile(fn, backend="deplo", dynamic=dynamic, fullgraph=True, options={"strict": True, "allow_library": []})
     assert torch.equal(compiled(x, weight), fn(x, weight))
+
+
+EMPTY = {
+    "avg1d": (lambda x: F.adaptive_avg_pool1d(x[0], 0), (2, 3, 4, 5)),
+    "avg2d": (lambda x: F.adaptive_avg_pool2d(x, (0, 2)), (2, 3, 4, 5)),
+    "avg3d of no batch": (lambda x: F.adaptive_avg_pool3d(x[:, None], (2, 0, 0)), (0, 3, 4, 5)),
+    "max2d": (lambda x: F.adaptive_max_pool2d(x, (0, 0), return_indices=True)[0], (2, 3, 4, 5)),
+    "max3d": (lambda x: F.adaptive_max_pool3d(x, (1, 0, 2)), (2, 3, 4, 5)),
+    "group norm of no channels": (lambda x: F.group_norm(x, 2), (2, 0, 4, 5)),
+    "group norm of no pixels": (lambda x: F.group_norm(x, 2), (2, 4, 0, 5)),
+    "a view of nothing": (lambda x: x.as_strided((2, 0), (0, 1)) + 1, (2, 0, 4, 5)),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_nothing_is_divided_into_nothing(name):
+    function, shape = EMPTY[name]
+    x = torch.rand(shape, requires_grad="group" in name)  # pools refuse an empty gradient
+    y = x.detach().clone().requires_grad_(x.requires_grad)
+    wanted = function(x)
+    made = torch.compile(function, backend="deplo", options={"strict": True})(y)
+    same(made, wanted)
+    if x.requires_grad:
+        wanted.sum().backward()
+        made.sum().backward()
+        same(y.grad, x.grad)
+
+
+@pytest.mark.parametrize("function", [lambda x: F.adaptive_avg_pool2d(x, 2), lambda x: F.interpolate(x, size=(2, 3), mode="bilinear")])
+def test_what_has_no_elements_is_refused_as_in_eager_mode(function):
+    x = torch.rand(2, 3, 0, 5)
+    for call in (function, torch.compile(function, backend="deplo", options={"strict": True})):
+        with pytest.raises(RuntimeError, match="non-zero size|[Nn]on-empty|greater than 0"):
+            call(x)
+
+
+@pytest.mark.parametrize("name", ["_embedding_bag", "_embedding_bag_forward_only"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_bags_tell_what_eager_mode_s_tell(mode, dtype, name):
+    """The bag of each index, how many each bag has and which row won: in sums ATen counts nothing, and looks for no bags on its fast path."""
+    table = torch.arange(12.0).reshape(6, 2).to(dtype)
+    indices, offsets = torch.tensor([1, 2, 2, 4, 5, 1, 3]), torch.tensor([0, 3, 3, 5, 7])
+    op = getattr(torch.ops.aten, name)
+
+    def bags(table, indices, offsets):
+        return [op(table, indices, offsets, False, mode, False, None, last, padding) for last in (False, True) for padding in (-1, 2)]
+
+    made = torch.compile(bags, backend="deplo", options={"strict": True})(table, indices, offsets)
+    for ours, theirs in zip(made, bags(table, indices, offsets), strict=True):
+        assert [v.tolist() for v in ours[1:]] == [v.tolist() for v in theirs[1:]]
+        torch.testing.assert_close(ours[0], theirs[0])

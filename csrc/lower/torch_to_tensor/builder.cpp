@@ -49,6 +49,14 @@ Value Builder::add(Ref<Op> op) {
 
 std::vector<Ref<Op>> Builder::take() { return std::move(ops_); }
 
+void Builder::locate_since(size_t mark, Location location) {
+  for (size_t k = mark; k < ops_.size() && location.known(); ++k) {
+    Op op = *ops_[k];
+    op.location = location;
+    ops_[k] = std::make_shared<const Op>(std::move(op));
+  }
+}
+
 void Builder::rename_since(size_t mark, const std::map<std::string, std::string>& names) {
   for (size_t k = mark; k < ops_.size(); ++k) ops_[k] = tensor_ir::rename_all(ops_[k], names);
 }

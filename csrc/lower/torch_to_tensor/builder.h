@@ -81,6 +81,8 @@ class Builder {
   size_t mark() const { return ops_.size(); }
   /// Forgets the ops since `mark`.
   void roll_back(size_t mark) { ops_.resize(mark); }
+  /// Says where in the text the ops since `mark` come from.
+  void locate_since(size_t mark, Location location);
   /// Renames values that ops since `mark` define.
   void rename_since(size_t mark, const std::map<std::string, std::string>& names);
   void append(Ref<tensor_ir::Op> op) { ops_.push_back(std::move(op)); }

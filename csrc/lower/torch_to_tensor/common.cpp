@@ -105,6 +105,12 @@ Value guarded_map(Builder& b, const Value& v, const Shape& shape, const std::vec
   return b.map({dtype, shape}, std::move(map));
 }
 
+Expr divisor_of(Builder& b, Expr parts) { return provably_nonnegative(parts - 1, b.known_sizes()) ? parts : max(parts, Expr(1)); }
+
+void refuse_empty(const Value& v, int64_t count) {
+  for (int64_t d = rank_of(v) - count; d < rank_of(v); ++d) DEPLO_SUPPORT(!v.type.shape[d].is(0), "an operand without elements");
+}
+
 Expr part_of(Expr size, Expr parts) {
   if (auto quotient = exact_quotient(size, parts)) return *quotient;
   return floordiv(size, parts);

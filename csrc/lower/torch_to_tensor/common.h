@@ -49,6 +49,10 @@ Value guarded_map(Builder& b, const Value& v, const Shape& shape, const std::vec
 std::vector<std::string> axis_names(size_t rank);
 /// axis(first), ..., axis(first + count - 1)
 std::vector<Expr> axes_from(int64_t first, int64_t count);
+/// `parts`, or 1 where it may be 0: a size to divide by. Nothing is computed where there are no parts, but sizes of loops are.
+Expr divisor_of(Builder& b, Expr parts);
+/// Leaves to ATen, for its error, a tensor whose last `count` dimensions have no elements.
+void refuse_empty(const Value& v, int64_t count);
 /// size / parts, which the op's definition makes exact.
 Expr part_of(Expr size, Expr parts);
 /// A list argument of `count` integers that may be given as one value for all, or be empty (`fallback`).

@@ -150,7 +150,9 @@ std::vector<Value> embedding_bag(Builder& b, const Call& call) {
     if (type.shape.size() == v.type.shape.size() && b.same_shape(type.shape, v.type.shape)) return b.cast(v, type.dtype);
     return b.constant_int(type.dtype, type.shape, 0);
   };
-  return {conform(b, result, call.result()), extra(1, bags.bag), extra(2, sizes), extra(3, mode == kMax ? winners : sizes)};
+  // In sums, ATen counts nothing.
+  Value counts = mode == kSum ? b.broadcast(whole(b, {}, 0), {count}) : sizes;
+  return {conform(b, result, call.result()), extra(1, bags.bag), extra(2, counts), extra(3, mode == kMax ? winners : counts)};
 }
 
 // The bag of each index in a gradient: as the forward gave it, or anew where ATen's forward leaves it out (on its fast path).

@@ -215,6 +215,7 @@ std::vector<Expr> point_axes(int spatial) {
 template <int spatial>
 std::vector<Value> grid_sampler(Builder& b, const Call& call) {
   const Shape out = call.result().shape;
+  refuse_empty(call.tensor("input"), spatial);
   Sampling sampling = sampling_of(b, call, spatial, out, false);
   const Sampler& s = sampling.sampler;
   std::optional<Value> sum;

@@ -196,6 +196,7 @@ struct Lowering {
     } catch (const InternalError& error) {
       throw InternalError(fmt::format("{}: {}", torch_ir::print(node), error.what()));
     }
+    builder.locate_since(mark, node.location);
     for (size_t k = 0; k < node.results.size(); ++k)
       if (node.results[k].type) values[node.results[k].name] = results.at(k);
   }

@@ -67,7 +67,7 @@ Value split_channels(Builder& b, const Value& x, Expr groups) {
 Value merge_channels(Builder& b, const Value& x) {
   Expr part = x.type.shape[2];
   Shape shape = {x.type.shape[0], x.type.shape[1] * part};
-  std::vector<Expr> index = {axis(0), floordiv(axis(1), part), mod(axis(1), part)};
+  std::vector<Expr> index = {axis(0), floordiv(axis(1), divisor_of(b, part)), mod(axis(1), divisor_of(b, part))};
   for (int64_t d = 3; d < rank_of(x); ++d) {
     shape.push_back(x.type.shape[d]);
     index.push_back(axis(d - 1));

@@ -45,15 +45,16 @@ Windows windows_of(const Value& x, const Shape& out, const PoolWindow& w) {
 
 AdaptiveRange adaptive_range(Expr o, Expr in, Expr out) { return {floordiv(o * in, out), ceildiv((o + 1) * in, out)}; }
 
-Windows adaptive_windows(const Value& x, const Shape& out, size_t count) {
+Windows adaptive_windows(Builder& b, const Value& x, const Shape& out, size_t count) {
   auto spatial = static_cast<int64_t>(count);
+  refuse_empty(x, spatial);
   int64_t lead = rank_of(x) - spatial;
   Windows windows;
   windows.space = out;
   windows.index = axes_from(0, lead);
   for (int64_t d = 0; d < spatial; ++d) {
     Expr in = x.type.shape[lead + d];
-    Expr parts = out[lead + d];
+    Expr parts = divisor_of(b, out[lead + d]);
     auto exact = exact_quotient(in, parts);
     AdaptiveRange range = adaptive_range(axis(lead + d), in, parts);
     // The longest window: ceil(in / out), and one more where windows are not aligned.
@@ -116,7 +117,7 @@ template <int spatial>
 std::vector<Value> adaptive_max_pool(Builder& b, const Call& call) {
   Value x = as_compute(b, call.tensor("self"));
   call.ignore("output_size");
-  return maximum(b, call, x, adaptive_windows(x, call.result().shape, spatial));
+  return maximum(b, call, x, adaptive_windows(b, x, call.result().shape, spatial));
 }
 
 template <int spatial>
@@ -137,9 +138,9 @@ std::vector<Value> adaptive_avg_pool(Builder& b, const Call& call) {
   TensorType type = call.result();
   DEPLO_SUPPORT(is_float(type.dtype), "average of {}", to_string(type.dtype));
   call.ignore("output_size");
-  Windows windows = adaptive_windows(x, type.shape, spatial);
+  Windows windows = adaptive_windows(b, x, type.shape, spatial);
   Value total = b.reduce(Combiner::sum, guarded_map(b, x, windows.space, windows.index, windows.guard, 0), windows.reduced, false);
-  return {conform(b, b.apply(Fn::div, {total, b.index(x.type.dtype, type.shape, adaptive_count(x.type.shape, type.shape, spatial))}), type)};
+  return {conform(b, b.apply(Fn::div, {total, b.index(x.type.dtype, type.shape, adaptive_count(b, x.type.shape, type.shape, spatial))}), type)};
 }
 
 }  // namespace
@@ -160,12 +161,13 @@ Value average_divisor(Builder& b, const Call& call, const TensorType& x, const S
   return b.index(x.dtype, out, count);
 }
 
-Expr adaptive_count(const Shape& in, const Shape& out, int64_t spatial) {
+Expr adaptive_count(Builder& b, const Shape& in, const Shape& out, int64_t spatial) {
   auto lead = static_cast<int64_t>(in.size()) - spatial;
   Expr count = 1;
   for (int64_t d = lead; d < lead + spatial; ++d) {
-    AdaptiveRange range = adaptive_range(axis(d), in[d], out[d]);
-    auto exact = exact_quotient(in[d], out[d]);
+    Expr parts = divisor_of(b, out[d]);
+    AdaptiveRange range = adaptive_range(axis(d), in[d], parts);
+    auto exact = exact_quotient(in[d], parts);
     count = count * (exact ? *exact : range.end - range.begin);
   }
   return count;

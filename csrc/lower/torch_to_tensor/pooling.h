@@ -26,9 +26,9 @@ struct AdaptiveRange {
   Expr begin, end;
 };
 AdaptiveRange adaptive_range(Expr o, Expr in, Expr out);
-Windows adaptive_windows(const Value& x, const Shape& out, size_t count);
+Windows adaptive_windows(Builder& b, const Value& x, const Shape& out, size_t count);
 /// Elements in the adaptive window at the output axes of `out`.
-Expr adaptive_count(const Shape& in, const Shape& out, int64_t spatial);
+Expr adaptive_count(Builder& b, const Shape& in, const Shape& out, int64_t spatial);
 
 /// Position within the flattened spatial dimensions of x at each point of the windows.
 Value flat_position(Builder& b, const Value& x, const Windows& windows);

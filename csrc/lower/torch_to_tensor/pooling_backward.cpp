@@ -74,7 +74,7 @@ std::vector<Value> adaptive_avg_pool_backward(Builder& b, const Call& call) {
   Value grad = as_compute(b, call.tensor("grad_output"));
   const Shape in = call.tensor("self").type.shape;
   const Shape& out = grad.type.shape;
-  Value count = b.index(grad.type.dtype, out, adaptive_count(in, out, spatial));
+  Value count = b.index(grad.type.dtype, out, adaptive_count(b, in, out, spatial));
   Value share = b.apply(Fn::div, {grad, count});
   auto lead = static_cast<int64_t>(in.size()) - spatial;
   Shape space = in;
@@ -83,7 +83,7 @@ std::vector<Value> adaptive_avg_pool_backward(Builder& b, const Call& call) {
   std::vector<int64_t> reduced;
   for (int64_t d = 0; d < spatial; ++d) {
     Expr parts = out[lead + d];
-    Expr extent = in[lead + d];
+    Expr extent = divisor_of(b, in[lead + d]);
     reduced.push_back(lead + spatial + d);
     if (auto exact = exact_quotient(extent, parts)) {
       space.push_back(1);

@@ -99,6 +99,8 @@ std::vector<Value> upsample(Builder& b, const Call& call) {
   DType dtype = is_float(input.type.dtype) ? compute_type(input.type.dtype) : DType::f32;
   Value x = weighted ? b.cast(input, dtype) : input;
   const Shape out = call.result().shape;
+  refuse_empty(x, spatial + 1);
+  for (int d = 1; d <= spatial; ++d) DEPLO_SUPPORT(!out[out.size() - d].is(0), "a result without elements");
   Taps taps = all_taps(b, call, mode, x.type.shape, out, spatial, dtype);
   return {conform(b, Interpolator(b, x, taps, out).run(), call.result())};
 }

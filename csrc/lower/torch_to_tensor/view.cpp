@@ -420,6 +420,10 @@ Values as_strided(Builder& b, const Call& call) {
   Value x = call.tensor("self");
   call.ignore("size");
   const Shape shape = call.result().shape;
+  if (std::any_of(shape.begin(), shape.end(), [](Expr size) { return size.is(0); })) {
+    for (const char* name : {"stride", "storage_offset"}) call.ignore(name);
+    return {b.constant(x.type.dtype, shape, 0)};
+  }
   return {b.remap(x, shape, index_of_address(b, call, x, shape))};
 }
 
