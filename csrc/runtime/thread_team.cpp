@@ -13,8 +13,6 @@
 #include <system_error>
 #include <thread>
 
-#include "runtime/admission.h"
-
 namespace deplo::runtime {
 namespace {
 
@@ -158,9 +156,6 @@ void run_on_host(HostPool pool, int64_t parts, int threads, PartFn fn, void* con
   pool(HostJob::enter, &job, static_cast<unsigned>(threads), 0);
 }
 
-/// Leases of this thread that hold a place.
-thread_local int held = 0;
-
 /// Never destroyed: parked workers refer to it until the process ends.
 Team& team() {
   Team* found = current.load(std::memory_order_acquire);
@@ -181,15 +176,7 @@ void use_host_pool(HostPool pool) {
 }
 
 TeamLease::TeamLease(int threads) {
-  static std::once_flag registered;
-  std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, [] { held = 0; }); });
-  if (held > 0) return;
-  // Who asks for one thread disturbs nobody; how many of them run is the caller's affair.
-  Admission& admission = Admission::of_process();
-  admission.enter(threads > 1);
-  admission_ = &admission;
-  ++held;
-  threads = admission.share(std::clamp(threads, 1, kMaxThreads));
+  threads = std::clamp(threads, 1, kMaxThreads);
   if (threads == 1) return;
   if (host_pool.load(std::memory_order_relaxed)) {
     threads_ = threads;
@@ -203,13 +190,10 @@ TeamLease::TeamLease(int threads) {
 
 TeamLease::~TeamLease() {
   if (team_) static_cast<Team*>(team_)->give_back();
-  if (!admission_) return;
-  static_cast<Admission*>(admission_)->leave();
-  held = std::max(held - 1, 0);  // a forked child holds nothing
 }
 
 void TeamLease::run(int64_t parts, PartFn fn, void* context) {
-  if (threads_ == 1 || parts <= 1 || static_cast<Admission*>(admission_)->share(threads_) == 1) {
+  if (threads_ == 1 || parts <= 1) {
     for (int64_t part = 0; part < parts; ++part) fn(context, part, 0);
     return;
   }

@@ -14,10 +14,8 @@ using HostPool = void (*)(void (*fn)(void*), void* data, unsigned threads, unsig
 /// would share the cores with them whenever kernels follow eager operators.
 void use_host_pool(HostPool pool);
 
-/// The process's worker threads, borrowed for the length of one object, and a place among the programs that run (admission.h), for which it waits
-/// where every processor has one. Programs that run at once share the processors: whoever runs with others uses its part of them, mostly its own
-/// thread alone, from the next job on. So it does without a pool of the host where the workers are borrowed. A lease inside of another one of the
-/// same thread waits for nothing and works alone.
+/// The process's worker threads, borrowed for the length of one object. Without a pool of the host, whoever finds them borrowed (another Python
+/// thread runs a program) works alone instead of waiting: total progress is the same, and nothing can deadlock.
 ///
 /// Workers spin for some tens of microseconds after a job and then park, so that programs of many small kernels
 /// synchronise in well under a microsecond while idle processes burn nothing. Each thread takes the parts of its own
@@ -31,13 +29,12 @@ class TeamLease {
   TeamLease(const TeamLease&) = delete;
   TeamLease& operator=(const TeamLease&) = delete;
 
-  /// Threads that run() uses at most; 1 if the workers are busy elsewhere.
+  /// Threads that run() uses; 1 if the workers are busy elsewhere.
   int threads() const { return threads_; }
   /// Runs every part once and returns when all are done. `fn` must not throw.
   void run(int64_t parts, PartFn fn, void* context);
 
  private:
-  void* admission_ = nullptr;
   void* team_ = nullptr;
   int threads_ = 1;
 };
