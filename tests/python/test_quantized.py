@@ -62,3 +62,23 @@ def test_a_dynamically_quantized_layer_is_bytes_from_rows_to_sums() -> None:
         torch.testing.assert_close(compiled(x), layer(x), rtol=1e-6, atol=1e-6)
     report = str(deplo.explain(layer, torch.randn(64, 256)))
     assert "0 library calls" in report and "packed weights 25 kB" in report  # a byte for each weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("features", ["native", "avx2"])
+def test_weights_in_bytes_stay_bytes(dtype: torch.dtype, features: str) -> None:
+    """A weight-only layer: its weights are widened a panel at a time, never as a whole."""
+    torch.manual_seed(0)
+    layer = nn.Module()
+    layer.register_buffer("weight", torch.randint(-128, 128, (96, 256), dtype=torch.int8))
+    layer.register_buffer("scale", torch.rand(96, dtype=dtype) / 100)
+    layer.forward = lambda x: torch.nn.functional.linear(x, layer.weight.to(x.dtype)) * layer.scale  # type: ignore[method-assign]
+    for rows in (1, 5, 40, 150):
+        torch._dynamo.reset()
+        x = torch.randn(rows, 256, dtype=dtype)
+        compiled = torch.compile(layer, backend="deplo", options={"strict": True, "features": features})
+        exact = x.double() @ layer.weight.double().T * layer.scale.double()
+        error, theirs = ((y.double() - exact).abs().max() for y in (compiled(x), layer(x)))
+        assert error <= theirs + 2 * torch.finfo(dtype).eps * exact.abs().max()
+    packed = deplo._C.packed_bytes()
+    assert packed <= 96 * 256 + 4096

@@ -4,21 +4,13 @@
 #include <optional>
 #include <string>
 
+#include "analysis/casts.h"
 #include "passes/loop/program_graph.h"
 
 namespace deplo {
 namespace {
 
 using namespace loop_ir;
-
-/// Whether every value of `from` is one of `to`.
-bool is_lossless(DType from, DType to) {
-  if (from == to || from == DType::boolean || to == DType::boolean) return false;
-  if (is_float(from)) return is_float(to) && size_of(from) < size_of(to);
-  const int64_t bits = size_of(from) * 8 - (is_signed(from) ? 1 : 0);
-  const int64_t room = to == DType::f64 ? 53 : to == DType::f32 ? 24 : is_float(to) ? 8 : size_of(to) * 8 - (is_signed(to) ? 1 : 0);
-  return size_of(from) < size_of(to) && bits <= room && (is_signed(to) || !is_signed(from));
-}
 
 struct Casts {
   std::map<std::string, std::pair<std::string, DType>> narrower;  ///< value that casts -> its operand, and of which dtype that is
@@ -34,7 +26,7 @@ Casts casts_of(const Block& body) {
     dtypes[let->name] = let->dtype;
     if (let->fn != Fn::cast) return;
     auto operand = dtypes.find(let->operands[0]);
-    if (operand != dtypes.end() && is_lossless(operand->second, let->dtype)) found.narrower[let->name] = *operand;
+    if (operand != dtypes.end() && analysis::is_lossless(operand->second, let->dtype)) found.narrower[let->name] = *operand;
   });
   return found;
 }

@@ -57,7 +57,8 @@ tile_ir::Block ContractionScheduler::allocations() const {
     scratch("c", {tile_rows(), joint() ? nr_ : lane_block_}, item.dtype());
     if (item.parts > 1) scratch("cr", {tile_rows(), lane_block_});
     if (is_chained(item)) scratch("cg", {tile_rows(), lane_block_});
-    if (item.widened) scratch("pw", {item.depth_block, nr_});
+    if (item.widened && item.pairs) scratch("pw", {item.depth_block / 2, nr_, 2}, DType::bf16);
+    if (item.widened && !item.pairs) scratch("pw", {item.depth_block, nr_});
     if (window_) {
       scratch("pa", window_shape());
       continue;
@@ -182,19 +183,19 @@ tile_ir::Block ContractionScheduler::multiply(const Item& item, bool several) co
   return tiles;
 }
 
-std::vector<Expr> ContractionScheduler::packed_lanes(const Item& item, Expr k, Expr lane, int64_t half, int64_t part) const {
+std::vector<Expr> ContractionScheduler::packed_lanes(const Item& item, Expr k, Expr lane, Expr half, int64_t part) const {
   std::vector<Expr> index = outer_index(item.lanes);
   index.insert(index.end(), {sym("kb" + item.tag), floordiv(first_lane_, nr_) + panel(item)});
   if (item.parts > 1) index.emplace_back(part);
   index.insert(index.end(), {k, lane});
-  if (item.pairs) index.emplace_back(half);
+  if (item.pairs) index.push_back(half);
   return index;
 }
 
 tile_ir::Block ContractionScheduler::prefetch_panel(const Item& item, Expr k) const {
   tile_ir::Block out;
   if (in_rows_) return out;
-  const auto narrow = item.lanes.narrow();
+  const auto narrow = item.packed_lanes();
   const int64_t lanes_of_line = item.words ? kCacheLine : kCacheLine * 4 / (narrow ? size_of(narrow->dtype) : 4) / (item.pairs ? 2 : 1);
   // Every tile of rows reads the panel. Of long lines each fetches a part of the next panel: hints take turns with loads.
   const int64_t lines = (nr_ + lanes_of_line - 1) / lanes_of_line;
@@ -213,15 +214,22 @@ tile_ir::Block ContractionScheduler::prefetch_panel(const Item& item, Expr k) co
 
 Ref<tile_ir::Stmt> ContractionScheduler::widen_panel(const Item& item) const {
   const std::string& t = item.tag;
-  const auto narrow = item.lanes.narrow();
+  const auto narrow = item.packed_lanes();
   Expr k = sym("kw" + t);
   Expr lane = sym("xw" + t);
-  loop_ir::Load from{"nw" + t, narrow->dtype, item.lanes.param, packed_lanes(item, k, lane, 0), {}, Scalar::of_float(narrow->dtype, 0)};
-  tile_ir::Block copy{make(std::move(from)), make(loop_ir::Let{"ww" + t, DType::f32, Fn::cast, {"nw" + t}, {}, 0}),
-                      make(loop_ir::Store{"pw" + t, {k, lane}, "ww" + t, {}, Combiner::set})};
+  Expr half = 0;
+  std::vector<Expr> to{k, lane};
+  if (item.pairs) {  // the halves of all lanes lie side by side
+    half = mod(lane, 2);
+    lane = floordiv(lane, 2);
+    to = {k, lane, half};
+  }
+  loop_ir::Load from{"nw" + t, narrow->dtype, item.lanes.param, packed_lanes(item, k, lane, half), {}, Scalar::of_float(narrow->dtype, 0)};
+  tile_ir::Block copy{make(std::move(from)), make(loop_ir::Let{"ww" + t, item.pairs ? DType::bf16 : DType::f32, Fn::cast, {"nw" + t}, {}, 0}),
+                      make(loop_ir::Store{"pw" + t, std::move(to), "ww" + t, {}, Combiner::set})};
   tile_ir::Block line = prefetch_panel(item, k);
-  line.push_back(loop("xw" + t, 0, nr_, LoopKind::lanes, std::move(copy)));
-  return loop("kw" + t, 0, depth_of_block(item), LoopKind::serial, std::move(line), item.unroll);
+  line.push_back(loop("xw" + t, 0, nr_ * item.group(), LoopKind::lanes, std::move(copy)));
+  return loop("kw" + t, 0, floordiv(depth_of_block(item), item.group()), LoopKind::serial, std::move(line), item.unroll);
 }
 
 tile_ir::Block ContractionScheduler::matrix_block(const Item& item, bool several, const RowBlocks& rows) const {
@@ -324,7 +332,7 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply_add(const Item& item, const Ro
   const std::string rows_buffer = item.rows.is_static ? item.rows.param : "pa" + t;
   const std::string lanes_buffer = item.widened ? "pw" + t : item.lanes.is_static ? item.lanes.param : "pb" + t;
   auto lanes_at = [&](int64_t half) {
-    if (item.widened) return std::vector<Expr>{k, lane};
+    if (item.widened) return item.pairs ? std::vector<Expr>{k, lane, half} : std::vector<Expr>{k, lane};
     return item.lanes.is_static ? packed_lanes(item, k, lane, half) : std::vector<Expr>{k, panel(item) * nr_ + lane};
   };
   auto load = [](tile_ir::Block& into, const std::string& name, DType dtype, const std::string& buffer, std::vector<Expr> index) {
@@ -345,7 +353,7 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply_add(const Item& item, const Ro
       load(step, add.operands[static_cast<size_t>(half) + 2], DType::bf16, lanes_buffer, lanes_at(half));
     }
   } else {
-    const auto narrow = item.lanes.is_static && !item.widened && !item.words ? item.lanes.narrow() : std::nullopt;
+    const auto narrow = item.lanes.is_static && !item.widened ? item.packed_lanes() : std::nullopt;
     load(row, "av" + t, f32, rows_buffer, packed_row(item, rows, r, 0));
     load(step, narrow ? "nv" + t : "bv" + t, narrow ? narrow->dtype : f32, lanes_buffer, lanes_at(0));
     if (narrow) step.push_back(make(loop_ir::Let{"bv" + t, f32, Fn::cast, {"nv" + t}, {}, 0}));

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "analysis/casts.h"
 #include "base/error.h"
 #include "target/cpu/schedule/contraction_scheduler.h"
 
@@ -14,9 +15,8 @@ tile_ir::Block ContractionScheduler::store_zero(const std::string& buffer, std::
           make(loop_ir::Store{buffer, std::move(index), name, {}, Combiner::set})};
 }
 
-std::string ContractionScheduler::operand_value(const Operand& operand, const Substitution& map, const std::string& suffix, bool narrow,
-                                                tile_ir::Block& into) {
-  const auto before = narrow ? operand.narrow() : std::nullopt;
+std::string ContractionScheduler::operand_value(const Operand& operand, const Substitution& map, const std::string& suffix,
+                                                const std::optional<Operand::Narrow>& before, tile_ir::Block& into) {
   Substitution all = map;
   std::map<std::string, std::string> renamed;
   for (const auto& stmt : operand.slice) {
@@ -38,9 +38,9 @@ std::string ContractionScheduler::operand_value(const Operand& operand, const Su
 }
 
 tile_ir::Block ContractionScheduler::store_operand(const Operand& operand, const Substitution& map, const std::string& buffer,
-                                                   std::vector<Expr> index, const std::string& suffix, bool narrow) {
+                                                   std::vector<Expr> index, const std::string& suffix, const std::optional<Operand::Narrow>& before) {
   tile_ir::Block out;
-  std::string value = operand_value(operand, map, suffix, narrow, out);
+  std::string value = operand_value(operand, map, suffix, before, out);
   out.push_back(make(loop_ir::Store{buffer, std::move(index), std::move(value), {}, Combiner::set}));
   return out;
 }
@@ -57,7 +57,7 @@ tile_ir::Block ContractionScheduler::store_word(const Operand& operand, const st
   std::string word;
   for (size_t byte = 0; byte < maps.size(); ++byte) {
     const std::string at = std::to_string(byte);
-    std::string value = operand_value(operand, maps[byte], suffix + ".b" + at, false, out);
+    std::string value = operand_value(operand, maps[byte], suffix + ".b" + at, std::nullopt, out);
     value = let("low" + at, Fn::bit_and, {value, mask});
     if (byte > 0) {
       const std::string by = let("places" + at, Fn::constant, {}, static_cast<int64_t>(8 * byte));
@@ -75,7 +75,7 @@ tile_ir::Block ContractionScheduler::store_word(const Operand& operand, const st
 tile_ir::Block ContractionScheduler::store_parts(const Operand& operand, const Substitution& map, const std::string& buffer,
                                                  const std::vector<Expr>& index, size_t part, const std::string& suffix) {
   tile_ir::Block out;
-  std::string rest = operand_value(operand, map, suffix, false, out);
+  std::string rest = operand_value(operand, map, suffix, std::nullopt, out);
   const std::string tag = ".p" + suffix;
   auto let = [&](std::string name, DType dtype, Fn fn, std::vector<std::string> operands, int64_t value = 0) {
     name += tag;
@@ -165,6 +165,31 @@ std::optional<Operand::Narrow> Operand::narrow() const {
   return Narrow{cast->operands[0], dtype};
 }
 
+std::optional<Operand::Narrow> Operand::stored() const {
+  std::map<std::string, const loop_ir::Stmt*> definitions;
+  for (const auto& stmt : slice) {
+    if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) definitions[let->name] = stmt.get();
+    if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) definitions[load->name] = stmt.get();
+  }
+  auto dtype_of = [](const loop_ir::Stmt& stmt) {
+    const auto* let = std::get_if<loop_ir::Let>(&stmt.node);
+    return let ? let->dtype : std::get<loop_ir::Load>(stmt.node).dtype;
+  };
+  std::optional<Narrow> found;
+  std::vector<DType> passed;  // that the value takes on its way to the product: each must hold it
+  for (std::string value = source->value; definitions.count(value) > 0;) {
+    const auto* cast = std::get_if<loop_ir::Let>(&definitions.at(value)->node);
+    if (!cast || cast->fn != Fn::cast) break;
+    passed.push_back(cast->dtype);
+    value = cast->operands[0];
+    if (definitions.count(value) == 0) break;
+    const DType dtype = dtype_of(*definitions.at(value));
+    const bool keeps = std::all_of(passed.begin(), passed.end(), [&](DType wide) { return analysis::is_lossless(dtype, wide); });
+    if (keeps && (!found || size_of(dtype) < size_of(found->dtype))) found = Narrow{value, dtype};
+  }
+  return found;
+}
+
 tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand& operand, bool lanes, const PackedOperand& packed,
                                                 const std::vector<Axis>& batch) const {
   const std::vector<Axis>& axes = lanes ? lanes_ : rows_;
@@ -207,7 +232,8 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
       }
       return store_word(operand, maps, packed.param, to, "", false);
     }
-    return split ? store_parts(operand, from, packed.param, to, part, "") : store_operand(operand, from, packed.param, to, "", lanes);
+    return split ? store_parts(operand, from, packed.param, to, part, "")
+                 : store_operand(operand, from, packed.param, to, "", lanes ? item.packed_lanes() : std::nullopt);
   };
   tile_ir::Block out;
   if (axes.size() == 1 && unit_along(operand, axes[0].name)) {
@@ -252,7 +278,7 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
     edge[edge.size() - 2] = item.depth_block / 4;
     tile_ir::Block sum;
     Substitution at = map;
-    const std::string value = operand_value(operand, at, ".s", false, sum);
+    const std::string value = operand_value(operand, at, ".s", std::nullopt, sum);
     sum.push_back(make(loop_ir::Let{"shift.s", DType::i32, Fn::constant, {}, Scalar::of_int(DType::i32, -128), 0}));
     sum.push_back(make(loop_ir::Let{"added.s", DType::i32, Fn::mul, {value, "shift.s"}, {}, 0}));
     sum.push_back(make(loop_ir::Store{packed.param, last, "added.s", {}, Combiner::sum}));
@@ -265,7 +291,7 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
 
 PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool lanes) {
   PackedOperand packed;
-  if (lanes && operand.narrow()) packed.dtype = operand.narrow()->dtype;
+  if (lanes && item.packed_lanes()) packed.dtype = item.packed_lanes()->dtype;
   const bool split = lanes && item.parts > 1;
   if (split) packed.dtype = DType::bf16;
   if (lanes && item.words) packed.dtype = DType::i32;
@@ -429,7 +455,7 @@ tile_ir::Block ContractionScheduler::pack_rows(const Item& item) const {
       prefetch_at(item.rows, ahead, split, 2);
       return split;
     }
-    return store_operand(item.rows, map, buffer, {point, k}, ".r" + t, item.pairs);
+    return store_operand(item.rows, map, buffer, {point, k}, ".r" + t, item.pairs ? item.rows.narrow() : std::nullopt);
   };
   auto along_depth = [&](tile_ir::Block body) { return tile_ir::Block{loop(k_name, 0, depth, LoopKind::lanes, std::move(body))}; };
   tile_ir::Block out;

@@ -53,6 +53,8 @@ struct Operand {
     DType dtype = DType::f32;
   };
   std::optional<Narrow> narrow() const;
+  /// The first value of a chain of such casts: bytes behind bfloat16 numbers, say.
+  std::optional<Narrow> stored() const;
 };
 
 /// One direction of the windows that the reduction slides over the rows' operand: its coordinate is axis * stride + tap * dilation. A buffer
@@ -104,6 +106,16 @@ struct Item {
   /// Steps of k that one multiplication takes.
   int64_t group() const { return words ? 4 : pairs ? 2 : 1; }
   /// Whether the rows' bytes are signed, too: they are packed with 128 added, and the panels of lanes end in what that adds to the sums.
+  /// As what the lanes are packed once, if not as they are multiplied.
+  std::optional<Operand::Narrow> packed_lanes() const {
+    if (words || parts > 1) return std::nullopt;
+    return matrix ? lanes.narrow() : lanes.stored();
+  }
+  /// Whether only a panel that was widened beforehand can be multiplied.
+  bool needs_widening() const {
+    auto packed = packed_lanes();
+    return pairs && !matrix && packed && packed->dtype != DType::bf16;
+  }
   bool shifted() const { return words && rows.narrow()->dtype == DType::i8 && lanes.narrow()->dtype == DType::i8; }
 };
 
@@ -266,10 +278,11 @@ class ContractionScheduler {
   /// The operand at the point that `map` gives, stored at buffer[index] as float32, or as it was before it was widened. Names get a suffix: a body
   /// holds several copies.
   static tile_ir::Block store_operand(const Operand& operand, const Substitution& map, const std::string& buffer, std::vector<Expr> index,
-                                      const std::string& suffix, bool narrow = false);
+                                      const std::string& suffix, const std::optional<Operand::Narrow>& before = std::nullopt);
 
   /// Its statements at that point, and the name of the value.
-  static std::string operand_value(const Operand& operand, const Substitution& map, const std::string& suffix, bool narrow, tile_ir::Block& into);
+  static std::string operand_value(const Operand& operand, const Substitution& map, const std::string& suffix,
+                                   const std::optional<Operand::Narrow>& before, tile_ir::Block& into);
 
   /// Four steps of k as one int32 at buffer[index]: `maps` are the points of each.
   static tile_ir::Block store_word(const Operand& operand, const std::vector<Substitution>& maps, const std::string& buffer, std::vector<Expr> index,
@@ -347,7 +360,7 @@ class ContractionScheduler {
   tile_ir::Block prefetch_panel(const Item& item, Expr k) const;
 
   /// Where the packed lanes of a panel lie; of pairs, the first or second half.
-  std::vector<Expr> packed_lanes(const Item& item, Expr k, Expr lane, int64_t half, int64_t part = 0) const;
+  std::vector<Expr> packed_lanes(const Item& item, Expr k, Expr lane, Expr half, int64_t part = 0) const;
 
   /// All register blocks of the panel in hand over one block of k.
   tile_ir::Block multiply(const Item& item, bool several) const;

@@ -117,7 +117,7 @@ void ContractionScheduler::choose_sizes() {
     choose_blocks(kBlockVectors + 1);
     if (padded_work() * block_share(lane_block_) >= narrow) choose_blocks(kBlockVectors);
   }
-  for (Item& item : items_) item.widened = can_widen(item) && tile_rows() / mr_ >= kWidenedTiles;
+  for (Item& item : items_) item.widened = can_widen(item) && (item.needs_widening() || tile_rows() / mr_ >= kWidenedTiles);
 }
 
 double ContractionScheduler::block_share(int64_t lane_block) const {
@@ -229,7 +229,8 @@ int64_t ContractionScheduler::longest_block(const Item& item, int64_t rows) cons
 }
 
 bool ContractionScheduler::can_widen(const Item& item) {
-  return item.lanes.is_static && item.group() == 1 && item.dtype() == DType::f32 && item.lanes.narrow();
+  const bool fits = item.lanes.is_static && item.dtype() == DType::f32 && item.packed_lanes() && !item.matrix;
+  return fits && (item.group() == 1 || item.needs_widening());
 }
 
 bool ContractionScheduler::lies_for_pairs(const Item& item) const {
@@ -473,7 +474,8 @@ void ContractionScheduler::read_dot(ScheduleReader& reader, Item& item) const {
 void ContractionScheduler::read_widen(ScheduleReader& reader, Item& item) const {
   const Directive& d = needed(reader, "pack", item.contraction->result + ".lanes");
   item.widened = std::any_of(d.arguments.begin(), d.arguments.end(), [](const Argument& a) { return a.name == "widen"; });
-  if (item.widened && !can_widen(item)) reader.fail(d, "only bf16 or f16 lanes that are packed at=program, and not in pairs, are widened");
+  if (item.widened && !can_widen(item)) reader.fail(d, "only lanes that are packed at=program narrower than they are multiplied are widened");
+  if (!item.widened && item.needs_widening()) reader.fail(d, "lanes that are packed in bytes are widened for dot");
 }
 
 void ContractionScheduler::read_pack(ScheduleReader& reader, const Item& item, Operand& operand, const std::string& side) const {
