@@ -22,7 +22,7 @@ from torch._dynamo.exc import ShortenTraceback, TorchDynamoException
 
 from .aliases import CheckedCall, Checks, Places, view_written_inputs, writes_windows_with_gaps
 from .artifacts import record as record_artifacts
-from .cache import warn_if_unusable
+from .cache import warn_of
 from .cache_key import key_of, keyed, reason_to_bypass
 from .compiled_graph import CompiledGraph, Facts, asking, bundled, is_packaging
 from .core import core
@@ -286,8 +286,7 @@ class Compilation:
 def compile_text(imported: Imported, options: Options) -> Any:
     """The core's Program. Every failure that is not the caller's becomes an InternalError that names a file to replay."""
     module = core()
-    if options.cache_dir not in ("", "off") and find_target(options.target).has_disk_cache:
-        warn_if_unusable(options.cache_folder())
+    warn_of(options)
     if options.dump_dir:
         # One folder a graph: forward, backward and the next graph must not overwrite each other.
         options = options.replace(dump_dir=os.path.join(options.dump_dir, f"graph{next(_graph_numbers):02}"))

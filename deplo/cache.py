@@ -11,6 +11,7 @@ import warnings
 
 from .errors import UserError
 from .options import Options
+from .targets import find_target
 
 _ENTRY = re.compile(r"[0-9a-f]{64}\.o")
 _MAGIC = b"deplo-kernel-"  # csrc/target/cpu/llvm/disk_cache.cpp writes both
@@ -45,6 +46,12 @@ def warn_if_unusable(folder: str) -> None:
     """One warning for a folder in which nothing can be kept."""
     if why := why_unusable(folder):
         warnings.warn(f"compiled kernels are not kept in {folder}: {why}", stacklevel=2)
+
+
+def warn_of(options: Options) -> None:
+    """The same for the folder that these options name, if their target keeps machine code."""
+    if options.cache_dir not in ("", "off") and find_target(options.target).has_disk_cache:
+        warn_if_unusable(options.cache_folder())
 
 
 def entries(folder: str) -> list[tuple[str, int]]:

@@ -18,6 +18,7 @@ from torch._inductor.output_code import OutputCode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import artifacts, sizes
+from .cache import warn_of
 from .core import core
 from .errors import UnsupportedError
 from .executable import Executable
@@ -135,6 +136,7 @@ class CompiledGraph(OutputCode):
         if compilation is not None and stored.facts is not None:
             compilation.facts = stored.facts
         self._facts = stored.facts
+        warn_of(self._options)
         self._executable = stored.restored(self._options)
         self._call = self._executable.boxed()
         self._stored = b""

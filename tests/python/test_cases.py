@@ -169,6 +169,12 @@ class Interpreted:
         self.writes = [line.split()[-1] for line in lines if line.startswith("  write ")]
         self.returns = [item for item in lines[-1].removeprefix("  return").strip().split(", ") if item]
 
+    def missing(self) -> str:
+        return ""
+
+    def images(self) -> dict[str, bytes]:
+        return {}  # no machine code
+
     def _lower(self, text: str, level: str, **changes: Any) -> str:
         return str(_C.lower(text, level, json.dumps({**self.options, **changes})))
 

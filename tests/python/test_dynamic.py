@@ -294,7 +294,7 @@ def test_gradients_through_nested_subgraphs(nested):
             same(got, eager, exact=exact)
     assert {record.kind for record in records} == {"forward", "backward"} and any(record.program is not None for record in records)
     texts = [str(w.message) for w in caught if issubclass(w.category, FallbackWarning)]
-    reason = {cond: "cond", scan: "scan", region: "invoke_subgraph", checkpointed_branch: "cond"}.get(nested)
+    reason = {cond: "cond", scan: "scan", checkpointed_branch: "cond"}.get(nested)
     assert bool(texts) == (reason is not None) and all(f"deplo does not compile that: {reason} is not an ATen overload" in text for text in texts), (
         texts
     )

@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t kWholeDepth = 192;        // k is one chain of additions up to here
 constexpr int64_t kChain = 128;             // beyond: chains are short
+constexpr double kWindowShare = 0.25;       // of it, that those of windows may take: far less than copies of all windows
 constexpr double kCacheShare = 0.7;         // of the second cache, that the packed operands of a block of k may take
 constexpr int64_t kStaticLanes = 256;       // lanes of a block whose lane operand was packed before
 constexpr int64_t kStaticRows = 96;         // its rows
@@ -297,7 +298,7 @@ void ContractionScheduler::choose_window_sizes() {
   const int64_t channels = std::max<int64_t>(1, kChain / taps);
   // Of each channel: the points under the block of lines, the panel in hand and the next one.
   const int64_t bytes = 4 * (hint(window_->line.span(lines_) * window_->point.span(points)) + 2 * nr_ * taps);
-  const int64_t longest = std::max(channels, static_cast<int64_t>(kCacheShare * static_cast<double>(ctx_.target.l2_bytes)) / bytes);
+  const int64_t longest = std::max(channels, static_cast<int64_t>(kWindowShare * static_cast<double>(ctx_.target.l2_bytes)) / bytes);
   Expr all = count(window_->channels);
   const bool whole = all.is_constant() && all.value() * taps <= kWholeDepth;
   const int64_t block = !all.is_constant() ? longest : balanced(all.value(), whole ? all.value() : longest);
