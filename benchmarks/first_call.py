@@ -105,7 +105,8 @@ def overhead() -> dict[str, Any]:
 
             calls[name] = torch.compile(g, backend=backend)
             calls[name](x)
-        timings = harness.interleave({name: lambda k, c=c: c(x) for name, c in calls.items()}, rounds=9)
+        # Eight elements: none of these starts a thread that could go on spinning.
+        timings = harness.interleave({name: lambda k, c=c: c(x) for name, c in calls.items()}, rounds=9, pause=0.0)
     row = {name: timing.median * 1e6 for name, timing in timings.items()}
     differences = [a - b for a, b in zip(timings["deplo us"].rounds, timings["empty us"].rounds, strict=True)]
     row["deplo beyond empty us"] = statistics.median(differences) * 1e6

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import functools
 import json
 import math
+import os
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,10 @@ BOOKKEEPING = {
     *("aten::as_strided", "aten::detach", "aten::detach_", "aten::view", "aten::alias"),
 }
 
+# Seconds without work before each turn: several times what idle threads of OpenMP and ONNX Runtime spin.
+PAUSE = 0.4
+FAR_OFF = 10
+
 
 @dataclass
 class Timing:
@@ -39,21 +45,36 @@ class Timing:
         return statistics.median(self.rounds)
 
 
-def interleave(contestants: Mapping[str, Callable[[int], Any]], rounds: int = 7, min_seconds: float = 0.05, sets: int = 3) -> dict[str, Timing]:
-    """Times the contestants in turn, round after round, so that drift of the machine hits all alike.
+def turns(names: Sequence[str], round: int) -> list[str]:
+    """The order of the contestants in a round: rotated by one every other round and backwards in between, so that none has a place of its own,
+    at the front or behind another."""
+    first = round // 2 % len(names)
+    rotated = [*names[first:], *names[:first]]
+    return rotated[::-1] if round % 2 else rotated
 
-    Each is called as f(k) with k the index of one of `sets` input sets, rotating. Returns seconds per call.
+
+def interleave(
+    contestants: Mapping[str, Callable[[int], Any]], rounds: int = 5, min_seconds: float = 0.05, sets: int = 3, pause: float = PAUSE
+) -> dict[str, Timing]:
+    """Times the contestants in turn, round after round, so that drift of the machine hits all alike. Returns seconds per call.
+
+    Each is called as f(k) with k the index of one of `sets` input sets, rotating; a turn lasts about `min_seconds`. Before a turn nothing runs for
+    `pause` seconds: threads of OpenMP and of ONNX Runtime go on spinning after a call and would take the processors from whoever is next. The first
+    calls of a turn (a tenth, and one of each set) find cold caches and sleeping threads and are not counted.
     """
     repeats: dict[str, int] = {}
     for name, f in contestants.items():
         for k in range(sets):
             f(k)
         once = quickest(functools.partial(f, 0))
-        repeats[name] = max(sets, min(20000, int(min_seconds / once)))
+        repeats[name] = sets * math.ceil(min(20000, max(1, min_seconds / once)) / sets)
     timings = {name: Timing(name, []) for name in contestants}
-    for _ in range(rounds):
-        for name, f in contestants.items():
-            n = repeats[name]
+    for round in range(rounds):
+        for name in turns(list(contestants), round):
+            f, n = contestants[name], repeats[name]
+            time.sleep(pause)
+            for k in range(max(sets, n // 10)):
+                f(k % sets)
             start = time.perf_counter()
             for k in range(n):
                 f(k % sets)
@@ -102,13 +123,22 @@ def aten_calls(f: Callable[[], Any]) -> dict[str, int]:
 
 
 def contestant_columns(
-    timings: Mapping[str, Timing], flops: float, moved: float, limits: peak.Limits, unit: str = "us", scale: float = 1e6
-) -> dict[str, float]:
-    """Time, share of the machine's limit, and times as fast as the others deplo is."""
-    columns = {f"{name} {unit}": timing.median * scale for name, timing in timings.items()}
+    row: Mapping[str, Any], timings: Mapping[str, Timing], flops: float, moved: float, limits: peak.Limits, unit: str = "us", scale: float = 1e6
+) -> dict[str, Any]:
+    """Time, share of the machine's limit, and times as fast as the others and as the fastest of them deplo is; `rounds` holds the seconds of each.
+
+    `row` has the errors of all: who is off by more than FAR_OFF times what deplo may be has done other work and is not called the fastest.
+    """
+    columns: dict[str, Any] = {f"{name} {unit}": timing.median * scale for name, timing in timings.items()}
     columns |= {f"{name} %": limits.percent(flops, moved, timing.median) for name, timing in timings.items()}
-    columns |= {f"vs {name}": ratio(timings, name, "deplo") for name in timings if name != "deplo"}
-    return columns
+    others = [name for name in timings if name != "deplo"]
+    columns |= {f"vs {name}": ratio(timings, name, "deplo") for name in others}
+    most = FAR_OFF * allowed_error(row["error eager"], row["eps"])
+    far_off = [name for name in others if name != "eager" and not row[f"error {name}"] <= most]
+    columns |= {f"{name} error note": f"{name} is off by {row[f'error {name}']:.3g}: not counted as the best peer" for name in far_off}
+    best = min((name for name in others if name not in far_off), key=lambda name: timings[name].median)
+    columns |= {"best peer": best, "vs best peer": ratio(timings, best, "deplo")}
+    return columns | {"rounds": {name: timing.rounds for name, timing in timings.items()}}
 
 
 def report_wrong(rows: Sequence[Mapping[str, Any]]) -> int:
@@ -147,20 +177,43 @@ def double_copy(module: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(module).double()
 
 
+def processor() -> str:
+    """The CPU's name, family and model, and the instructions that decide how fast contractions can be."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor()
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = set(fields.get("flags", "").split())
+    known = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
+    named = f"{fields.get('model name', platform.machine())}, family {fields.get('cpu family', '?')} model {fields.get('model', '?')}"
+    return ", ".join([named, " ".join(flag for flag in known if flag in flags)])
+
+
 def machine() -> dict[str, Any]:
     """What a reader needs to place the figures."""
-    return {"machine": platform.machine(), "torch": torch.__version__, "threads": torch.get_num_threads(), "python": platform.python_version()}
+    about = {"machine": platform.machine(), "processor": processor(), "processors": os.cpu_count()}
+    return about | {"torch": torch.__version__, "threads": torch.get_num_threads(), "python": platform.python_version()}
 
 
-def write_json(path: str | None, rows: Sequence[Mapping[str, Any]], limits: peak.Limits | None = None) -> None:
-    """Writes the rows with the machine's description and limits; nothing when path is None."""
+def write_json(path: str | None, rows: Sequence[Mapping[str, Any]], limits: peak.Limits | None = None, more: Mapping[str, Any] | None = None) -> None:
+    """Writes the rows with the machine's description, its limits and what else is told of the run; nothing when path is None."""
     if path:
-        about = machine() | ({"flops": limits.flops, "bandwidth": limits.bandwidth} if limits else {})
+        about = machine() | ({"flops": limits.flops, "bandwidth": limits.bandwidth} if limits else {}) | dict(more or {})
         Path(path).write_text(json.dumps({"machine": about, "rows": list(rows)}, indent=1) + "\n")
 
 
-def show(rows: Sequence[Mapping[str, Any]], title: str) -> None:
-    """Prints rows as a table: rich on a terminal, plain columns in a pipe. Keys that end in `note` go to lines of their own below."""
+def add_timing_options(parser: argparse.ArgumentParser, rounds: int, seconds: float) -> None:
+    """--threads, --rounds, --seconds and --pause: how long a run takes, mostly rounds * contestants * (seconds + pause) for a row."""
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--seconds", type=float, default=seconds, help="about the time of a contestant's turn in a round")
+    parser.add_argument("--pause", type=float, default=PAUSE, help="seconds without work before each turn")
+
+
+def show(rows: Sequence[Mapping[str, Any]], title: str, hide: Collection[str] = ()) -> None:
+    """Prints rows as a table: rich on a terminal, plain columns in a pipe. Keys that end in `note` go to lines of their own below; what is no
+    single value is left out, as are the columns of `hide`."""
     from rich.console import Console
     from rich.table import Table
 
@@ -168,7 +221,9 @@ def show(rows: Sequence[Mapping[str, Any]], title: str) -> None:
     if not console.is_terminal:
         console = Console(width=320)
     table = Table(title=title)
-    columns = list(dict.fromkeys(key for row in rows for key in row if key != "eps" and not key.endswith("note")))
+    hidden = {"eps", *hide}
+    keys = [key for row in rows for key, value in row.items() if key not in hidden and not key.endswith("note") and not isinstance(value, dict)]
+    columns = list(dict.fromkeys(keys))
     for column in columns:
         table.add_column(column, justify="left" if column in ("case", "model") else "right", no_wrap=True)
     for row in rows:

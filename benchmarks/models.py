@@ -1,13 +1,14 @@
 """Real models: eager, Inductor, deplo and other engines side by side; numbers judged by float64 in the same run.
 
     python benchmarks/models.py [--models bert-base,resnet-50] [--dtype float32|bfloat16] [--threads 2] [--no-inductor] [--peers] [--json FILE]
+                                [--plot FILE.svg]
 
-Times are medians of interleaved rounds with three rotating input sets. `error` is the largest difference from the float64
+Times are medians of interleaved rounds with three rotating input sets (README.md here says how). `error` is the largest difference from the float64
 model, of its output and of its KV cache, relative to the largest number there. `aten` counts ATen calls inside one compiled
 call, seen by PyTorch's profiler.
 `NAME %` is the larger of flops / (FMA peak) and bytes / (DRAM bandwidth) for that contestant's time, peaks measured in the same run;
 flops are those of contractions and convolutions, bytes those of weights, inputs and outputs, once each.
---peers adds ONNX Runtime and OpenVINO (`make peers` installs them).
+--peers adds ONNX Runtime, OpenVINO and zentorch (`make peers` installs them). `vs best peer` is the time of the fastest other over deplo's.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typing import Any
 import harness
 import peak
 import peers
+import plot
 import torch
 import zoo
-from run import add_peers
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -50,14 +51,14 @@ def work_of(case: zoo.Case, inputs: dict[str, Any]) -> tuple[float, float]:
 
 
 def errors_of(case: zoo.Case, contestants: dict[str, Any], wanted: tuple[torch.Tensor, list[torch.Tensor]], k: int) -> dict[str, float]:
-    """Largest errors of the results for the k-th inputs, and of what the calls leave in the KV cache (peers have none)."""
+    """Largest errors of the results for the k-th inputs, and of what the calls leave in the KV cache (what runs an ONNX model has none)."""
     output, state = wanted
     errors = {}
     for name, call in contestants.items():
         if case.reset:
             case.reset()
         result = call(k)
-        kept = [] if name in peers.NAMES else map(harness.max_error, case.state(), state)
+        kept = [] if name in peers.ONNX else map(harness.max_error, case.state(), state)
         errors[f"error {name}"] = max([harness.max_error(result, output), *kept])
     return errors
 
@@ -77,14 +78,14 @@ def measure(name: str, args: argparse.Namespace, limits: peak.Limits) -> dict[st
     row["aten"] = " ".join(f"{key[6:]}x{n}" for key, n in sorted(calls.items())) or "none"
     wanted = zoo.reference_and_state(name, args.size, dtype)
     if args.peers:
-        add_peers(contestants, row, case.model, sets, lambda result: harness.max_error(result, wanted[0]), args.threads)
+        peers.add(args.peers, contestants, row, case.model, sets, lambda result: harness.max_error(result, wanted[0]), args.threads)
     row |= errors_of(case, contestants, wanted, 0)
     flops, moved = work_of(case, sets[0])
-    timings = harness.interleave(contestants, rounds=args.rounds, min_seconds=args.seconds)
+    timings = harness.interleave(contestants, args.rounds, args.seconds, len(sets), args.pause)
     # Once more, with another set: who had kept what came of the first one would be wrong now.
     later = errors_of(case, contestants, zoo.reference_and_state(name, args.size, dtype, seed=2), 2)
     row |= {key: max(error, row[key]) for key, error in later.items()}
-    return row | harness.contestant_columns(timings, flops, moved, limits, "ms", 1e3)
+    return row | harness.contestant_columns(row, timings, flops, moved, limits, "ms", 1e3)
 
 
 def main() -> int:
@@ -92,21 +93,14 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(zoo.NAMES))
     parser.add_argument("--size", choices=("real", "tiny"), default="real")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.3, help="least time per contestant and round")
+    harness.add_timing_options(parser, rounds=5, seconds=0.3)
     parser.add_argument("--no-inductor", dest="inductor", action="store_false")
-    parser.add_argument("--peers", action="store_true", help="also ONNX Runtime and OpenVINO")
-    parser.add_argument("--json")
+    peers.add_options(parser)
     args = parser.parse_args()
     unknown = [name for name in args.models.split(",") if name not in zoo.NAMES]
     if unknown:
         parser.error(f"unknown model {unknown[0]}: the models are {', '.join(zoo.NAMES)}")
-    if args.peers:
-        try:
-            peers.require()
-        except peers.Unavailable as error:
-            parser.error(str(error))
+    peers.check_options(parser, args)
     warnings.filterwarnings("ignore")
     limits = peak.measure(args.threads)
     print(f"peak: {limits}, {args.threads} threads", file=sys.stderr)
@@ -115,9 +109,10 @@ def main() -> int:
         for name in args.models.split(","):
             rows.append(measure(name, args, limits))
             print(f"{name}: {rows[-1]['vs eager']:.2f}x eager", file=sys.stderr, flush=True)
-    harness.show(rows, f"{args.dtype}, {args.threads} threads")
+    harness.show(rows, f"{args.dtype}, {args.threads} threads", peers.DETAILS)
     harness.show_means(rows)
-    harness.write_json(args.json, rows, limits)
+    harness.write_json(args.json, rows, limits, peers.described(args) | {"dtype": args.dtype})
+    plot.draw(args.plot, rows, f"{args.dtype}, {args.threads} threads of {harness.processor()}")
     return harness.report_wrong(rows)
 
 

@@ -1,10 +1,11 @@
 """Layers and chains: eager, Inductor, deplo and other engines side by side, each with its share of the machine's peak measured in the same run.
 
     python benchmarks/run.py [--suite pointwise,contractions,convolutions] [--match TEXT] [--threads 2] [--no-inductor] [--peers] [--json FILE]
+                             [--plot FILE.svg]
 
-Times are medians of interleaved rounds with three rotating input sets; `error` is judged by float64 at these sizes.
+Times are medians of interleaved rounds with three rotating input sets (README.md here says how); `error` is judged by float64 at these sizes.
 `NAME %` is the larger of flops / (FMA peak) and bytes / (DRAM bandwidth) for that contestant's time; it passes 100 where data stay in cache.
---peers adds ONNX Runtime and OpenVINO (`make peers` installs them).
+--peers adds ONNX Runtime, OpenVINO and zentorch (`make peers` installs them). `vs best peer` is the time of the fastest other over deplo's.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import cases
 import harness
 import peak
 import peers
+import plot
 import torch
 
 
@@ -42,30 +43,12 @@ def measure(bench: cases.Bench, args: argparse.Namespace, limits: peak.Limits) -
         row[f"error {backend}"] = judge(contestants[backend](0))
     row["aten"] = sum(harness.aten_calls(lambda: contestants["deplo"](0)).values())
     if args.peers:
-        add_peers(contestants, row, bench.module, sets, judge, args.threads)
-    timings = harness.interleave(contestants, rounds=args.rounds, min_seconds=args.seconds)
+        peers.add(args.peers, contestants, row, bench.module, sets, judge, args.threads)
+    timings = harness.interleave(contestants, args.rounds, args.seconds, len(sets), args.pause)
     # Once more, with another set: who had kept what came of the first one would be wrong now.
     for name, call in contestants.items():
         row[f"error {name}"] = max(row[f"error {name}"], judge(call(len(sets) - 1), len(sets) - 1))
-    return row | harness.contestant_columns(timings, bench.flops, bench.bytes, limits)
-
-
-def add_peers(
-    contestants: dict[str, Any], row: dict[str, Any], module: torch.nn.Module, sets: list[Any], judge: Callable[[torch.Tensor], float], threads: int
-) -> None:
-    """ONNX Runtime and OpenVINO with their errors, or a note why not."""
-    try:
-        model = peers.export(module, sets[0])
-    except peers.Unavailable as error:
-        row["export note"] = str(error)
-        return
-    bf16 = any(p.dtype == torch.bfloat16 for p in module.parameters())
-    for name in peers.NAMES:
-        try:
-            contestants[name] = peers.contestant(name, model, sets, threads, bf16)
-            row[f"error {name}"] = judge(contestants[name](0))
-        except peers.Unavailable as error:
-            row[f"{name} note"] = str(error)
+    return row | harness.contestant_columns(row, timings, bench.flops, bench.bytes, limits)
 
 
 def show_totals(rows: list[dict[str, Any]], benches: list[cases.Bench]) -> None:
@@ -84,21 +67,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", default=",".join(name for name in cases.SUITES if name != "tiny"), help=", ".join(cases.SUITES))
     parser.add_argument("--match", default="", help="only cases whose name contains this")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.1, help="least time per contestant and round")
+    harness.add_timing_options(parser, rounds=5, seconds=0.1)
     parser.add_argument("--no-inductor", dest="inductor", action="store_false")
-    parser.add_argument("--peers", action="store_true", help="also ONNX Runtime and OpenVINO")
-    parser.add_argument("--json")
+    peers.add_options(parser)
     args = parser.parse_args()
     unknown = [name for name in args.suite.split(",") if name not in cases.SUITES]
     if unknown:
         parser.error(f"unknown suite {unknown[0]}: the suites are {', '.join(cases.SUITES)}")
-    if args.peers:
-        try:
-            peers.require()
-        except peers.Unavailable as error:
-            parser.error(str(error))
+    peers.check_options(parser, args)
     warnings.filterwarnings("ignore")
     limits = peak.measure(args.threads)
     print(f"peak: {limits}, {args.threads} threads", file=sys.stderr)
@@ -112,10 +88,11 @@ def main() -> int:
                     benches.append(bench)
                     rows.append(measure(bench, args, limits))
                     print(f"{bench.name}: {rows[-1]['vs eager']:.2f}x eager", file=sys.stderr, flush=True)
-    harness.show(rows, f"{args.threads} threads")
+    harness.show(rows, f"{args.threads} threads", peers.DETAILS)
     harness.show_means(rows)
     show_totals(rows, benches)
-    harness.write_json(args.json, rows, limits)
+    harness.write_json(args.json, rows, limits, peers.described(args))
+    plot.draw(args.plot, rows, f"{args.threads} threads of {harness.processor()}")
     return harness.report_wrong(rows)
 
 

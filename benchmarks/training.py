@@ -3,9 +3,9 @@
     python benchmarks/training.py [--models bert-base,resnet-50] [--size real|tiny] [--threads 2] [--inductor] [--json FILE]
 
 A step is forward, backward and an SGD update, whose in-place writes make every packed weight stale, as in real training. Each contestant trains
-a copy of its own; times are medians of interleaved rounds with three rotating input sets. `error` is the largest difference of any gradient of
-the first step from that of the float64 model, relative to the gradient's largest element. `aten` counts ATen calls of forward and backward,
-seen by PyTorch's profiler. Modules' dropout is off, so that steps can be compared.
+a copy of its own; times are medians of interleaved rounds with three rotating input sets (README.md here says how). `error` is the largest
+difference of any gradient of the first step from that of the float64 model, relative to the gradient's largest element. `aten` counts ATen calls
+of forward and backward, seen by PyTorch's profiler. Modules' dropout is off, so that steps can be compared.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     contestants["deplo"](0)
     calls = harness.aten_calls(lambda: contestants["deplo"].gradients(0))
     row["aten"] = " ".join(f"{key[6:]}x{n}" for key, n in sorted(calls.items())) or "none"
-    timings = harness.interleave(contestants, rounds=args.rounds, min_seconds=args.seconds)
+    timings = harness.interleave(contestants, args.rounds, args.seconds, len(sets), args.pause)
     row |= {f"{contestant} ms": timing.median * 1e3 for contestant, timing in timings.items()}
     return row | {f"vs {contestant}": harness.ratio(timings, contestant, "deplo") for contestant in timings if contestant != "deplo"}
 
@@ -108,9 +108,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(NAMES))
     parser.add_argument("--size", choices=("real", "tiny"), default="real")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0.3, help="least time per contestant and round")
+    harness.add_timing_options(parser, rounds=3, seconds=0.3)
     parser.add_argument("--inductor", action="store_true")
     parser.add_argument("--json")
     args = parser.parse_args()
