@@ -22,7 +22,8 @@ constexpr int64_t kFarthest = 32;         // steps between taps, or between wind
 constexpr int64_t kLargestStride = 4;     // between lanes: all that lies between is read, and picked from
 constexpr double kScatteredCost = 16;     // of an access that is no vector, in loads of one
 constexpr int64_t kParallelBlocks = 32;   // keep a few threads busy
-constexpr int64_t kShortBorder = 2;       // points whose taps are known one by one
+constexpr int64_t kWholeImage = 8;        // points of an axis that lie in one block, borders included
+constexpr int64_t kShortVectors = 2;      // of a masked row at once
 
 const loop_ir::Axis* find(const std::vector<loop_ir::Axis>& axes, const std::string& name) {
   for (const auto& a : axes)
@@ -89,7 +90,7 @@ Places places(const std::vector<loop_ir::Axis>& axes, const loop_ir::Kernel& ker
   return p;
 }
 
-/// The axis of a reduction along which its windows at neighbours on `axis` overlap or touch, and how.
+/// The axis of a reduction along which its windows at neighbours on `axis` overlap or touch, and how: that of the nearest taps.
 struct Sharing {
   std::string tap;
   int64_t extent = 1;
@@ -97,6 +98,7 @@ struct Sharing {
 };
 
 std::optional<Sharing> sharing(const Reduce& reduce, const std::string& axis, const Places& places) {
+  std::optional<Sharing> nearest;
   for (const auto& stmt : reduce.body) {
     const auto* load = std::get_if<Load>(&stmt->node);
     if (!load) continue;
@@ -106,10 +108,12 @@ std::optional<Sharing> sharing(const Reduce& reduce, const std::string& axis, co
       auto tap = linear_coefficient(at, k.name);
       if (!window || !tap || k.extent.is(1)) continue;
       auto steps = common_steps(*window, *tap);
-      if (steps && steps->tap * k.extent.value() >= steps->window) return Sharing{k.name, k.extent.value(), *steps};
+      if (!steps || steps->tap * k.extent.value() < steps->window) continue;
+      if (nearest && nearest->steps.window * nearest->steps.tap <= steps->window * steps->tap) continue;
+      nearest = Sharing{k.name, k.extent.value(), *steps};
     }
   }
-  return std::nullopt;
+  return nearest;
 }
 
 // ---- guards ----------------------------------------------------------------------------------------------------------
@@ -399,10 +403,12 @@ class WindowBuilder {
       first = known(min(max(bounds->second.from, from), to));
       end = known(max(first, min(bounds->second.to, to)));
     }
+    if (const auto all = known(to - from).as_constant(); all && *all <= kWholeImage && at_known_places(from, *all))
+      return lanes(from, *all, interior, out);
     const Expr count = known(end - first);
     const Expr blocks = known(floordiv(count, windows_.points));
     const Expr rest = known(first + blocks * windows_.points);
-    one_by_one(from, first, interior, out);
+    border(from, first, interior, out);
     interior.insert(windows_.axis);
     const std::string name = windows_.axis + ".block";
     tile_ir::Block body;
@@ -414,7 +420,20 @@ class WindowBuilder {
       one_by_one(rest, end, interior, out);
     }
     interior.erase(windows_.axis);
-    one_by_one(end, to, interior, out);
+    border(end, to, interior, out);
+  }
+
+  /// Guards are decided where places are known, for each point and tap.
+  bool at_known_places(Expr from, int64_t count) const {
+    int64_t statements = 0;
+    for (const Reduce* reduce : reductions_) statements += taps_of(*reduce) * static_cast<int64_t>(reduce->body.size());
+    return from.is_constant() && count * statements <= 2 * kMostStatements;
+  }
+
+  void border(Expr from, Expr to, const std::set<std::string>& interior, tile_ir::Block& out) {
+    const auto count = known(to - from).as_constant();
+    if (count && *count > 0 && *count <= windows_.points && at_known_places(from, *count)) return lanes(from, *count, interior, out);
+    one_by_one(from, to, interior, out);
   }
 
   void one_by_one(Expr from, Expr to, const std::set<std::string>& interior, tile_ir::Block& out) {
@@ -424,8 +443,7 @@ class WindowBuilder {
     const std::string name = windows_.axis + ".row";
     tile_ir::Block body;
     lanes(sym(name), 1, interior, body);
-    const bool few = count && *count <= kShortBorder && from.is_constant();
-    out.push_back(make(tile_ir::For{axis(name, from, to, few ? LoopKind::unroll : LoopKind::serial), std::move(body)}));
+    out.push_back(make(tile_ir::For{axis(name, from, to), std::move(body)}));
   }
 
   /// Some points side by side, in lanes: the interior in vectors that lie in it, the rest masked.
@@ -438,7 +456,7 @@ class WindowBuilder {
       const auto length = known(to - from).as_constant();
       if (length && *length <= 0) return;
       int64_t by = windows_.vectors;
-      if (length && masked) by = std::max(by, std::min(kShortBorder, (*length + vector_ - 1) / vector_));
+      if (length && masked) by = std::max(by, std::min(kShortVectors, (*length + vector_ - 1) / vector_));
       tile_ir::Block body = block_of(first, count, masked ? interior : free);
       out.push_back(make(tile_ir::For{loop_to_tile::axis(axis.name, from, to, LoopKind::lanes, 1, by), std::move(body)}));
     };
