@@ -352,7 +352,16 @@ class WindowBuilder {
         at_(windows.axis + ".at"),
         line_(windows.axis + ".line") {
     const Places where = places(axes, kernel, converter);
-    for (const Reduce* reduce : reductions_) shared_.push_back(sharing(*reduce, windows.axis, where));
+    for (const Reduce* reduce : reductions_) {
+      shared_.push_back(sharing(*reduce, windows.axis, where));
+      for (const auto& stmt : reduce->body) {
+        const auto* load = std::get_if<Load>(&stmt->node);
+        if (!load) continue;
+        const Expr at = where.of(load->buffer, load->index);
+        own_weights_ = own_weights_ || (uses(at, windows.lanes) && !uses(at, windows.axis));
+      }
+    }
+    own_weights_ = own_weights_ && !guards_.interiors.contains(windows.lanes);
   }
 
   tile_ir::Block build(Expr from, Expr to) {
@@ -367,7 +376,14 @@ class WindowBuilder {
 
   /// The interior of axes outside of both, then what lies before and behind it along each of them.
   void outer(size_t at, Expr from, Expr to, std::set<std::string>& interior, tile_ir::Block& out) {
-    if (at == axes_.size()) return points(from, to, interior, out);
+    if (at == axes_.size()) {
+      if (!own_weights_) return points(from, to, interior, out);
+      tile_ir::Block body;
+      points(from, to, interior, body);
+      const loop_ir::Axis& lanes = *find(axes_, windows_.lanes);
+      out.push_back(make(tile_ir::For{loop_to_tile::axis(lanes.name, 0, lanes.extent, LoopKind::lanes, 1, windows_.vectors), std::move(body)}));
+      return;
+    }
     const loop_ir::Axis& axis = axes_[at];
     auto bounds = guards_.interiors.find(axis.name);
     if (axis.name == windows_.axis || axis.name == windows_.lanes || bounds == guards_.interiors.end()) return outer(at + 1, from, to, interior, out);
@@ -448,6 +464,10 @@ class WindowBuilder {
 
   /// Some points side by side, in lanes: the interior in vectors that lie in it, the rest masked.
   void lanes(Expr first, int64_t count, const std::set<std::string>& interior, tile_ir::Block& out) {
+    if (own_weights_) {
+      for (auto& stmt : block_of(first, count, interior)) out.push_back(stmt);
+      return;
+    }
     const loop_ir::Axis& axis = *find(axes_, windows_.lanes);
     auto bounds = guards_.interiors.find(axis.name);
     std::set<std::string> free = interior;
@@ -612,6 +632,7 @@ class WindowBuilder {
   std::vector<std::optional<Sharing>> shared_;
   Guards guards_;
   int64_t vector_;
+  bool own_weights_ = false;  ///< of each lane: the lanes lie outside of the points, so that all of these find them in registers
   std::string at_, line_;
   size_t pieces_ = 0;
 };
