@@ -33,6 +33,8 @@ class Lexer;
 //   vectorize(a, by=U)              the axis gets the vector lanes, U vectors in flight (1 unless said); of inner loops and
 //                                   reductions over axes of one name, nth=N is the N-th in the order of the text, from 0
 //   register_block(a=R, b=C)        R x C sums are kept in registers
+//   window(a=R)                     reductions over few neighbours of R points of the axis share their loads, taps unrolled; the interior of an image,
+//                                   where no guard fails, is apart from its borders
 //   partition(a, tail=T)            where a tile of any size ends, register blocks have T rows
 //   unroll(a=U)                     the body is repeated U times
 //   dot(a=2)                        bf16 operands are packed with two steps of a side by side, and multiplied by dot2
@@ -48,7 +50,7 @@ class Lexer;
 // Kinds, each with the words it takes:
 //   contraction   parallel tile vectorize register_block partition unroll dot pack
 //   rows          parallel tile vectorize, and phases, which take what contractions take but parallel and the tile of the rows
-//   nest          parallel reorder tile transpose vectorize; every kernel has schedules of this kind
+//   nest          parallel reorder tile transpose vectorize register_block window; every kernel has schedules of this kind
 //   pack          parallel tile; follows from the kernel that it packs for
 //   gpu_contraction                     tile register_block threads
 //   gpu_points, gpu_rows                threads blocks

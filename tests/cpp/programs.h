@@ -147,7 +147,17 @@ inline std::vector<Case> cases() {
   %n: f32[s0 // (0 - 2) + s0, s0 % (s0 - 31) - s0 + 40] = map (i, j) -> %y[i, 0]
   return %y strides [37, 1], %n strides [s0 % (s0 - 31) - s0 + 40, 1]
 )";
+  // Weighted sums of neighbours, every other one of a line, inside of an image.
+  const std::string windows =
+      R"(tensor @windows(%x: f32[3, s0, 75] strides [s0*75, 75, 1] user, %w: f32[3, 3, 3] strides [9, 3, 1] user) where s0 in 2..
+  %a: f32[3, s0, 38, 3, 3] = map (c, i, j, k, l) -> %x[c, i + k*2 - 2, j*2 + l - 1] if i + k*2 >= 2 and i + k*2 - 2 < s0 and j*2 + l >= 1 and j*2 + l - 1 < 75 else 0.0
+  %b: f32[3, s0, 38, 3, 3] = map (c, i, j, k, l) -> %w[c, k, l]
+  %p: f32[3, s0, 38, 3, 3] = mul(%a, %b)
+  %y: f32[3, s0, 38] = reduce sum(%p) axes=[3, 4]
+  return %y strides [s0*38, 38, 1]
+)";
   return {{"squares", squares, {{"s0", 41}}},
+          {"windows", windows, {{"s0", 13}}},
           {"short rows", short_rows, {{"s0", 3}}},
           {"columns", columns, {}},
           {"attention", attention, {{"s0", 7}}},

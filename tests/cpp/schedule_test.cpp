@@ -1,5 +1,6 @@
 #include "schedule/schedule.h"
 
+#include <array>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <random>
@@ -318,6 +319,51 @@ loop @k0(x: f32[2, 5, 11, 11], w: f32[30, 5, 3, 3]{3}, b: f32[30], out y: f32[2,
     }
 }
 
+TEST_CASE("windows of any stride, dilation and size give their numbers") {
+  struct Shape {
+    int rows, columns, stride, dilation, taps;
+  };
+  // A weighted sum and a maximum of the same neighbours, and what follows from both.
+  auto windows = [](const Shape& s, bool last, const std::string& size, const std::string& where) {
+    const std::string rows = size.empty() ? std::to_string(s.rows) : size;
+    const int below = (s.taps - 1) * s.dilation;
+    const int pad = below / 2;
+    const int columns = s.columns * s.stride + below - 2 * pad;
+    const std::string height = fmt::format("{}*{} + {}", rows, s.stride, below - 2 * pad);
+    const std::string i = fmt::format("i*{} + k*{} - {}", s.stride, s.dilation, pad);
+    const std::string j = fmt::format("j*{} + l*{} - {}", s.stride, s.dilation, pad);
+    const std::string guard = fmt::format("{0} >= 0 and {1} >= 0 and {2} - ({0}) > 0 and {3} - ({1}) > 0", i, j, height, columns);
+    const std::string x = last ? fmt::format("n, {}, {}, c", i, j) : fmt::format("n, c, {}, {}", i, j);
+    const std::string y = last ? "n, i, j, c" : "n, c, i, j";
+    auto shape = [&](const std::string& h, int w) { return last ? fmt::format("2, {}, {}, 19", h, w) : fmt::format("2, 19, {}, {}", h, w); };
+    auto loops = last ? std::array<std::string, 3>{"i in " + rows, fmt::format("j in {}", s.columns), "c in 19"}
+                      : std::array<std::string, 3>{"c in 19", "i in " + rows, fmt::format("j in {}", s.columns)};
+    return fmt::format(R"(loop @k(x: f32[{0}], w: f32[19, {1}, {1}], b: f32[19], out y: f32[{2}]){3}
+  for n in 2:
+    for {4}:
+      for {5}:
+        for {6}:
+          g = load b[c]
+          reduce s: f32 = sum(p) over k in {1}, l in {1}:
+            a = load x[{7}] if {8} else 0.0
+            q = add(a, g)
+            f = load w[c, k, l]
+            p = mul(q, f)
+          reduce m: f32 = max(e) over k in {1}, l in {1}:
+            e = load x[{7}] if {8} else -inf
+          d = sub(m, s)
+          o = mul(d, g)
+          store y[{9}] = o
+)",
+                       shape(height, columns), s.taps, shape(rows, s.columns), where, loops[0], loops[1], loops[2], x, guard, y);
+  };
+  for (bool last : {false, true}) {
+    for (const Shape& s : {Shape{6, 40, 1, 1, 3}, Shape{11, 37, 2, 1, 3}, Shape{13, 21, 1, 2, 3}, Shape{9, 18, 3, 2, 5}, Shape{12, 7, 2, 1, 2}})
+      CHECK(contains(check_schedules(windows(s, last, "", "")), "window("));
+    for (int64_t rows : {1, 2, 7, 29}) check_schedules(windows({0, 20, 2, 1, 3}, last, "s0", " where s0 in 1.."), {{"s0", rows}}, {{"s0", 16}}, 1);
+  }
+}
+
 TEST_CASE("scheduled attention gives its numbers") {
   auto attention = [](const std::string& s, const std::string& where) {
     return fmt::format(R"(program @attention(q: f32[2, {0}, 16] user, k: f32[2, {0}, 16] user, v: f32[2, {0}, 16] user){1}
@@ -420,6 +466,9 @@ TEST_CASE("what is proposed follows extents and strides") {
   CHECK(reduced("64, 48, 40", "64, 40", "  for i in 64:\n    for k in 40:\n", 48, "i, j, k") == "nest parallel(i, work=32768) vectorize(k, by=8)");
   CHECK(reduced("64, 40, 48", "64, 40", "  for i in 64:\n    for k in 40:\n", 48, "i, k, j") == "nest parallel(i_k, work=32768) vectorize(j, by=4)");
   CHECK(reduced("64, 40, 3", "64, 40", "  for i in 64:\n    for k in 40:\n", 3, "i, k, j") == "nest parallel(i_k, work=32768) vectorize(j, by=4)");
+  const std::string grid = "  for i in 64:\n    for k in 40:\n";
+  CHECK(reduced("64, 42", "64, 40", grid, 3, "i, k + j") == "nest parallel(i, work=32768) tile(i=2) window(i=1) vectorize(k)");
+  CHECK(reduced("66, 44", "64, 40", grid, 3, "i + j, k") == "nest parallel(i, work=32768) tile(i=4) window(i=4) vectorize(k)");
   auto product = [&](const char* m, int n, int k, const char* kind) { return proposed(matmul(m, n, k, kind, false, "")); };
   CHECK(product("1", 512, 512, "parameter static") ==
         "contraction parallel(n, i, work=65536) tile(i=1) tile(n=256) vectorize(n) register_block(i=1, n=16) tile(c.k=512) chain(c.k=128) "
@@ -514,4 +563,5 @@ TEST_CASE("schedules that do not fit are refused with what is allowed") {
   refused("k0", "contraction tile(", "expected");
   refused("k0", "nest parallel(i, q, work=8) vectorize(n)", "there is no axis q; allowed: i, n");
   refused("k0", "nest parallel(i, work=8)", "n is missing");
+  refused("k0", "nest parallel(i, work=8) window(i=4) vectorize(n)", "i is the axis of the windows; allowed: its tiles, with tile(i=...)");
 }

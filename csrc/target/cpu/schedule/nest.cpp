@@ -12,6 +12,7 @@
 #include "target/cpu/schedule/nest_converter.h"
 #include "target/cpu/schedule/rows_in_outputs.h"
 #include "target/cpu/schedule/streams.h"
+#include "target/cpu/schedule/windows.h"
 
 namespace deplo {
 namespace {
@@ -79,6 +80,8 @@ class NestScheduler {
   // ---- choice ----------------------------------------------------------------------------------------------------
 
   void choose() {
+    if (ordered_.empty()) windows_ = propose_windows(*nest_.inner, free_, kernel_, converter_, ctx_);
+    if (windows_) return choose_windows();
     std::string lanes = straight_ || columns() ? converter_.best_lane_axis(free_) : best_column_axis();
     if (straight_ && lanes.empty() && !free_.empty() && ordered_.empty()) lanes = free_.back().name;
     if (const loop_ir::Axis* a = find(free_, lanes)) lane_axis_ = *a;
@@ -113,6 +116,13 @@ class NestScheduler {
     if (converter_.hint(lane_axis_->extent) <= tile && (!holds_loops() || lane_axis_->extent.is_constant())) return;
     lane_tile_ = tile;
     parallel_.push_back(lanes);
+  }
+
+  void choose_windows() {
+    lane_axis_ = *find(free_, windows_->lanes);
+    in_flight_ = windows_->vectors;
+    for (const auto& a : free_)
+      if (a.name != windows_->lanes && (a.name != windows_->axis || windows_->tile != 0)) parallel_.push_back(a.name);
   }
 
   static const loop_ir::Axis* find(const std::vector<loop_ir::Axis>& axes, const std::string& name) {
@@ -189,6 +199,8 @@ class NestScheduler {
       add("transpose", {{transposed_->name, side_}});
     }
     if (lane_tile_ != 0) add("tile", {{lane_axis_->name, lane_tile_}});
+    if (windows_ && windows_->tile != 0) add("tile", {{windows_->axis, windows_->tile}});
+    if (windows_) add("window", {{windows_->axis, windows_->points}});
     if (streamed_) add("register_block", {{streamed_->name, streams_}});
     if (lane_axis_) {
       arguments = {{lane_axis_->name, {}}};
@@ -206,6 +218,7 @@ class NestScheduler {
     read_lanes(reader);
     read_transpose(reader);
     read_streams(reader);
+    read_windows(reader);
     const Directive& parallel = reader.one("parallel");
     parallel_ = reader.names(parallel);
     for (const std::string& name : parallel_) {
@@ -221,13 +234,17 @@ class NestScheduler {
     read_order(reader, known);
     for (const auto& a : free_) {
       bool taken = arguments.count(a.name) > 0 || std::count(serial_.begin(), serial_.end(), a.name) > 0;
+      bool windows = windows_ && a.name == windows_->axis;
       bool tiled = (transposed_ && a.name == transposed_->name) || (lane_axis_ && a.name == lane_axis_->name && lane_tile_ != 0) ||
-                   (streamed_ && a.name == streamed_->name);
-      bool lanes = lane_axis_ && a.name == lane_axis_->name;
-      if ((tiled && !arguments.count(a.name)) || (!taken && !lanes)) reader.fail(parallel, fmt::format("{} is missing", a.name));
+                   (streamed_ && a.name == streamed_->name) || (windows && windows_->tile != 0);
+      bool inside = (lane_axis_ && a.name == lane_axis_->name) || windows;
+      if (windows && !tiled && taken)
+        reader.fail(parallel, fmt::format("{} is the axis of the windows; allowed: its tiles, with tile({}=...)", a.name, a.name));
+      if ((tiled && !arguments.count(a.name)) || (!taken && !inside)) reader.fail(parallel, fmt::format("{} is missing", a.name));
     }
-    reader.finish(
-        fmt::format("parallel, reorder, tile of the axis with the lanes, register_block, transpose and vectorize, over the axes {}", joined(known)));
+    reader.finish(fmt::format(
+        "parallel, reorder, tile of the axis with the lanes or windows, register_block, window, transpose and vectorize, over the axes {}",
+        joined(known)));
   }
 
   void read_lanes(ScheduleReader& reader) {
@@ -284,6 +301,23 @@ class NestScheduler {
     streams_ = reader.number(d, name, 1, kMostSide);
   }
 
+  void read_windows(ScheduleReader& reader) {
+    if (reader.all("window").empty()) return;
+    const Directive& d = reader.one("window");
+    std::string name = d.arguments.empty() ? "" : d.arguments[0].name;
+    const bool other = lane_axis_ && lane_axis_->name != name && lane_tile_ == 0 && !transposed_;
+    if (!find(free_, name) || !other || !ordered_.empty() || !has_windows(*nest_.inner))
+      reader.fail(d,
+                  "it takes one parallel axis of a nest of sums, minima or maxima over few points, with the lanes on another axis, and straight-line "
+                  "statements");
+    reader.only(d, {name});
+    windows_ = Windows{name, reader.number(d, name, 1, kMostSide), 0, lane_axis_->name, in_flight_};
+    if (const Directive* tile = reader.find("tile", name)) {
+      reader.only(*tile, {name});
+      windows_->tile = reader.number(*tile, name, 1, kMostTile);
+    }
+  }
+
   /// Axes that run in order keep theirs; others may be put among them.
   void read_order(ScheduleReader& reader, const std::vector<std::string>& known) {
     auto all = reader.all("reorder");
@@ -312,10 +346,11 @@ class NestScheduler {
       const loop_ir::Axis& a = *find(free_, name);
       bool lanes = lane_axis_ && name == lane_axis_->name;
       bool streamed = streamed_ && name == streamed_->name;
-      if (!lanes && !streamed && !(transposed_ && name == transposed_->name))
+      bool windows = windows_ && name == windows_->axis;
+      if (!lanes && !streamed && !windows && !(transposed_ && name == transposed_->name))
         free.push_back(a);
       else
-        free.push_back({name + "_block", ceildiv(a.extent, lanes ? lane_tile_ : streamed ? streams_ : transposed_tile_)});
+        free.push_back({name + "_block", ceildiv(a.extent, lanes ? lane_tile_ : streamed ? streams_ : windows ? windows_->tile : transposed_tile_)});
     }
     Substitution outer = unflatten(free, sym("par"));
     Substitution& map = converter_.map();
@@ -331,6 +366,11 @@ class NestScheduler {
     tile_ir::Block body;
     if (streamed_) {
       body = stream_sums(*nest_.inner, *streamed_, outer.at(streamed_->name + "_block") * streams_, streams_, ctx_, converter_, inner_lanes_);
+    } else if (windows_) {
+      const Expr extent = find(free_, windows_->axis)->extent;
+      const Expr from = windows_->tile != 0 ? outer.at(windows_->axis + "_block") * windows_->tile : Expr(0);
+      const Expr to = windows_->tile != 0 ? min(extent, from + windows_->tile) : extent;
+      body = run_windows(*nest_.inner, free_, *windows_, from, to, kernel_, ctx_, converter_, inner_lanes_);
     } else if (lane_axis_ && holds_loops()) {
       const int64_t capacity = lane_tile_ != 0 ? lane_tile_ : lane_axis_->extent.value();
       body = run_columns(kernel_, *nest_.inner, {*lane_axis_, lo, hi, capacity, in_flight_}, map, ctx_, inner_lanes_);
@@ -427,6 +467,7 @@ class NestScheduler {
   int64_t side_ = 0;
   std::optional<loop_ir::Axis> streamed_;
   int64_t streams_ = 1;
+  std::optional<Windows> windows_;
   int64_t chunk_work_ = kChunkOperations;
   InnerLanes inner_lanes_;
 

@@ -226,6 +226,7 @@ void NestConverter::merge(std::vector<loop_ir::Axis>& axes) {
     ranges[name] = axis_range(axes[i - 1].extent);
     for (Access& a : accesses_) a.offset = simplify(substitute(a.offset, map_), ranges);
   }
+  merged_ = map_;
 }
 
 bool NestConverter::mergeable(const loop_ir::Axis& outer, const loop_ir::Axis& inner) const {

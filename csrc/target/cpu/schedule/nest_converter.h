@@ -44,6 +44,8 @@ class NestConverter {
 
   /// What stands for the axes that are bound so far.
   Substitution& map() { return map_; }
+  /// What stood for merged axes when these were all.
+  const Substitution& merged() const { return merged_; }
   /// The best vector axes of inner loops and reductions.
   void propose_lanes(const loop_ir::Block& block, InnerLanes& lanes) const;
   /// `vectorize`: inner loops and reductions may take the lanes.
@@ -92,6 +94,7 @@ class NestConverter {
   std::vector<Access> accesses_;
   std::vector<const loop_ir::Store*> colliding_;
   Substitution map_;
+  Substitution merged_;
   InnerLanes* lanes_ = nullptr;  ///< of the conversion in progress
 };
 
