@@ -39,7 +39,8 @@ int look_at(dl_phdr_info* object, size_t /*size*/, void* data) {
     const ElfW(Phdr) & part = object->dlpi_phdr[k];
     ElfW(Addr) start = object->dlpi_addr + part.p_vaddr;
     is_ours = is_ours || (part.p_type == PT_LOAD && search.code >= start && search.code < start + part.p_memsz);
-    if (part.p_type == PT_NOTE && id.empty()) id = id_in_notes(reinterpret_cast<const char*>(start), part.p_memsz);
+    if (part.p_type == PT_NOTE && id.empty())
+      id = id_in_notes(reinterpret_cast<const char*>(start), part.p_memsz);  // NOLINT(performance-no-int-to-ptr): addresses of the loader
   }
   if (is_ours) search.id = id;
   return is_ours ? 1 : 0;
