@@ -81,7 +81,7 @@ def interleave(
 
     Each is called as f(k) with k the index of one of `sets` input sets, rotating; a turn lasts about `min_seconds`. Before a turn nothing runs for
     `pause` seconds: threads of OpenMP and of ONNX Runtime go on spinning after a call and would take the processors from whoever is next. The first
-    calls of a turn (a tenth, and one of each set) find cold caches and sleeping threads and are not counted.
+    calls of a turn (a tenth, at least one) find cold caches and sleeping threads and are not counted.
     """
     repeats: dict[str, int] = {}
     for name, f in contestants.items():
@@ -94,7 +94,7 @@ def interleave(
         for name in turns(list(contestants), round):
             f, n = contestants[name], repeats[name]
             time.sleep(pause)
-            for k in range(max(sets, n // 10)):
+            for k in range(max(1, n // 10)):
                 f(k % sets)
             start = time.perf_counter()
             for k in range(n):
