@@ -45,6 +45,27 @@ class Timing:
         return statistics.median(self.rounds)
 
 
+class OtherWork:
+    """How many processors were busy with other processes (or kept by the hypervisor) since this was made; 0 where the system does not tell."""
+
+    def __init__(self) -> None:
+        self.start = self._read()
+
+    def processors(self) -> float:
+        (wall, busy, own), (wall_0, busy_0, own_0) = self._read(), self.start
+        return max(0.0, (busy - busy_0 - own + own_0) / max(wall - wall_0, 1e-9))
+
+    @staticmethod
+    def _read() -> tuple[float, float, float]:
+        """Seconds on the wall, of all processors at work, and of this process on them."""
+        own = time.process_time()
+        try:
+            user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+        except (OSError, ValueError):
+            return time.perf_counter(), own, own
+        return time.perf_counter(), (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK"), own
+
+
 def turns(names: Sequence[str], round: int) -> list[str]:
     """The order of the contestants in a round: rotated by one every other round and backwards in between, so that none has a place of its own,
     at the front or behind another."""
@@ -60,7 +81,7 @@ def interleave(
 
     Each is called as f(k) with k the index of one of `sets` input sets, rotating; a turn lasts about `min_seconds`. Before a turn nothing runs for
     `pause` seconds: threads of OpenMP and of ONNX Runtime go on spinning after a call and would take the processors from whoever is next. The first
-    calls of a turn (a tenth, and one of each set) find cold caches and sleeping threads and are not counted.
+    calls of a turn (a tenth, at least one) find cold caches and sleeping threads and are not counted.
     """
     repeats: dict[str, int] = {}
     for name, f in contestants.items():
@@ -73,7 +94,7 @@ def interleave(
         for name in turns(list(contestants), round):
             f, n = contestants[name], repeats[name]
             time.sleep(pause)
-            for k in range(max(sets, n // 10)):
+            for k in range(max(1, n // 10)):
                 f(k % sets)
             start = time.perf_counter()
             for k in range(n):

@@ -81,7 +81,9 @@ def measure(name: str, args: argparse.Namespace, limits: peak.Limits) -> dict[st
         peers.add(args.peers, contestants, row, case.model, sets, lambda result: harness.max_error(result, wanted[0]), args.threads)
     row |= errors_of(case, contestants, wanted, 0)
     flops, moved = work_of(case, sets[0])
+    others = harness.OtherWork()
     timings = harness.interleave(contestants, args.rounds, args.seconds, len(sets), args.pause)
+    row["others"] = others.processors()
     # Once more, with another set: who had kept what came of the first one would be wrong now.
     later = errors_of(case, contestants, zoo.reference_and_state(name, args.size, dtype, seed=2), 2)
     row |= {key: max(error, row[key]) for key, error in later.items()}

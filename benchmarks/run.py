@@ -44,7 +44,9 @@ def measure(bench: cases.Bench, args: argparse.Namespace, limits: peak.Limits) -
     row["aten"] = sum(harness.aten_calls(lambda: contestants["deplo"](0)).values())
     if args.peers:
         peers.add(args.peers, contestants, row, bench.module, sets, judge, args.threads)
+    others = harness.OtherWork()
     timings = harness.interleave(contestants, args.rounds, args.seconds, len(sets), args.pause)
+    row["others"] = others.processors()
     # Once more, with another set: who had kept what came of the first one would be wrong now.
     for name, call in contestants.items():
         row[f"error {name}"] = max(row[f"error {name}"], judge(call(len(sets) - 1), len(sets) - 1))

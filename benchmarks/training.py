@@ -99,7 +99,9 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     contestants["deplo"](0)
     calls = harness.aten_calls(lambda: contestants["deplo"].gradients(0))
     row["aten"] = " ".join(f"{key[6:]}x{n}" for key, n in sorted(calls.items())) or "none"
+    others = harness.OtherWork()
     timings = harness.interleave(contestants, args.rounds, args.seconds, len(sets), args.pause)
+    row["others"] = others.processors()
     row |= {f"{contestant} ms": timing.median * 1e3 for contestant, timing in timings.items()}
     return row | {f"vs {contestant}": harness.ratio(timings, contestant, "deplo") for contestant in timings if contestant != "deplo"}
 

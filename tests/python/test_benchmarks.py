@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
+import argparse
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import harness
 import models
+import peak
 import peers
 import pytest
 import torch
 import zoo
 from engines import needs_core, same
+from torch._dynamo.backends import registry
+from torch._inductor import config
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = ("--rounds", "1", "--seconds", "0.001", "--threads", "1")
-PEERS = all(importlib.util.find_spec(name) for name in peers.NAMES)
+QUICK = ("--rounds", "1", "--seconds", "0.001", "--pause", "0", "--threads", "1")
+PEERS = tuple(name for name in peers.NAMES if all(map(peers.installed, peers.NEEDS[name])))
 
 
 def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -28,18 +32,25 @@ def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @needs_core
 def test_layers_beside_eager_and_inductor(tmp_path):
     path = tmp_path / "run.json"
-    more = ("--peers",) if PEERS else ()
+    picture = tmp_path / "run.svg"
+    more = ("--peers", ",".join(PEERS)) if PEERS else ()
+    more += ("--plot", str(picture)) if peers.installed("matplotlib") else ()
     result = script("run.py", "--suite", "tiny", "--match", "rms norm", *QUICK, *more, "--json", str(path))
     assert result.returncode == 0, result.stderr
     written = json.loads(path.read_text())
     (row,) = written["rows"]
     assert written["machine"]["flops"] > 0 and written["machine"]["bandwidth"] > 0
-    for name in ("eager", "inductor", "deplo", *(peers.NAMES if PEERS else ())):
-        assert row[f"{name} us"] > 0 and row[f"{name} %"] > 0
+    assert written["machine"]["processor"] and set(written["machine"]["peers"]) == set(PEERS) and written["machine"]["pause"] == 0
+    for name in ("eager", "inductor", "deplo", *PEERS):
+        assert row[f"{name} us"] > 0 and row[f"{name} %"] > 0 and len(row["rounds"][name]) == 1
+        assert not picture.exists() or f">{name}</text>" in picture.read_text()
         # A sum of 64 terms and a few functions in any order; of the others, no more than eager mode.
         allowed = (64 + 8) * row["eps"] / 2 if name == "eager" else harness.allowed_error(row["error eager"], row["eps"])
         assert row[f"error {name}"] <= allowed
-    assert row["aten"] == 0 and "vs inductor" in result.stdout
+    assert row["aten"] == 0 and row["others"] >= 0 and "vs inductor" in result.stdout
+    fastest = min(seconds[0] for name, seconds in row["rounds"].items() if name != "deplo")
+    assert row["rounds"][row["best peer"]] == [fastest] and row["vs best peer"] == pytest.approx(fastest / row["rounds"]["deplo"][0])
+    assert "geometric mean vs best peer" in result.stdout and picture.exists() == ("--plot" in more)
 
 
 @needs_core
@@ -145,19 +156,82 @@ def test_bad_names_are_told():
 
 
 @pytest.mark.parametrize("name", ["resnet-50", "t5-small"])
-def test_peers_run_models_on_rotating_inputs_or_name_the_remedy(name):
-    if not PEERS:
-        with pytest.raises(peers.Unavailable, match="make peers"):
-            peers.require()
-        result = script("run.py", "--peers")
-        assert result.returncode == 2 and "make peers" in result.stderr
-        return
+def test_peers_run_models_on_rotating_inputs(name):
     case = zoo.build(name, "tiny")
     sets = [case.inputs(seed) for seed in range(3)]
     with torch.no_grad():
-        model = peers.export(case.model, sets[0])
         judge = harness.double_copy(case.model)
-        for peer in peers.NAMES:
+        model = peers.export(case.model, sets[0]) if set(PEERS) & set(peers.ONNX) else b""
+        for peer in peers.ONNX:
+            if peer not in PEERS:
+                with pytest.raises(peers.Unavailable, match=peer):
+                    peers.contestant(peer, model, sets, threads=1)
+                continue
             run = peers.contestant(peer, model, sets, threads=1)
             for k in range(3):
                 same(run(k), case.model(**sets[k]), exact=judge(**harness.to_double(sets[k])))
+
+
+@pytest.mark.parametrize("asked", [["--peers"], ["--peers", "openvino"], ["--plot", "speed.svg"]])
+def test_what_is_not_installed_is_told_with_the_remedy(asked, monkeypatch, capsys):
+    monkeypatch.setattr(peers, "installed", lambda package: False)
+    parser = argparse.ArgumentParser()
+    peers.add_options(parser)
+    with pytest.raises(SystemExit):
+        peers.check_options(parser, parser.parse_args(asked))
+    assert "make peers" in capsys.readouterr().err
+    with pytest.raises(peers.Unavailable, match="the peers are onnxruntime"):
+        peers.chosen("onxruntime")
+
+
+def test_zentorch_changes_nothing_for_inductor(monkeypatch, fresh_inference):
+    """A stand-in that behaves as zentorch does: its pass goes into Inductor's configuration and stays there."""
+    seen = []
+
+    def compile_graph(graph, inputs):
+        seen.append(config.freezing)
+        config.joint_custom_post_pass = print
+        return graph.forward
+
+    monkeypatch.setitem(sys.modules, "zentorch", types.SimpleNamespace(_C=types.SimpleNamespace(is_avx512_supported=lambda: True)))
+    monkeypatch.setattr(registry, "lookup_backend", lambda backend: compile_graph if backend == "zentorch" else backend)
+    module = torch.nn.Linear(8, 4)
+    sets = [(torch.randn(2, 8),), (torch.randn(2, 8),)]
+    run = peers.zentorch(module, sets)
+    assert torch.equal(run(1), module(*sets[1])) and seen == [True]
+    assert config.joint_custom_post_pass is None and not config.freezing
+    with torch.enable_grad(), pytest.raises(peers.Unavailable, match="gradients"):
+        peers.zentorch(module, sets)
+
+
+def test_turns_rotate_pause_and_drop_their_first_calls(monkeypatch):
+    slept, calls = [], []
+    monkeypatch.setattr(harness.time, "sleep", slept.append)
+    monkeypatch.setattr(harness, "quickest", lambda f: 0.1)
+    timings = harness.interleave({name: lambda k, name=name: calls.append(name + str(k)) for name in "abc"}, rounds=6, min_seconds=0.6, pause=0.25)
+    assert slept == [0.25] * 18 and all(len(timing.rounds) == 6 for timing in timings.values())
+    # One call of each set before all rounds; then in each turn a call that is dropped, and six.
+    turns = [calls[i : i + 7] for i in range(9, len(calls), 7)]
+    assert all(turn == [turn[0][0] + str(k) for k in (0, 0, 1, 2, 0, 1, 2)] for turn in turns)
+    orders = ["".join(turn[0][0] for turn in turns[i : i + 3]) for i in range(0, 18, 3)]
+    assert sorted(orders) == ["abc", "acb", "bac", "bca", "cab", "cba"]
+    assert [harness.turns(["a", "b"], r) for r in range(3)] == [["a", "b"], ["b", "a"], ["b", "a"]]
+
+
+def test_work_of_other_processes_is_seen(monkeypatch):
+    # Seconds on the wall, of all processors, of this process: two busy for two seconds, half of that here.
+    readings = iter([(10.0, 100.0, 7.0), (12.0, 104.0, 9.0), (12.0, 100.5, 9.0)])
+    monkeypatch.setattr(harness.OtherWork, "_read", staticmethod(lambda: next(readings)))
+    work = harness.OtherWork()
+    assert work.processors() == 1.0 and work.processors() == 0.0
+    monkeypatch.undo()
+    begin, later = harness.OtherWork._read(), harness.OtherWork._read()
+    assert len(begin) == 3 and all(b >= a >= 0 for a, b in zip(begin, later))
+
+
+def test_who_did_other_work_is_no_best_peer():
+    timings = {name: harness.Timing(name, [seconds]) for name, seconds in (("eager", 3.0), ("deplo", 2.0), ("fast", 1.0), ("peer", 2.5))}
+    row = {"eps": 1e-7, "error eager": 1e-7, "error deplo": 1e-7, "error fast": 1e-3, "error peer": 2e-7}
+    columns = harness.contestant_columns(row, timings, 1.0, 1.0, peak.Limits(1.0, 1.0))
+    assert columns["best peer"] == "peer" and columns["vs best peer"] == 1.25 and "0.001" in columns["fast error note"]
+    assert columns["vs fast"] == 0.5 and columns["peer us"] == 2.5e6 and columns["rounds"]["deplo"] == [2.0]
