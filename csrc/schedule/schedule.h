@@ -33,9 +33,8 @@ class Lexer;
 //   vectorize(a, by=U)              the axis gets the vector lanes, U vectors in flight (1 unless said); of inner loops and
 //                                   reductions over axes of one name, nth=N is the N-th in the order of the text, from 0
 //   register_block(a=R, b=C)        R x C sums are kept in registers
-//   window(a=R)                     reductions over few neighbours of R points of the axis share their loads, taps unrolled; the interior of an
-//   image,
-//                                   where no guard fails, is apart from its borders
+//   window(a=R)                     reductions over few neighbours of R points of the axis share their loads, taps unrolled; the interior of
+//                                   an image, where no guard fails, is apart from its borders
 //   partition(a, tail=T)            where a tile of any size ends, register blocks have T rows
 //   unroll(a=U)                     the body is repeated U times
 //   dot(a=2)                        bf16 operands are packed with two steps of a side by side, and multiplied by dot2
