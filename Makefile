@@ -122,51 +122,6 @@ peers: venv ## ONNX Runtime, OpenVINO, zentorch (in .peers) and matplotlib, for 
 	@test "$$(uname -sm)" != "Linux x86_64" || { rm -rf .peers && $(PY) -m pip install -q --no-deps --target .peers -r requirements-zentorch.txt; } || \
 	  { echo "deplo: pip could not install requirements-zentorch.txt: check the network" >&2; exit 1; }
 
-wheel: venv ## the wheel where neither LLVM nor a compiler is, and beside another LLVM
-	@echo "== wheel"; scripts/test_wheel.sh $(PY)
-
-test-nollvm: venv ## a build with -DDEPLO_LLVM=OFF
-	@echo "== without LLVM"
-	@mkdir -p $(NO_LLVM)
-	@test -e $(NO_LLVM)/build.ninja || $(CONFIGURE) -S . -B $(NO_LLVM) -DDEPLO_LLVM=OFF -DDEPLO_EXTENSION_DIR=$(abspath $(NO_LLVM))/deplo -DCMAKE_BUILD_TYPE=Release \
-	  > $(NO_LLVM)/configure.log
-	@ninja -C $(NO_LLVM) -j $(JOBS)
-	@scripts/test_nollvm.sh $(PY) $(NO_LLVM)
-
-test-dump: build ## models and cases with every dump switched on: dumps are complete and read back
-	@echo "== every dump on"; scripts/test_dump.sh $(PY)
-
-# Each mostly keeps one core busy.
-test-side-by-side: build
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-dump test-wheel
-
-opinfo: build ## all samples of every PyTorch operator in all dtypes, forward and backward (hours; goes on where it stopped; OPINFO="--special --fresh" puts NaN, infinities and extremes into them)
-	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m opinfo -n $(JOBS) --output $(BUILD)/opinfo.jsonl --beside $(BUILD)/opinfo-inductor.jsonl $(OPINFO)
-
-opinfo-inductor: build ## the same by Inductor, which `make opinfo` then prints beside (a compilation with g++ for each sample; OPINFO="--limit 1 --dtype float32" for less)
-	@PYTHONPATH=tests/python $(PY) -m opinfo -n $(JOBS) --engine inductor --output $(BUILD)/opinfo-inductor.jsonl $(OPINFO)
-
-fuzz: build ## random PyTorch programs, Tensor and Loop IR against a reference, for SECONDS=600; what fails is shrunk and written to build/fuzz
-	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m fuzz --seconds $(or $(SECONDS),600) --output $(BUILD)/fuzz $(FUZZ)
-
-exhaustive: architectures guard ## those two, and errors in ulp of every function at all 2^32 values of float32 (hours: 3 to 15 minutes for each)
-	@$(PY) -m deplo numerics --exhaustive
-
-mutants: build ## changes passes and rules one place at a time: at least 90 % must be noticed by the tests (hours; goes on where it stopped)
-	@$(PY) scripts/mutants --jobs $(JOBS) $(MUTANTS)
-
-architectures: build ## every architecture of tests/python/architectures.py at many lengths, forward and backward, and generating (half an hour)
-	@$(PY) -m pytest -q -n $(JOBS) tests/architectures
-
-guard: build ## the tests with every buffer between guard pages
-	@DEPLO_GUARD=1 $(PY) -m pytest -q -n $(JOBS) $(filter-out $(UNGUARDED),$(wildcard tests/python/test_*.py)) tests/ir
-
-bench: build ## eager, Inductor and deplo side by side
-	@$(PY) benchmarks/run.py
-
-peers: venv ## ONNX Runtime and OpenVINO, for benchmarks with --peers
-	@$(PY) -m pip install -q -r requirements-peers.txt || { echo "deplo: pip could not install requirements-peers.txt: check the network" >&2; exit 1; }
-
 wheel: venv ## a self-contained wheel in dist/
 	@$(PY) -m pip wheel --no-build-isolation --no-deps -w dist .
 
