@@ -141,7 +141,10 @@ std::string memory_key(const std::string& key, bool debug) { return debug ? key 
 
 void make_kernel(Job& job, const TargetInfo& target, const DiskCache& disk, llvm::TargetMachine* machine, bool debug) {
   auto entry = disk.find(job.key);
-  if (!entry && (entry = offered_kernels().take(job.key))) disk.store(job.key, *entry);
+  if (!entry) {
+    entry = offered_kernels().take(job.key);
+    if (entry) disk.store(job.key, *entry);
+  }
   job.from_disk = entry.has_value();
   if (!entry) {
     llvm::LLVMContext context;

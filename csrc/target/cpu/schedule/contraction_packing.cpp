@@ -56,13 +56,12 @@ tile_ir::Block ContractionScheduler::store_word(const Operand& operand, const st
   const std::string mask = let("byte_mask", Fn::constant, {}, 0xff);
   std::string word;
   for (size_t byte = 0; byte < maps.size(); ++byte) {
-    const std::string at = std::to_string(byte);
-    std::string value = operand_value(operand, maps[byte], suffix + ".b" + at, std::nullopt, out);
-    value = let("low" + at, Fn::bit_and, {value, mask});
+    const std::string whole = operand_value(operand, maps[byte], fmt::format("{}.b{}", suffix, byte), std::nullopt, out);
+    std::string value = let(fmt::format("low{}", byte), Fn::bit_and, {whole, mask});
     if (byte > 0) {
-      const std::string by = let("places" + at, Fn::constant, {}, static_cast<int64_t>(8 * byte));
-      value = let("up" + at, Fn::shl, {value, by});
-      value = let("word" + at, Fn::bit_or, {word, value});
+      const std::string by = let(fmt::format("places{}", byte), Fn::constant, {}, static_cast<int64_t>(8 * byte));
+      value = let(fmt::format("up{}", byte), Fn::shl, {value, by});
+      value = let(fmt::format("word{}", byte), Fn::bit_or, {word, value});
     }
     word = value;
   }
@@ -277,8 +276,7 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
     std::vector<Expr> edge = place(sym("pad"));
     edge[edge.size() - 2] = item.depth_block / 4;
     tile_ir::Block sum;
-    Substitution at = map;
-    const std::string value = operand_value(operand, at, ".s", std::nullopt, sum);
+    const std::string value = operand_value(operand, map, ".s", std::nullopt, sum);
     sum.push_back(make(loop_ir::Let{"shift.s", DType::i32, Fn::constant, {}, Scalar::of_int(DType::i32, -128), 0}));
     sum.push_back(make(loop_ir::Let{"added.s", DType::i32, Fn::mul, {value, "shift.s"}, {}, 0}));
     sum.push_back(make(loop_ir::Store{packed.param, last, "added.s", {}, Combiner::sum}));
