@@ -13,6 +13,7 @@
 #include "lower/torch_to_tensor.h"
 #include "passes/kernel/expand_math.h"
 #include "passes/kernel/merge_stores.h"
+#include "passes/kernel/simplify_casts.h"
 #include "passes/loop/choose_layouts.h"
 #include "passes/loop/fuse_nests.h"
 #include "passes/loop/fuse_producers.h"
@@ -277,6 +278,7 @@ const std::vector<Pass<tile_ir::Module>>& tile_passes() {
 const std::vector<Pass<kernel_ir::Module>>& kernel_passes() {
   static const std::vector<Pass<kernel_ir::Module>> passes{
       {"merge_stores", merge_stores, "stores vectors that lie at even and odd places of one stretch as whole vectors"},
+      {"simplify_casts", simplify_casts, "leaves out casts of whole numbers that change nothing, rounds factors by one instruction"},
       {"expand_math", expand_math, "replaces float32 exp, log, tanh, erf, ... by vector sequences"},
   };
   return passes;

@@ -23,7 +23,7 @@ constexpr double kMostGuarded = 4;      ///< guarded evaluations per element tha
 constexpr double kRowBudget = 12;       ///< recompute where a row buffer inside one kernel is the alternative
 constexpr double kStencilBudget = 64;   ///< recompute where memory is the alternative
 constexpr double kBroadcastBudget = 6;  ///< a small vector recomputed for every row
-constexpr double kPrologueBudget = 6;   ///< operations on a static operand of a contraction (dequantisation)
+constexpr double kPrologueBudget = 16;  ///< operations on a static operand of a contraction (dequantisation)
 
 struct Site {
   std::vector<Axis> loops;

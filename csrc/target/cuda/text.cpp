@@ -229,7 +229,8 @@ class CudaWriter {
     switch (s.fn) {
       case Fn::constant: return literal(s.literal, s.type.dtype);
       case Fn::index: return cast(fmt::format("(long long)({})", expr(s.index)), DType::i64, s.type.dtype);
-      case Fn::cast: return cast(arg(0), from(0), s.type.dtype);
+      case Fn::cast:
+      case Fn::narrow: return cast(arg(0), from(0), s.type.dtype);
       case Fn::bitcast: return fmt::format("deplo_bits<{}>({})", memory_type(s.type.dtype), arg(0));
       case Fn::neg: return is_float(operand) ? "-" + arg(0) : fmt::format("({})(0ULL - (unsigned long long){})", memory_type(s.type.dtype), arg(0));
       case Fn::abs: return is_float(operand) ? call("fabs") : helper("abs_i");

@@ -77,6 +77,7 @@ Value* FunctionEmitter::apply(Fn fn, kernel_ir::Type to, DType from, const std::
     case Signature::select: return b_.CreateSelect(x[0], x[1], x[2]);
     case Signature::convert:
       if (fn == Fn::cast) return cast(x[0], from, to.dtype, to.lanes);
+      if (fn == Fn::narrow) return narrow_flushing(x[0], to.lanes);
       return x[0]->getType() == type(to) ? x[0] : b_.CreateBitCast(x[0], type(to));
     case Signature::predicate: {
       Value* a = x[0];
@@ -377,6 +378,14 @@ Value* FunctionEmitter::narrow(Value* value, DType to, int lanes) {
   r = b_.CreateSelect(b_.CreateICmpUGE(magnitude, c(0x477ff000)), c(0x7c00), r);
   r = b_.CreateSelect(b_.CreateICmpUGT(magnitude, c(0x7f800000)), c(0x7e00), r);
   return b_.CreateTrunc(b_.CreateOr(r, sign), i16);
+}
+
+Value* FunctionEmitter::narrow_flushing(Value* value, int lanes) {
+  ID id = llvm::Intrinsic::not_intrinsic;
+  if (lanes == 16) id = llvm::Intrinsic::x86_avx512bf16_cvtneps2bf16_512;
+  if (lanes == 8) id = llvm::Intrinsic::x86_avx512bf16_cvtneps2bf16_256;
+  if (id == llvm::Intrinsic::not_intrinsic || !target_.features.contains("avx512bf16")) return narrow(value, DType::bf16, lanes);
+  return b_.CreateBitCast(b_.CreateIntrinsic(id, {}, {value}), type({DType::bf16, lanes}));
 }
 
 Value* FunctionEmitter::cast(Value* value, DType from, DType to, int lanes) {

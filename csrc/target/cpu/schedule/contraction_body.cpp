@@ -1,8 +1,21 @@
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 
+#include "base/error.h"
 #include "target/cpu/schedule/contraction_scheduler.h"
 
 namespace deplo::loop_to_tile {
+namespace {
+
+bool rounds_to_bf16(const tile_ir::Block& block, const loop_ir::Let& cast) {
+  return cast.dtype == DType::bf16 && std::any_of(block.begin(), block.end(), [&](const auto& stmt) {
+           const auto* let = std::get_if<loop_ir::Let>(&stmt->node);
+           return let && let->name == cast.operands[0] && let->dtype == DType::f32;
+         });
+}
+
+}  // namespace
 
 tile_ir::Block ContractionScheduler::body() {
   const int64_t rows_block = row_tiles_ * mr_;
@@ -225,11 +238,41 @@ Ref<tile_ir::Stmt> ContractionScheduler::widen_panel(const Item& item) const {
     to = {k, lane, half};
   }
   loop_ir::Load from{"nw" + t, narrow->dtype, item.lanes.param, packed_lanes(item, k, lane, half), {}, Scalar::of_float(narrow->dtype, 0)};
-  tile_ir::Block copy{make(std::move(from)), make(loop_ir::Let{"ww" + t, item.pairs ? DType::bf16 : DType::f32, Fn::cast, {"nw" + t}, {}, 0}),
-                      make(loop_ir::Store{"pw" + t, std::move(to), "ww" + t, {}, Combiner::set})};
+  const auto prologue = item.prologue();
+  // The factors change where one of these ends: their loads stay outside of the loop over its steps.
+  const int64_t share = prologue ? std::gcd(prologue->group, item.depth_block) : 0;
+  const bool apart = prologue && share % item.group() == 0;
+  tile_ir::Block copy;
+  std::string value = "ww" + t;
+  if (prologue) {
+    const Expr step = sym("kb" + t) * item.depth_block + (apart ? sym("kf" + t) * share : k * item.group() + half);
+    std::map<std::string, loop_ir::Load> instead;
+    for (const loop_ir::Load* factor : prologue->factors) {
+      std::vector<Expr> at = outer_index(item.lanes);
+      at.insert(at.end(), {floordiv(first_lane_, nr_) + panel(item), floordiv(step, prologue->group), lane});
+      if (item.pairs) at.push_back(half);
+      instead[factor->name] = loop_ir::Load{factor->name, factor->dtype, fmt::format("factor{}_{}", instead.size(), t), std::move(at), {}, {}};
+    }
+    instead[narrow->value] = std::move(from);
+    value = operand_value(item.lanes, {}, ".w" + t, item.pairs ? item.lanes.narrow() : std::nullopt, copy, instead);
+    // What dot2 reads may be rounded as it reads.
+    const auto* last = item.pairs ? std::get_if<loop_ir::Let>(&copy.back()->node) : nullptr;
+    if (last && last->name == value && last->fn == Fn::cast && rounds_to_bf16(copy, *last)) {
+      loop_ir::Let rounded = *last;
+      rounded.fn = Fn::narrow;
+      copy.back() = make(std::move(rounded));
+    }
+  } else {
+    copy = {make(std::move(from)), make(loop_ir::Let{value, item.pairs ? DType::bf16 : DType::f32, Fn::cast, {"nw" + t}, {}, 0})};
+  }
+  copy.push_back(make(loop_ir::Store{"pw" + t, std::move(to), value, {}, Combiner::set}));
   tile_ir::Block line = prefetch_panel(item, k);
   line.push_back(loop("xw" + t, 0, nr_ * item.group(), LoopKind::lanes, std::move(copy)));
-  return loop("kw" + t, 0, floordiv(depth_of_block(item), item.group()), LoopKind::serial, std::move(line), item.unroll);
+  const Expr depth = depth_of_block(item);
+  if (!apart) return loop("kw" + t, 0, floordiv(depth, item.group()), LoopKind::serial, std::move(line), item.unroll);
+  const int64_t steps = share / item.group();
+  auto inner = loop("kw" + t, sym("kf" + t) * steps, sym("kf" + t) * steps + steps, LoopKind::serial, std::move(line), item.unroll);
+  return loop("kf" + t, 0, floordiv(depth, share), LoopKind::serial, {inner});
 }
 
 tile_ir::Block ContractionScheduler::matrix_block(const Item& item, bool several, const RowBlocks& rows) const {

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "analysis/casts.h"
 #include "base/error.h"
 #include "target/cpu/schedule/contraction_scheduler.h"
 
@@ -16,25 +15,27 @@ tile_ir::Block ContractionScheduler::store_zero(const std::string& buffer, std::
 }
 
 std::string ContractionScheduler::operand_value(const Operand& operand, const Substitution& map, const std::string& suffix,
-                                                const std::optional<Operand::Narrow>& before, tile_ir::Block& into) {
+                                                const std::optional<Operand::Narrow>& before, tile_ir::Block& into,
+                                                const std::map<std::string, loop_ir::Load>& instead) {
   Substitution all = map;
   std::map<std::string, std::string> renamed;
-  for (const auto& stmt : operand.slice) {
+  const std::string& wanted = before ? before->value : operand.source->value;
+  for (const auto& stmt : operand.statements_of(wanted)) {
     if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) {
-      if (before && let->name == operand.source->value) continue;
       loop_ir::Let s = substituted(*let, all);
       for (std::string& o : s.operands)
         if (auto it = renamed.find(o); it != renamed.end()) o = it->second;
       renamed[let->name] = s.name = let->name + suffix;
       into.push_back(make(std::move(s)));
     } else if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) {
-      loop_ir::Load s = substituted(*load, all);
+      auto other = instead.find(load->name);
+      loop_ir::Load s = other == instead.end() ? substituted(*load, all) : other->second;
       renamed[load->name] = s.name = load->name + suffix;
       into.push_back(make(std::move(s)));
     }
     for (const auto& [from, to] : renamed) all[from] = sym(to);
   }
-  return renamed.at(before ? before->value : operand.source->value);
+  return renamed.at(wanted);
 }
 
 tile_ir::Block ContractionScheduler::store_operand(const Operand& operand, const Substitution& map, const std::string& buffer,
@@ -140,53 +141,6 @@ void ContractionScheduler::join(Substitution& into, const Substitution& more) {
 Expr ContractionScheduler::depth_of_block(const Item& item) {
   Expr kb = sym("kb" + item.tag) * item.depth_block;
   return min(item.depth_block, item.depth - kb);
-}
-
-std::optional<Operand::Narrow> Operand::narrow() const {
-  auto defines = [&](const std::string& name) {
-    return std::find_if(slice.begin(), slice.end(), [&](const auto& stmt) {
-      const auto* let = std::get_if<loop_ir::Let>(&stmt->node);
-      const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
-      return (let && let->name == name) || (load && load->name == name);
-    });
-  };
-  auto last = defines(source->value);
-  const auto* cast = last == slice.end() ? nullptr : std::get_if<loop_ir::Let>(&(*last)->node);
-  if (!cast || cast->fn != Fn::cast || (cast->dtype != DType::f32 && cast->dtype != DType::i32)) return std::nullopt;
-  auto wide = defines(cast->operands[0]);
-  if (wide == slice.end()) return std::nullopt;
-  const auto* load = std::get_if<loop_ir::Load>(&(*wide)->node);
-  const auto* let = std::get_if<loop_ir::Let>(&(*wide)->node);
-  DType dtype = load ? load->dtype : let->dtype;
-  const bool half = dtype == DType::bf16 || dtype == DType::f16;
-  const bool byte = dtype == DType::u8 || dtype == DType::i8;
-  if (cast->dtype == DType::f32 ? !half : !byte) return std::nullopt;
-  return Narrow{cast->operands[0], dtype};
-}
-
-std::optional<Operand::Narrow> Operand::stored() const {
-  std::map<std::string, const loop_ir::Stmt*> definitions;
-  for (const auto& stmt : slice) {
-    if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) definitions[let->name] = stmt.get();
-    if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) definitions[load->name] = stmt.get();
-  }
-  auto dtype_of = [](const loop_ir::Stmt& stmt) {
-    const auto* let = std::get_if<loop_ir::Let>(&stmt.node);
-    return let ? let->dtype : std::get<loop_ir::Load>(stmt.node).dtype;
-  };
-  std::optional<Narrow> found;
-  std::vector<DType> passed;  // that the value takes on its way to the product: each must hold it
-  for (std::string value = source->value; definitions.count(value) > 0;) {
-    const auto* cast = std::get_if<loop_ir::Let>(&definitions.at(value)->node);
-    if (!cast || cast->fn != Fn::cast) break;
-    passed.push_back(cast->dtype);
-    value = cast->operands[0];
-    if (definitions.count(value) == 0) break;
-    const DType dtype = dtype_of(*definitions.at(value));
-    const bool keeps = std::all_of(passed.begin(), passed.end(), [&](DType wide) { return analysis::is_lossless(dtype, wide); });
-    if (keeps && (!found || size_of(dtype) < size_of(found->dtype))) found = Narrow{value, dtype};
-  }
-  return found;
 }
 
 tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand& operand, bool lanes, const PackedOperand& packed,
@@ -314,19 +268,25 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
   tile_ir::Block inside = pack_panel(item, operand, lanes, packed, batch);
   if (lanes) inside = {loop("kb" + item.tag, 0, item.depth_blocks, LoopKind::serial, std::move(inside))};
 
+  const auto narrow = lanes ? item.packed_lanes() : std::nullopt;
+  packed.kernel.name = fmt::format("pack_{}{}_{}", lanes ? "lanes" : "rows", item.tag, kernel_.name);
+  std::set<std::string> reads;
+  for (const auto& stmt : operand.statements_of(narrow ? narrow->value : operand.source->value))
+    if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) reads.insert(load->buffer);
+  finish_pack(packed, reads, std::move(inside), batch, axes, width);
+  return packed;
+}
+
+void ContractionScheduler::finish_pack(PackedOperand& packed, const std::set<std::string>& reads, tile_ir::Block inside,
+                                       const std::vector<Axis>& batch, const std::vector<Axis>& axes, int64_t width) const {
   tile_ir::Kernel& kernel = packed.kernel;
-  kernel.name = fmt::format("pack_{}{}_{}", lanes ? "lanes" : "rows", item.tag, kernel_.name);
   for (const auto& p : kernel_.params) {
-    bool used = std::any_of(operand.slice.begin(), operand.slice.end(), [&](const auto& stmt) {
-      const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
-      return load && load->buffer == p.name;
-    });
-    if (!used) continue;
+    if (reads.count(p.name) == 0) continue;
     kernel.params.push_back(p);
     packed.sources.push_back(p.name);
   }
   kernel.params.push_back({packed.param, loop_ir::ParamKind::out, packed.dtype, packed.shape, contiguous_strides(packed.shape), false});
-  Expr iterations = count(batch) * panels;
+  Expr iterations = count(batch) * ceildiv(count(axes), width);
   kernel.body = {loop("par", 0, iterations, LoopKind::parallel, std::move(inside))};
   kernel.chunks = max(1, min(iterations, ceildiv(product(packed.shape), chunk_work_)));
   std::vector<Argument> parallel;
@@ -334,7 +294,54 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
   parallel.insert(parallel.end(), {{name_of(axes), {}}, {"work", chunk_work_}});
   kernel.schedule = {"pack", {{"parallel", parallel}, {"tile", {{name_of(axes), width}}}}};
   kernel.provenance = kernel_.provenance;
-  return packed;
+}
+
+std::vector<PackedOperand> ContractionScheduler::pack_factors(Item& item) {
+  std::vector<PackedOperand> out;
+  const auto prologue = item.prologue();
+  if (!prologue) return out;
+  std::vector<Axis> batch;
+  for (const auto& a : outer_)
+    if (item.lanes.source->axes.count(a.name)) batch.push_back(a);
+  const Expr extent = count(lanes_);
+  const Expr panels = ceildiv(extent, nr_);
+  const Expr panel = mod(sym("par"), panels);
+  const Expr group = sym("group");
+  const Expr valid = min(nr_, extent - panel * nr_);
+  const Substitution at = unflatten(batch, floordiv(sym("par"), panels));
+  for (const loop_ir::Load* factor : prologue->factors) {
+    PackedOperand packed;
+    packed.dtype = factor->dtype;
+    packed.param = fmt::format("factor{}_{}", out.size(), item.tag);
+    for (const auto& a : batch) packed.shape.push_back(a.extent);
+    // [outer][panel][group of k][NR], in pairs as the panel's elements are.
+    packed.shape.insert(packed.shape.end(), {panels, floordiv(item.depth, prologue->group), Expr(nr_)});
+    if (item.pairs) packed.shape.emplace_back(2);
+    auto store = [&](Expr lane, Expr half, bool zero) {
+      std::vector<Expr> to;
+      for (const auto& a : batch) to.push_back(at.at(a.name));
+      to.insert(to.end(), {panel, group, lane});
+      if (item.pairs) to.push_back(half);
+      if (zero) return store_zero(packed.param, std::move(to), "none", packed.dtype);
+      Substitution map = at;
+      join(map, unflatten(lanes_, panel * nr_ + lane));
+      join(map, depth_map(item, group * prologue->group));
+      loop_ir::Load load = substituted(*factor, map);
+      const std::string name = load.name;
+      return tile_ir::Block{make(std::move(load)), make(loop_ir::Store{packed.param, std::move(to), name, {}, Combiner::set})};
+    };
+    auto halves = [&](Expr lane, bool zero) {
+      tile_ir::Block one = store(lane, sym("half"), zero);
+      return item.pairs ? tile_ir::Block{loop("half", 0, 2, LoopKind::unroll, std::move(one))} : one;
+    };
+    const Expr groups = floordiv(item.depth, prologue->group);
+    tile_ir::Block inside{loop("pos", 0, valid, LoopKind::serial, {loop("group", 0, groups, LoopKind::lanes, halves(sym("pos"), false))}),
+                          loop("pad", valid, nr_, LoopKind::serial, {loop("group", 0, groups, LoopKind::lanes, halves(sym("pad"), true))})};
+    packed.kernel.name = fmt::format("pack_{}_{}", packed.param, kernel_.name);
+    finish_pack(packed, {factor->buffer}, std::move(inside), batch, lanes_, nr_);
+    out.push_back(std::move(packed));
+  }
+  return out;
 }
 
 std::vector<Expr> ContractionScheduler::window_shape() const {

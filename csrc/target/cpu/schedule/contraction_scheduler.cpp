@@ -111,7 +111,10 @@ ScheduledContraction ContractionScheduler::apply(const Schedule& schedule) {
   k.symbols = kernel_.symbols;
   k.provenance = kernel_.provenance;
   for (Item& item : items_) {
-    if (item.lanes.is_static) out.packed.push_back(pack_once(item, item.lanes, true));
+    if (item.lanes.is_static) {
+      out.packed.push_back(pack_once(item, item.lanes, true));
+      for (auto& factor : pack_factors(item)) out.packed.push_back(std::move(factor));
+    }
     if (item.rows.is_static) out.packed.push_back(pack_once(item, item.rows, false));
   }
   for (const PackedOperand& p : out.packed)

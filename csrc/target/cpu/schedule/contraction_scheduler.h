@@ -55,6 +55,18 @@ struct Operand {
   std::optional<Narrow> narrow() const;
   /// The first value of a chain of such casts: bytes behind bfloat16 numbers, say.
   std::optional<Narrow> stored() const;
+
+  /// A value that is computed from an element of the largest buffer and from factors that are the same for `group` steps of k next to each
+  /// other: what it was quantised to, and scales and zero points.
+  struct Prologue {
+    Narrow main;
+    std::vector<const loop_ir::Load*> factors;
+    int64_t group = 1;
+  };
+  std::optional<Prologue> prologue(const std::vector<Axis>& summed) const;
+
+  /// The statements of the slice that this value takes.
+  loop_ir::Block statements_of(const std::string& value) const;
 };
 
 /// One direction of the windows that the reduction slides over the rows' operand: its coordinate is axis * stride + tap * dilation. A buffer
@@ -105,17 +117,13 @@ struct Item {
   DType dtype() const { return contraction->dtype; }
   /// Steps of k that one multiplication takes.
   int64_t group() const { return words ? 4 : pairs ? 2 : 1; }
-  /// Whether the rows' bytes are signed, too: they are packed with 128 added, and the panels of lanes end in what that adds to the sums.
   /// As what the lanes are packed once, if not as they are multiplied.
-  std::optional<Operand::Narrow> packed_lanes() const {
-    if (words || parts > 1) return std::nullopt;
-    return matrix ? lanes.narrow() : lanes.stored();
-  }
+  std::optional<Operand::Narrow> packed_lanes() const;
+  /// How lanes that are packed as they were quantised become what is multiplied.
+  std::optional<Operand::Prologue> prologue() const;
   /// Whether only a panel that was widened beforehand can be multiplied.
-  bool needs_widening() const {
-    auto packed = packed_lanes();
-    return pairs && !matrix && packed && packed->dtype != DType::bf16;
-  }
+  bool needs_widening() const;
+  /// Whether the rows' bytes are signed, too: they are packed with 128 added, and the panels of lanes end in what that adds to the sums.
   bool shifted() const { return words && rows.narrow()->dtype == DType::i8 && lanes.narrow()->dtype == DType::i8; }
 };
 
@@ -280,9 +288,10 @@ class ContractionScheduler {
   static tile_ir::Block store_operand(const Operand& operand, const Substitution& map, const std::string& buffer, std::vector<Expr> index,
                                       const std::string& suffix, const std::optional<Operand::Narrow>& before = std::nullopt);
 
-  /// Its statements at that point, and the name of the value.
+  /// Its statements at that point, some loads by others, and the name of the value.
   static std::string operand_value(const Operand& operand, const Substitution& map, const std::string& suffix,
-                                   const std::optional<Operand::Narrow>& before, tile_ir::Block& into);
+                                   const std::optional<Operand::Narrow>& before, tile_ir::Block& into,
+                                   const std::map<std::string, loop_ir::Load>& instead = {});
 
   /// Four steps of k as one int32 at buffer[index]: `maps` are the points of each.
   static tile_ir::Block store_word(const Operand& operand, const std::vector<Substitution>& maps, const std::string& buffer, std::vector<Expr> index,
@@ -303,6 +312,11 @@ class ContractionScheduler {
   // ---- packing once ----------------------------------------------------------------------------------------------
 
   PackedOperand pack_once(Item& item, Operand& operand, bool lanes);
+  /// The factors of lanes that are packed as they were quantised.
+  std::vector<PackedOperand> pack_factors(Item& item);
+  /// The pack kernel around `inside`, whose sources are `reads`.
+  void finish_pack(PackedOperand& packed, const std::set<std::string>& reads, tile_ir::Block inside, const std::vector<Axis>& batch,
+                   const std::vector<Axis>& axes, int64_t width) const;
   /// One panel of an operand that is packed once: panel `par` of those of all places of the axes `batch`.
   tile_ir::Block pack_panel(const Item& item, const Operand& operand, bool lanes, const PackedOperand& packed, const std::vector<Axis>& batch) const;
 
@@ -353,7 +367,7 @@ class ContractionScheduler {
   tile_ir::Block pack_rows(const Item& item) const;
   std::vector<Expr> outer_index(const Operand& operand) const;
 
-  /// The lanes of one panel as float32, for all register blocks of the tile.
+  /// The lanes of one panel as they are multiplied, for all register blocks of the tile.
   Ref<tile_ir::Stmt> widen_panel(const Item& item) const;
 
   /// Brings the panel after this one nearer while line k of this one is read.
