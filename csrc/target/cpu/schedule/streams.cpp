@@ -18,6 +18,8 @@ constexpr int64_t kLeastBlocks = 4;      // of streams
 constexpr int64_t kChain = 128;          // additions to one accumulator, before it is added to the sum of those before
 constexpr int64_t kRegistersPerSum = 2;  // the accumulator's, and as much again for what is multiplied
 
+constexpr int64_t kCacheLineBytes = 64;
+
 using loop_ir::Load;
 using loop_ir::Reduce;
 
@@ -181,6 +183,7 @@ class StreamBuilder {
   void add_step(size_t j, tile_ir::Block& into) {
     const Reduce& sum = *sums_[j];
     for (auto& stmt : at(point(), needed_before(block_, sum))) into.push_back(stmt);
+    for (auto& stmt : fetch_next(sum)) into.push_back(stmt);
     tile_ir::Block inner;
     const loop_ir::Let* product = product_of(sum);
     for (auto& stmt : at(point(), sum.body, sum.axes[0].name, (sym(part_) * kChain + sym(step_)) * width_ + sym(lane_))) {
@@ -192,6 +195,28 @@ class StreamBuilder {
                             : let(number("new", j), Fn::add, {number("old", j), sum.operands[0]}));
     inner.push_back(store(number("acc", j), {sym(stream_), sym(lane_)}, number("new", j)));
     into.push_back(in_lanes(std::move(inner)));
+  }
+
+  /// Brings what the next block of streams reads nearer: theirs are many and short, and hardware follows few of them.
+  tile_ir::Block fetch_next(const Reduce& sum) {
+    tile_ir::Block out;
+    const Substitution before = converter_.map();
+    Substitution map = before;
+    const Expr next = min(first_ + streams_ + sym(stream_), axis_.extent - 1);
+    for (auto& [name, value] : map) value = substitute(value, {{axis_.name, next}});
+    map[axis_.name] = next;
+    for (const auto& stmt : sum.body) {
+      const auto* load = std::get_if<Load>(&stmt->node);
+      if (!load || !uses(converter_.offset(load->buffer, load->index), axis_.name) || !load->guard.empty()) continue;
+      const int64_t line = kCacheLineBytes / size_of(load->dtype);
+      for (int64_t lane = 0; lane < width_; lane += line) {
+        map[sum.axes[0].name] = (sym(part_) * kChain + sym(step_)) * width_ + lane;
+        std::vector<Expr> index;
+        for (Expr e : load->index) index.push_back(substitute(e, map));
+        out.push_back(make(tile_ir::Prefetch{load->buffer, std::move(index), 2}));
+      }
+    }
+    return out;
   }
 
   void add_to_total(size_t j, const std::string& value, tile_ir::Block& into) const {
