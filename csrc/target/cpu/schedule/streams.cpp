@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "analysis/scaled.h"
 #include "base/error.h"
 #include "target/cpu/schedule/reductions.h"
 
@@ -30,6 +31,17 @@ std::vector<const Reduce*> sums_of(const loop_ir::Block& block) {
   return sums;
 }
 
+Expr count_of(const std::vector<loop_ir::Axis>& axes) {
+  Expr count = 1;
+  for (const auto& a : axes) count = count * a.extent;
+  return count;
+}
+
+/// Whether vectors of so many lanes end where the last axis does.
+bool whole_groups(const std::vector<loop_ir::Axis>& axes, int64_t width) {
+  return axes.back().extent.is_constant() && axes.back().extent.value() % width == 0 && axes.back().extent.value() > 0;
+}
+
 }  // namespace
 
 bool can_stream(const loop_ir::Block& block) {
@@ -43,8 +55,10 @@ bool can_stream(const loop_ir::Block& block) {
       if (const auto* store = std::get_if<loop_ir::Store>(&stmt->node)) results.insert(store->buffer);
       continue;
     }
-    if (reduce->combiner != Combiner::sum || reduce->dtypes[0] != DType::f32 || reduce->axes.size() != 1) return false;
-    if (!NestConverter::is_straight(reduce->body) || reduce->axes[0].extent != sums[0]->axes[0].extent) return false;
+    if (reduce->combiner != Combiner::sum || reduce->dtypes[0] != DType::f32 || !NestConverter::is_straight(reduce->body)) return false;
+    const bool alike = std::equal(reduce->axes.begin(), reduce->axes.end(), sums[0]->axes.begin(), sums[0]->axes.end(),
+                                  [](const auto& a, const auto& b) { return a.extent == b.extent; });
+    if (!alike) return false;
     results.insert(reduce->results.begin(), reduce->results.end());
     for (const auto& inner : reduce->body)
       if (std::holds_alternative<loop_ir::Check>(inner->node) || std::holds_alternative<loop_ir::Store>(inner->node)) return false;
@@ -65,15 +79,17 @@ std::optional<Streams> propose_streams(const loop_ir::Kernel& kernel, const loop
   std::vector<const Reduce*> sums = sums_of(block);
   NestConverter converter(kernel, ctx);
   for (const Reduce* sum : sums) {
-    // Memory runs along the sum, in a part of its own for each point of the axis; something else is the same for all of them.
+    // Memory runs along the sum, in a part of its own for each point of the axis; something else is the same for all of them. Factors of groups
+    // of neighbours do not vary along its last axis.
+    const std::string& along = sum->axes.back().name;
     bool own = false;
     bool shared = false;
     for (const auto& stmt : sum->body) {
       const auto* load = std::get_if<Load>(&stmt->node);
       if (!load) continue;
       Expr at = converter.offset(load->buffer, load->index);
-      if (!uses(at, sum->axes[0].name)) continue;
-      auto step = linear_coefficient(at, sum->axes[0].name);
+      if (!uses(at, along)) continue;
+      auto step = linear_coefficient(at, along);
       if (!step || !step->is(1) || !load->guard.empty()) return std::nullopt;
       (uses(at, axis.name) ? own : shared) = true;
     }
@@ -83,7 +99,9 @@ std::optional<Streams> propose_streams(const loop_ir::Kernel& kernel, const loop
   Streams streams{ctx.target.vector_registers / kRegistersPerSum / kVectors / count, kVectors};
   const int64_t width = kVectors * ctx.target.vector_bytes / 4;
   if (streams.count < 2 || converter.hint(axis.extent) < kLeastBlocks * streams.count) return std::nullopt;
-  if (converter.hint(sums[0]->axes[0].extent) < kLeastVectors * width) return std::nullopt;
+  const auto& axes = sums[0]->axes;
+  if (axes.size() > 1 && !whole_groups(axes, width)) return std::nullopt;
+  if (converter.hint(count_of(axes)) < kLeastVectors * width) return std::nullopt;
   return streams;
 }
 
@@ -95,19 +113,32 @@ class StreamBuilder {
   StreamBuilder(const loop_ir::Block& block, const loop_ir::Axis& axis, Expr first, int64_t streams, const PassContext& ctx, NestConverter& converter,
                 InnerLanes& lanes)
       : block_(block), axis_(axis), first_(first), streams_(streams), converter_(converter), lanes_(lanes), sums_(sums_of(block)) {
-    for (const Reduce* sum : sums_) lanes_.take(sum->axes, true, "", vectors_);
+    for (const Reduce* sum : sums_) {
+      const std::string lanes = lanes_.take(sum->axes, true, "", vectors_);
+      if (!lanes.empty() && lanes != sum->axes.back().name)
+        throw UserError(fmt::format("streams of sums have the lanes on their last axis, {}, not on {}", sum->axes.back().name, lanes));
+    }
     width_ = vectors_ * ctx.target.vector_bytes / 4;
-    const std::string& k = sums_[0]->axes[0].name;
+    std::vector<loop_ir::Axis> outer = sums_[0]->axes;
+    const loop_ir::Axis last = outer.back();
+    outer.pop_back();
+    if (!outer.empty()) {
+      if (!whole_groups(sums_[0]->axes, width_))
+        throw UserError(fmt::format("streams of sums over {}: the last axis must be of a known extent in multiples of {} lanes", last.name, width_));
+      group_steps_ = last.extent.value() / width_;
+    }
     // Axes of the result: none of the kernel's own names.
     stream_ = axis.name + ".stream";
-    lane_ = k + ".lane";
-    step_ = k + ".step";
-    part_ = k + ".block";
+    lane_ = last.name + ".lane";
+    step_ = last.name + ".step";
+    part_ = last.name + ".block";
+    group_ = last.name + ".group";
   }
 
   tile_ir::Block build() {
-    const Expr extent = sums_[0]->axes[0].extent;
+    const Expr extent = count_of(sums_[0]->axes);
     const Expr steps = floordiv(extent, width_);
+    const Expr groups = floordiv(steps, group_steps());
     tile_ir::Block totals;
     tile_ir::Block inside;
     tile_ir::Block clear;
@@ -124,20 +155,36 @@ class StreamBuilder {
       zeros.push_back(in_lanes(std::move(zero)));
       add_step(j, step);
       add_part(j, add);
-      add_rest(j, steps * width_, extent, rest);
+      if (!group_steps_) add_rest(j, steps * width_, extent, rest);
     }
     tile_ir::Block out = std::move(totals);
     out.push_back(each(std::move(clear)));
     inside.push_back(each(std::move(zeros)));
-    inside.push_back(make(tile_ir::For{loop_to_tile::axis(step_, 0, min(kChain, steps - sym(part_) * kChain)), {each(std::move(step))}}));
+    auto body = each(std::move(step));
+    if (group_steps_ && *group_steps_ > 1) body = make(tile_ir::For{loop_to_tile::axis(step_, 0, *group_steps_), {body}});
+    inside.push_back(make(tile_ir::For{loop_to_tile::axis(group_steps_ ? group_ : step_, 0, min(chain(), groups - sym(part_) * chain())), {body}}));
     inside.push_back(each(std::move(add)));
-    out.push_back(make(tile_ir::For{loop_to_tile::axis(part_, 0, ceildiv(steps, kChain)), std::move(inside)}));
-    if (!(extent.is_constant() && extent.value() % width_ == 0)) out.push_back(each(std::move(rest)));
+    out.push_back(make(tile_ir::For{loop_to_tile::axis(part_, 0, ceildiv(groups, chain())), std::move(inside)}));
+    if (!group_steps_ && !(extent.is_constant() && extent.value() % width_ == 0)) out.push_back(each(std::move(rest)));
     out.push_back(finish());
     return out;
   }
 
  private:
+  /// Vectors of a group of neighbours that share factors; 1 where there are no groups.
+  int64_t group_steps() const { return group_steps_.value_or(1); }
+  /// Such groups, or vectors, that are added up before they are added to the sum of those before.
+  int64_t chain() const { return std::max<int64_t>(1, kChain / group_steps()); }
+
+  /// The reduce axes in the step in hand, `lane` elements further on.
+  Substitution place(const Reduce& sum, Expr lane) const {
+    const loop_ir::Axis& last = sum.axes.back();
+    if (!group_steps_) return {{last.name, (sym(part_) * kChain + sym(step_)) * width_ + lane}};
+    Substitution map = unflatten({sum.axes.begin(), sum.axes.end() - 1}, sym(part_) * chain() + sym(group_));
+    map[last.name] = *group_steps_ > 1 ? sym(step_) * width_ + lane : lane;
+    return map;
+  }
+
   static std::string number(const char* name, size_t j) { return name + std::to_string(j); }
 
   static Ref<tile_ir::Stmt> load(const std::string& name, const std::string& buffer, std::vector<Expr> index) {
@@ -168,12 +215,12 @@ class StreamBuilder {
   /// The last point of the axis again where it ends inside of the block: what that gives is not stored.
   Expr point() const { return min(first_ + sym(stream_), axis_.extent - 1); }
 
-  tile_ir::Block at(Expr point, const loop_ir::Block& stmts, const std::string& k = "", Expr place = 0) {
+  tile_ir::Block at(Expr point, const loop_ir::Block& stmts, const Substitution& place = {}) {
     Substitution& map = converter_.map();
     const Substitution before = map;
     for (auto& [name, value] : map) value = substitute(value, {{axis_.name, point}});
     map[axis_.name] = point;
-    if (!k.empty()) map[k] = place;
+    for (const auto& [name, value] : place) map[name] = value;
     tile_ir::Block out = converter_.convert(stmts, false, lanes_);
     map = before;
     return out;
@@ -186,12 +233,14 @@ class StreamBuilder {
     for (auto& stmt : fetch_next(sum)) into.push_back(stmt);
     tile_ir::Block inner;
     const loop_ir::Let* product = product_of(sum);
-    for (auto& stmt : at(point(), sum.body, sum.axes[0].name, (sym(part_) * kChain + sym(step_)) * width_ + sym(lane_))) {
+    std::vector<std::string> factors = product ? product->operands : std::vector<std::string>{};
+    for (std::string& factor : factors) factor = analysis::scaled_whole_number(sum.body, factor, sum.axes.back().name).value_or(factor);
+    for (auto& stmt : at(point(), sum.body, place(sum, sym(lane_)))) {
       const auto* made = std::get_if<loop_ir::Let>(&stmt->node);
       if (!product || !made || made->name != product->name) inner.push_back(stmt);
     }
     inner.push_back(load(number("old", j), number("acc", j), {sym(stream_), sym(lane_)}));
-    inner.push_back(product ? let(number("new", j), Fn::fma, {product->operands[0], product->operands[1], number("old", j)})
+    inner.push_back(product ? let(number("new", j), Fn::fma, {factors[0], factors[1], number("old", j)})
                             : let(number("new", j), Fn::add, {number("old", j), sum.operands[0]}));
     inner.push_back(store(number("acc", j), {sym(stream_), sym(lane_)}, number("new", j)));
     into.push_back(in_lanes(std::move(inner)));
@@ -207,10 +256,12 @@ class StreamBuilder {
     map[axis_.name] = next;
     for (const auto& stmt : sum.body) {
       const auto* load = std::get_if<Load>(&stmt->node);
-      if (!load || !uses(converter_.offset(load->buffer, load->index), axis_.name) || !load->guard.empty()) continue;
+      if (!load || !load->guard.empty()) continue;
+      const Expr at = converter_.offset(load->buffer, load->index);
+      if (!uses(at, axis_.name) || !uses(at, sum.axes.back().name)) continue;
       const int64_t line = kCacheLineBytes / size_of(load->dtype);
       for (int64_t lane = 0; lane < width_; lane += line) {
-        map[sum.axes[0].name] = (sym(part_) * kChain + sym(step_)) * width_ + lane;
+        for (const auto& [name, value] : place(sum, lane)) map[name] = value;
         std::vector<Expr> index;
         for (Expr e : load->index) index.push_back(substitute(e, map));
         out.push_back(make(tile_ir::Prefetch{load->buffer, std::move(index), 2}));
@@ -273,7 +324,8 @@ class StreamBuilder {
   std::vector<const Reduce*> sums_;
   int64_t vectors_ = 1;
   int64_t width_ = 1;
-  std::string stream_, lane_, step_, part_;
+  std::optional<int64_t> group_steps_;  ///< of sums over several axes
+  std::string stream_, lane_, step_, part_, group_;
 };
 
 }  // namespace

@@ -13,7 +13,8 @@ struct Streams {
   int64_t vectors = 1;  ///< in flight, of each
 };
 
-/// Straight-line statements and float32 sums over one axis each, all of the same extent, none of which reads another's result.
+/// Straight-line statements and float32 sums over axes of the same extents, none of which reads another's result. Of several axes vectors lie along
+/// the last one, whose extent is a multiple of theirs: weights that were quantised in groups.
 bool can_stream(const loop_ir::Block& block);
 
 /// How many sums along `axis` of a nest with this body are worth reading at a time; nothing if one by one is as good.
