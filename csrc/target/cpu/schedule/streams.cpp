@@ -251,7 +251,7 @@ class StreamBuilder {
     tile_ir::Block out;
     const Substitution before = converter_.map();
     Substitution map = before;
-    const Expr next = min(first_ + streams_ + sym(stream_), axis_.extent - 1);
+    const Expr next = max(min(first_ + streams_, axis_.extent - streams_), 0) + sym(stream_);
     for (auto& [name, value] : map) value = substitute(value, {{axis_.name, next}});
     map[axis_.name] = next;
     for (const auto& stmt : sum.body) {
