@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "divisions.h"
 #include "loop_ir/text.h"
 #include "pipeline.h"
 #include "programs.h"
@@ -136,19 +137,52 @@ struct ArrayHost final : Host {
   std::shared_ptr<void> watch(size_t /*input*/) override { return nullptr; }
 };
 
-/// Runs a program of tensors with its kernels on the device: its outputs.
+/// A program whose kernels run on a device.
+class OnDevice {
+ public:
+  OnDevice(const std::shared_ptr<CudaDevice>& device, const kernel_ir::Module& module, const std::string& nvrtc)
+      : program_(module, {{}, std::make_shared<CudaKernels>(device, module, nvrtc), ""}, nullptr, {}) {}
+
+  /// The outputs.
+  std::vector<Array> run(const std::vector<Array>& inputs, const Sizes& sizes) {
+    const runtime::Layout& layout = program_.layout();
+    std::vector<Image> images;
+    images.reserve(inputs.size());
+    std::vector<CallArgument> arguments(inputs.size());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (layout.input_order[i]) {
+        arguments[i] = images.emplace_back(program_.module().buffers[*layout.input_order[i]], inputs[i], sizes).argument();
+      } else {
+        arguments[i].is_tensor = false;
+        arguments[i].integer = inputs[i].get(0).i;
+      }
+    }
+    ArrayHost host;
+    const auto plan = program_.run(arguments.data(), arguments.size(), host, 1);
+    std::vector<Array> results;
+    for (size_t k = 0; k < layout.outputs.size(); ++k) {
+      const auto& buffer = layout.outputs[k].buffer;
+      results.push_back(buffer ? host.outputs.at(*buffer).array() : Array::filled(DType::i64, {}, Scalar::of_int(DType::i64, plan->integers[k])));
+    }
+    return results;
+  }
+
+ private:
+  runtime::Program program_;
+};
+
 std::vector<Array> run_on_device(const std::shared_ptr<CudaDevice>& device, const kernel_ir::Module& module, const std::vector<Array>& inputs,
                                  const Sizes& sizes, const std::string& nvrtc) {
-  runtime::Program program(module, {{}, std::make_shared<CudaKernels>(device, module, nvrtc), ""}, nullptr, {});
-  std::vector<Image> images;
-  for (size_t i = 0; i < inputs.size(); ++i) images.emplace_back(module.buffers[*program.layout().input_order[i]], inputs[i], sizes);
-  std::vector<CallArgument> arguments;
-  for (Image& image : images) arguments.push_back(image.argument());
-  ArrayHost host;
-  program.run(arguments.data(), arguments.size(), host, 1);
-  std::vector<Array> results;
-  for (const runtime::Layout::Output& output : program.layout().outputs) results.push_back(host.outputs.at(*output.buffer).array());
-  return results;
+  return OnDevice(device, module, nvrtc).run(inputs, sizes);
+}
+
+void check_divisions_on(const std::shared_ptr<CudaDevice>& device, const std::string& nvrtc) {
+  for (const Divisions& divisions : divisions_by_signs()) {
+    const kernel_ir::Module module = kernels_for_cuda(divisions.text(), "divisions");
+    INFO(divisions.text() << print(module));
+    OnDevice program(device, module, nvrtc);
+    for (const DivisionPoint& at : divisions.sizes()) divisions.check(program.run(Divisions::inputs(at), {}), at);
+  }
 }
 
 /// Runs one case on a device and compares with the Tensor IR.
@@ -255,6 +289,8 @@ TEST_CASE("CUDA text computes what the program means, whatever the order of thre
   for (const Case& c : cases()) check_emulated(c);
 }
 
+TEST_CASE("index expressions divide as Python does in CUDA text") { check_divisions_on(CudaDevice::open(DEPLO_FAKE_CUDA), DEPLO_FAKE_CUDA); }
+
 TEST_CASE("CUDA text runs on a GPU, where there is one") {
   std::shared_ptr<CudaDevice> device;
   try {
@@ -264,6 +300,7 @@ TEST_CASE("CUDA text runs on a GPU, where there is one") {
     return;
   }
   for (const Case& c : cases()) check_on(device, c, DEPLO_NVRTC);
+  check_divisions_on(device, DEPLO_NVRTC);
 }
 
 TEST_CASE("rows of any length have a CUDA form") {

@@ -1,4 +1,5 @@
 #include "base/error.h"
+#include "divisions.h"
 #include "kernel_ir/interpret.h"
 #include "loop_ir/interpret.h"
 #include "pipeline.h"
@@ -55,6 +56,36 @@ TEST_CASE("all levels agree on a GPU") {
     context.disabled = {"expand_math"};
     INFO(c.name);
     agree(c, context);
+  }
+}
+
+TEST_CASE("index expressions divide as Python does at every level") {
+  int vectors = 16;
+  for (const Divisions& divisions : divisions_by_signs()) {
+    const std::string text = divisions.text();
+    tensor_ir::Graph graph = tensor_ir::parse(text);
+    for (const DivisionPoint& at : divisions.sizes(true)) divisions.check(tensor_ir::interpret(graph, Divisions::inputs(at), {}, Mode::typed), at);
+    vectors = 80 - vectors;
+    for (int bytes : {0, vectors}) {
+      PassContext context;
+      context.target.name = bytes == 0 ? "cuda" : "cpu";
+      if (bytes != 0) context.target.vector_bytes = bytes;
+      INFO(text << "for " << context.target.name << ", vectors of " << bytes << " bytes");
+      const Compiled made = run_pipeline_from_text(text, "divisions", context, {});
+      for (const DivisionPoint& at : divisions.sizes()) {
+        const std::vector<Array> inputs = Divisions::inputs(at);
+        {
+          INFO("loop\n" << loop_ir::print(made.loop));
+          divisions.check(loop_ir::interpret(made.loop, inputs, {}, Mode::typed), at);
+        }
+        {
+          INFO("tile\n" << tile_ir::print(made.tile));
+          divisions.check(tile_ir::interpret(made.tile, inputs, {}, Mode::typed), at);
+        }
+        INFO("kernel\n" << kernel_ir::print(made.kernel));
+        divisions.check(kernel_ir::interpret(made.kernel, inputs, {}, Mode::typed), at);
+      }
+    }
   }
 }
 

@@ -77,7 +77,7 @@ bool deplo_run(const deplo_emulated_launch& launch, void (*body)(void*), void* c
   current_context = context;
   std::vector<Fiber> fibers(static_cast<size_t>(block.x) * block.y * block.z);
   for (size_t t = 0; t < fibers.size(); ++t) {
-    fibers[t].stack = std::make_unique<char[]>(kStack);
+    fibers[t].stack = std::make_unique_for_overwrite<char[]>(kStack);
     fibers[t].thread = {static_cast<unsigned>(t % block.x), static_cast<unsigned>(t / block.x % block.y),
                         static_cast<unsigned>(t / block.x / block.y)};
   }

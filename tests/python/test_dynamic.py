@@ -611,3 +611,23 @@ def test_a_size_divided_by_zero_fails_as_in_eager_mode():
     assert compiled(x, torch.ones(8)).shape == (4,)
     with pytest.raises((ZeroDivisionError, RuntimeError), match="(?i)division|ZeroDivisionError"):
         compiled(x, torch.ones(5))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, s, t: x + s // (s - t),
+        lambda x, s, t: x * (5 + 3 * max(s % (s - t), -2)),
+        lambda x, s, t: x.new_full((3,), s // (t - s)),
+        lambda x, s, t: (x + 1, s % (t - s)),
+    ],
+)
+def test_a_number_divided_by_zero_fails_as_in_eager_mode(fn):
+    compiled = torch.compile(fn, backend="deplo", options={"strict": True, "guard": True}, dynamic=True)
+    x = torch.randn(3, 40)
+    for s, t in ((5, 3), (-7, 9), (4, -4), (-3, -8), (9, 11)):
+        same(compiled(x, s, t), fn(x, s, t))
+    for both in (6, -4):
+        with pytest.raises((ZeroDivisionError, RuntimeError), match="(?i)division|modulo"):
+            compiled(x, both, both)
+    same(compiled(x, 8, 2), fn(x, 8, 2))

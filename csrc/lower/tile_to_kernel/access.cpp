@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "expr/check.h"
 #include "expr/node.h"
 #include "lower/tile_to_kernel/lowering.h"
 
@@ -56,13 +57,7 @@ Expr Lowering::flat(const Memory& memory, const std::vector<Expr>& index) const 
 }
 
 // Early evaluation must not divide by a size that may be 0: nothing is computed with it then, and code must not trap.
-bool Lowering::may_name(Expr e) const {
-  if (e.kind() == ExprKind::floordiv || e.kind() == ExprKind::mod) {
-    const Interval divisor = bounds(e.operands()[1], ranges_);
-    if (!(divisor.lo && *divisor.lo > 0) && !(divisor.hi && *divisor.hi < 0)) return false;
-  }
-  return std::all_of(e.operands().begin(), e.operands().end(), [&](Expr operand) { return may_name(operand); });
-}
+bool Lowering::may_name(Expr e) const { return !may_divide_by_zero(e, ranges_); }
 
 Expr Lowering::tidy(Expr e) {
   switch (e.kind()) {

@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from functorch.compile import make_boxed_func
@@ -25,6 +25,7 @@ from deplo.options import Options, read_options
 from fuzz.programs import Program, overlaps_nothing
 
 Function = Callable[..., list[torch.Tensor]]
+Given = torch.Tensor | int
 
 REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)  # what PyTorch raises for a program that it does not take
 
@@ -55,11 +56,11 @@ def compiled(program: Program, engine: str, options: Options) -> Function:
     )
 
 
-def inputs_of(program: Program, sizes: dict[str, int], turn: int = 0) -> list[torch.Tensor]:
-    """The program's inputs; floats are moved by a few ulp for each `turn` after 0."""
+def inputs_of(program: Program, sizes: dict[str, int], turn: int = 0) -> list[Given]:
+    """The program's inputs, tensors before numbers; floats are moved by a few ulp for each `turn` after 0."""
     made = [given.make(sizes, k + 1) for k, given in enumerate(program.inputs)]
     generator = torch.Generator().manual_seed(turn)
-    return [moved(t, generator) for t in made] if turn else made
+    return [*([moved(t, generator) for t in made] if turn else made), *[sizes[name] for name in program.numbers]]
 
 
 class TwoPassVariance(TorchDispatchMode):
@@ -89,7 +90,7 @@ class TwoPassVariance(TorchDispatchMode):
 def run_in(floats: torch.dtype, program: Program, sizes: dict[str, int], turn: int = 0) -> list[torch.Tensor] | None:
     """run() with one float dtype in place of all; None where PyTorch refuses that."""
     # Laid out as they are: whether `reshape` is a view, which a later write shows through, depends on it.
-    inputs = [laid_out(t, lambda memory: memory.to(floats)) if t.is_floating_point() else t for t in inputs_of(program, sizes, turn)]
+    inputs = [laid_out(t, lambda memory: memory.to(floats)) if is_float(t) else t for t in inputs_of(program, sizes, turn)]
     torch.set_default_dtype(floats)
     try:
         with TwoPassVariance() if floats == torch.float64 else contextlib.nullcontext():
@@ -100,20 +101,25 @@ def run_in(floats: torch.dtype, program: Program, sizes: dict[str, int], turn: i
         torch.set_default_dtype(torch.float32)
 
 
-def run(fn: Function, inputs: Sequence[torch.Tensor], backward: bool) -> list[torch.Tensor]:
-    """Results, then the inputs as they are left; or results, then gradients along fixed directions."""
-    inputs = [copied(t) for t in inputs]
+def is_float(t: Given) -> TypeGuard[torch.Tensor]:
+    return isinstance(t, torch.Tensor) and t.is_floating_point()
+
+
+def run(fn: Function, inputs: Sequence[Given], backward: bool) -> list[torch.Tensor]:
+    """Results, then the tensors among the inputs as they are left; or results, then gradients along fixed directions."""
+    tensors = [copied(t) for t in inputs if isinstance(t, torch.Tensor)]
+    numbers = [t for t in inputs if not isinstance(t, torch.Tensor)]
     if not backward:
         with torch.no_grad():
-            return [*fn(*inputs), *inputs]
-    inputs = [t.requires_grad_() if t.is_floating_point() else t for t in inputs]
-    outputs = fn(*inputs)
+            return [*fn(*tensors, *numbers), *tensors]
+    tensors = [t.requires_grad_() if t.is_floating_point() else t for t in tensors]
+    outputs = fn(*tensors, *numbers)
     differentiable = [t for t in outputs if t.requires_grad]
     grads: Sequence[torch.Tensor | None] = []
     if differentiable:
         generator = torch.Generator().manual_seed(1)
         along = [torch.randn(t.shape, dtype=torch.float64, generator=generator).to(t.dtype) for t in differentiable]
-        grads = torch.autograd.grad(differentiable, [t for t in inputs if t.requires_grad], along, allow_unused=True)
+        grads = torch.autograd.grad(differentiable, [t for t in tensors if t.requires_grad], along, allow_unused=True)
     return [*[t.detach() for t in outputs], *[g for g in grads if g is not None]]
 
 

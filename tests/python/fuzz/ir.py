@@ -30,27 +30,45 @@ MOVE = 2.0**-40
 MOST_AMPLIFICATION = 1e5  # of which float64 keeps 1e-16 * 1e5 and float32 some 1e-7 * 1e5
 UNARY = ("neg", "abs", "tanh", "sin", "cos", "exp")
 BINARY = ("add", "sub", "mul", "max", "min")
+VIEWS = ("permute", "slice", "pad", "broadcast", "flip", "stride", "merge", "split", "concat", "divide")
+# Of the symbol t, and values of it: what divides and steps by it is right for either sign, where its range says it and where not.
+RANGES = {"-9..-1": (-3, -1, -2, -4, -9), "..-1": (-2, -7, -17), "-40..-2": (-5, -40), "-9..9": (-3, -9, 2, 9), "..": (-2, 3)}
+
+Given = torch.Tensor | int
 
 
 @dataclasses.dataclass(frozen=True)
 class IrProgram:
-    """Tensor IR text over the symbol s0; `changes` are passes to leave out and a seed for schedules."""
+    """IR text over the symbols s0, a size, and maybe t, an input of its own; passes to leave out and a seed for schedules."""
 
     text: str
-    shapes: tuple[tuple[int | str, ...], ...]
+    shapes: tuple[tuple[int | str, ...], ...]  # sizes may be expressions
     s0: int
     disabled: tuple[str, ...]
     schedule_seed: int
     dtypes: tuple[str, ...] = ()  # of the inputs, f32 unless said; i64<n is an index below n
+    t: int | None = None
 
-    def inputs(self) -> list[torch.Tensor]:
+    def inputs(self) -> list[Given]:
         generator = torch.Generator().manual_seed(0)
-        sizes = [[self.s0 if d == "s0" else int(d) for d in shape] for shape in self.shapes]
+        sizes = [[size_of(d, self.s0, self.t) for d in shape] for shape in self.shapes]
         made = [torch.rand(size, generator=generator, dtype=torch.float64).mul(2).sub(1) for size in sizes]
-        return [_as(t, dtype) for t, dtype in zip(made, self.dtypes or ("f32",) * len(made), strict=True)]
+        tensors = [_as(t, dtype) for t, dtype in zip(made, self.dtypes or ("f32",) * len(made), strict=True)]
+        return tensors if self.t is None else [self.t, *tensors]
 
     def __repr__(self) -> str:
-        return f"s0={self.s0}, without {', '.join(self.disabled) or 'nothing'}, schedules {self.schedule_seed}\n{self.text}"
+        return f"s0={self.s0}, t={self.t}, without {', '.join(self.disabled) or 'nothing'}, schedules {self.schedule_seed}\n{self.text}"
+
+
+def size_of(d: int | str, s0: int, t: int | None) -> int:
+    return d if isinstance(d, int) else int(eval(d, {"s0": s0, "t": t}))
+
+
+def where(text: str, t_range: str) -> str:
+    """The ranges of the symbols that a text names."""
+    ranges = {"s0": "1..64", "t": t_range}
+    named = [f"{name} in {ranges[name]}" for name in ranges if re.search(rf"\b{name}\b", text)]
+    return f" where {', '.join(named)}" if named else ""
 
 
 def _as(t: torch.Tensor, dtype: str) -> torch.Tensor:
@@ -64,6 +82,7 @@ class Grower:
     def __init__(self, draw: Callable[[Any], Any]) -> None:
         self.draw = draw
         self.s0 = self.pick(EXTENTS)
+        self.t_range, self.t = drawn_symbol(self.pick, self.integer)
         self.lines: list[str] = []
         self.values: list[tuple[str, tuple[int | str, ...]]] = []
         self.shapes: list[tuple[int | str, ...]] = []
@@ -75,7 +94,11 @@ class Grower:
         return int(self.draw(st.integers(low, high)))
 
     def size(self, d: int | str) -> int:
-        return self.s0 if isinstance(d, str) else d
+        return size_of(d, self.s0, self.t)
+
+    def negative(self) -> list[str]:
+        """Sizes that are the opposite of t, where it is below 0 by its range."""
+        return ["(0 - t)"] if self.t_range.endswith(("-1", "-2")) else []
 
     def points(self, shape: tuple[int | str, ...]) -> int:
         return math.prod(self.size(d) for d in shape)
@@ -85,7 +108,7 @@ class Grower:
         return found
 
     def add_input(self) -> None:
-        shape = tuple(self.pick(["s0", *EXTENTS[:8]]) for _ in range(self.pick([2, 1, 3])))
+        shape = tuple(self.pick(["s0", *EXTENTS[:8], *self.negative()]) for _ in range(self.pick([2, 1, 3])))
         if self.points(shape) > MOST_POINTS:
             shape = shape[:1]
         self.shapes.append(shape)
@@ -102,7 +125,8 @@ class Grower:
         return self.add(shape, f"map ({axes}) -> {source}[{', '.join(index)}]{tail}")
 
     def grow(self) -> None:
-        self.pick([self.unary, self.binary, self.binary, self.reduce, self.reduce, self.view, self.view, self.contract, self.contract, self.scan])()
+        ops = [self.unary, self.binary, self.binary, self.reduce, self.reduce, self.view, self.view, self.contract, self.contract, self.scan]
+        self.pick(ops if self.t is None else [*ops, *[self.view_by_symbol] * 5])()
 
     def unary(self) -> None:
         v, shape = self.value()
@@ -146,15 +170,18 @@ class Grower:
         self.add(full[:2], f"reduce sum(%v{len(self.lines) - 1}) axes=[2]")
         self.values = [x for x in self.values if len(x[1]) < 3 or self.points(x[1]) <= MOST_POINTS]
 
-    def view(self) -> None:
+    def view_by_symbol(self) -> None:
+        self.view(["divide", *["down", "shift", "broadcast"] * len(self.negative())])
+
+    def view(self, kinds: Sequence[str] = VIEWS) -> None:
         v, shape = self.value()
         rank = len(shape)
         index = [f"i{k}" for k in range(rank)]
-        kind = self.pick(["permute", "slice", "pad", "broadcast", "flip", "stride", "merge", "split", "concat", "divide"])
+        kind = self.pick(kinds)
         at = self.integer(0, rank - 1) if rank else 0
         extent = shape[at] if rank else 0
         if kind == "broadcast" and rank < 4:
-            grown = (*shape[:at], self.pick(EXTENTS[:5]), *shape[at:])
+            grown = (*shape[:at], self.pick([*EXTENTS[:5], *self.negative()]), *shape[at:])
             if self.points(grown) <= MOST_POINTS:
                 self.map(grown, [f"i{k + (k >= at)}" for k in range(rank)], v)
         if not rank:
@@ -172,11 +199,23 @@ class Grower:
                 return
             index[at] = f"i{at} - {before}"
             self.map(padded, index, v, f" if i{at} - {before} >= 0 and {before + extent} - 1 - i{at} >= 0 else 0.5")
-        elif kind == "divide":  # by what is below 0
-            by = self.pick(["-2", "-3", "(s0 - 70)", "(0 - s0)", "-7"]) if any("s0" in x for x in self.shapes) else self.pick([-2, -3, -7])
-            value = f"(i{at} - {self.integer(0, 5)}) {self.pick(['//', '%'])} {by}"
-            index[at] = f"max(min({self.pick(['0 - ', '3 + '])}{value}, {extent} - 1), 0)"
+        elif kind == "divide":  # by what is or may be below 0
+            divisors = ["-2", "-3", "-7", *(["(s0 - 70)", "(0 - s0)"] if any("s0" in x for x in self.shapes) else [])]
+            dividends = [f"(i{at} - {self.integer(0, 5)})"]
+            if self.t is not None:
+                divisors += ["t", "t", "(t*2 - 1)"]
+                dividends += [f"(i{at} + t)", "t", f"(t*3 - i{at})"]
+            value = f"{self.pick(dividends)} {self.pick(['//', '%'])} {self.pick(divisors)}"
+            index[at] = f"max(min({self.pick(['0 - ', '3 + '])}({value}), {extent} - 1), 0)"
             self.map(shape, index, v)
+        elif kind == "down":  # from the end, in steps of t
+            index[at] = f"{extent} - 1 + i{at}*t"
+            self.map((*shape[:at], f"(0 - {extent} // t)", *shape[at + 1 :]), index, v)
+        elif kind == "shift":
+            moved = (*shape[:at], f"({extent} - t)", *shape[at + 1 :])
+            index[at] = f"i{at} + t"
+            if self.points(moved) <= MOST_POINTS:
+                self.map(moved, index, v, f" if i{at} + t >= 0 else 0.5")
         elif isinstance(extent, int) and kind == "slice" and extent > 1:
             start = self.integer(0, extent - 1)
             index[at] = f"i{at} + {start}"
@@ -209,6 +248,14 @@ class Grower:
 PASSES = [row["name"] for row in _C.passes() if row["level"] in ("tensor", "loop") and row["name"] not in ("name_kernels",)]
 
 
+def drawn_symbol(pick: Callable[[Any], Any], integer: Callable[[int, int], int]) -> tuple[str, int | None]:
+    """The range of t and its value; or none."""
+    if not integer(0, 1):
+        return "", None
+    t_range = pick(RANGES)
+    return t_range, pick(RANGES[t_range])
+
+
 def drawn_passes(pick: Callable[[Any], Any], integer: Callable[[int, int], int]) -> tuple[str, ...]:
     """Passes to leave out."""
     return tuple(sorted({pick(PASSES) for _ in range(integer(0, 4))}))
@@ -225,11 +272,11 @@ def ir_programs(draw: Callable[[Any], Any]) -> IrProgram:
         if len(g.lines) == before and not g.lines:
             g.unary()
     results = [g.values[-1]] + [v for v in g.values[:-1] if v[0].startswith("%v") and g.integer(0, 3) == 3]
-    inputs = ", ".join(f"%x{k}: f32[{', '.join(map(str, shape))}] user" for k, shape in enumerate(g.shapes))
-    symbols = " where s0 in 1..64" if any("s0" in shape for shape in g.shapes) else ""
+    inputs = [f"%x{k}: f32[{', '.join(map(str, shape))}] user" for k, shape in enumerate(g.shapes)]
+    signature = ", ".join(inputs if g.t is None else ["t: sym", *inputs])
     outputs = ", ".join(f"{name} strides [{', '.join(_strides(shape))}]" for name, shape in results)
-    text = "\n".join([f"tensor @fuzz({inputs}){symbols}", *g.lines, f"  return {outputs}"]) + "\n"
-    return IrProgram(text, tuple(g.shapes), g.s0, drawn_passes(g.pick, g.integer), g.integer(0, 1 << 16))
+    text = "\n".join([f"tensor @fuzz({signature}){where(signature, g.t_range)}", *g.lines, f"  return {outputs}"]) + "\n"
+    return IrProgram(text, tuple(g.shapes), g.s0, drawn_passes(g.pick, g.integer), g.integer(0, 1 << 16), t=g.t)
 
 
 def _strides(shape: tuple[int | str, ...]) -> list[str]:
@@ -271,7 +318,7 @@ def check_ir(program: IrProgram) -> bool:
     return True
 
 
-def _has_digits(text: str, inputs: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+def _has_digits(text: str, inputs: list[Given], wanted: list[torch.Tensor]) -> bool:
     """Whether float64 keeps nine digits of the results in any order of sums, and float32 its range.
 
     Not so for sin(exp(a sum of 72 terms)): the program itself says so, without a look at what deplo makes of it. Inputs that move by a share
@@ -283,8 +330,13 @@ def _has_digits(text: str, inputs: list[torch.Tensor], wanted: list[torch.Tensor
     if any(not t.isfinite().all() for t in _C.interpret(text, inputs, "typed")):
         return False
     generator = torch.Generator().manual_seed(1)
-    wide = [t.double() if t.is_floating_point() else t for t in inputs]
-    there = [t * (1 + MOVE * (2 * torch.rand(t.shape, generator=generator).double() - 1)) if t.is_floating_point() else t for t in wide]
+
+    def nearby(t: Given) -> Given:
+        if isinstance(t, int) or not t.is_floating_point():
+            return t
+        return t.double() * (1 + MOVE * (2 * torch.rand(t.shape, generator=generator).double() - 1))
+
+    there = [nearby(t) for t in inputs]
     moved_results = _C.interpret(re.sub(r"\b(f32|bf16)\b", "f64", text), there, "exact")
     return all(
         not b.numel() or bool((a - b).abs().max() <= MOST_AMPLIFICATION * MOVE * max(1.0, float(b.abs().max())))
@@ -296,7 +348,7 @@ def _under(schedules: dict[str, str], disabled: Sequence[str] = ()) -> str:
     return json.dumps({"schedule": schedules, "disable": list(disabled), "verify": True, "cache_dir": ""})
 
 
-def _interpreted(lowered: str, inputs: list[torch.Tensor], what: str, text: str) -> list[torch.Tensor]:
+def _interpreted(lowered: str, inputs: list[Given], what: str, text: str) -> list[torch.Tensor]:
     try:
         results: list[torch.Tensor] = _C.interpret(lowered, inputs, "exact")
     except InternalError as error:  # an access outside of a buffer
@@ -313,7 +365,7 @@ def _lowered(text: str, level: str, options: str) -> str:
         raise IrWrong(f"lowering to {level}: {type(error).__name__}: {error}", text) from error
 
 
-def _run(text: str, inputs: list[torch.Tensor], wanted: list[torch.Tensor], options: str, what: str) -> None:
+def _run(text: str, inputs: list[Given], wanted: list[torch.Tensor], options: str, what: str) -> None:
     try:
         got = _C.compile(text, options).run(inputs)
     except Exception as error:
@@ -322,12 +374,12 @@ def _run(text: str, inputs: list[torch.Tensor], wanted: list[torch.Tensor], opti
     _compare([t.double() for t in got], wanted, 1e-4, what, text, lambda: _rounding(text, inputs, wanted))
 
 
-def _rounding(text: str, inputs: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[float]:
+def _rounding(text: str, inputs: list[Given], wanted: list[torch.Tensor]) -> list[float]:
     """How far rounding alone brings each result from `wanted`: that of every operation to its dtype, of inputs that are moved by an ulp, too."""
     farthest = [0.0] * len(wanted)
     for turn in range(4):
         generator = torch.Generator().manual_seed(turn)
-        there = [moved(t, generator) for t in inputs] if turn else inputs
+        there = [t if isinstance(t, int) else moved(t, generator) for t in inputs] if turn else inputs
         for k, (t, exact) in enumerate(zip(_C.interpret(text, there, "typed"), wanted, strict=True)):
             if t.numel():
                 farthest[k] = max(farthest[k], float((t.double() - exact).abs().nan_to_num(0.0, 0.0, 0.0).max()))

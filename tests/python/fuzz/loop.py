@@ -12,7 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from fuzz.ir import IrProgram, drawn_passes
+from fuzz.ir import IrProgram, drawn_passes, drawn_symbol, size_of, where
 
 Size = int | str
 EXTENTS: tuple[Size, ...] = (3, 2, "s0", 4, 1, 5, 8, "s0", 7, 16, 17, 33)
@@ -54,6 +54,8 @@ class Grower:
     def __init__(self, draw: Callable[[Any], Any]) -> None:
         self.draw = draw
         self.s0 = int(self.pick((3, 2, 4, 1, 5, 8, 7, 16, 17)))
+        self.t_range, self.t = drawn_symbol(self.pick, self.integer)
+        self.extents = (*EXTENTS, *["(0 - t)"] * 3) if self.t_range.endswith(("-1", "-2")) else EXTENTS
         self.count = 0
         self.places: list[Place] = []
         self.budget = MOST_POINTS
@@ -69,7 +71,7 @@ class Grower:
         return f"{letter}{self.count}"
 
     def size(self, d: Size) -> int:
-        return self.s0 if isinstance(d, str) else d
+        return size_of(d, self.s0, self.t)
 
     def points(self, sizes: list[Size]) -> int:
         product = 1
@@ -80,7 +82,7 @@ class Grower:
     def new_axes(self, most: int, around: list[tuple[str, Size]]) -> list[tuple[str, Size]]:
         found = []
         for _ in range(self.integer(1, most)):
-            extent = self.pick(EXTENTS)
+            extent = self.pick(self.extents)
             if self.points([e for _, e in [*around, *found]] + [extent]) <= self.budget:
                 found.append((self.fresh("i"), extent))
         return found or [(self.fresh("i"), 2)]
@@ -90,10 +92,9 @@ class Grower:
     def coordinate(self, b: Block, extent: Size) -> tuple[str, str]:
         at: list[tuple[str, str]] = [("0", "")]
         for name, n in b.axes:
-            by = self.pick([-2, -3, "(s0 - 70)", "(0 - s0)"])
-            at.append(
-                (f"max(min({self.pick(['0 - ', '2 + '])}(({name} - {self.integer(0, 4)}) {self.pick(['//', '%'])} {by}), {extent} - 1), 0)", "")
-            )
+            by = self.pick([-2, -3, "(s0 - 70)", "(0 - s0)", *(["t", "t", "(t*2 - 1)"] if self.t is not None else [])])
+            value = self.pick([f"{name} - {self.integer(0, 4)}", *([f"{name} + t", f"t*2 - {name}"] if self.t is not None else [])])
+            at.append((f"max(min({self.pick(['0 - ', '2 + '])}(({value}) {self.pick(['//', '%'])} {by}), {extent} - 1), 0)", ""))
             if n == extent:
                 at += [(name, "")] * 4 + [(f"{extent} - 1 - {name}", "")]
                 at += [(f"{name} - 1", f"{name} - 1 >= 0"), (f"{name} + 2", f"{extent} - 3 - {name} >= 0")]
@@ -280,7 +281,7 @@ class Grower:
         used = [p for p in self.places if re.search(rf"\b{p.name}\[", "\n".join(b.lines))]
         params = [f"{p.name}: {p.dtype}[{', '.join(map(str, p.shape))}]" for p in used]
         params.append(f"out {out.name}: f32[{', '.join(map(str, shape))}]")
-        symbols = " where s0 in 1..64" if "s0" in "\n".join([*params, *b.lines]) else ""
+        symbols = where("\n".join([*params, *b.lines]), self.t_range)
         text = "\n".join([f"loop @k{number}({', '.join(params)}){symbols}", *b.lines]) + "\n"
         return text, out, f"  call @k{number}({', '.join([*(p.name for p in used), out.name])})"
 
@@ -324,7 +325,7 @@ def loop_programs(draw: Callable[[Any], Any]) -> IrProgram:
         shape = tuple(extent for _, extent in g.new_axes(3, []))
         g.places.append(Place(f"x{k}b", shape, g.pick(["f32", "f32", "f32", "f64", "bf16"])))
     if g.integer(0, 2) == 2:
-        g.places.append(Place("d0b", (g.pick(EXTENTS),), "i64", g.pick([5, 2, 8])))
+        g.places.append(Place("d0b", (g.pick(g.extents),), "i64", g.pick([5, 2, 8])))
     inputs = list(g.places)
     kernels, calls, made = [], [], []
     for k in range(g.integer(1, 3)):
@@ -338,12 +339,12 @@ def loop_programs(draw: Callable[[Any], Any]) -> IrProgram:
     def typed(p: Place) -> str:
         return f"{p.name}: {p.dtype}[{', '.join(map(str, p.shape))}]"
 
-    symbols = " where s0 in 1..64" if "s0" in "\n".join([*kernels, *map(typed, inputs)]) else ""
-    if symbols and not any("s0" in p.shape for p in inputs):
+    if "s0" in "\n".join(kernels) and not any("s0" in p.shape for p in inputs):
         inputs.append(Place("x9b", ("s0",)))
-    lines = [f"program @fuzz({', '.join(f'{typed(p)} user' for p in inputs)}){symbols}"]
+    signature = ", ".join([*(["t: sym"] if g.t is not None else []), *(f"{typed(p)} user" for p in inputs)])
+    lines = [f"program @fuzz({signature}){where(signature, g.t_range)}"]
     lines += [f"  buffer {typed(p)}{' output' if p in returned else ''}" for p in made]
     lines += [*calls, f"  return {', '.join(p.name for p in returned)}", ""]
     text = "\n".join(lines) + "\n" + "\n".join(kernels)
     dtypes = tuple(f"i64<{p.index_into}" if p.dtype == "i64" else p.dtype for p in inputs)
-    return IrProgram(text, tuple(p.shape for p in inputs), g.s0, drawn_passes(g.pick, g.integer), g.integer(0, 1 << 16), dtypes)
+    return IrProgram(text, tuple(p.shape for p in inputs), g.s0, drawn_passes(g.pick, g.integer), g.integer(0, 1 << 16), dtypes, g.t)

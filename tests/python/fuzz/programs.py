@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 SIZES = (3, 4, 2, 1, 5, 7, 8, 9, 12, 16, 17, 31, 33, 64, 65, 130)
 FLOATS = ("f32", "f32", "f32", "f64", "bf16", "f16")
 INTS = ("i64", "i32", "u8", "i8", "i16")
+NUMBERS = (-3, -2, -1, -5, -8)  # of the integer argument s that a dynamic program may have
 DTYPES = {
     "f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64, "i32": torch.int32,
     "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "b": torch.bool,
@@ -85,7 +86,7 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """`def f(x0, ...)` over inputs; `exact` says of each result whether its bits are determined."""
+    """`def f(x0, ...)` over inputs, or `def f(x0, ..., s)` where `sizes` has s; `exact` says of each result whether its bits are determined."""
 
     inputs: tuple[Input, ...]
     sizes: dict[str, int]
@@ -98,8 +99,13 @@ class Program:
     other_sizes: tuple[dict[str, int], ...] = ()
 
     @property
+    def numbers(self) -> list[str]:
+        """The sizes that are arguments."""
+        return [name for name in self.sizes if name == "s"]
+
+    @property
     def source(self) -> str:
-        head = f"def f({', '.join(i.name for i in self.inputs)}):"
+        head = f"def f({', '.join([*(i.name for i in self.inputs), *self.numbers])}):"
         return "\n".join([head, *[f"    {line}" for line in self.lines], f"    return [{', '.join(self.outputs)}]"]) + "\n"
 
     def function(self, floats: torch.dtype | None = None, steady: bool = False) -> Callable[..., list[torch.Tensor]]:
@@ -165,6 +171,8 @@ class Grower:
         count = self.integer(1, 3)
         pool = [n for n in SIZES if n > 1] if dynamic else SIZES
         self.sizes = {f"n{k}": self.pick(pool) for k in range(count)}
+        self.number = self.pick(NUMBERS) if dynamic and self.integer(0, 1) else None
+        self.scope["s"] = self.number
 
     # Draws
 
@@ -237,7 +245,7 @@ class Grower:
     # Lines
 
     def grow(self) -> None:
-        family = self.pick(FAMILIES)
+        family = self.pick(FAMILIES if self.number is None else [*FAMILIES, *[by_number] * 8])
         made = family(self)
         if made is None:
             return
@@ -625,6 +633,30 @@ def by_sizes(g: Grower) -> Line | None:
     return g.pick(texts), True
 
 
+def by_number(g: Grower) -> Line | None:
+    """The argument s, which is below 0, in divisors, dividends, steps, places and lengths."""
+    v = g.value(lambda v: v.rank > 0 and not v.is_bool)
+    if v is None:
+        return None
+    n, size = v.name, f"{v.name}.shape[{g.dim(v)}]"
+    left = g.pick(["7", "-7", size, "s", f"({size} + s)", f"(s - {size})"])
+    right = g.pick(["s", "s", "(s - 3)", "(2 * s - 1)", "-2", f"({size} + 1)"])
+    number = f"({left} {g.pick(['//', '%'])} {right})"
+    low, step = g.integer(-3, 2), g.pick(["-1", "-2", "s"])
+    texts = [
+        f"{n} + {number}", f"{n} * s", f"{n}[: max({number}, 1)]", f"{n}[{number} :]", f"{n}[s:]", f"{n}[:s]", f"{n}[-s:]", f"{n}[s // 2]",
+        f"torch.arange({size}, {low}, s)", f"torch.arange(20, -{size}, s, dtype=f32)", f"torch.arange(0, s, {step})",
+        f"torch.arange({number}, {number} + 5)", f"{n}.roll(s, 0)", f"{n}.roll({number}, -1)", f"F.pad({n}, (s, 3))",
+        f"F.pad({n}, (2, -s), value=2)", f"{n}.new_ones(2 - s, {size})", f"{n}.narrow(0, s, 1)", f"{n}.select(-1, s)",
+        f"{n}.repeat_interleave(-s, 0)", f"{n}.unfold(0, 2, -s)", f"{n}.tril(s)", f"{n}.diagonal(s + 2)", f"{n}.split(-s)[0]",
+        f"{n}.unsqueeze(0).expand(-s, {', '.join(['-1'] * v.rank)})", f"torch.arange({size}) // s", f"torch.arange({size}) % s",
+        f"torch.arange({size})[:, None] // s + torch.arange(9) % s",
+    ]  # fmt: skip
+    if v.exact:
+        texts += [f"{v.held} // s", f"{v.held} % s"]
+    return g.pick(texts), True
+
+
 def ternary(g: Grower) -> Line | None:
     v = g.float_value()
     if v is None:
@@ -658,9 +690,13 @@ def programs(draw: Callable[[Any], Any], backward: bool | None = None, dynamic: 
     assume(g.lines)
     outputs = [fresh[-1]] + [v for v in fresh[:-1] if g.chance(3)]
     others = tuple({k: g.pick([n for n in SIZES if n > 1]) for k in g.sizes} for _ in range(2)) if dyn else ()
+    sizes = g.sizes
+    if g.number is not None:
+        sizes = {**sizes, "s": g.number}
+        others = tuple({**other, "s": g.pick([*NUMBERS, 2])} for other in others)
     return Program(
         tuple(g.inputs),
-        g.sizes,
+        sizes,
         tuple(g.lines),
         tuple(v.name for v in outputs),
         tuple(v.exact for v in outputs),
