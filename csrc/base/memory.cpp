@@ -23,6 +23,8 @@ constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kFreeFloor = 256 << 20;
 constexpr int64_t kShareOfMachine = 8;
 constexpr int64_t kPeakMemory = 64;
+/// The peak fades with the very block that made it, which is to stay: a result that is dropped before the next call takes as much again.
+constexpr int64_t kSlack = 16;
 
 int64_t physical_bytes() {
   static const int64_t bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
@@ -70,7 +72,8 @@ class Pool {
       by_age_.emplace(given_, free_.emplace(block.bytes, Free{block.data, given_}));
       ++given_;
       // What nobody has asked for the longest goes first: programs that are gone leave sizes that no other one has.
-      const int64_t most = std::max(used_bytes_ + kFreeFloor, std::min(recent_peak_, physical_bytes() / kShareOfMachine));
+      const int64_t recent = recent_peak_ + recent_peak_ / kSlack;
+      const int64_t most = std::max(used_bytes_ + kFreeFloor, std::min(recent, physical_bytes() / kShareOfMachine));
       while (used_bytes_ + free_bytes_ > most) gone.push_back(remove(by_age_.begin()->second));
     }
     unmap(gone);
