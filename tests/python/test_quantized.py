@@ -82,3 +82,35 @@ def test_weights_in_bytes_stay_bytes(dtype: torch.dtype, features: str) -> None:
         assert error <= theirs + 2 * torch.finfo(dtype).eps * exact.abs().max()
     packed = deplo._C.packed_bytes()
     assert packed <= 96 * 256 + 4096
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("features", ["native", "avx2"])
+@pytest.mark.parametrize("group", [9, 16, 32, 128])
+def test_weights_in_groups_stay_bytes(group: int, features: str, dtype: torch.dtype) -> None:
+    """Scales and zero points of groups of k: panels are scaled on the fly, one row streams the bytes."""
+    torch.manual_seed(0)
+    depth = 288 if group == 9 else 384
+    layer = nn.Module()
+    layer.register_buffer("weight", torch.randint(-8, 8, (71, depth), dtype=torch.int8))
+    layer.register_buffer("zero", torch.randint(-8, 8, (71, depth // group), dtype=torch.int8))
+    layer.register_buffer("scale", (torch.rand(71, depth // group) / 100).to(dtype))
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        whole = layer.weight.reshape(71, -1, group).to(dtype) - layer.zero[:, :, None].to(dtype)
+        return torch.nn.functional.linear(x, (whole * layer.scale[:, :, None]).reshape(71, depth))
+
+    layer.forward = forward  # type: ignore[method-assign]
+    for rows in (1, 3, 40, 150):
+        torch._dynamo.reset()
+        x = torch.randn(rows, depth, dtype=dtype)
+        compiled = torch.compile(layer, backend="deplo", options={"strict": True, "features": features})
+        for _ in range(2):
+            whole = (layer.weight.double().reshape(71, -1, group) - layer.zero.double()[:, :, None]) * layer.scale.double()[:, :, None]
+            exact = x.double() @ whole.reshape(71, depth).T
+            error, theirs = ((y.double() - exact).abs().max() for y in (compiled(x), layer(x)))
+            assert error <= theirs + 2 * torch.finfo(dtype).eps * exact.abs().max()
+            layer.scale.mul_(2)  # what was packed is packed again
+            layer.zero.neg_()
+    # Lanes are padded to 96; each group has a zero point and a scale, twice where steps of k lie in pairs.
+    assert deplo._C.packed_bytes() <= 96 * depth * (1 + 2 * (1 + dtype.itemsize) / group) + 3 * 4096

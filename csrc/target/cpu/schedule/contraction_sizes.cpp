@@ -248,6 +248,8 @@ bool ContractionScheduler::can_word(const Item& item) const {
 
 bool ContractionScheduler::can_pair(const Item& item) const {
   if (!lies_for_pairs(item)) return false;
+  // A group's factors are those of both steps of a pair.
+  if (const auto scaled = item.lanes.prologue(item.contraction->reduce->axes); scaled && scaled->group % 2 != 0) return false;
   auto is_bf16 = [](const Operand& operand) {
     auto narrow = operand.narrow();
     return narrow && narrow->dtype == DType::bf16;
