@@ -409,7 +409,9 @@ Value* FunctionEmitter::cast(Value* value, DType from, DType to, int lanes) {
       return narrow(b_.CreateBitCast(fixed, f32->getType()), to, lanes);
     }
     if (from == DType::f32) return narrow(value, to, lanes);
-    return narrow(cast(value, from, DType::f32, lanes), to, lanes);
+    Value* number = cast(value, from, DType::f32, lanes);
+    // Whole numbers are no subnormals.
+    return to == DType::bf16 ? narrow_flushing(number, lanes) : narrow(number, to, lanes);
   }
   bool real_from = is_float(from);
   bool real_to = is_float(to);

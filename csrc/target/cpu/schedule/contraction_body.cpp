@@ -70,8 +70,8 @@ tile_ir::Block ContractionScheduler::allocations() const {
     scratch("c", {tile_rows(), joint() ? nr_ : lane_block_}, item.dtype());
     if (item.parts > 1) scratch("cr", {tile_rows(), lane_block_});
     if (is_chained(item)) scratch("cg", {tile_rows(), lane_block_});
-    if (item.widened && item.pairs) scratch("pw", {item.depth_block / 2, nr_, 2}, DType::bf16);
-    if (item.widened && !item.pairs) scratch("pw", {item.depth_block, nr_});
+    if (item.widened && item.pairs) scratch("pw", {chunk(item) / 2, nr_, 2}, DType::bf16);
+    if (item.widened && !item.pairs) scratch("pw", {chunk(item), nr_});
     if (window_) {
       scratch("pa", window_shape());
       continue;
@@ -193,7 +193,7 @@ tile_ir::Block ContractionScheduler::multiply(const Item& item, bool several) co
     if (tail_ > 0) tiles.push_back(loop("rt" + t, 0, tails_, LoopKind::serial, register_block(item, several, {tail_, tiles_ * mr_, {}, "e"})));
   }
   if (item.widened) tiles.insert(tiles.begin(), widen_panel(item));
-  return tiles;
+  return in_chunks(item) ? tile_ir::Block{over_chains(item, std::move(tiles))} : tiles;
 }
 
 std::vector<Expr> ContractionScheduler::packed_lanes(const Item& item, Expr k, Expr lane, Expr half, int64_t part) const {
@@ -231,16 +231,16 @@ Ref<tile_ir::Stmt> ContractionScheduler::widen_panel(const Item& item) const {
   Expr k = sym("kw" + t);
   Expr lane = sym("xw" + t);
   Expr half = 0;
-  std::vector<Expr> to{k, lane};
+  std::vector<Expr> to{k - chunk_start(item), lane};
   if (item.pairs) {  // the halves of all lanes lie side by side
     half = mod(lane, 2);
     lane = floordiv(lane, 2);
-    to = {k, lane, half};
+    to = {k - chunk_start(item), lane, half};
   }
   loop_ir::Load from{"nw" + t, narrow->dtype, item.lanes.param, packed_lanes(item, k, lane, half), {}, Scalar::of_float(narrow->dtype, 0)};
   const auto prologue = item.prologue();
   // The factors change where one of these ends: their loads stay outside of the loop over its steps.
-  const int64_t share = prologue ? std::gcd(prologue->group, item.depth_block) : 0;
+  const int64_t share = prologue ? std::gcd(std::gcd(prologue->group, item.depth_block), chunk(item)) : 0;
   const bool apart = prologue && share % item.group() == 0;
   tile_ir::Block copy;
   std::string value = "ww" + t;
@@ -268,11 +268,12 @@ Ref<tile_ir::Stmt> ContractionScheduler::widen_panel(const Item& item) const {
   copy.push_back(make(loop_ir::Store{"pw" + t, std::move(to), value, {}, Combiner::set}));
   tile_ir::Block line = prefetch_panel(item, k);
   line.push_back(loop("xw" + t, 0, nr_ * item.group(), LoopKind::lanes, std::move(copy)));
-  const Expr depth = depth_of_block(item);
-  if (!apart) return loop("kw" + t, 0, floordiv(depth, item.group()), LoopKind::serial, std::move(line), item.unroll);
+  const Expr first = chunk_start(item) * item.group();
+  const Expr end = in_chunks(item) ? min(first + item.chain, depth_of_block(item)) : depth_of_block(item);
+  if (!apart) return loop("kw" + t, chunk_start(item), floordiv(end, item.group()), LoopKind::serial, std::move(line), item.unroll);
   const int64_t steps = share / item.group();
   auto inner = loop("kw" + t, sym("kf" + t) * steps, sym("kf" + t) * steps + steps, LoopKind::serial, std::move(line), item.unroll);
-  return loop("kf" + t, 0, floordiv(depth, share), LoopKind::serial, {inner});
+  return loop("kf" + t, floordiv(first, share), floordiv(end, share), LoopKind::serial, {inner});
 }
 
 tile_ir::Block ContractionScheduler::matrix_block(const Item& item, bool several, const RowBlocks& rows) const {
@@ -375,7 +376,10 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply_add(const Item& item, const Ro
   const std::string rows_buffer = item.rows.is_static ? item.rows.param : "pa" + t;
   const std::string lanes_buffer = item.widened ? "pw" + t : item.lanes.is_static ? item.lanes.param : "pb" + t;
   auto lanes_at = [&](int64_t half) {
-    if (item.widened) return item.pairs ? std::vector<Expr>{k, lane, half} : std::vector<Expr>{k, lane};
+    if (item.widened) {
+      const Expr step = k - chunk_start(item);
+      return item.pairs ? std::vector<Expr>{step, lane, half} : std::vector<Expr>{step, lane};
+    }
     return item.lanes.is_static ? packed_lanes(item, k, lane, half) : std::vector<Expr>{k, panel(item) * nr_ + lane};
   };
   auto load = [](tile_ir::Block& into, const std::string& name, DType dtype, const std::string& buffer, std::vector<Expr> index) {
@@ -468,8 +472,12 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
   tile_ir::Block out{make(tile_ir::Alloc{acc, item.dtype(), {rows.mr, nr_}, Space::reg}), over_registers(item, rows, "i", {}, std::move(start)),
                      over_depth(item, std::move(step))};
   for (auto& stmt : add_to_tile(item, several, rows, acc)) out.push_back(stmt);
-  if (!has_chains(item)) return out;
-  return {loop("kg" + t, 0, ceildiv(depth_of_block(item), item.chain), LoopKind::serial, std::move(out))};
+  if (!has_chains(item) || in_chunks(item)) return out;
+  return {over_chains(item, std::move(out))};
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::over_chains(const Item& item, tile_ir::Block body) const {
+  return loop("kg" + item.tag, 0, ceildiv(depth_of_block(item), item.chain), LoopKind::serial, std::move(body));
 }
 
 tile_ir::Block ContractionScheduler::epilogue() const {

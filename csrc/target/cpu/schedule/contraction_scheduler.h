@@ -408,6 +408,12 @@ class ContractionScheduler {
   /// All steps of a block of k, or of a chain of it.
   Ref<tile_ir::Stmt> over_depth(const Item& item, tile_ir::Block body) const;
   static bool has_chains(const Item& item) { return item.chain < item.depth_block; }
+  Ref<tile_ir::Stmt> over_chains(const Item& item, tile_ir::Block body) const;
+  /// Whether a panel is widened as much as one chain takes at a time, which stays in the first cache.
+  static bool in_chunks(const Item& item) { return item.widened && has_chains(item); }
+  static int64_t chunk(const Item& item) { return in_chunks(item) ? item.chain : item.depth_block; }
+  /// The first step of a chunk in the block of k.
+  static Expr chunk_start(const Item& item) { return in_chunks(item) ? sym("kg" + item.tag) * (item.chain / item.group()) : Expr(0); }
   tile_ir::Block add_to_tile(const Item& item, bool several, const RowBlocks& rows, const std::string& acc) const;
   tile_ir::Block register_block(const Item& item, bool several, const RowBlocks& rows) const;
   tile_ir::Block matrix_block(const Item& item, bool several, const RowBlocks& rows) const;

@@ -628,7 +628,7 @@ void ContractionScheduler::read_tiles(ScheduleReader& reader) {
       scratch += rows_lie_across() ? item.depth_block * (rows + item.rows.padding)
                                    : rows * (item.depth_block + item.rows.padding) * (item.parts > 1 ? item.parts - 1 : 1);
     if (!item.lanes.is_static) scratch += item.depth_block * lane_block_;
-    if (item.widened) scratch += item.depth_block * nr_;
+    if (item.widened) scratch += chunk(item) * nr_;
   }
   if (scratch > kMostScratch / 4)
     reader.fail(fmt::format("its tiles need {} bytes of memory for each thread, at most {} are allowed", scratch * 4, kMostScratch));
