@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .errors import UnsupportedError as UnsupportedError
     from .errors import UserError as UserError
     from .executable import repack as repack
+    from .executable import synchronize as synchronize
     from .explanation import Explanation as Explanation
     from .explanation import explain as explain
     from .options import Options as Options
@@ -29,6 +30,7 @@ _HOME = {
     "jit": "decorator",
     "explain": "explanation",
     "repack": "executable",
+    "synchronize": "executable",
     "Explanation": "explanation",
     "Options": "options",
     "read_options": "options",

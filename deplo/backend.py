@@ -259,15 +259,14 @@ class Compilation:
         if self.options.strict and self.options.allow_library is not None:
             check_library_calls(record.program, self.options.allow_library)
         if missing := record.program.missing():
-            return self._not_here(record, gm, missing)
+            return self._not_here(record, gm, imported, missing)
         record_artifacts(record.program.images())
         return Executable(record.program, imported, EagerGraph(gm), record.kind, self.options.strict)
 
-    def _not_here(self, record: Record, gm: torch.fx.GraphModule, missing: str) -> Callable[..., Any]:
+    def _not_here(self, record: Record, gm: torch.fx.GraphModule, imported: Imported, missing: str) -> Callable[..., Any]:
         """A graph whose kernels were made, on a machine that lacks what runs them."""
-        record.fallback = (
-            f"its kernels for {find_target(self.options.target).name} cannot run here: {missing}; without the option 'target' they run on the CPU"
-        )
+        remedy = "; without the option 'target' they run on the CPU" if imported.device < 0 else ""
+        record.fallback = f"its kernels for {imported.target} cannot run here: {missing}{remedy}"
         if self.options.strict:
             raise UnsupportedError(f"the {record.kind} graph: {record.fallback}")
         warnings.warn(f"the {record.kind} graph runs in eager mode, {record.fallback}", FallbackWarning, stacklevel=2)
@@ -291,13 +290,13 @@ def compile_text(imported: Imported, options: Options) -> Any:
         # One folder a graph: forward, backward and the next graph must not overwrite each other.
         options = options.replace(dump_dir=os.path.join(options.dump_dir, f"graph{next(_graph_numbers):02}"))
     try:
-        return module.compile(imported.text, options.to_json(imported.hints, imported.training))
+        return module.compile(imported.text, imported.options(options))
     except (UserError, UnsupportedError):
         raise
     except InternalError as error:
-        raise InternalError(f"{error}; {replay_of(imported.text, options)}") from error
+        raise InternalError(f"{error}; {replay_of(imported)}") from error
     except (Error, RuntimeError, ValueError, LookupError, TypeError) as error:
-        raise InternalError(f"[core] {type(error).__name__}: {error}; {replay_of(imported.text, options)}") from error
+        raise InternalError(f"[core] {type(error).__name__}: {error}; {replay_of(imported)}") from error
 
 
 def check_options(options: Options) -> None:
@@ -335,9 +334,9 @@ def check_library_calls(program: Any, allowed: Sequence[str]) -> None:
             raise UnsupportedError(f"{call['op']} stays in ATen ({call['reason']}), which allow_library does not name")
 
 
-def replay_of(text: str, options: Options) -> str:
+def replay_of(imported: Imported) -> str:
     """How to see the failure again: the graph in a file, and the command that takes it through every level."""
-    return f"replay with: python -m deplo compile {write_replay(text)} --ir {find_target(options.target).levels[-1]}"
+    return f"replay with: python -m deplo compile {write_replay(imported.text)} --ir {find_target(imported.target).levels[-1]}"
 
 
 def write_replay(text: str) -> str:

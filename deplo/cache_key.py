@@ -19,10 +19,11 @@ import torch
 import torch._inductor.config
 
 from .core import core
+from .fx_import import home_of
 from .inputs import InputInfo
 from .options import KEYS, Options
 from .sizes import example_of
-from .targets import find_target
+from .targets import find_target, target_of_tensors
 
 # Options that no program holds: one that is restored gets those of its call.
 _OF_THE_CALL = ("cache_dir", "threads", "memory_limit")
@@ -34,7 +35,8 @@ _key_lock = threading.RLock()
 
 def reason_to_bypass(options: Options, gm: torch.fx.GraphModule, shares_memory: bool) -> str:
     """Why this graph is neither looked for in the cache nor kept there; empty: nothing. `shares_memory`: some of its inputs do."""
-    if not find_target(options.target).has_disk_cache:
+    target = target_of_tensors(home_of(gm).type) if not options.target else find_target(options.target)
+    if target is None or not target.has_disk_cache:
         return "its target keeps no machine code"
     if options.cache_dir == "off":
         return "the option cache_dir is off"

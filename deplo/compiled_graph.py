@@ -78,7 +78,7 @@ class StoredGraph:
         sizes.know_derived(self.derived_sizes)
         for image in self.images.values():
             core().offer_kernel(image)
-        program = core().restore(self.kernel_ir, self.kernels, options.to_json(self.imported.hints, self.imported.training))
+        program = core().restore(self.kernel_ir, self.kernels, self.imported.options(options))
         artifacts.record(program.images())
         seconds = time.perf_counter() - start
         publish(Record(self.kind, self.imported.text, program, compile_seconds=seconds, hints=self.imported.hints, restored=True))

@@ -11,6 +11,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from . import sizes
+from .core import core
 from .errors import FallbackWarning, InternalError, UnsupportedError, UserError
 from .fx_import import Imported, Output, ViewStep
 from .graph_code import EagerGraph
@@ -27,7 +28,7 @@ class Executable:
         self.imported = imported
         self.kind = kind
         self.eager = eager  # for a bug that shows only at run time, and for the words of errors
-        self._run = program.run if imported.on_cpu else _from_devices(program.run, imported)
+        self._run = program.run
         self._strict = strict
         self._arguments = imported.arguments
         self._constants = imported.constants
@@ -80,7 +81,12 @@ class Executable:
         return self.eager(inputs)
 
     def _in_eagers_words(self, inputs: list[Any], error: Exception) -> Exception:
-        """What eager mode raises for these inputs, which names the index, its dimension and size, say; else `error`, which kernels keep short."""
+        """What eager mode raises for these inputs, which names the index, its dimension and size, say; else `error`, which kernels keep short.
+
+        On a device an error is of an earlier call, and eager mode's would leave the device unusable.
+        """
+        if self.imported.device >= 0:
+            return error
         if self._writes:  # should eager mode find nothing wrong, it would write them once more
             inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         try:
@@ -100,39 +106,6 @@ class Executable:
         if self._writes:
             raise error  # some inputs may be written already: running the graph again could apply a mutation twice
         return self.eager(inputs)
-
-
-def _from_devices(run: Callable[[list[Any]], list[Any]], imported: Imported) -> Callable[[list[Any]], list[Any]]:
-    """`run`, which takes and gives tensors of the CPU, for a graph of which some are elsewhere."""
-    written = [at for at, position in enumerate(imported.arguments) if position in imported.written]
-
-    def call(inputs: list[Any]) -> list[Any]:
-        copies = [_on_cpu(x) if isinstance(x, torch.Tensor) else x for x in inputs]
-        results = run(copies)
-        for at in written:
-            if copies[at] is not inputs[at]:
-                inputs[at].copy_(copies[at])
-        given = {id(copy): x for copy, x in zip(copies, inputs, strict=True)}
-        return [given[id(x)] if id(x) in given else _moved(x, device) for x, device in zip(results, imported.devices, strict=True)]
-
-    return call
-
-
-def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or one of the same strides on the CPU."""
-    if tensor.device.type == "cpu":
-        return tensor
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    memory = tensor.as_strided((last + 1 if tensor.numel() else 0,), (1,)).cpu()
-    return memory.as_strided(tensor.shape, tensor.stride())
-
-
-def _moved(value: Any, device: torch.device | None) -> Any:
-    """A result in the same strides on its own device."""
-    if device is None or device.type == "cpu" or not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device).copy_(value)
 
 
 def _reader(output: Output, symbols: dict[str, tuple[int, int | None]]) -> Callable[[list[Any], list[Any]], Any]:
@@ -221,6 +194,16 @@ def _replayer(steps: list[ViewStep], symbols: dict[str, tuple[int, int | None]])
         return tensor
 
     return view_of
+
+
+def synchronize() -> None:
+    """Waits for everything that was started on the accelerator, and raises what compiled kernels have reported there: IndexError, RuntimeError.
+
+    Calls on tensors of a GPU do not wait for their kernels. Without this, the next call of the same compiled graph raises what they report.
+    """
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    core().check_kernel_errors()
 
 
 def repack(model: torch.nn.Module) -> None:

@@ -22,7 +22,8 @@ import torch
 from . import sizes
 from .errors import UnsupportedError
 from .inputs import InputInfo, placeholder_info, takes_bases
-from .targets import find_target
+from .options import Options
+from .targets import Target, find_target, target_of_tensors
 
 DTYPES = {
     torch.bool: "bool",
@@ -92,20 +93,22 @@ class Imported:
     offsets: list[tuple[int, Any]] = dataclasses.field(default_factory=list)  # inputs that must start there in their storages (sympy)
     has_bases: bool = False  # some inputs are the bases of inputs that share memory
     nonnegative: list[Any] = dataclasses.field(default_factory=list)  # sympy expressions that the caller checks, facts of the Torch IR
-    devices: list[torch.device | None] = dataclasses.field(default_factory=list)  # of the program's results; none of a number
-    written: list[int] = dataclasses.field(default_factory=list)  # positions of the FX graph's inputs that the program writes
-    on_cpu: bool = True  # whether every tensor of the graph is
+    target: str = ""  # the option of that name that the program is compiled with
+    device: int = -1  # ordinal of the target's device that all its tensors are on; -1: they are on the CPU
     training: bool = False  # whether it is a part of a training step
     derived: list[str] = dataclasses.field(default_factory=list)  # sizes that Python computes (sizes.is_derived): inputs after those of the FX graph
+
+    def options(self, options: Options) -> str:
+        """What the core reads to compile the program, or to restore it."""
+        return options.replace(target=self.target).to_json(self.hints, self.training, self.device)
 
 
 def import_graph(gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo] = (), static: set[str] | None = None, target: str = "") -> Imported:
     """Torch IR of `gm`, whose nodes carry fake tensors in `meta["val"]`.
 
-    `inputs` says what the inputs of Dynamo's graph are, `static` which placeholders keep their storage. Tensors on devices of the `target` become
-    ones on the CPU: whoever calls the program copies them. Raises
-    UnsupportedError for what Torch IR cannot say (complex and quantised dtypes, sparse layouts, other devices, higher-order ops,
-    sizes that depend on data).
+    `inputs` says what the inputs of Dynamo's graph are, `static` which placeholders keep their storage; an empty `target` follows from where the graph's
+    tensors are (home_of). Raises UnsupportedError for what Torch IR cannot say (complex and quantised dtypes, sparse layouts, tensors on several
+    devices, higher-order ops, sizes that depend on data).
     """
     return _Importer(gm, name, inputs, static, target).run()
 
@@ -128,13 +131,38 @@ def refusals(gm: torch.fx.GraphModule, target: str = "") -> dict[torch.fx.Node, 
     return refused
 
 
+def home_of(gm: torch.fx.GraphModule) -> torch.device:
+    """The device whose target compiles the graph: the first one that is not the CPU, if a tensor is on one; numbers may be on the CPU all the same."""
+    for node in gm.graph.nodes:
+        for key in ("val", "example_value"):
+            for value in _tensors(node.meta.get(key)):
+                if value.device.type not in ("cpu", "meta"):
+                    return _place(value)
+    return torch.device("cpu")
+
+
+def _place(tensor: torch.Tensor) -> torch.device:
+    """Its device, with the number that is left out where it is 0."""
+    return tensor.device if tensor.device.type == "cpu" else torch.device(tensor.device.type, tensor.device.index or 0)
+
+
+def _target_for(home: torch.device, name: str) -> Target:
+    """The target named, or that of the graph's device."""
+    found = None if name or home.type == "cpu" else target_of_tensors(home.type)
+    target = found or find_target(name)
+    if home.type not in ("cpu", target.tensors):
+        raise UnsupportedError(f"its tensors are on {home}, the target is {target.name}")
+    return target
+
+
 class _Importer:
     def __init__(self, gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo], static: set[str] | None, target: str) -> None:
         self.gm = gm
         self.name = name
         self.outer = inputs
         self.static = static
-        self.target = find_target(target)
+        self.home = home_of(gm)
+        self.target = _target_for(self.home, target)
         self.names: dict[torch.fx.Node, str] = {}
         self.taken: set[str] = set()
         self.used_symbols: dict[str, Any] = {}
@@ -153,9 +181,6 @@ class _Importer:
         self.floats: dict[Any, str] = {}  # symbolic floats -> the 0-d values that hold them
         self.offsets: dict[int, Any] = {}
         self.nonnegative: list[Any] = []
-        self.devices: list[torch.device | None] = []
-        self.written: list[int] = []
-        self.on_cpu = True
 
     def run(self) -> Imported:
         nodes = list(self.gm.graph.nodes)
@@ -190,9 +215,8 @@ class _Importer:
             list(self.offsets.items()),
             takes_bases(self.gm),
             self.nonnegative,
-            self.devices,
-            self.written,
-            self.on_cpu,
+            self.target.name,
+            -1 if self.home.type == "cpu" else self.home.index or 0,
             derived=derived,
         )
 
@@ -268,9 +292,8 @@ class _Importer:
             raise UnsupportedError(f"{what} has the layout {value.layout}")
         if value.dtype not in DTYPES:
             raise UnsupportedError(f"{what} has the dtype {value.dtype}")
-        if value.device.type not in ("cpu", self.target.tensors):
-            raise UnsupportedError(f"{what} is on {value.device}, the target is {self.target.name}")
-        self.on_cpu = self.on_cpu and value.device.type == "cpu"
+        if _place(value) != self.home and not (value.device.type == "cpu" and value.dim() == 0):
+            raise UnsupportedError(f"{what} is on {value.device}, other tensors of the graph on {self.home}")
         if value.is_neg() or value.is_conj():
             raise UnsupportedError(f"{what} is a lazily negated or conjugated view")
         shape = [self._expr(size) for size in value.shape]
@@ -391,8 +414,8 @@ class _Importer:
         value = shown.meta.get("val")
         if value is None and generator:
             value = _inferred(node, target, args, kwargs)  # PyTorch's partitioner leaves it out
-        if torch.Tag.nondeterministic_seeded in target.tags and any(x.device.type != "cpu" for x in _tensors(value)):
-            raise UnsupportedError(f"{op} draws from the generator of a GPU{_where(node)}")
+        if any(_place(x) != self.home and not self._is_number(node) for x in _tensors(value)):
+            raise UnsupportedError(f"{op} gives a tensor on another device than {self.home}{_where(node)}")
         first = int(node.target is torch.ops.higher_order.with_effects)
         if first:
             value = tuple(value or ())[1:] if target._schema.returns else None
@@ -444,7 +467,6 @@ class _Importer:
         if value.dtype != to.dtype or [self._expr(s) for s in value.shape] != [self._expr(s) for s in to.shape]:
             raise UnsupportedError(f"copy_ converts {value.dtype}{tuple(value.shape)} to {to.dtype}{tuple(to.shape)}{_where(node)}")
         self.writes.append(f"  write {self.names[source]} to {self.names[target]}")
-        self.written.append(self.positions[target])
         self.names[node] = self.names[target]
         self.positions[node] = self.positions[target]
 
@@ -526,8 +548,8 @@ class _Importer:
             return DTYPES[value]
         if isinstance(value, (torch.memory_format, torch.layout)):
             return str(value).removeprefix("torch.")
-        if isinstance(value, torch.device) and value.type == self.target.tensors != "cpu":
-            return "cpu"
+        if isinstance(value, torch.device) and self.home.type != "cpu":
+            return "cpu"  # the program's own device: what gives a tensor on another one was refused
         if isinstance(value, torch.device):
             return value.type if value.index is None else _quote(str(value))
         if isinstance(value, torch.SymBool):
@@ -593,7 +615,7 @@ class _Importer:
         if item in self.positions:
             return Output("input", self.positions[item])
         if isinstance(value, torch.SymInt):
-            return self._result(returned, self._expr(value), None)
+            return self._result(returned, self._expr(value))
         if value is None or isinstance(value, (int, float, bool)):
             return Output("constant", value=value)
         if not isinstance(value, torch.Tensor) or item not in self.names:
@@ -602,15 +624,25 @@ class _Importer:
         is_view = root is not None and root is not item and (root in self.positions or root in shared)
         if is_view and isinstance(base, torch.Tensor) and base.dtype == value.dtype:
             assert root is not None
-            result = Output("view", self.positions[root], True) if root in self.positions else self._result(returned, self.names[root], base.device)
+            result = Output("view", self.positions[root], True) if root in self.positions else self._result(returned, self.names[root])
             layout = self._layout(value, base, _strides(item, value))
             return dataclasses.replace(result, kind="view", layout=layout, detached=self._detached(item, root), steps=self._steps(item, root))
-        return self._result(returned, self.names[item], value.device)
+        return self._result(returned, self.names[item])
 
-    def _result(self, returned: list[str], name: str, device: torch.device | None) -> Output:
+    def _is_number(self, node: torch.fx.Node) -> bool:
+        """Whether a tensor of the CPU may be one of the graph's device: made of numbers, and read by what gives tensors of that device alone."""
+        if any(x.dim() > 0 for x in _tensors(node.meta.get("val"))):
+            return False
+        if any(_place(x) == self.home != torch.device("cpu") for source in node.all_input_nodes for x in _tensors(source.meta.get("val"))):
+            return False
+        return all(
+            user.op == "call_function" and (all(_place(x) == self.home for x in _tensors(user.meta.get("val"))) or self._is_number(user))
+            for user in node.users
+        )
+
+    def _result(self, returned: list[str], name: str) -> Output:
         if name not in returned:
             returned.append(name)
-            self.devices.append(device)
         return Output("result", returned.index(name))
 
     def _detached(self, item: torch.fx.Node, root: torch.fx.Node) -> str:

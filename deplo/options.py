@@ -16,7 +16,7 @@ from .errors import UserError
 _MODES = {
     None: {},
     "default": {},
-    "reduce-overhead": {},
+    "reduce-overhead": {"replay": True},
     "lite": {},
     "max-autotune": {"tune": "full"},
     "max-autotune-no-cudagraphs": {"tune": "full"},
@@ -142,6 +142,7 @@ KEYS: dict[str, Key] = {
     "arch": Key(_arch, "sm_80", "", "the GPU that CUDA text is for"),
     "cuda_driver": Key(_text, "", "DEPLO_CUDA_DRIVER", "path of the CUDA driver's library; empty: libcuda.so.1 as the system finds it"),
     "nvrtc": Key(_text, "", "DEPLO_NVRTC", "path of NVRTC; empty: of the package nvidia-cuda-nvrtc, else as the system finds it"),
+    "replay": Key(_flag, False, "DEPLO_REPLAY", "record what a call starts on a device, and repeat it as a whole (CUDA graphs); mode reduce-overhead"),
     "features": Key(_text, "", "DEPLO_FEATURES", "use no more CPU features than these, as avx2"),
     "memory_limit": Key(_bytes, 0, "", "largest arena and packed weights in bytes, as '4G'; 0: no limit"),
     "tune": Key(_one_of("off", "fast", "full"), "off", "", "accepted for later: schedules come from heuristics only"),
@@ -173,6 +174,7 @@ class Options:
     arch: str
     cuda_driver: str
     nvrtc: str
+    replay: bool
     features: str
     memory_limit: int
     tune: str
@@ -197,12 +199,13 @@ class Options:
         text = os.environ.get(key.variable) if key.variable else None
         return key.variable if text is not None and key.read(text) == getattr(self, name) else f"option {name!r}"
 
-    def to_json(self, hints: Mapping[str, int] | None = None, training: bool = False) -> str:
-        """What the core reads; for costs only, `hints` are example values of symbols, and parameters change between calls if it is `training`."""
+    def to_json(self, hints: Mapping[str, int] | None = None, training: bool = False, device: int = -1) -> str:
+        """What the core reads; for costs only, `hints` are example values of symbols, and parameters change between calls if it is `training`. `device`
+        is the ordinal of the target's device that the tensors are on; -1: they are on the CPU."""
         from .targets import find_target, packaged
 
         values: dict[str, Any] = {**vars(self), "cache_dir": self.cache_folder(), "disable": list(self.disable)}
-        values |= {"hints": dict(hints or {}), "training": training}
+        values |= {"hints": dict(hints or {}), "training": training, "device": device}
         for name, places in find_target(self.target).packages.items():
             if places and not values.get(name):
                 values[name] = packaged(places)

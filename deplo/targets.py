@@ -33,6 +33,11 @@ def find_target(name: str) -> Target:
     return next(target for target in targets() if (target.name == name if name else target.is_default))
 
 
+def target_of_tensors(kind: str) -> Target | None:
+    """The target whose programs take tensors on devices of this type (torch.device.type), without an option that names one; nothing if none does."""
+    return next((target for target in targets() if target.tensors == kind), None)
+
+
 def packaged(places: Iterable[Sequence[str]]) -> str:
     """The first of the files that are installed, each given by a package and a path in it; empty where none is."""
     for package, file in places:

@@ -15,6 +15,7 @@
 #include "library/aten/host.h"
 #include "runtime/binding.h"
 #include "runtime/compile.h"
+#include "target/target.h"
 
 namespace deplo::bindings {
 namespace {
@@ -25,6 +26,10 @@ namespace py = pybind11;
 class PyProgram {
  public:
   PyProgram(CompileOptions options, CompiledGraph graph) : options_(std::move(options)), graph_(std::move(graph)) {
+    if (options_.target.device >= 0) {
+      device_ = c10::Device(target_of(options_.context).tensors);
+      device_.set_index(static_cast<c10::DeviceIndex>(options_.target.device));
+    }
     const runtime::Layout& layout = graph_.program->layout();
     argument_of_.resize(graph_.program->module().buffers.size(), 0);
     for (size_t i = 0; i < layout.input_order.size(); ++i)
@@ -43,14 +48,14 @@ class PyProgram {
       PyObject* item = PyList_GET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i));
       if (THPVariable_Check(item)) {
         tensors[i] = &THPVariable_Unpack(item);
-        arguments[i].tensor = aten::view_of(*tensors[i]);
+        arguments[i].tensor = aten::view_of(*tensors[i], device_.type());
       } else {
         arguments[i].is_tensor = false;
         arguments[i].integer = integer_of(item, i);
       }
     }
     aten::refuse_tangents(tensors);
-    aten::TensorHost host(graph_.program->module(), tensors, argument_of_, graph_.program->layout().allocated);
+    aten::TensorHost host(graph_.program->module(), tensors, argument_of_, graph_.program->layout().allocated, device_);
     int threads = options_.target.threads > 0 ? options_.target.threads : at::in_parallel_region() ? 1 : at::get_num_threads();
     std::shared_ptr<const runtime::Plan> plan;
     {
@@ -125,6 +130,7 @@ class PyProgram {
 
   CompileOptions options_;
   CompiledGraph graph_;
+  c10::Device device_ = c10::kCPU;                   ///< where its tensors are
   std::vector<size_t> argument_of_;                  ///< place of each input buffer
   std::vector<std::optional<size_t>> allocated_at_;  ///< by output: its place among the allocated buffers
 };
@@ -188,7 +194,7 @@ class AliasCheck {
     if (by_storage_ && a.is_alias_of(b)) return true;
     if (a.device() != b.device()) return false;
     try {
-      return runtime::may_share_memory(aten::view_of(a), aten::view_of(b));
+      return runtime::may_share_memory(aten::view_of(a, a.device().type()), aten::view_of(b, b.device().type()));
     } catch (const UnsupportedError&) {
       return true;
     }
@@ -204,7 +210,8 @@ class AliasCheck {
 void init_program(py::module_& module) {
   py::class_<PyProgram>(module, "Program", "A compiled graph.")
       .def("run", &PyProgram::run, py::arg("inputs"),
-           "Runs the graph on a list of dense CPU tensors (and integers for symbol inputs); the list of its outputs: new tensors, integers, None. "
+           "Runs the graph on a list of dense tensors, of the CPU or of the device that the options name (and integers for symbol inputs); the list "
+           "of its outputs: new tensors, integers, None. "
            "Inputs that the graph writes are changed in place. Raises UserError for inputs of other types, sizes or strides than compiled for; "
            "IndexError and RuntimeError as eager mode would.")
       .def("__call__", &PyProgram::run, py::arg("inputs"))

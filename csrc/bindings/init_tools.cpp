@@ -16,6 +16,7 @@
 #include "pipeline.h"
 #include "runtime/compile.h"
 #include "runtime/packed.h"
+#include "runtime/resident.h"
 #include "target/target.h"
 #include "tensor_ir/interpret.h"
 #include "tile_ir/interpret.h"
@@ -131,6 +132,8 @@ void init_tools(py::module_& module) {
       },
       py::arg("image"), py::arg("folder"), "Stores machine code of Program.images() in a folder of compiled kernels.");
   module.def("forget_packed", &runtime::forget_packed, "Makes every program pack its static inputs again at its next call.");
+  module.def("check_kernel_errors", &runtime::check_kernel_errors,
+             "Raises what kernels on devices have reported and no call has raised yet: IndexError, RuntimeError. Waits for nothing.");
   module.def("packed_bytes", &runtime::packed_bytes, "Bytes of packed weights in this process.");
   module.def("trim_memory", &trim_memory, "Gives memory that is kept for reuse back to the system.");
 }

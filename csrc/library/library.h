@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/error.h"
 #include "program_ir/module.h"
 
 namespace deplo {
@@ -22,6 +23,7 @@ struct TensorView {
   const void* storage = nullptr;  ///< identity of the memory's owner
   uint64_t version = 0;           ///< changes with every write that the library knows of
   bool has_version = true;        ///< false: writes leave no trace
+  int device = -1;                ///< ordinal of the device whose memory `data` addresses; -1: it is the host's
 };
 
 /// An input in calling order: a tensor, or the value of a symbol.
@@ -40,6 +42,12 @@ struct BufferShape {
 };
 
 class Host;
+
+/// Memory of a device. Work that the call's stream was given before the owner went is safe from who gets the memory next.
+struct DeviceBlock {
+  char* data = nullptr;
+  std::shared_ptr<void> owner;
+};
 
 /// A library step made ready to run.
 class LibraryOp {
@@ -66,6 +74,17 @@ class Host {
   virtual char* allocate(size_t buffer, DType dtype, const BufferShape& shape) = 0;
   /// Keeps the identity of a static input's storage from being reused while the result lives.
   virtual std::shared_ptr<void> watch(size_t input) = 0;
+
+  // Asked by programs whose tensors are on a device.
+
+  /// What the device's driver calls the stream that the call's work goes to; library steps use the same.
+  virtual void* stream() { return nullptr; }
+  virtual DeviceBlock allocate_on_device(int64_t /*bytes*/) { throw InternalError("this tensor library has no device"); }
+  /// A point of the stream, which other streams may wait for.
+  virtual std::shared_ptr<void> mark() { return nullptr; }
+  virtual void wait_for(const std::shared_ptr<void>& /*mark*/) {}
+  /// The stream will use memory that was allocated for another one.
+  virtual void use(const DeviceBlock& /*block*/) {}
 
   // Set by the program before its steps run.
   const std::vector<int64_t>* symbols = nullptr;     ///< values, in the program's order

@@ -167,6 +167,8 @@ CompiledGraph make_graph(kernel_ir::Module module, const CompileOptions& options
   runtime::Program::Options program;
   program.memory_limit = options.memory_limit;
   program.guard = options.guard;
+  program.device = options.target.device;
+  program.replay = options.replay;
   graph.program = std::make_unique<runtime::Program>(std::move(module), std::move(code), library, program);
   return graph;
 }

@@ -148,7 +148,10 @@ std::string describe(const CompiledGraph& graph, const CompileOptions& options) 
                {"disk_hits", report.codegen.disk_hits},
                {"directory", options.target.cache_dir}}},
              {"seconds", {{"lowering", report.lowering_seconds}, {"codegen", report.codegen.seconds}, {"total", report.total_seconds}}}};
-  if (const DeviceKernels* device = graph.program->device()) about["device"] = device->describe_device();
+  if (const DeviceKernels* device = graph.program->device()) {
+    about["device"] = device->describe_device();
+    about["copies"] = options.target.device < 0;
+  }
   json libraries = json::array();
   for (const Step& step : graph.program->module().steps)
     if (const auto* library = std::get_if<LibraryStep>(&step)) libraries.push_back({{"op", library->op}, {"reason", library->reason}});

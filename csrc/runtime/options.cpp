@@ -32,6 +32,8 @@ struct Reader {
         {"time", [&](const json& v) { options.time = v.get<bool>(); }},
         {"debug", [&](const json& v) { options.target.debug = v.get<bool>(); }},
         {"guard", [&](const json& v) { options.guard = v.get<bool>(); }},
+        {"device", [&](const json& v) { options.target.device = v.get<int>(); }},
+        {"replay", [&](const json& v) { options.replay = v.get<bool>(); }},
         {"schedule", [&](const json& v) { options.context.schedules = v.get<std::map<std::string, std::string>>(); }},
         {"cache_dir",
          [&](const json& v) {

@@ -19,6 +19,7 @@ struct CompileOptions {
   bool verify = false;  ///< the IR after every pass
   bool time = false;
   bool guard = false;        ///< guard pages and patterns around what kernels work on
+  bool replay = false;       ///< launches on a device are recorded, and then repeated
   int64_t memory_limit = 0;  ///< bytes; 0: any
   std::string tune = "off";
 };

@@ -143,7 +143,7 @@ uint64_t sample_of(const TensorView& view) {
 
 Identity identity_of(const TensorView& view) {
   static std::atomic<uint64_t> unknown{1ULL << 63};
-  return {view.storage, view.data, view.has_version ? view.version : unknown.fetch_add(1), sample_of(view)};
+  return {view.storage, view.data, view.has_version ? view.version : unknown.fetch_add(1), view.device < 0 ? sample_of(view) : 0};
 }
 
 std::vector<OnceGroup> find_once_groups(const kernel_ir::Module& module, const Layout& layout) {
@@ -207,7 +207,7 @@ int64_t packed_bytes() {
   std::lock_guard lock(all.mutex);
   int64_t bytes = 0;
   for (const auto& [key, entry] : all.blocks)
-    if (auto block = entry.lock()) bytes += block->memory.bytes();
+    if (auto block = entry.lock()) bytes += block->bytes;
   return bytes;
 }
 

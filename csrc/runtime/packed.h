@@ -15,8 +15,8 @@
 namespace deplo::runtime {
 
 /// What tells one content of a static input from another, as far as the tensor library knows. Of writes that bypass it (through .data or
-/// numpy), those are seen that change one of the sampled elements (all of a small tensor, one in each row and column of a large one); forget_packed()
-/// is for the others.
+/// numpy), those are seen that change one of the sampled elements (all of a small tensor, one in each row and column of a large one; none of one on a
+/// device, which would have to be waited for); forget_packed() is for the others.
 struct Identity {
   const void* storage = nullptr;
   const char* data = nullptr;
@@ -39,6 +39,9 @@ std::vector<OnceGroup> find_once_groups(const kernel_ir::Module& module, const L
 /// What one group made from one content of its inputs.
 struct PackedBlock {
   Memory memory;
+  DeviceBlock device;      ///< in its place where the inputs are on a device
+  void* stream = nullptr;  ///< that filled it, up to `filled`
+  std::shared_ptr<void> filled{};
   std::vector<char*> pointers;  ///< by OnceGroup::packed
   int64_t bytes = 0;
   std::vector<std::shared_ptr<void>> watches;  ///< keep the inputs' identities from being reused

@@ -145,8 +145,8 @@ std::vector<bool> running_steps(const kernel_ir::Module& module, const Layout& l
 
 Layout make_layout(const kernel_ir::Module& module) { return LayoutMaker(module).make(); }
 
-std::shared_ptr<const Plan> make_plan(const kernel_ir::Module& module, const Layout& layout, const std::vector<std::string>& names,
-                                      const std::vector<int64_t>& values) {
+std::shared_ptr<Plan> make_plan(const kernel_ir::Module& module, const Layout& layout, const std::vector<std::string>& names,
+                                const std::vector<int64_t>& values) {
   auto plan = std::make_shared<Plan>();
   plan->symbols = values;
   std::map<std::string, int64_t> symbols;

@@ -9,6 +9,7 @@
 #include "kernel_ir/ir.h"
 #include "library/library.h"
 #include "runtime/memory_plan.h"
+#include "target/kernels.h"
 
 namespace deplo::runtime {
 
@@ -61,10 +62,14 @@ struct Plan {
   int64_t arena_bytes = 0;
   int64_t peak_bytes = 0;
   int64_t scratch_bytes = 0;  ///< per thread, the most of any kernel
+
+  /// Of a program whose tensors are on its kernels' device: kernels made ready to start.
+  std::shared_ptr<DeviceLaunches> launches;
+  std::vector<std::optional<size_t>> launch_of;  ///< by step: its place among them
 };
 
 /// Throws UserError if a value lies outside its symbol's range.
-std::shared_ptr<const Plan> make_plan(const kernel_ir::Module& module, const Layout& layout, const std::vector<std::string>& names,
-                                      const std::vector<int64_t>& values);
+std::shared_ptr<Plan> make_plan(const kernel_ir::Module& module, const Layout& layout, const std::vector<std::string>& names,
+                                const std::vector<int64_t>& values);
 
 }  // namespace deplo::runtime

@@ -111,6 +111,8 @@ Program::Program(kernel_ir::Module module, KernelCode code, LibraryFactory libra
     libraries_.push_back(library(step, context));
   }
   times_.resize(layout_.steps.size());
+  if (options_.device >= 0 && code_.device)
+    resident_ = std::make_unique<Resident>(*code_.device, module_, layout_, solver_.names(), options_.device, options_.replay);
 }
 
 Program::~Program() = default;
@@ -127,6 +129,7 @@ std::shared_ptr<const Plan> Program::plan_for(const std::vector<int64_t>& symbol
   auto plan = make_plan(module_, layout_, solver_.names(), symbols);
   DEPLO_CHECK(options_.memory_limit == 0 || plan->arena_bytes <= options_.memory_limit,
               "program {} needs {} bytes of temporaries, more than memory_limit = {}", module_.name, plan->arena_bytes, options_.memory_limit);
+  if (resident_) resident_->prepare(*plan);
   std::lock_guard lock(mutex_);
   plans_.push_front(plan);
   if (plans_.size() > static_cast<size_t>(options_.plans_kept)) plans_.pop_back();
@@ -179,7 +182,8 @@ bool Program::same_identities(const PackedState& state, const CallArgument* argu
   return true;
 }
 
-std::shared_ptr<const Program::PackedState> Program::packed_for(const CallArgument* arguments, const Plan& plan, Host& host, TeamLease& team) {
+std::shared_ptr<const Program::PackedState> Program::packed_for(const CallArgument* arguments, const CallState& state, const Plan& plan, Host& host,
+                                                                TeamLease& team) {
   if (groups_.empty()) return nullptr;
   std::shared_ptr<const PackedState> current;
   {
@@ -207,8 +211,7 @@ std::shared_ptr<const Program::PackedState> Program::packed_for(const CallArgume
       continue;
     }
     std::vector<Identity> inputs(at(*made, starts[g]), at(*made, starts[g + 1]));
-    made->blocks.push_back(
-        share_packed(groups_[g].content, inputs, [&](PackedBlock& block) { pack(groups_[g], arguments, plan, host, team, block); }));
+    made->blocks.push_back(share_packed(groups_[g].content, inputs, [&](PackedBlock& block) { pack(groups_[g], state, plan, host, team, block); }));
   }
   int64_t bytes = plan.arena_bytes;
   for (const auto& block : made->blocks)
@@ -221,24 +224,35 @@ std::shared_ptr<const Program::PackedState> Program::packed_for(const CallArgume
   return made;
 }
 
-void Program::pack(const OnceGroup& group, const CallArgument* arguments, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block) {
+void Program::pack(const OnceGroup& group, const CallState& state, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block) {
   std::vector<int64_t> offsets;
   block.bytes = 0;
   for (size_t buffer : group.packed) {
     offsets.push_back(block.bytes);
     block.bytes += round_up(plan.shapes[buffer].bytes, kAlignment);
   }
-  block.memory = Memory(block.bytes);
+  if (resident_)
+    block.device = host.allocate_on_device(block.bytes);
+  else
+    block.memory = Memory(block.bytes);
+  char* data = resident_ ? block.device.data : block.memory.data();
   block.pointers.clear();
   std::vector<char*> pointers(module_.buffers.size(), nullptr);
   for (size_t i = 0; i < group.packed.size(); ++i) {
-    block.pointers.push_back(block.memory.data() + offsets[i]);
+    block.pointers.push_back(data + offsets[i]);
     pointers[group.packed[i]] = block.pointers.back();
   }
   block.watches.clear();
   for (size_t buffer : group.inputs) {
-    pointers[buffer] = arguments[argument_of_[buffer]].tensor.data;
+    pointers[buffer] = state.pointers[buffer];
     block.watches.push_back(host.watch(argument_of_[buffer]));
+  }
+  if (resident_) {
+    DeviceBlock scratch = host.allocate_on_device(plan.launches->scratch_bytes());
+    for (size_t step : group.steps) resident_->start(step, plan, pointers.data(), scratch.data, host.stream());
+    block.stream = host.stream();
+    block.filled = host.mark();
+    return;
   }
   if (code_.device) {
     DeviceCall call(*code_.device, module_, layout_, plan, solver_.names(), group.steps, pointers.data());
@@ -248,6 +262,14 @@ void Program::pack(const OnceGroup& group, const CallArgument* arguments, const 
   }
   Memory scratch(round_up(plan.scratch_bytes, kScratchAlignment) * team.threads());
   for (size_t step : group.steps) run_kernel(step, plan, pointers.data(), scratch.data(), team);
+}
+
+void Program::await_packed(const PackedState& packed, Host& host) {
+  for (const auto& block : packed.blocks) {
+    if (!block || block->stream == host.stream()) continue;
+    host.wait_for(block->filled);
+    host.use(block->device);
+  }
 }
 
 int64_t Program::packed_bytes() const {
@@ -380,6 +402,37 @@ void Program::run_steps_on_device(CallState& state, const Plan& plan, Host& host
   call.finish(results);
 }
 
+void Program::run_steps_of_residents(CallState& state, const Plan& plan, Host& host) {
+  int64_t arena_bytes = round_up(plan.arena_bytes, kScratchAlignment);
+  DeviceBlock memory = host.allocate_on_device(arena_bytes + plan.launches->scratch_bytes());
+  for (size_t t = 0; t < layout_.temporaries.size(); ++t) state.pointers[layout_.temporaries[t].buffer] = memory.data + plan.offsets[t];
+  char* scratch = memory.data + arena_bytes;
+  bool profiling = profiling_.load(std::memory_order_relaxed);
+  if (profiling) code_.device->synchronize();
+  auto start = profiling ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+  size_t s = 0;
+  auto is_packing = [&](size_t step) { return layout_.steps[step].once; };
+  while (s < layout_.steps.size()) {
+    if (is_packing(s) || !plan.steps[s].runs) {
+      ++s;
+      continue;
+    }
+    size_t last = s + 1;
+    if (layout_.steps[s].kernel) {
+      while (!profiling && last < layout_.steps.size() && layout_.steps[last].kernel && !is_packing(last)) ++last;
+      resident_->start(s, last, plan, state.pointers.data(), scratch, host.stream());
+    } else {
+      libraries_[layout_.steps[s].library]->run(host);
+    }
+    if (profiling) {
+      code_.device->synchronize();
+      add_time(s, start);
+    }
+    s = last;
+  }
+  if (profiling) resident_->check_errors();
+}
+
 void Program::add_time(size_t step, std::chrono::steady_clock::time_point& start) {
   auto now = std::chrono::steady_clock::now();
   std::lock_guard lock(times_mutex_);
@@ -396,19 +449,28 @@ std::shared_ptr<const Plan> Program::run(const CallArgument* arguments, size_t c
   std::shared_ptr<const Plan> plan = plan_for(state->symbols);
   check_arguments(arguments, count, *plan);
   TeamLease team(code_.device ? 1 : threads);
-  std::shared_ptr<const PackedState> packed = packed_for(arguments, *plan, host, team);
-  for (size_t i = 0; i < count; ++i)
-    if (layout_.input_order[i]) state->pointers[*layout_.input_order[i]] = arguments[i].tensor.data;
+  DeviceBlock scalars;
+  if (resident_) {
+    resident_->check_errors();
+    scalars = resident_->bind(arguments, state->pointers.data(), host);
+  } else {
+    for (size_t i = 0; i < count; ++i)
+      if (layout_.input_order[i]) state->pointers[*layout_.input_order[i]] = arguments[i].tensor.data;
+  }
+  std::shared_ptr<const PackedState> packed = packed_for(arguments, *state, *plan, host, team);
+  if (resident_ && packed) await_packed(*packed, host);
   for (size_t g = 0; g < groups_.size(); ++g)
     for (size_t i = 0; packed->blocks[g] && i < groups_[g].packed.size(); ++i) state->pointers[groups_[g].packed[i]] = packed->blocks[g]->pointers[i];
   for (size_t buffer : layout_.allocated) {
     state->pointers[buffer] = host.allocate(buffer, module_.buffers[buffer].dtype, plan->shapes[buffer]);
-    if (options_.guard) poison(state->pointers[buffer], plan->shapes[buffer].bytes);
+    if (options_.guard && !resident_) poison(state->pointers[buffer], plan->shapes[buffer].bytes);
   }
   host.symbols = &plan->symbols;
   host.shapes = &plan->shapes;
   host.pointers = state->pointers.data();
-  if (code_.device)
+  if (resident_)
+    run_steps_of_residents(*state, *plan, host);
+  else if (code_.device)
     run_steps_on_device(*state, *plan, host);
   else
     run_steps(*state, *plan, host, team);

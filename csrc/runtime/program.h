@@ -14,6 +14,7 @@
 #include "runtime/binding.h"
 #include "runtime/packed.h"
 #include "runtime/plan.h"
+#include "runtime/resident.h"
 #include "runtime/thread_team.h"
 #include "target/kernels.h"
 
@@ -28,13 +29,16 @@ struct StepTime {
 /// A compiled graph, ready to be called from several threads at once.
 ///
 /// A call solves the symbols from its inputs, checks every input against what was compiled, packs static inputs that
-/// are new, takes an arena, and runs the steps in order, each kernel on all threads, or on a device (DeviceCall).
+/// are new, takes an arena, and runs the steps in order: each kernel on all threads, or on a device, to which tensors are copied (DeviceCall) where
+/// they are not there (Resident).
 class Program {
  public:
   struct Options {
     int64_t memory_limit = 0;  ///< bytes of packed inputs and of one call's temporaries; 0: any
     int plans_kept = 16;       ///< tuples of sizes whose plan is remembered
     bool guard = false;        ///< each kernel works on guarded copies of its buffers
+    int device = -1;           ///< that its tensors are on, where its kernels run on one
+    bool replay = false;       ///< launches of equal sizes are recorded, and then repeated
   };
 
   /// `library` may be null if there is no library step.
@@ -73,10 +77,13 @@ class Program {
   /// Whether a step that runs at these sizes reads what the group packs.
   static bool is_wanted(const OnceGroup& group, const Plan& plan);
   bool same_identities(const PackedState& state, const CallArgument* arguments, const Plan& plan) const;
-  std::shared_ptr<const PackedState> packed_for(const CallArgument* arguments, const Plan& plan, Host& host, TeamLease& team);
-  void pack(const OnceGroup& group, const CallArgument* arguments, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block);
+  std::shared_ptr<const PackedState> packed_for(const CallArgument* arguments, const CallState& state, const Plan& plan, Host& host, TeamLease& team);
+  void pack(const OnceGroup& group, const CallState& state, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block);
+  /// Has the call's stream wait until packed blocks are filled.
+  static void await_packed(const PackedState& packed, Host& host);
   void run_steps(CallState& state, const Plan& plan, Host& host, TeamLease& team);
   void run_steps_on_device(CallState& state, const Plan& plan, Host& host);
+  void run_steps_of_residents(CallState& state, const Plan& plan, Host& host);
   void add_time(size_t step, std::chrono::steady_clock::time_point& start);
   void run_kernel(size_t step, const Plan& plan, char* const* pointers, char* scratch, TeamLease& team);
   void run_guarded(size_t step, const Plan& plan, char* const* pointers, TeamLease& team);
@@ -91,6 +98,7 @@ class Program {
   std::vector<size_t> argument_of_;  ///< place in the calling order of each input buffer
   std::vector<KernelFn> functions_;  ///< by step; null for library steps, and where no function is
   std::vector<std::unique_ptr<LibraryOp>> libraries_;
+  std::unique_ptr<Resident> resident_;  ///< of a program whose tensors are on a device
 
   mutable std::mutex mutex_;                      ///< of the members below
   std::list<std::shared_ptr<const Plan>> plans_;  ///< the latest first

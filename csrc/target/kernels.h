@@ -35,6 +35,31 @@ class CompiledKernel {
   virtual std::string image() const { return {}; }
 };
 
+/// A launch of a kernel, but for the addresses of its buffers.
+struct DeviceStep {
+  std::string kernel;
+  std::vector<size_t> buffers;  ///< in the order of its params: places in the table of addresses that start() is given
+  uint64_t error = 0;           ///< address of the error word
+};
+
+/// Launches of a program at one tuple of sizes, made ready once. Any thread may call.
+class DeviceLaunches {
+ public:
+  virtual ~DeviceLaunches() = default;
+  /// Memory of the device that start() wants for blocks of threads; launches of one stream may share it.
+  virtual int64_t scratch_bytes() const = 0;
+  /// Starts launches first..last-1 in order on a stream (that of its driver's interface). `addresses` is the table of the steps' buffers.
+  virtual void start(size_t first, size_t last, char* const* addresses, uint64_t scratch, void* stream) = 0;
+};
+
+/// Memory that kernels write and the host reads without a copy, freed with the object.
+class SharedMemory {
+ public:
+  virtual ~SharedMemory() = default;
+  char* data = nullptr;  ///< as the host addresses it; zero at first
+  uint64_t address = 0;  ///< as kernels do
+};
+
 /// The kernels of a module on a device, and the device's memory, which calls address by numbers. What the device refuses is an ExecutionError that
 /// says why; what is used up (memory) is a UserError. Any thread may call.
 class DeviceKernels {
@@ -53,6 +78,14 @@ class DeviceKernels {
                       uint64_t error) = 0;
   /// Waits for everything that was started, and reports what went wrong in it.
   virtual void synchronize() = 0;
+
+  // For programs whose tensors are on the device, which order their work by streams. A device that has no such tensors has none of these.
+
+  /// `replay`: what start() is to launch again and again may be recorded, and then launched by one call of the driver.
+  virtual std::unique_ptr<DeviceLaunches> prepare(const std::vector<DeviceStep>& steps, const std::map<std::string, int64_t>& symbols, bool replay);
+  virtual std::unique_ptr<SharedMemory> share(int64_t bytes);
+  /// Starts a copy of a few bytes in the stream's order; they are read before it returns.
+  virtual void copy_on_stream(uint64_t to, const void* from, int64_t bytes, void* stream);
 };
 
 /// Memory of a device, freed with the object.

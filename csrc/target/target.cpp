@@ -26,7 +26,20 @@ const Target* look_up(std::string_view name) {
   return nullptr;
 }
 
+[[noreturn]] void refuse_resident(const DeviceKernels& kernels) {
+  throw InternalError(fmt::format("{} has no tensors of its own", kernels.describe_device()));
+}
+
 }  // namespace
+
+std::unique_ptr<DeviceLaunches> DeviceKernels::prepare(const std::vector<DeviceStep>& /*steps*/, const std::map<std::string, int64_t>& /*symbols*/,
+                                                       bool /*replay*/) {
+  refuse_resident(*this);
+}
+
+std::unique_ptr<SharedMemory> DeviceKernels::share(int64_t /*bytes*/) { refuse_resident(*this); }
+
+void DeviceKernels::copy_on_stream(uint64_t /*to*/, const void* /*from*/, int64_t /*bytes*/, void* /*stream*/) { refuse_resident(*this); }
 
 void Scheduler::add_call(const CallStep& call, tile_ir::Module& out) { out.steps.emplace_back(call); }
 

@@ -46,6 +46,7 @@ struct TargetOption {
 struct TargetOptions {
   int threads = 0;                            ///< of a call; 0: as many as the tensor library uses
   bool debug = false;                         ///< name kernels for debuggers and profilers
+  int device = -1;                            ///< ordinal of the device that the program's tensors are on; -1: they are on the host
   std::string cache_dir;                      ///< resolved; empty: no disk cache
   std::map<std::string, std::string> values;  ///< of the options that targets declare
 

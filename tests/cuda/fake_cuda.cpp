@@ -8,6 +8,8 @@
 //   shared=N         bytes of shared memory that a block may have (232448)
 //   reversed=1       the threads of a block run the other way round
 //   log=PATH         each call's name is appended to that file
+//   idle=1           kernels do nothing: what is left is the cost of starting them
+//   capturing=1      every stream says that it records
 
 #include <dlfcn.h>
 #include <unistd.h>
@@ -49,6 +51,7 @@ enum Result : int {
 struct Function {
   bool (*run)(const deplo_emulated_launch*, void**);
   int dynamic_bytes = 48 << 10;
+  int params = 0;
 };
 
 struct Module {
@@ -69,18 +72,30 @@ struct Allocations : std::map<uintptr_t, size_t> {
   }
 } allocations;
 
-std::string setting(const std::string& name, const std::string& otherwise) {
+/// The settings, read anew when the variable has changed: calls that ask for none cost little, as the driver's own do.
+const std::map<std::string, std::string>& settings() {
+  static std::string text;
+  static std::map<std::string, std::string> read;
   const char* all = std::getenv("DEPLO_FAKE_CUDA");
-  std::istringstream in(all ? all : "");
+  if (text == (all ? all : "")) return read;
+  text = all ? all : "";
+  read.clear();
+  std::istringstream in(text);
   for (std::string item; std::getline(in, item, ',');)
-    if (item.rfind(name + "=", 0) == 0) return item.substr(name.size() + 1);
-  return otherwise;
+    if (size_t at = item.find('='); at != std::string::npos) read.emplace(item.substr(0, at), item.substr(at + 1));
+  return read;
+}
+
+std::string setting(const std::string& name, const std::string& otherwise) {
+  auto at = settings().find(name);
+  return at == settings().end() ? otherwise : at->second;
 }
 
 int number(const std::string& name, int otherwise) { return std::stoi(setting(name, std::to_string(otherwise))); }
 
 /// What every entry point does first: 0, or the code that it is to fail with.
 int enter(const char* call) {
+  if (settings().empty()) return kSuccess;
   if (std::string log = setting("log", ""); !log.empty()) std::ofstream(log, std::ios::app) << call << "\n";
   std::string fail = setting("fail", "");
   size_t colon = fail.find(':');
@@ -238,6 +253,8 @@ EXPORT int cuModuleGetFunction(void** function, void* module, const char* name) 
   if (!found) return kNotFound;
   Function& made = m->functions[name];
   made.run = reinterpret_cast<bool (*)(const deplo_emulated_launch*, void**)>(found);
+  const auto* params = static_cast<const int*>(dlsym(m->library, (std::string("deplo_params_") + name).c_str()));
+  made.params = params ? *params : 0;
   *function = &made;
   return kSuccess;
 }
@@ -294,6 +311,42 @@ EXPORT int cuMemcpyDtoH_v2(void* to, unsigned long long from, size_t bytes) {
   return kSuccess;
 }
 
+EXPORT int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, void* /*stream*/) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuMemcpyHtoDAsync_v2")) return error;
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);  // to PyTorch's memory, of which this driver knows nothing
+  return kSuccess;
+}
+
+EXPORT int cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuMemHostAlloc")) return error;
+  if (bytes == 0 || flags != 3) return kInvalidValue;
+  *pointer = std::malloc(bytes);
+  std::memset(*pointer, 0xff, bytes);
+  return kSuccess;
+}
+
+EXPORT int cuMemFreeHost(void* pointer) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuMemFreeHost")) return error;
+  std::free(pointer);
+  return kSuccess;
+}
+
+EXPORT int cuMemHostGetDevicePointer_v2(unsigned long long* address, void* pointer, unsigned /*flags*/) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuMemHostGetDevicePointer_v2")) return error;
+  *address = reinterpret_cast<uintptr_t>(pointer);
+  return kSuccess;
+}
+
+EXPORT int cuStreamIsCapturing(void* /*stream*/, int* status) {
+  std::lock_guard lock(mutex);
+  *status = number("capturing", 0);
+  return enter_context("cuStreamIsCapturing");
+}
+
 EXPORT int cuMemsetD8_v2(unsigned long long pointer, unsigned char value, size_t count) {
   std::lock_guard lock(mutex);
   if (int error = enter_context("cuMemsetD8_v2")) return error;
@@ -302,16 +355,136 @@ EXPORT int cuMemsetD8_v2(unsigned long long pointer, unsigned char value, size_t
   return kSuccess;
 }
 
-EXPORT int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
-                          unsigned shared_bytes, void* /*stream*/, void** arguments, void** extra) {
-  std::lock_guard lock(mutex);
-  if (int error = enter_context("cuLaunchKernel")) return error;
+namespace {
+
+int launch(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
+           unsigned shared_bytes, void** arguments, void** extra) {
   auto* f = static_cast<Function*>(function);
   bool sizes = grid_x > 0 && grid_y > 0 && grid_z > 0 && grid_y < 65536 && grid_z < 65536 && grid_x <= INT32_MAX;
   uint64_t threads = uint64_t{block_x} * block_y * block_z;
   if (!sizes || threads == 0 || threads > 1024 || shared_bytes > static_cast<unsigned>(f->dynamic_bytes) || extra) return kInvalidValue;
+  if (number("idle", 0)) return kSuccess;
   deplo_emulated_launch launch{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, number("reversed", 0) != 0};
   return f->run(&launch, arguments) ? kSuccess : kLaunchFailed;
+}
+
+struct NodeParams {
+  void* function;
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  void** arguments;
+  void** extra;
+};
+
+/// A launch of a graph, with the values of its arguments as they were when it was given them.
+struct Node {
+  void* graph = nullptr;
+  NodeParams params{};
+  std::vector<unsigned long long> values;
+
+  void set(const NodeParams& given) {
+    params = given;
+    values.clear();
+    for (int a = 0; a < static_cast<Function*>(given.function)->params; ++a) values.push_back(*static_cast<unsigned long long*>(given.arguments[a]));
+  }
+};
+
+struct Graph {
+  std::vector<std::unique_ptr<Node>> nodes;  ///< in the order in which they were added, which is that of their dependencies
+};
+
+/// Nodes by the graph's own, so that a node of another graph shows.
+struct ReadyGraph {
+  std::vector<std::pair<const Node*, Node>> nodes;
+};
+
+std::map<void*, std::unique_ptr<Graph>> graphs;
+std::map<void*, std::unique_ptr<ReadyGraph>> ready_graphs;
+
+}  // namespace
+
+EXPORT int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
+                          unsigned shared_bytes, void* /*stream*/, void** arguments, void** extra) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuLaunchKernel")) return error;
+  return launch(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, arguments, extra);
+}
+
+EXPORT int cuGraphCreate(void** graph, unsigned flags) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuGraphCreate")) return error;
+  auto made = std::make_unique<Graph>();
+  *graph = made.get();
+  graphs[*graph] = std::move(made);
+  return flags == 0 ? kSuccess : kInvalidValue;
+}
+
+EXPORT int cuGraphDestroy(void* graph) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuGraphDestroy")) return error;
+  return graphs.erase(graph) == 1 ? kSuccess : kInvalidValue;
+}
+
+EXPORT int cuGraphAddKernelNode(void** node, void* graph, void* const* after, size_t count, const NodeParams* params) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuGraphAddKernelNode")) return error;
+  auto at = graphs.find(graph);
+  if (at == graphs.end()) return kInvalidValue;
+  auto& nodes = at->second->nodes;
+  // What deplo launches is a chain.
+  if (nodes.empty() ? count != 0 : count != 1 || after[0] != nodes.back().get()) return kInvalidValue;
+  nodes.push_back(std::make_unique<Node>());
+  nodes.back()->graph = graph;
+  nodes.back()->set(*params);
+  *node = nodes.back().get();
+  return kSuccess;
+}
+
+EXPORT int cuGraphInstantiateWithFlags(void** ready, void* graph, unsigned long long flags) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuGraphInstantiateWithFlags")) return error;
+  auto at = graphs.find(graph);
+  if (at == graphs.end() || flags != 0) return kInvalidValue;
+  auto made = std::make_unique<ReadyGraph>();
+  for (const auto& node : at->second->nodes) made->nodes.emplace_back(node.get(), *node);
+  *ready = made.get();
+  ready_graphs[*ready] = std::move(made);
+  return kSuccess;
+}
+
+EXPORT int cuGraphExecKernelNodeSetParams(void* ready, void* node, const NodeParams* params) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuGraphExecKernelNodeSetParams")) return error;
+  auto at = ready_graphs.find(ready);
+  if (at == ready_graphs.end()) return kInvalidValue;
+  for (auto& [original, own] : at->second->nodes) {
+    if (original != node) continue;
+    own.set(*params);
+    return kSuccess;
+  }
+  return kInvalidValue;
+}
+
+EXPORT int cuGraphExecDestroy(void* ready) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuGraphExecDestroy")) return error;
+  return ready_graphs.erase(ready) == 1 ? kSuccess : kInvalidValue;
+}
+
+EXPORT int cuGraphLaunch(void* ready, void* /*stream*/) {
+  std::lock_guard lock(mutex);
+  if (int error = enter_context("cuGraphLaunch")) return error;
+  auto at = ready_graphs.find(ready);
+  if (at == ready_graphs.end()) return kInvalidValue;
+  for (auto& [original, own] : at->second->nodes) {
+    std::vector<void*> arguments;
+    for (auto& value : own.values) arguments.push_back(&value);
+    const NodeParams& p = own.params;
+    if (int error = launch(p.function, p.grid[0], p.grid[1], p.grid[2], p.block[0], p.block[1], p.block[2], p.shared_bytes, arguments.data(), nullptr))
+      return error;
+  }
+  return kSuccess;
 }
 
 // ---- NVRTC ---------------------------------------------------------------------------------------------------------
@@ -366,8 +539,9 @@ EXPORT int nvrtcCompileProgram(void* program, int /*count*/, const char* const* 
   {
     std::ofstream out(base + ".cpp");
     out << "#include \"" DEPLO_EMULATOR "\"\n" << std::regex_replace(c->text, std::regex("extern __shared__"), "extern");
+    out << "\ntemplate <class... Args> constexpr int deplo_count(void (*)(Args...)) { return sizeof...(Args); }\n";
     static const std::regex kKernel(R"(__global__ void (\w+)\()");
-    for (std::sregex_iterator k(c->text.begin(), c->text.end(), kKernel), end; k != end; ++k) out << "DEPLO_KERNEL(" << (*k)[1] << ")\n";
+    for (std::sregex_iterator k(c->text.begin(), c->text.end(), kKernel), end; k != end; ++k) out << "DEPLO_KERNEL(" << (*k)[1] << ")\nextern \"C\" const int deplo_params_" << (*k)[1] << " = deplo_count(" << (*k)[1] << ");\n";
   }
   std::string command =
       DEPLO_CXX " -std=c++17 -O0 -w -fPIC -shared -o " + base + ".so " + base + ".cpp " DEPLO_EMULATOR_LIBRARY " > " + base + ".log 2>&1";

@@ -188,12 +188,23 @@ AtenCall::AtenCall(const std::string& op, const std::vector<std::pair<std::strin
   }
 }
 
-std::vector<at::Tensor> AtenCall::run(const TensorOf& tensor_of, const SizeOf& size_of) const {
+namespace {
+
+bool is_device(const c10::TypePtr& type) {
+  if (auto optional = type->cast<c10::OptionalType>()) return is_device(optional->getElementType());
+  return type->kind() == c10::TypeKind::DeviceObjType;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> AtenCall::run(const TensorOf& tensor_of, const SizeOf& size_of, c10::Device device) const {
   Converter converter(op_, tensor_of, size_of);
   std::vector<c10::IValue> stack;
   stack.reserve(arguments_.size());
   for (const Argument& argument : arguments_)
-    stack.push_back(argument.given ? converter.convert(*argument.given, argument.type, argument.repeat) : argument.value);
+    stack.push_back(!device.is_cpu() && is_device(argument.type) ? c10::IValue(device)
+                    : argument.given                             ? converter.convert(*argument.given, argument.type, argument.repeat)
+                                                                 : argument.value);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
   handle_.callBoxed(&stack);

@@ -23,8 +23,8 @@ class AtenCall {
   AtenCall(const std::string& op, const std::vector<std::pair<std::string, Attribute>>& arguments);
 
   /// Runs below autograd and autocast, which have had their say when the graph was traced. Lists of tensors are
-  /// flattened; an undefined tensor stands for None.
-  std::vector<at::Tensor> run(const TensorOf& tensor_of, const SizeOf& size_of) const;
+  /// flattened; an undefined tensor stands for None. On a `device` that is none of the host's, so are results of calls without operands.
+  std::vector<at::Tensor> run(const TensorOf& tensor_of, const SizeOf& size_of, c10::Device device = c10::kCPU) const;
   const std::string& op() const { return op_; }
 
  private:

@@ -3,8 +3,11 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/Event.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/autograd/forward_grad.h>
 
 #include <map>
@@ -55,7 +58,7 @@ class AtenStep final : public LibraryOp {
     };
     std::map<std::string, int64_t> sizes;
     for (size_t s = 0; s < symbols_.size(); ++s) sizes[symbols_[s]] = (*host.symbols)[s];
-    std::vector<at::Tensor> results = call_.run(tensor_of, [&](Expr size) { return evaluate(size, sizes); });
+    std::vector<at::Tensor> results = call_.run(tensor_of, [&](Expr size) { return evaluate(size, sizes); }, tensors.device());
     DEPLO_ASSERT(results.size() >= results_.size(), "{} returned {} tensors, {} expected", call_.op(), results.size(), results_.size());
     for (size_t r = 0; r < results_.size(); ++r)
       if (results_[r]) tensors.adopt(*results_[r], std::move(results[r]), operands, call_.op());
@@ -85,6 +88,17 @@ at::Tensor pooled_tensor(at::ScalarType dtype, const BufferShape& shape) {
   return tensor;
 }
 
+/// What the driver calls a stream.
+template <class S>
+void* handle_of(const S& stream) {
+  if constexpr (requires { stream.native_handle(); }) {
+    return stream.native_handle();
+  } else {
+    DEPLO_SUPPORT(stream.id() == 0, "this PyTorch does not tell the driver's name of a stream: use PyTorch 2.11 or later, or the default stream");
+    return nullptr;
+  }
+}
+
 bool has_layout(const at::Tensor& tensor, const BufferShape& shape) {
   if (tensor.numel() == 0) return true;
   for (size_t d = 0; d < shape.sizes.size(); ++d)
@@ -95,15 +109,48 @@ bool has_layout(const at::Tensor& tensor, const BufferShape& shape) {
 }  // namespace
 
 TensorHost::TensorHost(const ProgramBody& program, const std::vector<const at::Tensor*>& inputs, const std::vector<size_t>& argument_of,
-                       const std::vector<size_t>& allocated)
-    : program_(program), inputs_(inputs), argument_of_(argument_of), allocated_(allocated) {
+                       const std::vector<size_t>& allocated, c10::Device device)
+    : program_(program), inputs_(inputs), argument_of_(argument_of), allocated_(allocated), device_(device) {
   outputs_.reserve(allocated.size());
+  if (device.is_cpu()) return;
+  const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
+  left_ = guard->exchangeDevice(device);
+  stream_ = guard->getStream(device);
+  handle_ = handle_of(*stream_);
+  allocator_ = c10::GetAllocator(device.type());
+}
+
+TensorHost::~TensorHost() {
+  if (left_) c10::impl::getDeviceGuardImpl(device_.type())->uncheckedSetDevice(*left_);
+}
+
+at::Tensor TensorHost::empty(at::ScalarType dtype, const BufferShape& shape) const {
+  if (!allocator_) return at::Tensor(at::detail::empty_strided_cpu(shape.sizes, shape.strides, dtype));
+  c10::DispatchKeySet key(c10::computeDispatchKey(dtype, c10::kStrided, device_));
+  return at::Tensor(at::detail::empty_strided_generic(shape.sizes, shape.strides, allocator_, key, dtype));
+}
+
+DeviceBlock TensorHost::allocate_on_device(int64_t bytes) {
+  if (bytes == 0) return {};
+  auto owner = std::make_shared<c10::DataPtr>(allocator_->allocate(static_cast<size_t>(bytes)));
+  return {static_cast<char*>(owner->get()), owner};
+}
+
+std::shared_ptr<void> TensorHost::mark() {
+  auto event = std::make_shared<c10::Event>(device_.type());
+  event->record(*stream_);
+  return event;
+}
+
+void TensorHost::wait_for(const std::shared_ptr<void>& mark) { static_cast<c10::Event*>(mark.get())->block(*stream_); }
+
+void TensorHost::use(const DeviceBlock& block) {
+  if (block.owner) c10::impl::getDeviceGuardImpl(device_.type())->recordDataPtrOnStream(*static_cast<c10::DataPtr*>(block.owner.get()), *stream_);
 }
 
 char* TensorHost::allocate(size_t /*buffer*/, DType dtype, const BufferShape& shape) {
   at::ScalarType type = to_scalar_type(dtype);
-  outputs_.push_back(shape.bytes >= kPooledBytes ? pooled_tensor(type, shape)
-                                                 : at::Tensor(at::detail::empty_strided_cpu(shape.sizes, shape.strides, type)));
+  outputs_.push_back(!allocator_ && shape.bytes >= kPooledBytes ? pooled_tensor(type, shape) : empty(type, shape));
   return static_cast<char*>(outputs_.back().unsafeGetTensorImpl()->mutable_data());
 }
 
@@ -119,7 +166,11 @@ at::Tensor TensorHost::tensor(size_t buffer) const {
   for (size_t k = 0; k < allocated_.size(); ++k)
     if (allocated_[k] == buffer) return outputs_[k];
   const BufferShape& shape = (*shapes)[buffer];
-  return at::from_blob(pointers[buffer], shape.sizes, shape.strides, at::TensorOptions().dtype(to_scalar_type(known.dtype)));
+  return at::for_blob(pointers[buffer], shape.sizes)
+      .strides(shape.strides)
+      .options(at::TensorOptions().dtype(to_scalar_type(known.dtype)).device(device_))
+      .target_device(device_)
+      .make_tensor();
 }
 
 void TensorHost::adopt(size_t buffer, at::Tensor result, const std::vector<at::Tensor>& operands, const std::string& op) {
@@ -132,7 +183,7 @@ void TensorHost::adopt(size_t buffer, at::Tensor result, const std::vector<at::T
   bool shared = !has_layout(result, shape);
   for (const at::Tensor& operand : operands) shared = shared || operand.storage().data() == result.storage().data();
   if (shared) {
-    at::Tensor copy = at::detail::empty_strided_cpu(shape.sizes, shape.strides, result.scalar_type());
+    at::Tensor copy = empty(result.scalar_type(), shape);
     copy.copy_(result);
     result = std::move(copy);
   }
@@ -149,12 +200,12 @@ constexpr c10::DispatchKeySet kUnlikeTheirMemory({c10::DispatchKey::Python, c10:
 
 }  // namespace
 
-TensorView view_of(const at::Tensor& tensor) {
+TensorView view_of(const at::Tensor& tensor, c10::DeviceType elsewhere) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   DEPLO_SUPPORT(!impl->key_set().has_any(kUnlikeTheirMemory), "an input is a tensor that its memory alone does not give (dispatch keys {})",
                 c10::toString(impl->key_set() & kUnlikeTheirMemory));
-  DEPLO_SUPPORT(impl->layout() == c10::kStrided && impl->is_cpu() && impl->has_storage(), "an input is a {} tensor on {}",
-                impl->layout() == c10::kStrided ? "strided" : "sparse", tensor.device().str());
+  DEPLO_SUPPORT(impl->layout() == c10::kStrided && impl->has_storage() && (impl->is_cpu() || impl->device_type() == elsewhere),
+                "an input is a {} tensor on {}", impl->layout() == c10::kStrided ? "strided" : "sparse", tensor.device().str());
   TensorView view;
   view.data = static_cast<char*>(const_cast<void*>(impl->data()));
   view.dtype = from_scalar_type(c10::typeMetaToScalarType(impl->dtype()));
@@ -163,6 +214,7 @@ TensorView view_of(const at::Tensor& tensor) {
   view.strides = impl->strides().data();
   view.storage = impl->unsafe_storage().unsafeGetStorageImpl();
   view.has_version = !impl->is_inference();
+  view.device = impl->is_cpu() ? -1 : impl->device().index();
   view.version = view.has_version ? impl->version_counter().current_version() : 0;
   return view;
 }

@@ -10,6 +10,16 @@ namespace deplo {
 
 // The part of the CUDA driver API (cuda.h) that deplo calls. Names with a version are those that the header's names stand for; none of these has
 // changed since CUDA 11. CUdevice and the enums are int, CUdeviceptr is 64 bits wide, the rest are opaque pointers.
+// Graphs came with CUDA 10; the names without a version take CUDA_KERNEL_NODE_PARAMS_v1.
+struct CudaNode {
+  void* function;
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  void** arguments;
+  void** extra;
+};
+
 struct CudaApi {
   int (*cuInit)(unsigned flags) = nullptr;
   int (*cuGetErrorName)(int error, const char** text) = nullptr;
@@ -35,6 +45,18 @@ struct CudaApi {
   int (*cuMemsetD8)(unsigned long long pointer, unsigned char value, size_t count) = nullptr;
   int (*cuLaunchKernel)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
                         unsigned shared_bytes, void* stream, void** arguments, void** extra) = nullptr;
+  int (*cuMemHostAlloc)(void** pointer, size_t bytes, unsigned flags) = nullptr;
+  int (*cuMemFreeHost)(void* pointer) = nullptr;
+  int (*cuMemHostGetDevicePointer)(unsigned long long* address, void* pointer, unsigned flags) = nullptr;
+  int (*cuMemcpyHtoDAsync)(unsigned long long to, const void* from, size_t bytes, void* stream) = nullptr;
+  int (*cuStreamIsCapturing)(void* stream, int* status) = nullptr;
+  int (*cuGraphCreate)(void** graph, unsigned flags) = nullptr;
+  int (*cuGraphDestroy)(void* graph) = nullptr;
+  int (*cuGraphAddKernelNode)(void** node, void* graph, void* const* after, size_t count, const CudaNode* kernel) = nullptr;
+  int (*cuGraphInstantiateWithFlags)(void** ready, void* graph, unsigned long long flags) = nullptr;
+  int (*cuGraphExecKernelNodeSetParams)(void* ready, void* node, const CudaNode* kernel) = nullptr;
+  int (*cuGraphExecDestroy)(void* ready) = nullptr;
+  int (*cuGraphLaunch)(void* ready, void* stream) = nullptr;
 
   explicit CudaApi(const std::string& library);
   /// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
@@ -57,7 +79,7 @@ constexpr int kFunctionDynamicSharedBytes = 8;
 template <class F>
 void load(void* handle, const char* name, F& function) {
   function = reinterpret_cast<F>(dlsym(handle, name));
-  DEPLO_SUPPORT(function, "this libcuda has no {}: install a driver of CUDA 11 or later", name);
+  DEPLO_SUPPORT(function, "this libcuda has no {}: install a driver of CUDA 11.4 or later", name);
 }
 
 }  // namespace
@@ -92,6 +114,18 @@ CudaApi::CudaApi(const std::string& library) {
   load(handle, "cuMemcpyDtoH_v2", cuMemcpyDtoH);
   load(handle, "cuMemsetD8_v2", cuMemsetD8);
   load(handle, "cuLaunchKernel", cuLaunchKernel);
+  load(handle, "cuMemHostAlloc", cuMemHostAlloc);
+  load(handle, "cuMemFreeHost", cuMemFreeHost);
+  load(handle, "cuMemHostGetDevicePointer_v2", cuMemHostGetDevicePointer);
+  load(handle, "cuMemcpyHtoDAsync_v2", cuMemcpyHtoDAsync);
+  load(handle, "cuStreamIsCapturing", cuStreamIsCapturing);
+  load(handle, "cuGraphCreate", cuGraphCreate);
+  load(handle, "cuGraphDestroy", cuGraphDestroy);
+  load(handle, "cuGraphAddKernelNode", cuGraphAddKernelNode);
+  load(handle, "cuGraphInstantiateWithFlags", cuGraphInstantiateWithFlags);
+  load(handle, "cuGraphExecKernelNodeSetParams", cuGraphExecKernelNodeSetParams);
+  load(handle, "cuGraphExecDestroy", cuGraphExecDestroy);
+  load(handle, "cuGraphLaunch", cuGraphLaunch);
 }
 
 std::string CudaApi::describe(int error) const {
@@ -105,20 +139,22 @@ void CudaApi::check(int error, const char* call) const {
   if (error != 0) throw ExecutionError(fmt::format("the CUDA driver failed in {}: {}", call, describe(error)));
 }
 
-/// Makes the device's context the calling thread's while it lives.
-class CudaDevice::Current {
- public:
-  explicit Current(const CudaDevice& device) : api_(*device.api_) { api_.check(api_.cuCtxPushCurrent(device.context_), "cuCtxPushCurrent"); }
-  ~Current() {
-    void* popped = nullptr;
-    api_.cuCtxPopCurrent(&popped);
-  }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
+namespace {
 
- private:
-  const CudaApi& api_;
-};
+CudaNode node_of(void* function, const CudaLaunch& l, void** arguments) {
+  return {function, {l.grid[0], l.grid[1], l.grid[2]}, {l.block[0], l.block[1], l.block[2]}, l.shared_bytes, arguments, nullptr};
+}
+
+}  // namespace
+
+CudaDevice::Current::Current(const CudaDevice& device) : api_(*device.api_) {
+  api_.check(api_.cuCtxPushCurrent(device.context_), "cuCtxPushCurrent");
+}
+
+CudaDevice::Current::~Current() {
+  void* popped = nullptr;
+  api_.cuCtxPopCurrent(&popped);
+}
 
 std::shared_ptr<CudaDevice> CudaDevice::open(const std::string& library, int ordinal) {
   auto api = std::make_shared<CudaApi>(library);
@@ -225,8 +261,77 @@ void CudaDevice::allow_shared_bytes(void* function, int64_t bytes) {
   api_->check(api_->cuFuncSetAttribute(function, kFunctionDynamicSharedBytes, static_cast<int>(bytes)), "cuFuncSetAttribute");
 }
 
+std::pair<void*, uint64_t> CudaDevice::allocate_shared(int64_t bytes) {
+  Current current(*this);
+  constexpr unsigned kPortableMapped = 3;  // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
+  void* pointer = nullptr;
+  api_->check(api_->cuMemHostAlloc(&pointer, static_cast<size_t>(bytes), kPortableMapped), "cuMemHostAlloc");
+  unsigned long long address = 0;
+  if (int error = api_->cuMemHostGetDevicePointer(&address, pointer, 0); error != 0) {
+    api_->cuMemFreeHost(pointer);
+    api_->check(error, "cuMemHostGetDevicePointer");
+  }
+  return {pointer, address};
+}
+
+void CudaDevice::free_shared(void* pointer) noexcept {
+  if (api_->cuCtxPushCurrent(context_) != 0) return;
+  api_->cuMemFreeHost(pointer);
+  void* popped = nullptr;
+  api_->cuCtxPopCurrent(&popped);
+}
+
+void CudaDevice::copy_on_stream(uint64_t to, const void* from, int64_t bytes, void* stream) {
+  Current current(*this);
+  api_->check(api_->cuMemcpyHtoDAsync(to, from, static_cast<size_t>(bytes), stream), "cuMemcpyHtoDAsync");
+}
+
+bool CudaDevice::is_capturing(void* stream) {
+  int status = 0;
+  return api_->cuStreamIsCapturing(stream, &status) != 0 || status != 0;
+}
+
+CudaGraph::CudaGraph(std::shared_ptr<CudaDevice> device) : device_(std::move(device)) {
+  CudaDevice::Current current(*device_);
+  device_->api_->check(device_->api_->cuGraphCreate(&graph_, 0), "cuGraphCreate");
+}
+
+CudaGraph::~CudaGraph() {
+  const CudaApi& api = *device_->api_;
+  if (api.cuCtxPushCurrent(device_->context_) != 0) return;
+  if (ready_) api.cuGraphExecDestroy(ready_);
+  api.cuGraphDestroy(graph_);
+  void* popped = nullptr;
+  api.cuCtxPopCurrent(&popped);
+}
+
+void CudaGraph::add(void* function, const CudaLaunch& launch, void** arguments) {
+  CudaDevice::Current current(*device_);
+  CudaNode kernel = node_of(function, launch, arguments);
+  void* node = nullptr;
+  const std::vector<void*> after = nodes_.empty() ? std::vector<void*>{} : std::vector<void*>{nodes_.back()};
+  device_->api_->check(device_->api_->cuGraphAddKernelNode(&node, graph_, after.data(), after.size(), &kernel), "cuGraphAddKernelNode");
+  nodes_.push_back(node);
+}
+
+void CudaGraph::finish() {
+  CudaDevice::Current current(*device_);
+  device_->api_->check(device_->api_->cuGraphInstantiateWithFlags(&ready_, graph_, 0), "cuGraphInstantiateWithFlags");
+}
+
+void CudaGraph::change(size_t node, void* function, const CudaLaunch& launch, void** arguments) {
+  CudaNode kernel = node_of(function, launch, arguments);
+  device_->api_->check(device_->api_->cuGraphExecKernelNodeSetParams(ready_, nodes_[node], &kernel), "cuGraphExecKernelNodeSetParams");
+}
+
+void CudaGraph::launch(void* stream) { device_->api_->check(device_->api_->cuGraphLaunch(ready_, stream), "cuGraphLaunch"); }
+
 void CudaDevice::launch(void* function, const CudaLaunch& l, void** arguments) {
   Current current(*this);
+  launch_in_context(function, l, arguments);
+}
+
+void CudaDevice::launch_in_context(void* function, const CudaLaunch& l, void** arguments) {
   api_->check(api_->cuLaunchKernel(function, l.grid[0], l.grid[1], l.grid[2], l.block[0], l.block[1], l.block[2], l.shared_bytes, l.stream, arguments,
                                    nullptr),
               "cuLaunchKernel");

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace deplo {
@@ -54,10 +55,32 @@ class CudaDevice {
   void allow_shared_bytes(void* function, int64_t bytes);
   /// `arguments` points to the value of each parameter.
   void launch(void* function, const CudaLaunch& launch, void** arguments);
+  /// The same for a caller that holds a Current.
+  void launch_in_context(void* function, const CudaLaunch& launch, void** arguments);
+
+  /// Memory of the host that kernels reach: as the host addresses it, and as they do.
+  std::pair<void*, uint64_t> allocate_shared(int64_t bytes);
+  void free_shared(void* pointer) noexcept;
+  /// In the stream's order; what is copied is read before it returns.
+  void copy_on_stream(uint64_t to, const void* from, int64_t bytes, void* stream);
+  /// Whether what the stream is given is recorded, not run. For a caller that holds a Current.
+  bool is_capturing(void* stream);
+
+  /// Makes the device's context the calling thread's while it lives.
+  class Current {
+   public:
+    explicit Current(const CudaDevice& device);
+    ~Current();
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+
+   private:
+    const CudaApi& api_;
+  };
 
  private:
+  friend class CudaGraph;
   CudaDevice() = default;
-  class Current;
 
   std::shared_ptr<const CudaApi> api_;
   int device_ = 0;
@@ -65,6 +88,29 @@ class CudaDevice {
   std::string name_;
   int capability_ = 0;
   int64_t shared_bytes_ = 0;
+};
+
+/// Launches in a row that the driver starts by one call. `arguments` are read while a call lasts. change() and launch() are for callers that hold a
+/// Current; launches wait for each other, whatever their streams.
+class CudaGraph {
+ public:
+  explicit CudaGraph(std::shared_ptr<CudaDevice> device);
+  ~CudaGraph();
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+
+  void add(void* function, const CudaLaunch& launch, void** arguments);
+  /// After the last add(), before the first launch().
+  void finish();
+  /// Gives a launch other arguments, for what is launched from now on.
+  void change(size_t node, void* function, const CudaLaunch& launch, void** arguments);
+  void launch(void* stream);
+
+ private:
+  std::shared_ptr<CudaDevice> device_;
+  void* graph_ = nullptr;
+  void* ready_ = nullptr;  ///< a CUgraphExec
+  std::vector<void*> nodes_;
 };
 
 /// Memory of a device, freed with the object.

@@ -31,6 +31,9 @@ class CudaKernels final : public DeviceKernels {
   /// has ended.
   void launch(const std::string& kernel, const std::vector<uint64_t>& buffers, const std::map<std::string, int64_t>& symbols,
               uint64_t error) override;
+  std::unique_ptr<DeviceLaunches> prepare(const std::vector<DeviceStep>& steps, const std::map<std::string, int64_t>& symbols, bool replay) override;
+  std::unique_ptr<SharedMemory> share(int64_t bytes) override;
+  void copy_on_stream(uint64_t to, const void* from, int64_t bytes, void* stream) override { device_->copy_on_stream(to, from, bytes, stream); }
 
  private:
   struct Loaded {
@@ -39,6 +42,15 @@ class CudaKernels final : public DeviceKernels {
     int64_t shared_bytes = 0;   ///< that it declares itself
     int64_t allowed_bytes = 0;  ///< of dynamic shared memory; guarded by the mutex
   };
+  /// A launch of a kernel at some sizes.
+  struct Sized {
+    CudaLaunch launch;
+    int64_t blocks = 0;            ///< 0: nothing to launch
+    std::vector<long long> sizes;  ///< its symbols
+    bool has_scratch = false;      ///< it takes an address of scratch memory
+    int64_t scratch_bytes = 0;     ///< that must be in global memory, of all blocks together
+  };
+  Sized sized(Loaded& loaded, const std::map<std::string, int64_t>& symbols);
 
   std::shared_ptr<CudaDevice> device_;
   std::shared_ptr<void> module_;

@@ -1,5 +1,6 @@
 #include "target/cuda/target.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "base/error.h"
@@ -58,7 +59,7 @@ class CudaTarget final : public Target {
     if (module.kernels.empty()) return {};
     auto start = std::chrono::steady_clock::now();
     try {
-      auto kernels = std::make_shared<CudaKernels>(CudaDevice::open(options["cuda_driver"]), module, options["nvrtc"]);
+      auto kernels = std::make_shared<CudaKernels>(CudaDevice::open(options["cuda_driver"], std::max(options.device, 0)), module, options["nvrtc"]);
       stats.compiled = static_cast<int>(module.kernels.size());
       stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       return {{}, std::move(kernels), ""};
