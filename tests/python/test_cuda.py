@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from devices import EMULATED, Gpu, fetched
+from devices import device as device
 from engines import Compiler, same
 from program_cases import CASES, Case
 from test_cases import CONCATENATIONS, Layer, check, each
@@ -25,17 +27,14 @@ import deplo
 from deplo.capture import unwrapped_errors
 from deplo.cli import main
 from deplo.errors import FallbackWarning, UnsupportedError, UserError
-from deplo.executable import _from_devices, _on_cpu
-from deplo.fx_import import Imported, import_graph
+from deplo.fx_import import import_graph
 from deplo.numerics import exact_value, functions
 from deplo.targets import find_target, packaged
 
 pytestmark = pytest.mark.usefixtures("fresh_inference")
 
 _C = pytest.importorskip("deplo._C")
-ROOT = Path(__file__).resolve().parents[2]
 ARCHS = ("sm_80", "sm_90")
-EMULATED = str(Path(os.environ.get("DEPLO_BUILD", ROOT / "build")) / "tests" / "cuda" / "libdeplo_fake_cuda.so")
 EMULATOR = {"target": "cuda", "cuda_driver": EMULATED, "nvrtc": EMULATED}
 NO_DRIVER = {"target": "cuda", "cuda_driver": "/nonexistent/libcuda.so.1"}
 
@@ -67,23 +66,26 @@ def check_for_gpus(folder: Path) -> int:
     return len(texts)
 
 
-def run_case(case: Case, symbolic: bool, folder: Path) -> None:
+def run_case(case: Case, symbolic: bool, folder: Path, device: Gpu | None) -> None:
+    """On tensors of the `device`, or of the CPU, which calls copy there."""
     dims = case.sizes[0] if symbolic else case.small
     assert dims is not None
-    compiled = compiled_for_gpu(case.fn, {"dump_dir": str(folder)}, dynamic=True if symbolic else None)
-    inputs = case.inputs(dims)
-    check(case, compiled(*inputs), inputs, dims)
+    options = gpu() if device is None else device.options
+    compiled = Compiler()(case.fn, {**options, "dump_dir": str(folder)}, dynamic=True if symbolic else None)
+    inputs = case.inputs(dims) if device is None else device.put(case.inputs(dims))
+    got = compiled(*inputs)
+    check(case, fetched(got), fetched(inputs), dims)
     assert check_for_gpus(folder) or case.kernels == 0
 
 
 @each([case for case in CASES if case.small is not None])
-def test_cases(case: Case, tmp_path: Path):
-    run_case(case, False, tmp_path)
+def test_cases(case: Case, tmp_path: Path, device: Gpu):
+    run_case(case, False, tmp_path, device)
 
 
 @each([case for case in CASES if case.small is not None and case.sizes])
 def test_cases_of_symbolic_sizes(case: Case, tmp_path: Path):
-    run_case(case, True, tmp_path)
+    run_case(case, True, tmp_path, None)
 
 
 @pytest.mark.parametrize("name", ["bert-base", "llama-block-s32", "resnet-50"])
@@ -410,7 +412,7 @@ def test_the_command_line_runs_on_the_same_libraries(capsys: pytest.CaptureFixtu
     assert "install NVIDIA's driver" in capsys.readouterr().err
 
 
-# Tensors on GPUs: imported as if they were on the CPU, copied at each call
+# Tensors on GPUs, without one: what is imported (test_resident.py runs it)
 
 
 def graph_on_gpu(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> torch.fx.GraphModule:
@@ -421,37 +423,16 @@ def graph_on_gpu(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> torch.fx.G
         return make_fx(fn, tracing_mode="fake")(*[torch.empty(shape, device="cuda") for shape in shapes])
 
 
-def test_tensors_on_gpus_are_imported_for_the_target_alone():
-    gm = graph_on_gpu(lambda x: (x + torch.ones(3, device=x.device)).cpu(), (2, 3))
-    imported = import_graph(gm, "inference", target="cuda")
-    assert "cuda" not in imported.text and not imported.on_cpu and imported.devices == [torch.device("cpu")]
+def test_the_tensors_of_a_graph_choose_its_target():
+    gm = graph_on_gpu(lambda x: x + torch.ones(3, device=x.device), (2, 3))
+    imported = import_graph(gm, "inference")
+    assert "cuda" not in imported.text and (imported.target, imported.device) == ("cuda", 0)
     assert _C.level_of(imported.text) == "torch"
-    with pytest.raises(UnsupportedError, match="is on cuda.*the target is cpu"):
-        import_graph(gm, "inference")
-    with pytest.raises(UnsupportedError, match=r"aten.rand\w*.default draws from the generator of a GPU"):
-        import_graph(graph_on_gpu(lambda x: x + torch.rand_like(x), (2, 3)), "inference", target="cuda")
-
-
-class Elsewhere(torch.Tensor):
-    """A tensor that says to be on a GPU."""
-
-    device = property(lambda self: torch.device("cuda"))  # type: ignore[assignment]
-
-
-def test_calls_copy_tensors_of_gpus_in_their_strides():
-    base = torch.arange(40.0)
-    for strides in ((1, 4), (8, 2), (0, 1)):
-        tensor = base.as_strided((4, 3), strides, 2)
-        copy = _on_cpu(tensor.as_subclass(Elsewhere))
-        assert copy.stride() == tensor.stride() and copy.eq(tensor).all()
-    assert _on_cpu(torch.empty(0, 3).as_subclass(Elsewhere)).shape == (0, 3)
-    imported = Imported("", 3, [0, 2], [], [], {}, {}, True, devices=[torch.device("meta"), None, torch.device("meta")], written=[2], on_cpu=False)
-
-    def run(inputs: list[Any]) -> list[Any]:
-        inputs[1].add_(1)
-        return [torch.ones(2, 3).t(), 7, inputs[1]]
-
-    x, y = torch.zeros(2, 3).as_subclass(Elsewhere), torch.zeros(2).as_subclass(Elsewhere)
-    result, number, same_input = _from_devices(run, imported)([x, y])
-    assert result.device.type == "meta" and result.shape == (3, 2) and result.stride() == (1, 3)
-    assert number == 7 and same_input is y and y.eq(1).all()
+    with pytest.raises(UnsupportedError, match="its tensors are on cuda:0, the target is cpu"):
+        import_graph(gm, "inference", target="cpu")
+    with pytest.raises(UnsupportedError, match="gives a tensor on another device than cuda:0"):
+        import_graph(graph_on_gpu(lambda x: (x + 1).cpu(), (2, 3)), "inference")
+    numbers = import_graph(graph_on_gpu(lambda x: x * torch.full((), 2.0).exp(), (2, 3)), "inference")
+    assert numbers.device == 0 and "aten.exp" in numbers.text
+    with pytest.raises(UnsupportedError, match="gives a tensor on another device"):  # who calls the graph gets it
+        import_graph(graph_on_gpu(lambda x: (x + 1, torch.full((), 2.0)), (2, 3)), "inference")

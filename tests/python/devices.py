@@ -1,0 +1,75 @@
+"""Tensors on a GPU for tests: of this machine's, or of a device that stands in for one, whose memory is the host's and whose driver is emulated."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_map_only
+
+FOLDER = Path(os.environ.get("DEPLO_BUILD", Path(__file__).resolve().parents[2] / "build")) / "tests" / "cuda"
+EMULATED = str(FOLDER / "libdeplo_fake_cuda.so")
+IS_REAL = torch.cuda.is_available()
+
+
+@functools.cache
+def stand_in() -> ctypes.CDLL:
+    """The device that stands in, known to PyTorch from now on. Only for a PyTorch without CUDA."""
+    path = FOLDER / "libdeplo_fake_device.so"
+    torch.ops.load_library(str(path))
+    library = ctypes.CDLL(str(path))
+    library.fake_count.restype = ctypes.c_int64
+    return library
+
+
+class Gpu:
+    """The device of a test, and the options that compile for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.options: dict[str, Any] = {}
+        if not IS_REAL:
+            self.library = stand_in()
+            self.options = {"cuda_driver": EMULATED, "nvrtc": EMULATED}
+            monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+            self.counts()
+
+    def put(self, tree: Any) -> Any:
+        """Tensors, in their strides and those that share memory still sharing it, or a module: there."""
+        if isinstance(tree, torch.nn.Module):
+            return tree.cuda()
+        moved: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+
+        def one(x: torch.Tensor) -> torch.Tensor:
+            key = (x.untyped_storage().data_ptr(), x.dtype)
+            if key not in moved:
+                moved[key] = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage()).cuda()
+            return moved[key].as_strided(x.shape, x.stride(), x.storage_offset())
+
+        return tree_map_only(torch.Tensor, one, tree)
+
+    def count(self, what: str) -> int:
+        """How often this was done since the last time: copies (to and from the host), waits (of the host), allocations, recorded (blocks of another
+        stream), stream_waits; or live_bytes. Of the stand-in only."""
+        return int(self.library.fake_count(what.encode()))
+
+    def counts(self) -> dict[str, int]:
+        return {what: self.count(what) for what in ("copies", "waits", "allocations", "recorded", "stream_waits")}
+
+
+def fetched(tree: Any) -> Any:
+    """Tensors on the CPU, in their strides."""
+
+    def one(x: torch.Tensor) -> torch.Tensor:
+        return x if x.device.type == "cpu" else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x.detach())
+
+    return tree_map_only(torch.Tensor, one, tree)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(monkeypatch)
