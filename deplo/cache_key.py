@@ -38,6 +38,8 @@ def reason_to_bypass(options: Options, gm: torch.fx.GraphModule, shares_memory: 
     target = target_of_tensors(home_of(gm).type) if not options.target else find_target(options.target)
     if target is None or not target.has_disk_cache:
         return "its target keeps no machine code"
+    if target.device:
+        return "its kernels run on a device"
     if options.cache_dir == "off":
         return "the option cache_dir is off"
     for name in _OF_A_COMPILATION:

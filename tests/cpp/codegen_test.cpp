@@ -15,8 +15,8 @@
 #include "kernel_ir/interpret.h"
 #include "kernel_ir/ir.h"
 #include "passes/kernel/expand_math.h"
-#include "target/cpu/llvm/disk_cache.h"
 #include "target/cpu/llvm/memory_cache.h"
+#include "target/disk_cache.h"
 
 using namespace deplo;
 

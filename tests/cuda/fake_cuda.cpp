@@ -102,6 +102,11 @@ int enter(const char* call) {
   return colon != std::string::npos && fail.substr(0, colon) == call ? std::stoi(fail.substr(colon + 1)) : kSuccess;
 }
 
+std::string temporary(const std::string& what) {
+  const char* folder = std::getenv("TMPDIR");
+  return std::string(folder ? folder : "/tmp") + "/deplo-emulated-" + std::to_string(getpid()) + "-" + what + "-";
+}
+
 /// For calls that need a context.
 int enter_context(const char* call) {
   if (int error = enter(call)) return error;
@@ -218,13 +223,16 @@ EXPORT int cuCtxSynchronize() {
 EXPORT int cuModuleLoadData(void** module, const void* image) {
   std::lock_guard lock(mutex);
   if (int error = enter_context("cuModuleLoadData")) return error;
-  std::istringstream lines(static_cast<const char*>(image));
-  std::string magic;
-  std::string library;
-  std::getline(lines, magic);
-  std::getline(lines, library);
-  if (magic != "emulated") return kInvalidImage;
+  // "emulated", the library's size, its bytes: caches keep images.
+  const char* text = static_cast<const char*>(image);
+  if (std::strncmp(text, "emulated\n", 9) != 0) return kInvalidImage;
+  char* bytes = nullptr;
+  size_t size = std::strtoull(text + 9, &bytes, 10);
+  static int serial = 0;
+  std::string library = temporary("loaded") + std::to_string(serial++) + ".so";
+  std::ofstream(library, std::ios::binary).write(bytes + 1, static_cast<std::streamsize>(size));
   auto made = std::make_unique<Module>(Module{dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL), {}});
+  std::remove(library.c_str());
   if (!made->library) {
     std::fprintf(stderr, "fake libcuda: %s\n", dlerror());
     return kInvalidImage;
@@ -481,7 +489,8 @@ EXPORT int cuGraphLaunch(void* ready, void* /*stream*/) {
     std::vector<void*> arguments;
     for (auto& value : own.values) arguments.push_back(&value);
     const NodeParams& p = own.params;
-    if (int error = launch(p.function, p.grid[0], p.grid[1], p.grid[2], p.block[0], p.block[1], p.block[2], p.shared_bytes, arguments.data(), nullptr))
+    if (int error =
+            launch(p.function, p.grid[0], p.grid[1], p.grid[2], p.block[0], p.block[1], p.block[2], p.shared_bytes, arguments.data(), nullptr))
       return error;
   }
   return kSuccess;
@@ -499,15 +508,25 @@ struct Compilation {
 
 int run(const std::string& command) { return std::system(command.c_str()); }
 
-/// Libraries made from texts, until the process ends.
-struct Cache {
-  std::map<std::string, std::string> libraries;
-  ~Cache() {
-    for (const auto& [text, library] : libraries) std::remove(library.c_str());
-  }
-} cache;
+std::map<std::string, std::string> images;  // by text
 
 }  // namespace
+
+/// Another one for another emulator: caches must not give kernels that an older one compiled.
+EXPORT int nvrtcVersion(int* major, int* minor) {
+  static const int kEmulator = [] {
+    std::string all;
+    for (const char* path : {DEPLO_EMULATOR, DEPLO_EMULATOR_LIBRARY}) {
+      std::string text;
+      read_file(path, text);
+      all += text;
+    }
+    return static_cast<int>(std::hash<std::string>()(all) & 0x7fffffff);
+  }();
+  *major = 0;
+  *minor = kEmulator;
+  return 0;
+}
 
 EXPORT const char* nvrtcGetErrorString(int error) { return error == 6 ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR"; }
 
@@ -526,22 +545,23 @@ EXPORT int nvrtcDestroyProgram(void** program) {
 }
 
 EXPORT int nvrtcCompileProgram(void* program, int /*count*/, const char* const* /*options*/) {
-  std::lock_guard lock(mutex);
+  std::unique_lock lock(mutex);
   if (int error = enter("nvrtcCompileProgram")) return error;
   static int serial = 0;
   auto* c = static_cast<Compilation*>(program);
-  if (auto at = cache.libraries.find(c->text); at != cache.libraries.end()) {
-    c->image = "emulated\n" + at->second + "\n";
+  if (auto at = images.find(c->text); at != images.end()) {
+    c->image = at->second;
     return 0;
   }
-  const char* folder = std::getenv("TMPDIR");
-  std::string base = std::string(folder ? folder : "/tmp") + "/deplo-emulated-" + std::to_string(getpid()) + "-" + std::to_string(serial++);
+  std::string base = temporary("compiled") + std::to_string(serial++);
+  lock.unlock();  // several threads compile at once
   {
     std::ofstream out(base + ".cpp");
     out << "#include \"" DEPLO_EMULATOR "\"\n" << std::regex_replace(c->text, std::regex("extern __shared__"), "extern");
     out << "\ntemplate <class... Args> constexpr int deplo_count(void (*)(Args...)) { return sizeof...(Args); }\n";
     static const std::regex kKernel(R"(__global__ void (\w+)\()");
-    for (std::sregex_iterator k(c->text.begin(), c->text.end(), kKernel), end; k != end; ++k) out << "DEPLO_KERNEL(" << (*k)[1] << ")\nextern \"C\" const int deplo_params_" << (*k)[1] << " = deplo_count(" << (*k)[1] << ");\n";
+    for (std::sregex_iterator k(c->text.begin(), c->text.end(), kKernel), end; k != end; ++k)
+      out << "DEPLO_KERNEL(" << (*k)[1] << ")\nextern \"C\" const int deplo_params_" << (*k)[1] << " = deplo_count(" << (*k)[1] << ");\n";
   }
   std::string command =
       DEPLO_CXX " -std=c++17 -O0 -w -fPIC -shared -o " + base + ".so " + base + ".cpp " DEPLO_EMULATOR_LIBRARY " > " + base + ".log 2>&1";
@@ -549,9 +569,14 @@ EXPORT int nvrtcCompileProgram(void* program, int /*count*/, const char* const* 
   read_file(base + ".log", c->log);
   std::remove((base + ".log").c_str());
   std::remove((base + ".cpp").c_str());
-  c->image = "emulated\n" + base + ".so\n";
-  if (done) cache.libraries[c->text] = base + ".so";
-  return done ? 0 : 6;
+  if (!done) return 6;
+  std::string library;
+  read_file(base + ".so", library);
+  std::remove((base + ".so").c_str());
+  c->image = "emulated\n" + std::to_string(library.size()) + "\n" + library;
+  lock.lock();
+  images[c->text] = c->image;
+  return 0;
 }
 
 EXPORT int nvrtcGetProgramLogSize(void* program, size_t* size) {
@@ -565,12 +590,13 @@ EXPORT int nvrtcGetProgramLog(void* program, char* log) {
 }
 
 EXPORT int nvrtcGetCUBINSize(void* program, size_t* size) {
-  *size = static_cast<Compilation*>(program)->image.size() + 1;
+  *size = static_cast<Compilation*>(program)->image.size();
   return enter("nvrtcGetCUBINSize");
 }
 
 EXPORT int nvrtcGetCUBIN(void* program, char* image) {
-  std::strcpy(image, static_cast<Compilation*>(program)->image.c_str());
+  const std::string& made = static_cast<Compilation*>(program)->image;
+  std::memcpy(image, made.data(), made.size());
   return enter("nvrtcGetCUBIN");
 }
 

@@ -78,6 +78,7 @@ def run_case(case: Case, symbolic: bool, folder: Path, device: Gpu | None) -> No
     assert check_for_gpus(folder) or case.kernels == 0
 
 
+@pytest.mark.gpu
 @each([case for case in CASES if case.small is not None])
 def test_cases(case: Case, tmp_path: Path, device: Gpu):
     run_case(case, False, tmp_path, device)

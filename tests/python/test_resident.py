@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import copy
+import gc
+import json
 import os
 import subprocess
 import sys
@@ -286,6 +288,34 @@ def test_many_threads_call_one_program(device: Gpu):
     for worker in workers:
         worker.join()
     assert not failures
+
+
+@stand_in
+def test_equal_kernels_compile_once_and_stay_on_disk(device: Gpu, driver: Log, tmp_path: Path):
+    weights = device.put([torch.randn(6, 6) for _ in range(3)])
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.softmax(x @ weight, -1)
+        return x.sum(0)
+
+    x = device.put(torch.randn(4, 6))
+
+    def compile() -> tuple[Any, collections.Counter[str], dict[str, int]]:
+        torch._dynamo.reset()
+        gc.collect()
+        driver.calls()
+        with collect_records() as records:
+            same(fetched(on(device, fn, {"cache_dir": str(tmp_path / "kernels")})(x)), fetched(fn(x)))
+        return records[0].program, driver.calls(), json.loads(records[0].program.describe())["cache"]
+
+    program, calls, cache = compile()
+    assert calls["cuLaunchKernel"] == 7 and calls["nvrtcCompileProgram"] == calls["cuModuleLoadData"] == cache["compiled"] == 3
+    again, calls, cache = compile()  # while the first program holds its kernels
+    assert calls["nvrtcCompileProgram"] == calls["cuModuleLoadData"] == 0 and cache["memory_hits"] == 3
+    del program, again
+    program, calls, cache = compile()
+    assert calls["nvrtcCompileProgram"] == 0 and calls["cuModuleLoadData"] == cache["disk_hits"] == 3
 
 
 # Launches that are recorded: mode reduce-overhead

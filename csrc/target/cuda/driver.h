@@ -31,6 +31,7 @@ class CudaDevice {
   CudaDevice& operator=(const CudaDevice&) = delete;
 
   const std::string& name() const { return name_; }
+  const void* context() const { return context_; }
   int capability() const { return capability_; }  ///< 90 for sm_90
   /// "NVIDIA H100 (sm_90)".
   std::string description() const;

@@ -1,37 +1,26 @@
 #include "target/cuda/launch.h"
 
-#include <algorithm>
 #include <cstring>
 #include <optional>
 
 #include "base/error.h"
-#include "target/cuda/nvrtc.h"
 #include "target/cuda/prepared.h"
-#include "target/cuda/text.h"
 
 namespace deplo {
 namespace {
-
-/// What every GPU gives a block without being asked (static and dynamic together).
-constexpr int64_t kSharedBytesAlways = 48 << 10;
 
 using Sizes = std::map<std::string, int64_t>;
 
 }  // namespace
 
-CudaKernels::CudaKernels(std::shared_ptr<CudaDevice> device, const kernel_ir::Module& module, const std::string& nvrtc) : device_(std::move(device)) {
-  if (module.kernels.empty()) return;
-  NvrtcOutput compiled = nvrtc_compile(cuda_text(module), nvrtc_arch(device_->capability(), nvrtc), nvrtc);
-  module_ = {device_->load_module(compiled.image), [device = device_](void* loaded) { device->unload_module(loaded); }};
-  for (const auto& kernel : module.kernels) {
-    Loaded loaded{kernel, device_->function(module_.get(), kernel->name), 0, 0};
-    loaded.shared_bytes = device_->static_shared_bytes(loaded.function);
-    loaded.allowed_bytes = std::min(kSharedBytesAlways, device_->shared_bytes()) - loaded.shared_bytes;
-    kernels_[kernel->name] = loaded;
-  }
+CudaKernels::CudaKernels(std::shared_ptr<CudaDevice> device, const kernel_ir::Module& module, const std::string& nvrtc, const std::string& cache_dir,
+                         bool debug)
+    : device_(std::move(device)) {
+  auto code = load_cuda_kernels(device_, module, nvrtc, cache_dir, debug, stats_);
+  for (size_t k = 0; k < code.size(); ++k) kernels_[module.kernels[k]->name] = {module.kernels[k], code[k]};
 }
 
-CudaKernels::Sized CudaKernels::sized(Loaded& loaded, const Sizes& symbols) {
+CudaKernels::Sized CudaKernels::sized(const Loaded& loaded, const Sizes& symbols) {
   const kernel_ir::Kernel& kernel = *loaded.kernel;
   Sized made;
   made.blocks = 1;
@@ -47,12 +36,7 @@ CudaKernels::Sized CudaKernels::sized(Loaded& loaded, const Sizes& symbols) {
   made.has_scratch = !kernel.scratch_bytes.is(0);
   if (!made.has_scratch || made.blocks == 0) return made;
   int64_t bytes = evaluate(kernel.scratch_bytes, symbols);
-  std::lock_guard lock(mutex_);
-  if (bytes > loaded.allowed_bytes && bytes + loaded.shared_bytes <= device_->shared_bytes()) {
-    loaded.allowed_bytes = device_->shared_bytes() - loaded.shared_bytes;
-    device_->allow_shared_bytes(loaded.function, loaded.allowed_bytes);
-  }
-  if (bytes <= loaded.allowed_bytes)
+  if (loaded.code->allows(bytes))
     made.launch.shared_bytes = static_cast<unsigned>(bytes);
   else
     made.scratch_bytes = bytes * made.blocks;
@@ -60,7 +44,7 @@ CudaKernels::Sized CudaKernels::sized(Loaded& loaded, const Sizes& symbols) {
 }
 
 void CudaKernels::launch(const std::string& name, const std::vector<uint64_t>& buffers, const Sizes& symbols, uint64_t error) {
-  Loaded& loaded = kernels_.at(name);
+  const Loaded& loaded = kernels_.at(name);
   Sized made = sized(loaded, symbols);
   if (made.blocks == 0) return;  // a launch of nothing is an error
   std::vector<unsigned long long> pointers(buffers.begin(), buffers.end());
@@ -76,16 +60,16 @@ void CudaKernels::launch(const std::string& name, const std::vector<uint64_t>& b
     memory.emplace(device_, made.scratch_bytes);
     scratch = memory->pointer();
   }
-  device_->launch(loaded.function, made.launch, arguments.data());
+  device_->launch(loaded.code->function, made.launch, arguments.data());
   if (memory) device_->synchronize();  // before it is freed
 }
 
 std::unique_ptr<DeviceLaunches> CudaKernels::prepare(const std::vector<DeviceStep>& steps, const Sizes& symbols, bool replay) {
-  auto made = std::make_unique<CudaLaunches>(device_, module_, replay);
+  auto made = std::make_unique<CudaLaunches>(device_, replay);
   for (const DeviceStep& step : steps) {
-    Loaded& loaded = kernels_.at(step.kernel);
+    const Loaded& loaded = kernels_.at(step.kernel);
     Sized at = sized(loaded, symbols);
-    made->add({loaded.kernel, loaded.function, at.launch, at.blocks == 0}, step.buffers, at.sizes, step.error, at.has_scratch, at.scratch_bytes);
+    made->add({loaded.kernel, loaded.code, at.launch, at.blocks == 0}, step.buffers, at.sizes, step.error, at.has_scratch, at.scratch_bytes);
   }
   made->finish();
   return made;

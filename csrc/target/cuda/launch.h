@@ -2,12 +2,12 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "kernel_ir/ir.h"
 #include "target/cuda/driver.h"
+#include "target/cuda/kernel_cache.h"
 #include "target/kernels.h"
 
 namespace deplo {
@@ -15,10 +15,15 @@ namespace deplo {
 /// The kernels of a module, compiled for a device and loaded. Any thread may launch.
 class CudaKernels final : public DeviceKernels {
  public:
-  /// `nvrtc` is the path of that library; empty: the loader's own search. Throws UnsupportedError where it is missing or does not know the device.
-  CudaKernels(std::shared_ptr<CudaDevice> device, const kernel_ir::Module& module, const std::string& nvrtc);
+  /// `nvrtc` is the path of that library; empty: the loader's own search. `cache_dir`: a folder of compiled kernels; empty: none. Throws
+  /// UnsupportedError where NVRTC is missing or does not know the device.
+  CudaKernels(std::shared_ptr<CudaDevice> device, const kernel_ir::Module& module, const std::string& nvrtc, const std::string& cache_dir = "",
+              bool debug = false);
   CudaKernels(const CudaKernels&) = delete;
   CudaKernels& operator=(const CudaKernels&) = delete;
+
+  /// What compiling them did.
+  const CodegenStats& stats() const { return stats_; }
 
   std::string describe_device() const override { return device_->description(); }
   uint64_t allocate(int64_t bytes) override { return device_->allocate(bytes); }
@@ -38,9 +43,7 @@ class CudaKernels final : public DeviceKernels {
  private:
   struct Loaded {
     Ref<kernel_ir::Kernel> kernel;
-    void* function = nullptr;
-    int64_t shared_bytes = 0;   ///< that it declares itself
-    int64_t allowed_bytes = 0;  ///< of dynamic shared memory; guarded by the mutex
+    std::shared_ptr<LoadedCudaKernel> code;
   };
   /// A launch of a kernel at some sizes.
   struct Sized {
@@ -50,12 +53,11 @@ class CudaKernels final : public DeviceKernels {
     bool has_scratch = false;      ///< it takes an address of scratch memory
     int64_t scratch_bytes = 0;     ///< that must be in global memory, of all blocks together
   };
-  Sized sized(Loaded& loaded, const std::map<std::string, int64_t>& symbols);
+  Sized sized(const Loaded& loaded, const std::map<std::string, int64_t>& symbols);
 
   std::shared_ptr<CudaDevice> device_;
-  std::shared_ptr<void> module_;
+  CodegenStats stats_;
   std::map<std::string, Loaded> kernels_;
-  std::mutex mutex_;
 };
 
 }  // namespace deplo

@@ -17,6 +17,7 @@ namespace {
 // The part of NVRTC's C interface (nvrtc.h of CUDA 13) that deplo calls, so that building needs no CUDA.
 using Program = struct Opaque*;
 struct Nvrtc {
+  int (*version)(int*, int*) = nullptr;
   int (*create)(Program*, const char*, const char*, int, const char* const*, const char* const*) = nullptr;
   int (*compile)(Program, int, const char* const*) = nullptr;
   int (*log_size)(Program, size_t*) = nullptr;
@@ -61,6 +62,7 @@ std::shared_ptr<const Nvrtc> open_nvrtc(const std::string& path) {
         fmt::format("NVRTC could not be opened ({}): install the package nvidia-cuda-nvrtc 13.0 to compile for CUDA", why ? why : "not found"));
   }
   auto api = std::make_shared<Nvrtc>();
+  load(handle, "nvrtcVersion", api->version);
   load(handle, "nvrtcCreateProgram", api->create);
   load(handle, "nvrtcCompileProgram", api->compile);
   load(handle, "nvrtcGetProgramLogSize", api->log_size);
@@ -109,6 +111,15 @@ NvrtcOutput nvrtc_compile(const std::string& text, const std::string& arch, cons
   status = (ptx ? api->ptx : api->cubin)(program, out.image.data());
   DEPLO_ASSERT(status == 0, "NVRTC gave no code for {}: {}", arch, api->error_text(status));
   return out;
+}
+
+std::string nvrtc_version(const std::string& library) {
+  auto api = open_nvrtc(library);
+  int major = 0;
+  int minor = 0;
+  int status = api->version(&major, &minor);
+  DEPLO_ASSERT(status == 0, "NVRTC could not tell its version: {}", api->error_text(status));
+  return fmt::format("{}.{}", major, minor);
 }
 
 std::string nvrtc_arch(int capability, const std::string& library) {

@@ -15,6 +15,9 @@ struct NvrtcOutput {
 /// with NVRTC's log when the text does not compile. No GPU is needed.
 NvrtcOutput nvrtc_compile(const std::string& text, const std::string& arch, const std::string& library = "");
 
+/// Its version, as "13.0". Throws UnsupportedError where there is none.
+std::string nvrtc_version(const std::string& library = "");
+
 /// The arch to compile for, for a device of this capability (90): its own, or for a device that is newer than this NVRTC, PTX of the newest one that
 /// NVRTC knows, which the driver compiles further. Throws UnsupportedError for a device that is older than what NVRTC compiles for.
 std::string nvrtc_arch(int capability, const std::string& library = "");

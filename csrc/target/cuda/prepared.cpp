@@ -17,8 +17,7 @@ std::string describe(const kernel_ir::Kernel& kernel) {
 
 }  // namespace
 
-CudaLaunches::CudaLaunches(std::shared_ptr<CudaDevice> device, std::shared_ptr<void> module, bool replay)
-    : device_(std::move(device)), module_(std::move(module)), replay_(replay) {}
+CudaLaunches::CudaLaunches(std::shared_ptr<CudaDevice> device, bool replay) : device_(std::move(device)), replay_(replay) {}
 
 void CudaLaunches::add(Kernel kernel, const std::vector<size_t>& buffers, const std::vector<long long>& sizes, uint64_t error, bool has_scratch,
                        int64_t scratch_bytes) {
@@ -57,7 +56,7 @@ void CudaLaunches::start(size_t first, size_t last, char* const* addresses, uint
     if (entry.kernel.is_empty) continue;
     entry.kernel.launch.stream = stream;
     try {
-      device_->launch_in_context(entry.kernel.function, entry.kernel.launch, &arguments_[entry.first_value]);
+      device_->launch_in_context(entry.kernel.code->function, entry.kernel.launch, &arguments_[entry.first_value]);
     } catch (const ExecutionError& error) {
       throw ExecutionError(fmt::format("{} could not be started: {}", describe(*entry.kernel.kernel), error.what()));
     }
@@ -87,7 +86,7 @@ void CudaLaunches::record(size_t first, size_t last, Recorded& range) {
   for (size_t k = first; k < last; ++k) {
     const Entry& entry = entries_[k];
     for (size_t p = entry.first_patch; p < entry.last_patch; ++p) range.addresses.push_back(values_[patches_[p].value]);
-    if (!entry.kernel.is_empty) graph->add(entry.kernel.function, entry.kernel.launch, &arguments_[entry.first_value]);
+    if (!entry.kernel.is_empty) graph->add(entry.kernel.code->function, entry.kernel.launch, &arguments_[entry.first_value]);
   }
   graph->finish();
   range.graph = std::move(graph);
@@ -104,7 +103,7 @@ void CudaLaunches::update(size_t first, size_t last, Recorded& range) {
       *known = values_[patches_[p].value];
     }
     if (entry.kernel.is_empty) continue;
-    if (changed) range.graph->change(node, entry.kernel.function, entry.kernel.launch, &arguments_[entry.first_value]);
+    if (changed) range.graph->change(node, entry.kernel.code->function, entry.kernel.launch, &arguments_[entry.first_value]);
     ++node;
   }
 }

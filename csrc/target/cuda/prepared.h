@@ -9,6 +9,7 @@
 
 #include "kernel_ir/ir.h"
 #include "target/cuda/driver.h"
+#include "target/cuda/kernel_cache.h"
 #include "target/kernels.h"
 
 namespace deplo {
@@ -19,13 +20,12 @@ class CudaLaunches final : public DeviceLaunches {
  public:
   struct Kernel {
     Ref<kernel_ir::Kernel> kernel;
-    void* function = nullptr;
+    std::shared_ptr<LoadedCudaKernel> code;
     CudaLaunch launch;
     bool is_empty = false;  ///< no blocks: nothing is launched
   };
 
-  /// `module` keeps the functions loaded.
-  CudaLaunches(std::shared_ptr<CudaDevice> device, std::shared_ptr<void> module, bool replay);
+  CudaLaunches(std::shared_ptr<CudaDevice> device, bool replay);
   /// Arguments are the buffers' addresses, the sizes, that of the error word, and, if it has one, that of scratch memory, of so many bytes (0: null).
   void add(Kernel kernel, const std::vector<size_t>& buffers, const std::vector<long long>& sizes, uint64_t error, bool has_scratch,
            int64_t scratch_bytes);
@@ -62,7 +62,6 @@ class CudaLaunches final : public DeviceLaunches {
   void update(size_t first, size_t last, Recorded& range);
 
   std::shared_ptr<CudaDevice> device_;
-  std::shared_ptr<void> module_;
   bool replay_;
   int64_t scratch_bytes_ = 0;
   std::vector<Entry> entries_;

@@ -34,6 +34,7 @@ TargetTraits traits() {
   made.most_vector_bytes = 16;
   made.device = "gpu";
   made.tensors = "cuda";
+  made.has_disk_cache = true;
   made.options = {
       {"arch", "sm_80"}, {"cuda_driver"}, {"nvrtc", "", {{"nvidia.cu13", "lib/libnvrtc.so.13"}, {"nvidia.cuda_nvrtc", "lib/libnvrtc.so.12"}}}};
   made.texts = {{"cuda", module_text, "cu"}};
@@ -59,8 +60,9 @@ class CudaTarget final : public Target {
     if (module.kernels.empty()) return {};
     auto start = std::chrono::steady_clock::now();
     try {
-      auto kernels = std::make_shared<CudaKernels>(CudaDevice::open(options["cuda_driver"], std::max(options.device, 0)), module, options["nvrtc"]);
-      stats.compiled = static_cast<int>(module.kernels.size());
+      auto kernels = std::make_shared<CudaKernels>(CudaDevice::open(options["cuda_driver"], std::max(options.device, 0)), module, options["nvrtc"],
+                                                   options.cache_dir, options.debug);
+      stats = kernels->stats();
       stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       return {{}, std::move(kernels), ""};
     } catch (const UnsupportedError& error) {

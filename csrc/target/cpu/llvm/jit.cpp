@@ -11,12 +11,13 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/sha256.h"
 #include "target/cpu/codegen.h"
 #include "target/cpu/llvm/debugger.h"
-#include "target/cpu/llvm/disk_cache.h"
 #include "target/cpu/llvm/functions.h"
 #include "target/cpu/llvm/machine.h"
 #include "target/cpu/llvm/memory_cache.h"
+#include "target/disk_cache.h"
 
 namespace deplo {
 namespace {

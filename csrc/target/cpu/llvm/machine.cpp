@@ -6,7 +6,6 @@
 #include <llvm/MC/TargetRegistry.h>
 #include <llvm/Passes/PassBuilder.h>
 #include <llvm/Support/CommandLine.h>
-#include <llvm/Support/SHA256.h>
 #include <llvm/Support/TargetSelect.h>
 #include <llvm/Support/raw_ostream.h>
 #include <llvm/TargetParser/Host.h>
@@ -28,6 +27,7 @@
 
 #include "base/closest.h"
 #include "base/error.h"
+#include "base/sha256.h"
 #include "base/text.h"
 #include "target/cpu/codegen.h"
 #include "target/cpu/llvm/masked_loads.h"
@@ -160,13 +160,6 @@ std::string emit_object(llvm::Module& module, llvm::TargetMachine& machine) {
   DEPLO_ASSERT(!failed, "[codegen/llvm] the target cannot write object files");
   passes.run(module);
   return {bytes.data(), bytes.size()};
-}
-
-std::string sha256_hex(const std::string& bytes) {
-  auto digest = llvm::SHA256::hash(llvm::ArrayRef<uint8_t>(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
-  std::string text;
-  for (uint8_t byte : digest) text += fmt::format("{:02x}", byte);
-  return text;
 }
 
 std::string canonical_text(const kernel_ir::Kernel& kernel) {

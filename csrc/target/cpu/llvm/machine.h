@@ -21,6 +21,5 @@ std::string emit_object(llvm::Module& module, llvm::TargetMachine& machine);
 std::string machine_symbol(const kernel_ir::Kernel& kernel, const std::string& key);
 /// Text that is equal for equal kernels: their Kernel IR without name and provenance.
 std::string canonical_text(const kernel_ir::Kernel& kernel);
-std::string sha256_hex(const std::string& bytes);
 
 }  // namespace deplo

@@ -1,4 +1,4 @@
-#include "target/cpu/llvm/disk_cache.h"
+#include "target/disk_cache.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "target/cpu/llvm/machine.h"
+#include "base/sha256.h"
 
 namespace deplo {
 namespace fs = std::filesystem;
