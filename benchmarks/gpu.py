@@ -207,6 +207,7 @@ def measure(row: Row, clock: Clock, options: dict[str, Any], names: list[str]) -
     torch.manual_seed(0)
     torch._dynamo.reset()
     fn, inputs = row.make(16 if clock.dry else 1)
+    want = exact(fn, inputs)
     made: dict[str, Callable[..., torch.Tensor]] = {"eager": fn}
     about: dict[str, Any] = {"name": row.name, "flops": row.flops, "bytes": row.bytes}
     for name in names:
@@ -218,12 +219,12 @@ def measure(row: Row, clock: Clock, options: dict[str, Any], names: list[str]) -
             if not clock.dry:
                 torch.cuda.synchronize()
             about[f"{name}_first_call"] = time.perf_counter() - start
-            about[f"{name}_error"] = max_error(result.cpu(), exact(fn, inputs))
+            about[f"{name}_error"] = max_error(result.cpu(), want)
             made[name] = compiled
         except Exception as error:  # the others are measured all the same
             traceback.print_exc()
             about[f"{name}_failed"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-    about["eager_error"] = max_error(fn(*inputs).cpu(), exact(fn, inputs))
+    about["eager_error"] = max_error(fn(*inputs).cpu(), want)
     for run in made.values():
         clock.times(lambda run=run: run(*inputs), 3)  # type: ignore[misc]
     taken: dict[str, list[float]] = {name: [] for name in made}
@@ -236,11 +237,13 @@ def measure(row: Row, clock: Clock, options: dict[str, Any], names: list[str]) -
 
 def exact(fn: Callable[..., torch.Tensor], inputs: Tensors) -> torch.Tensor:
     """The result in float64."""
-    import copy
-
     wide = [x.double() if x.is_floating_point() else x for x in inputs]
-    result: torch.Tensor = (copy.deepcopy(fn).double() if isinstance(fn, nn.Module) else fn)(*wide)
-    return result.cpu()
+    if not isinstance(fn, nn.Module):
+        return fn(*wide).cpu()
+    dtype = next(fn.parameters()).dtype
+    result: torch.Tensor = fn.double()(*wide).cpu()
+    fn.to(dtype)  # what it was, exactly
+    return result
 
 
 def shown(about: dict[str, Any], names: list[str]) -> str:

@@ -3,7 +3,7 @@
 # gpu.sh [FOLDER]: on a machine with a GPU, a PyTorch for it, CMake, ninja and pytest, and no network: builds deplo without LLVM, runs the tests that
 # a GPU runs, and measures. What it writes goes to $OUT (default gpu-results): build.log, tests.log, launches.txt, gpu.json, gpu.txt.
 # GPU_PYTHON is the Python that holds PyTorch (default python3). GPU_DRY=1 takes a build folder with the tests' stand-in for a GPU (DEPLO_BUILD), and
-# tries what can be tried without one.
+# tries what can be tried without one. GPU_BUDGET: seconds after which gpu.py starts no further row (170).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -67,7 +67,7 @@ for replay in "" --replay; do
   timeout 60 "$python" benchmarks/launches.py $replay || failed=1
 done 2>&1 | tee "$out/launches.txt"
 SECONDS=0
-timeout 200 "$python" benchmarks/gpu.py "${dry[@]}" --budget 170 --json "$out/gpu.json" 2>"$out/gpu.err" | tee "$out/gpu.txt" || failed=1
+timeout 200 "$python" benchmarks/gpu.py "${dry[@]}" --budget ${GPU_BUDGET:-170} --json "$out/gpu.json" 2>"$out/gpu.err" | tee "$out/gpu.txt" || failed=1
 tail -n 5 "$out/gpu.err"
 echo "measured in $SECONDS s"
 rm -rf "$out/cache"
