@@ -137,7 +137,9 @@ def resnet(d: int) -> tuple[Callable[..., torch.Tensor], Tensors]:
 def attention(b: int, h: int, s: int, e: int, causal: bool) -> Row:
     def make(d: int) -> tuple[Callable[..., torch.Tensor], Tensors]:
         shape = (b, max(h // d, 1), s // d, e)
-        return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal), put(*(random(*shape, dtype=torch.bfloat16) for _ in range(3)))
+        return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal), put(
+            *(random(*shape, dtype=torch.bfloat16) for _ in range(3))
+        )
 
     name = f"attention bf16 ({b}, {h}, {s}, {e}){' causal' if causal else ''}"
     return Row(name, make, 4.0 * b * h * s * s * e / (2 if causal else 1), 8.0 * b * h * s * e, torch.bfloat16)

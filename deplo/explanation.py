@@ -126,7 +126,9 @@ class GraphReport:
                 f" ({quantity(saved, 'B')} without reuse), packed weights {quantity(memory.get('packed_bytes', 0), 'B')}"
             )
         if device := self.description.get("device"):
-            notes.append(f"device: {device}" + (", to which every call copies its inputs, and its results back" if self.description.get("copies") else ""))
+            notes.append(
+                f"device: {device}" + (", to which every call copies its inputs, and its results back" if self.description.get("copies") else "")
+            )
         if cache and self.target.has_disk_cache:
             compiled, disk = counted(cache.get("compiled", 0), "kernel"), cache.get("directory") or "disk (off)"
             notes.append(f"cache: {compiled} compiled, {cache.get('memory_hits', 0)} from memory, {cache.get('disk_hits', 0)} from {disk}")

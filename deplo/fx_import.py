@@ -134,10 +134,9 @@ def refusals(gm: torch.fx.GraphModule, target: str = "") -> dict[torch.fx.Node, 
 def home_of(gm: torch.fx.GraphModule) -> torch.device:
     """The device whose target compiles the graph: the first one that is not the CPU, if a tensor is on one; numbers may be on the CPU all the same."""
     for node in gm.graph.nodes:
-        for key in ("val", "example_value"):
-            for value in _tensors(node.meta.get(key)):
-                if value.device.type not in ("cpu", "meta"):
-                    return _place(value)
+        for value in [*_tensors(node.meta.get("val")), *_tensors(node.meta.get("example_value"))]:
+            if value.device.type not in ("cpu", "meta"):
+                return _place(value)
     return torch.device("cpu")
 
 

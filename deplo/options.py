@@ -13,7 +13,7 @@ from typing import Any
 
 from .errors import UserError
 
-_MODES = {
+_MODES: dict[str | None, dict[str, Any]] = {
     None: {},
     "default": {},
     "reduce-overhead": {"replay": True},
@@ -142,7 +142,9 @@ KEYS: dict[str, Key] = {
     "arch": Key(_arch, "sm_80", "", "the GPU that CUDA text is for"),
     "cuda_driver": Key(_text, "", "DEPLO_CUDA_DRIVER", "path of the CUDA driver's library; empty: libcuda.so.1 as the system finds it"),
     "nvrtc": Key(_text, "", "DEPLO_NVRTC", "path of NVRTC; empty: of the package nvidia-cuda-nvrtc, else as the system finds it"),
-    "replay": Key(_flag, False, "DEPLO_REPLAY", "record what a call starts on a device, and repeat it as a whole (CUDA graphs); mode reduce-overhead"),
+    "replay": Key(
+        _flag, False, "DEPLO_REPLAY", "record what a call starts on a device, and repeat it as a whole (CUDA graphs); mode reduce-overhead"
+    ),
     "features": Key(_text, "", "DEPLO_FEATURES", "use no more CPU features than these, as avx2"),
     "memory_limit": Key(_bytes, 0, "", "largest arena and packed weights in bytes, as '4G'; 0: no limit"),
     "tune": Key(_one_of("off", "fast", "full"), "off", "", "accepted for later: schedules come from heuristics only"),

@@ -7,7 +7,6 @@ import copy
 import functools
 import json
 import math
-import os
 import threading
 import warnings
 from collections.abc import Callable

@@ -18,7 +18,7 @@ from deplo.options import KEYS, read_options
 
 
 def test_defaults_are_complete_json():
-    assert set(json.loads(read_options().to_json({"s0": 3}))) == {*KEYS, "hints", "training"} - {"allow_library"}
+    assert set(json.loads(read_options().to_json({"s0": 3}))) == {*KEYS, "hints", "training", "device"} - {"allow_library"}
 
 
 def test_unknown_key_suggests_and_lists():
@@ -31,7 +31,7 @@ def test_unknown_key_suggests_and_lists():
     [{"target": "tpu"}, {"threads": -1}, {"threads": True}, {"threads": "2"}, {"threads": 2.0}, {"disable": 3}, {"disable": ["a\0b"]}]
     + [{"memory_limit": value} for value in ("lots", 1.5, True, 10**30, "9999999999T")]
     + [{"tune": value} for value in ("yes", None)]
-    + [{name: value} for name in ("strict", "verify", "time", "debug", "guard") for value in ("maybe", "yes", "", 1, None)]
+    + [{name: value} for name in ("strict", "verify", "time", "debug", "guard", "replay") for value in ("maybe", "yes", "", 1, None)]
     + [{name: value} for name in ("dump", "dump_dir", "cache_dir", "features", "stop_after") for value in (3, b"x", "a\0b", None)]
     + [{"arch": value} for value in ("sm_1", "sm_70", "sm_12345", "sm_80x", "compute_80", 80)]
     + [{"schedule": value} for value in (3, {"k0": 3}, {3: "nest"}, "a\0b", {"k0": "a\0b"})],
@@ -70,6 +70,7 @@ def test_values_are_normalised():
 
 def test_modes():
     assert read_options("max-autotune").tune == "full"
+    assert read_options("reduce-overhead").replay and not read_options().replay
     assert read_options("max-autotune", {"tune": "off"}).tune == "off"
     with pytest.raises(UserError, match="unknown mode 'fastest'"):
         read_options("fastest")
@@ -129,7 +130,7 @@ def test_a_variable_that_nothing_reads_is_named_once(monkeypatch):
 
 
 def test_an_extension_of_other_sources_is_refused():
-    names = ", ".join(sorted({*KEYS, "hints", "training"} - {"allow_library"}))
+    names = ", ".join(sorted({*KEYS, "hints", "training", "device"} - {"allow_library"}))
     check_interface(SimpleNamespace(interface=lambda: f"{INTERFACE} {names}"))
     others = [
         SimpleNamespace(),

@@ -212,7 +212,9 @@ def test_errors_name_the_kernel_and_leave_nothing_behind(device: Gpu, driver: Lo
     want = compiled(x)
     before = device.count("live_bytes")
     driver.behave("fail=cuLaunchKernel:700")
-    with pytest.raises(RuntimeError, match=r"kernel k0_\w+ \(.*softmax.*\) could not be started: the CUDA driver failed in cuLaunchKernel: error 700"):
+    with pytest.raises(
+        RuntimeError, match=r"kernel k0_\w+ \(.*softmax.*\) could not be started: the CUDA driver failed in cuLaunchKernel: error 700"
+    ):
         compiled(x)
     driver.behave("")
     assert device.count("live_bytes") == before
