@@ -1,7 +1,7 @@
 """What the host pays for a call on a GPU: python benchmarks/launches.py [--replay] [--kernels N]
 
-Times Program.run of graphs with one kernel and with many, whose kernels are too small to matter. Without a GPU the tests' stand-in and emulated driver
-take its place (DEPLO_BUILD names the build folder): kernels then do nothing, and the driver's own time is that of an emulator.
+Times Program.run of graphs with one kernel and with many, which are too small to matter. Without a GPU the tests' stand-in and emulated driver take
+its place (DEPLO_BUILD names the build folder): kernels then do nothing, and the driver's own time is that of an emulator.
 """
 
 from __future__ import annotations

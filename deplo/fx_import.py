@@ -106,9 +106,9 @@ class Imported:
 def import_graph(gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo] = (), static: set[str] | None = None, target: str = "") -> Imported:
     """Torch IR of `gm`, whose nodes carry fake tensors in `meta["val"]`.
 
-    `inputs` says what the inputs of Dynamo's graph are, `static` which placeholders keep their storage; an empty `target` follows from where the graph's
-    tensors are (home_of). Raises UnsupportedError for what Torch IR cannot say (complex and quantised dtypes, sparse layouts, tensors on several
-    devices, higher-order ops, sizes that depend on data).
+    `inputs` says what the inputs of Dynamo's graph are, `static` which placeholders keep their storage; an empty `target` follows from where the
+    graph's tensors are (home_of). Raises UnsupportedError for what Torch IR cannot say (complex and quantised dtypes, sparse layouts,
+    tensors on several devices, higher-order ops, sizes that depend on data).
     """
     return _Importer(gm, name, inputs, static, target).run()
 
@@ -132,7 +132,7 @@ def refusals(gm: torch.fx.GraphModule, target: str = "") -> dict[torch.fx.Node, 
 
 
 def home_of(gm: torch.fx.GraphModule) -> torch.device:
-    """The device whose target compiles the graph: the first one that is not the CPU, if a tensor is on one; numbers may be on the CPU all the same."""
+    """The device whose target compiles the graph: the first one that is not the CPU, if a tensor is on one. Numbers may be on the CPU."""
     for node in gm.graph.nodes:
         for value in [*_tensors(node.meta.get("val")), *_tensors(node.meta.get("example_value"))]:
             if value.device.type not in ("cpu", "meta"):

@@ -202,8 +202,10 @@ class Options:
         return key.variable if text is not None and key.read(text) == getattr(self, name) else f"option {name!r}"
 
     def to_json(self, hints: Mapping[str, int] | None = None, training: bool = False, device: int = -1) -> str:
-        """What the core reads; for costs only, `hints` are example values of symbols, and parameters change between calls if it is `training`. `device`
-        is the ordinal of the target's device that the tensors are on; -1: they are on the CPU."""
+        """What the core reads. For costs only, `hints` are example values of symbols, and parameters change between calls if it is `training`.
+
+        `device` is the ordinal of the target's device that the tensors are on; -1: they are on the CPU.
+        """
         from .targets import find_target, packaged
 
         values: dict[str, Any] = {**vars(self), "cache_dir": self.cache_folder(), "disable": list(self.disable)}

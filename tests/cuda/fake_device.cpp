@@ -4,8 +4,8 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/Allocator.h>
@@ -27,12 +27,12 @@ thread_local c10::DeviceIndex current = 0;
 thread_local c10::StreamId streams[kDevices] = {};
 
 /// What tests ask for: how often something was done since the last time.
-std::atomic<int64_t> copies{0};       // between this device and the host
+std::atomic<int64_t> copies{0};  // between this device and the host
 std::atomic<int64_t> allocations{0};
 std::atomic<int64_t> live_bytes{0};
-std::atomic<int64_t> waits{0};        // of the host for the device
+std::atomic<int64_t> waits{0};  // of the host for the device
 std::atomic<int64_t> stream_waits{0};
-std::atomic<int64_t> recorded{0};     // blocks that a stream other than their own uses
+std::atomic<int64_t> recorded{0};  // blocks that a stream other than their own uses
 std::atomic<int64_t> limit{INT64_MAX};
 
 /// Freed blocks are overwritten: who reads them later gets NaN.
@@ -181,8 +181,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
       value = list;
     } else if (value.isOptionalTensorList()) {
       c10::List<std::optional<at::Tensor>> list;
-      for (const auto& tensor : value.toOptionalTensorVector())
-        list.push_back(tensor ? std::optional<at::Tensor>(aliased(*tensor)) : std::nullopt);
+      for (const auto& tensor : value.toOptionalTensorVector()) list.push_back(tensor ? std::optional<at::Tensor>(aliased(*tensor)) : std::nullopt);
       value = list;
     } else if (value.isDevice()) {
       value = at::Device(at::kCPU);
@@ -230,8 +229,8 @@ struct Registered {
 
 /// The counts since the last call, by name; live_bytes stays.
 EXPORT int64_t fake_count(const char* name) {
-  const std::map<std::string, std::atomic<int64_t>*> all{{"copies", &copies}, {"allocations", &allocations},   {"waits", &waits},
-                                                         {"recorded", &recorded}, {"stream_waits", &stream_waits}};
+  const std::map<std::string, std::atomic<int64_t>*> all{
+      {"copies", &copies}, {"allocations", &allocations}, {"waits", &waits}, {"recorded", &recorded}, {"stream_waits", &stream_waits}};
   if (std::string(name) == "live_bytes") return live_bytes;
   return all.at(name)->exchange(0);
 }
