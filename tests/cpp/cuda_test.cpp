@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/sha256.h"
 #include "divisions.h"
 #include "loop_ir/text.h"
 #include "pipeline.h"
@@ -108,9 +109,10 @@ class Image {
   Image(DType dtype, const BufferShape& shape)
       : dtype_(dtype), layout_{shape.sizes, shape.strides}, bytes_(static_cast<size_t>(shape.bytes), static_cast<char>(0xff)) {}
 
-  CallArgument argument() {
+  CallArgument argument(int device = -1) {
     CallArgument made;
     made.tensor = {bytes_.data(), dtype_, static_cast<int>(layout_.shape.size()), layout_.shape.data(), layout_.strides.data(), bytes_.data(), 0};
+    made.tensor.device = device;
     return made;
   }
   char* data() { return bytes_.data(); }
@@ -135,13 +137,24 @@ struct ArrayHost final : Host {
     return outputs.try_emplace(buffer, dtype, shape).first->second.data();
   }
   std::shared_ptr<void> watch(size_t /*input*/) override { return nullptr; }
+  DeviceBlock allocate_on_device(int64_t bytes) override {
+    auto block = std::make_shared<std::vector<char>>(static_cast<size_t>(bytes), static_cast<char>(0xff));
+    return {block->data(), block};
+  }
 };
+
+runtime::Program::Options tensors_on(int device) {
+  runtime::Program::Options options;
+  options.device = device;
+  return options;
+}
 
 /// A program whose kernels run on a device.
 class OnDevice {
  public:
-  OnDevice(const std::shared_ptr<CudaDevice>& device, const kernel_ir::Module& module, const std::string& nvrtc)
-      : program_(module, {{}, std::make_shared<CudaKernels>(device, module, nvrtc), ""}, nullptr, {}) {}
+  /// `tensors`: the device that they are on; -1: they are on the host.
+  OnDevice(const std::shared_ptr<CudaDevice>& device, const kernel_ir::Module& module, const std::string& nvrtc, int tensors = -1)
+      : program_(module, {{}, std::make_shared<CudaKernels>(device, module, nvrtc), ""}, nullptr, tensors_on(tensors)), tensors_(tensors) {}
 
   /// The outputs.
   std::vector<Array> run(const std::vector<Array>& inputs, const Sizes& sizes) {
@@ -151,7 +164,7 @@ class OnDevice {
     std::vector<CallArgument> arguments(inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (layout.input_order[i]) {
-        arguments[i] = images.emplace_back(program_.module().buffers[*layout.input_order[i]], inputs[i], sizes).argument();
+        arguments[i] = images.emplace_back(program_.module().buffers[*layout.input_order[i]], inputs[i], sizes).argument(tensors_);
       } else {
         arguments[i].is_tensor = false;
         arguments[i].integer = inputs[i].get(0).i;
@@ -169,11 +182,12 @@ class OnDevice {
 
  private:
   runtime::Program program_;
+  int tensors_;
 };
 
 std::vector<Array> run_on_device(const std::shared_ptr<CudaDevice>& device, const kernel_ir::Module& module, const std::vector<Array>& inputs,
-                                 const Sizes& sizes, const std::string& nvrtc) {
-  return OnDevice(device, module, nvrtc).run(inputs, sizes);
+                                 const Sizes& sizes, const std::string& nvrtc, int tensors = -1) {
+  return OnDevice(device, module, nvrtc, tensors).run(inputs, sizes);
 }
 
 void check_divisions_on(const std::shared_ptr<CudaDevice>& device, const std::string& nvrtc) {
@@ -186,24 +200,25 @@ void check_divisions_on(const std::shared_ptr<CudaDevice>& device, const std::st
 }
 
 /// Runs one case on a device and compares with the Tensor IR.
-void check_on(const std::shared_ptr<CudaDevice>& device, const Case& c, const std::string& nvrtc, const std::string& schedule = "") {
+void check_on(const std::shared_ptr<CudaDevice>& device, const Case& c, const std::string& nvrtc, const std::string& schedule = "",
+              int tensors = -1) {
   kernel_ir::Module module = kernels_for_cuda(c.text, c.name, schedule);
   INFO(c.name << " on " << device->name() << "\n" << print(module));
   tensor_ir::Graph graph = tensor_ir::parse(c.text);
   std::vector<Array> inputs = random_inputs(graph, c.sizes);
   std::vector<Array> typed = tensor_ir::interpret(graph, inputs, c.sizes, Mode::typed);
   std::vector<Array> exact = tensor_ir::interpret(graph, inputs, c.sizes, Mode::exact);
-  std::vector<Array> got = run_on_device(device, module, inputs, c.sizes, nvrtc);
+  std::vector<Array> got = run_on_device(device, module, inputs, c.sizes, nvrtc, tensors);
   REQUIRE(got.size() == exact.size());
   for (size_t k = 0; k < got.size(); ++k) require_close_to_exact(got[k], typed[k], exact[k], roundings(graph, c.sizes));
 }
 
-/// Threads in order and the other way round, scratch memory in shared and in global memory.
+/// Threads in order and the other way round, scratch memory in shared and in global memory, tensors on the device and on the host.
 void check_emulated(const Case& c, const std::string& schedule = "") {
-  for (const char* settings : {"shared=0", "reversed=1"}) {
+  for (const auto& [settings, tensors] : {std::pair{"shared=0", 0}, {"reversed=1", -1}}) {
     Behaviour behaviour(settings);
     INFO(settings);
-    check_on(CudaDevice::open(DEPLO_FAKE_CUDA), c, DEPLO_FAKE_CUDA, schedule);
+    check_on(CudaDevice::open(DEPLO_FAKE_CUDA), c, DEPLO_FAKE_CUDA, schedule, tensors);
   }
 }
 
@@ -375,6 +390,36 @@ TEST_CASE("NVRTC's complaints and its absence are told") {
   CHECK_THROWS_WITH(nvrtc_compile("__global__ void k() { x = 1; }", "sm_80", DEPLO_FAKE_CUDA), Catch::Contains("not declared"));
   if (std::string(DEPLO_NVRTC).empty()) return;
   CHECK_THROWS_WITH(nvrtc_compile("__global__ void k() { x = 1; }", "sm_80", DEPLO_NVRTC), Catch::Contains("undefined"));
+}
+
+TEST_CASE("inputs on another device, or not aligned to their elements, are refused before anything starts") {
+  kernel_ir::Module module = kernels_for_cuda(softmax_of("s0", "8", " where s0 in 0.."), "softmax");
+  Behaviour behaviour("devices=2");
+  auto device = CudaDevice::open(DEPLO_FAKE_CUDA, 1);
+  runtime::Program program(module, {{}, std::make_shared<CudaKernels>(device, module, DEPLO_FAKE_CUDA), ""}, nullptr, tensors_on(1));
+  alignas(8) char bytes[72] = {};
+  std::vector<int64_t> sizes{2, 8};
+  std::vector<int64_t> strides{8, 1};
+  auto run = [&](char* data, int on) {
+    CallArgument argument;
+    argument.tensor = {data, DType::f32, 2, sizes.data(), strides.data(), bytes, 0};
+    argument.tensor.device = on;
+    ArrayHost host;
+    program.run(&argument, 1, host, 1);
+  };
+  run(bytes, 1);
+  CHECK_THROWS_WITH(run(bytes, 0), Catch::Contains("is on device 0, the program on device 1"));
+  CHECK_THROWS_WITH(run(bytes, -1), Catch::Contains("is on the host, the program on device 1"));
+  CHECK_THROWS_WITH(run(bytes + 2, 1), Catch::Contains("no multiple of its elements' 4 bytes"));
+  sizes[0] = 0;
+  run(bytes, 1);  // a grid of no blocks
+}
+
+TEST_CASE("a digest is that of SHA-256") {
+  CHECK(sha256_hex("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  CHECK(sha256_hex("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  CHECK(sha256_hex("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq") == "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  CHECK(sha256_hex(std::string(1000000, 'a')) == "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
 TEST_CASE("what the driver lacks is told") {
