@@ -221,18 +221,20 @@ def measure(row: Row, clock: Clock, options: dict[str, Any], names: list[str]) -
             if not clock.dry:
                 torch.cuda.synchronize()
             about[f"{name}_first_call"] = time.perf_counter() - start
-            about[f"{name}_error"] = max_error(result.cpu(), want)
+            about[f"{name}_error"] = max_error(result, want)
             made[name] = compiled
         except Exception as error:  # the others are measured all the same
             traceback.print_exc()
             about[f"{name}_failed"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-    about["eager_error"] = max_error(fn(*inputs).cpu(), want)
-    for run in made.values():
-        clock.times(lambda run=run: run(*inputs), 3)  # type: ignore[misc]
+    about["eager_error"] = max_error(fn(*inputs), want)
+    calls = {}  # a turn takes about a twentieth of a second
+    for name, run in made.items():
+        warm = clock.times(lambda run=run: run(*inputs), 3)  # type: ignore[misc]
+        calls[name] = 2 if clock.dry else min(max(int(0.05 / min(warm)), 2), 50)
     taken: dict[str, list[float]] = {name: [] for name in made}
     for turn in range(1 if clock.dry else 5):
         for name in list(made)[:: -1 if turn % 2 else 1]:
-            taken[name] += clock.times(lambda name=name: made[name](*inputs), 2 if clock.dry else 20)  # type: ignore[misc]
+            taken[name] += clock.times(lambda name=name: made[name](*inputs), calls[name])  # type: ignore[misc]
     about |= {name: statistics.median(times) for name, times in taken.items()}
     return about
 
@@ -241,9 +243,9 @@ def exact(fn: Callable[..., torch.Tensor], inputs: Tensors) -> torch.Tensor:
     """The result in float64."""
     wide = [x.double() if x.is_floating_point() else x for x in inputs]
     if not isinstance(fn, nn.Module):
-        return fn(*wide).cpu()
+        return fn(*wide)
     dtype = next(fn.parameters()).dtype
-    result: torch.Tensor = fn.double()(*wide).cpu()
+    result: torch.Tensor = fn.double()(*wide)
     fn.to(dtype)  # what it was, exactly
     return result
 

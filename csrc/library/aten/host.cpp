@@ -114,10 +114,10 @@ TensorHost::TensorHost(const ProgramBody& program, const std::vector<const at::T
   outputs_.reserve(allocated.size());
   if (device.is_cpu()) return;
   const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
-  left_ = guard->exchangeDevice(device);
   stream_ = guard->getStream(device);
   handle_ = handle_of(*stream_);
   allocator_ = c10::GetAllocator(device.type());
+  left_ = guard->exchangeDevice(device);  // the last thing that may fail: without an object nobody puts it back
 }
 
 TensorHost::~TensorHost() {
