@@ -65,7 +65,11 @@ def fetched(tree: Any) -> Any:
     """Tensors on the CPU, in their strides."""
 
     def one(x: torch.Tensor) -> torch.Tensor:
-        return x if x.device.type == "cpu" else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x.detach())
+        if x.device.type == "cpu":
+            return x
+        last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+        memory = x.detach().as_strided((last + 1 if x.numel() else 0,), (1,)).cpu()
+        return memory.as_strided(x.shape, x.stride())
 
     return tree_map_only(torch.Tensor, one, tree)
 
