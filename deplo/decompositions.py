@@ -133,8 +133,10 @@ def _ours() -> dict[Any, Any]:
     formula_of_cross = get_decompositions([aten.linalg_cross.default])[aten.linalg_cross.default]
 
     def roll(x: torch.Tensor, shifts: list[Any], dims: Sequence[int] = ()) -> Any:
-        """A concatenation for each dimension, which keeps the order of the dimensions in memory."""
+        """A concatenation for each dimension, which keeps the order of the dimensions in memory. Parts of a symbolic size would install guards."""
         if not dims or len(dims) != len(shifts) or any(isinstance(size, int) and size == 0 for size in x.shape):
+            return NotImplemented
+        if any(isinstance(shift, torch.SymInt) for shift in shifts):
             return NotImplemented
         for shift, dim in zip(shifts, dims, strict=True):
             size = x.shape[dim]

@@ -92,7 +92,7 @@ class Executable:
         try:
             with torch.random.fork_rng(devices=[]):
                 self.eager(inputs)
-        except (IndexError, RuntimeError) as eagers:
+        except (IndexError, RuntimeError, ZeroDivisionError) as eagers:
             return eagers.with_traceback(None)
         return error
 

@@ -265,7 +265,7 @@ def _profile(records: list[Record]) -> None:
 def report_of(record: Record) -> GraphReport:
     """What became of one graph, with the core's description of its program."""
     description: dict[str, Any] = json.loads(record.program.describe()) if hasattr(record.program, "describe") else {}
-    ops = sum(1 for line in record.torch_ir.splitlines()[1:] if not line.lstrip().startswith(("write ", "return")))
+    ops = sum(1 for line in record.torch_ir.splitlines()[1:] if not line.lstrip().startswith(("check ", "write ", "return")))
     library = [(str(call["op"]), str(call["reason"])) for call in description.get("library", [])]
     return GraphReport(
         record.kind,

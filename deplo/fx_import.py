@@ -41,6 +41,9 @@ DTYPES = {
 # Checks of metadata that is constant in a traced graph; they return nothing.
 _METADATA_CHECKS = {"aten._assert_tensor_metadata.default"}
 
+# What Python divides numbers by; a divisor of 0 raises ZeroDivisionError.
+_DIVISIONS = (operator.floordiv, operator.mod, operator.truediv)
+
 # Packets that address the storage of their argument, not its elements.
 BY_STORAGE = ("as_strided", "as_strided_copy", "as_strided_scatter")
 
@@ -180,6 +183,7 @@ class _Importer:
         self.floats: dict[Any, str] = {}  # symbolic floats -> the 0-d values that hold them
         self.offsets: dict[int, Any] = {}
         self.nonnegative: list[Any] = []
+        self.divisors: list[Any] = []  # of divisions of numbers, that may be 0
 
     def run(self) -> Imported:
         nodes = list(self.gm.graph.nodes)
@@ -237,8 +241,11 @@ class _Importer:
         ranges += sizes.facts(self.shape_env, self.used_symbols) + [f"{sizes.outer_text(expr)} >= 0" for expr in self.nonnegative]
         head = f"torch @{self.name}({', '.join(self.inputs + self.constant_inputs)})"
         head += f" where {', '.join(ranges)}" if ranges else ""
+        # Symbols that nothing else uses stand for data.
+        divisors = [expr for expr in self.divisors if {str(symbol.name) for symbol in expr.free_symbols} <= set(self.used_symbols)]
+        checks = [f'  check {sizes.outer_text(expr)} != 0 else "integer division or modulo by zero"' for expr in divisors]
         tail = "  return " + ", ".join(returned) if returned else "  return"
-        return "\n".join([head, *self.lines, *self.writes, tail]) + "\n"
+        return "\n".join([head, *checks, *self.lines, *self.writes, tail]) + "\n"
 
     def _check_symbols(self, outputs: list[Output]) -> None:
         """Refuses a size that no input gives: one that depends on data, or one that no single size determines."""
@@ -355,6 +362,7 @@ class _Importer:
         if node in self.names or node in self.opened:
             return
         if isinstance(value, (int, torch.SymInt, torch.SymBool, torch.SymFloat, float, bool)):
+            self._divisor(node)
             return  # an expression at its uses
         if node.target is torch.ops.aten.copy_.default:
             self._write(node)
@@ -369,6 +377,13 @@ class _Importer:
             self._line(node, node.args[1], node.args[2:], node.kwargs, node)
         else:
             self._line(node, node.target, node.args, node.kwargs, node)
+
+    def _divisor(self, node: torch.fx.Node) -> None:
+        """Remembers what a node divides a number by: sympy may cancel the division from the expressions in which the node is used."""
+        by = node.args[1] if node.target in _DIVISIONS else None
+        value = by.meta.get("val") if isinstance(by, torch.fx.Node) else None
+        if isinstance(value, torch.SymInt) and sizes.may_be_zero(expr := sizes.expr_of(value), value.node.shape_env) and expr not in self.divisors:
+            self.divisors.append(expr)
 
     def _save_generator(self, node: torch.fx.Node) -> None:
         """A call that draws, and the state of the generator before: a checkpointed region draws from that state again."""

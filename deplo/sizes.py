@@ -229,6 +229,12 @@ def range_text(symbol: sympy.Symbol, shape_env: Any) -> str:
     return ".." if values is None else f"{_bound(values.lower)}..{_bound(values.upper)}"
 
 
+def may_be_zero(expr: sympy.Expr, shape_env: Any) -> bool:
+    """Whether the guards of this graph allow that `expr` is 0."""
+    values = shape_env.bound_sympy(expr)
+    return not (values.lower > 0 or values.upper < 0)
+
+
 def facts(shape_env: Any, known: Iterable[str]) -> list[str]:
     """`a == b` for every equality of sizes of `known` symbols that the guards of this graph ensure. Nothing is added to the guards."""
     names = set(known)

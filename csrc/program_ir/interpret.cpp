@@ -115,6 +115,7 @@ std::vector<Array> interpret(const ProgramBody& program, const FindParams& find_
     bind_symbols(buffer->shape, inputs[i].shape, name, symbols);
     machine.memory[name] = inputs[i];
   }
+  run_size_checks(program.checks, symbols);
   for (const Buffer& buffer : program.buffers)
     if (buffer.kind != BufferKind::input) machine.memory[buffer.name] = Array::undefined(buffer.dtype, evaluate_shape(buffer.shape, symbols));
   std::vector<bool> taken = taken_steps(program, symbols);

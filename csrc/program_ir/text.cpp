@@ -262,6 +262,7 @@ std::string print(const ProgramBody& program) {
   std::vector<std::string> inputs;
   for (const std::string& name : program.input_order) inputs.push_back(print_input(program, name));
   std::string text = fmt::format("program @{}({}){}\n", program.name, joined(inputs), print_ranges(program.symbols));
+  for (const SizeCheck& check : program.checks) text += "  " + print(check) + "\n";
   for (const Buffer& b : program.buffers) {
     if (b.kind == BufferKind::input) continue;
     text += fmt::format("  buffer {}: {}", b.name, print_type(b.dtype, b.shape, b.strides));
@@ -289,14 +290,16 @@ ProgramBody parse_program(Lexer& lexer) {
   lexer.expect("end of line");
   lexer.expect("indent");
   while (!lexer.at("return")) {
-    if (lexer.accept("buffer")) {
+    if (lexer.at("check")) {
+      program.checks.push_back(parse_size_check(lexer));
+    } else if (lexer.accept("buffer")) {
       program.buffers.push_back(parse_buffer(lexer));
     } else if (lexer.at("once") || lexer.at("or") || lexer.at("call")) {
       program.steps.emplace_back(parse_call(lexer));
     } else if (lexer.accept("library")) {
       program.steps.emplace_back(parse_library(lexer, program));
     } else {
-      lexer.fail(fmt::format("expected buffer, call, once, or, library or return, found '{}'", lexer.peek().text));
+      lexer.fail(fmt::format("expected check, buffer, call, once, or, library or return, found '{}'", lexer.peek().text));
     }
     lexer.expect("end of line");
   }
@@ -417,6 +420,7 @@ struct ProgramVerifier {
 
 void verify(const ProgramBody& program, const FindParams& find_params) {
   ProgramVerifier verifier{program, find_params, {}, false, {}};
+  for (const SizeCheck& check : program.checks) verify(check, program.symbols);
   std::set<std::string> names;
   for (const Buffer& b : program.buffers) {
     located(b.location, [&] {

@@ -152,6 +152,7 @@ std::shared_ptr<Plan> make_plan(const kernel_ir::Module& module, const Layout& l
   std::map<std::string, int64_t> symbols;
   for (size_t i = 0; i < names.size(); ++i) symbols[names[i]] = values[i];
   for (const auto& [name, range] : module.symbols) check_range(name, range, symbols);
+  run_size_checks(module.checks, symbols);
   for (const Buffer& buffer : module.buffers) plan->shapes.push_back(evaluate_shape(buffer, symbols));
   for (const Layout::Output& output : layout.outputs) plan->integers.push_back(output.integer ? evaluate(*output.integer, symbols) : 0);
   std::vector<bool> runs = running_steps(module, layout, symbols);

@@ -68,7 +68,7 @@ struct Plan {
   std::vector<std::optional<size_t>> launch_of;  ///< by step: its place among them
 };
 
-/// Throws UserError if a value lies outside its symbol's range.
+/// Throws UserError if a value lies outside its symbol's range, ExecutionError if a check of the program does not hold.
 std::shared_ptr<Plan> make_plan(const kernel_ir::Module& module, const Layout& layout, const std::vector<std::string>& names,
                                 const std::vector<int64_t>& values);
 

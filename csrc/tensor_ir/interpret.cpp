@@ -208,6 +208,7 @@ std::vector<Array> evaluate_op(const Op& op, const std::map<std::string, const A
 std::vector<Array> interpret(const Graph& graph, const std::vector<Array>& inputs, const Symbols& given, Mode mode, const LibraryCall& library) {
   Symbols symbols = given;
   std::map<std::string, Array> memory = bind_inputs(graph, inputs, symbols);
+  run_size_checks(graph.checks, symbols);
   for (const auto& op : graph.ops) {
     std::vector<Array> made;
     if (const auto* call = std::get_if<Library>(&op->node)) {

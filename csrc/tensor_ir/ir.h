@@ -37,6 +37,7 @@ namespace deplo::tensor_ir {
 //   library      %y: f32[4], %k: i64[4] = library aten.sort.stable(self=%x, dim=0) strides [1], [1] reason "sort"
 //     an ATen call as in Torch IR; the strides are those that ATen gives the results. `operands [1, 4], any` before them says how operands must lie
 //     in memory, in the order of the arguments, where that decides the results (random numbers fill memory in order).
+// `check s0 - s1 != 0 else "integer division or modulo by zero"` lines come before the ops: the call fails where one does not hold.
 // Provenance: each op may carry `from "name of the torch node"`, which kernels show to people.
 
 struct TensorType {
@@ -152,6 +153,7 @@ struct Graph {
   std::string name;
   std::vector<Input> inputs;
   Ranges symbols;
+  std::vector<SizeCheck> checks;  ///< run before the ops
   Refs<Op> ops;
   std::vector<torch_ir::Write> writes;
   std::vector<Output> outputs;

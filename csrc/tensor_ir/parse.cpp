@@ -252,8 +252,8 @@ Ranges parse_ranges(Lexer& lexer) {
     if (!lexer.at("..")) range.lo = parse_expr(lexer);
     lexer.expect("..");
     const Token& token = lexer.peek();
-    bool open = token.text == "," || token.text == "write" || token.text == "return" || token.text == "library" || token.text[0] == '%' ||
-                token.kind == Token::Kind::end;
+    bool open = token.text == "," || token.text == "check" || token.text == "write" || token.text == "return" || token.text == "library" ||
+                token.text[0] == '%' || token.kind == Token::Kind::end;
     if (!open) range.hi = parse_expr(lexer);
     ranges[name] = range;
   } while (lexer.accept(","));
@@ -279,6 +279,7 @@ Graph parse(const std::string& text, const std::string& file) {
   graph.name.erase(0, 1);
   parse_items(lexer, "(", ")", [&] { graph.inputs.push_back(parse_input(lexer)); });
   graph.symbols = parse_ranges(lexer);
+  while (lexer.at("check")) graph.checks.push_back(parse_size_check(lexer));
   while (!lexer.at("write") && !lexer.at("return")) {
     if (lexer.peek().kind != Token::Kind::identifier) lexer.fail(fmt::format("expected an op, write or return, found '{}'", lexer.peek().text));
     graph.ops.push_back(parse_op(lexer));

@@ -112,6 +112,7 @@ std::string print(const Graph& graph) {
   for (const Input& input : graph.inputs) inputs.push_back(print_input(input));
   for (const Output& output : graph.outputs) outputs.push_back(print_output(output));
   std::string text = "tensor @" + graph.name + "(" + joined(inputs) + ")" + print_ranges(graph.symbols) + "\n";
+  for (const SizeCheck& check : graph.checks) text += "  " + print(check) + "\n";
   for (const auto& op : graph.ops) text += "  " + print(*op) + "\n";
   for (const auto& write : graph.writes) text += "  write " + write.value + " to " + write.input + "\n";
   return text + "  return" + (outputs.empty() ? "" : " ") + joined(outputs) + "\n";

@@ -168,6 +168,7 @@ struct Verifier {
 
   void run() {
     for (const Input& input : graph.inputs) located(input.location, [&] { check_input(input); });
+    for (const SizeCheck& check : graph.checks) deplo::verify(check, graph.symbols);
     for (const auto& op : graph.ops) located(op->location, [&] { check_op(*op); });
     for (const auto& write : graph.writes) located(write.location, [&] { check_write(write); });
     for (const Output& output : graph.outputs) located(graph.return_location, [&] { check_output(output); });

@@ -70,6 +70,7 @@ class Interpreter {
       define(input.name, inputs[i], input.type);
     }
     for (const Cond& fact : graph_.facts) DEPLO_CHECK(evaluate(fact, symbols_), "@{} is for inputs with {}", graph_.name, print(fact));
+    run_size_checks(graph_.checks, symbols_);
   }
 
   void define(const std::string& name, Array array, const TensorType& type) {

@@ -10,6 +10,7 @@
 #include "base/dtype.h"
 #include "base/location.h"
 #include "base/ref.h"
+#include "expr/check.h"
 #include "expr/expr.h"
 #include "torch_ir/attribute.h"
 
@@ -29,9 +30,10 @@ namespace deplo::torch_ir {
 //     return %0, s0, none
 //
 // A node with several results: `%a: f32[4], %b: i64[4] = aten.max.dim(...)`; a result that is unused by the op (None) is
-// typed `none`. `where` may also hold facts, which every call fulfils: `where s0 in 2.., s1 in 2.., s0 // 2 == s1`. A symbolic integer input is `s1:
-// sym`. Strides left out are the contiguous ones (default_strides), an input's kind left out is user; print() leaves out the strides where they are
-// the contiguous ones.
+// typed `none`. Sizes are not negative and no divisor is 0, else the call fails before a node ran, as it does where a `check` does not hold: PyTorch
+// divided by numbers that no expression of the graph shows, `check s0 != 0 else "integer division or modulo by zero"`. `where` may also hold facts,
+// which every call fulfils: `where s0 in 2.., s1 in 2.., s0 // 2 == s1`. A symbolic integer input is `s1: sym`. Strides left out are the contiguous
+// ones (default_strides), an input's kind left out is user; print() leaves out the strides where they are the contiguous ones.
 
 struct TensorType {
   DType dtype = DType::f32;
@@ -79,6 +81,7 @@ struct Graph {
   std::vector<Input> inputs;
   Ranges symbols;
   std::vector<Cond> facts;  ///< of sizes, which the caller guarantees
+  std::vector<SizeCheck> checks;
   Refs<Node> nodes;
   std::vector<Write> writes;
   std::vector<Attribute> outputs;  ///< ValueName, Expr or None

@@ -74,8 +74,8 @@ void parse_where(Lexer& lexer, Graph& graph) {
     if (!lexer.at("..")) range.lo = parse_expr(lexer);
     lexer.expect("..");
     const Token& token = lexer.peek();
-    bool open = token.text == "," || token.text == "write" || token.text == "return" || token.text[0] == '%' || token.kind == Token::Kind::end ||
-                token.text.find('.') != std::string::npos;
+    bool open = token.text == "," || token.text == "check" || token.text == "write" || token.text == "return" || token.text[0] == '%' ||
+                token.kind == Token::Kind::end || token.text.find('.') != std::string::npos;
     if (!open) range.hi = parse_expr(lexer);
     if (!graph.symbols.emplace(name, range).second) lexer.fail(where, fmt::format("symbol {} has two ranges", name));
   } while (lexer.accept(","));
@@ -129,6 +129,7 @@ Graph parse(const std::string& text, const std::string& file) {
   }
   lexer.expect(")");
   parse_where(lexer, graph);
+  while (lexer.at("check")) graph.checks.push_back(parse_size_check(lexer));
   while (!lexer.at("write") && !lexer.at("return")) {
     if (lexer.peek().kind != Token::Kind::identifier) lexer.fail(fmt::format("expected a node, write or return, found '{}'", lexer.peek().text));
     graph.nodes.push_back(parse_node(lexer));

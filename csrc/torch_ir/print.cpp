@@ -67,6 +67,7 @@ std::string print(const Graph& graph) {
   for (const Input& input : graph.inputs) inputs.push_back(print_input(input));
   for (const Attribute& output : graph.outputs) outputs.push_back(print(output));
   std::string text = "torch @" + graph.name + "(" + joined(inputs) + ")" + print_where(graph) + "\n";
+  for (const SizeCheck& check : graph.checks) text += "  " + print(check) + "\n";
   for (const auto& node : graph.nodes) text += "  " + print(*node) + "\n";
   for (const Write& write : graph.writes) text += "  write " + write.value + " to " + write.input + "\n";
   return text + "  return" + (outputs.empty() ? "" : " ") + joined(outputs) + "\n";

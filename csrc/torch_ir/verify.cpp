@@ -15,6 +15,7 @@ class Verifier {
     bind_symbols();
     for (const Input& input : graph_.inputs) located(input.location, [&] { check_input(input); });
     for (const Cond& fact : graph_.facts) located(graph_.where_location, [&] { check_expr(fact.expr, "fact " + print(fact)); });
+    for (const SizeCheck& check : graph_.checks) located(check.location, [&] { check_expr(check.cond.expr, print(check)); });
     for (const auto& node : graph_.nodes) located(node->location, [&] { check_node(*node); });
     for (const Write& write : graph_.writes) located(write.location, [&] { check_write(write); });
     for (const Attribute& output : graph_.outputs) located(graph_.return_location, [&] { check_output(output); });

@@ -235,6 +235,29 @@ kernel @fail(a: ptr f32, out b: ptr f32) symbols () chunks 1 scratch 0
             program.run([-torch.ones(4)])
 
 
+def test_checks_of_sizes_fail_before_anything_ran():
+    """At every level, and in a program that is restored; a size that fulfils them is as good as any afterwards."""
+    text = """torch @f(%x: f32[s0], s1: sym) where s0 in 2.., s1 in ..
+  check s1 - 5 != 0 else "integer division or modulo by zero"
+  %y: f32[s0] = aten.roll.default(self=%x, shifts=[7 // s1], dims=[0])
+  %z: f32[s0 + s1] = aten.constant_pad_nd.default(self=%y, pad=[s1, 0], value=0)
+  %w: f32[s0] = aten.add.Tensor(self=%x, other=1)
+  write %w to %x
+  return %z
+"""
+    program = compiled(text)
+    restored = _C.restore(*program.text(), json.dumps({"cache_dir": "", "verify": True}))
+    runs = [program.run, restored.run]
+    runs += [lambda inputs, level=level: _C.interpret(_C.lower(text, level), inputs) for level in ("torch", "tensor", "loop", "tile", "kernel")]
+    for run in runs:
+        for value, error in ((0, "(?i)division"), (5, "integer division or modulo by zero"), (-5, "negative")):
+            x = torch.arange(4.0)
+            with pytest.raises((RuntimeError, UserError), match=error):
+                run([x, value])
+            assert torch.equal(x, torch.arange(4.0))
+        assert torch.equal(run([torch.arange(4.0), -2])[0], torch.tensor([2.0, 3.0]))
+
+
 def test_environment_and_passes():
     about = json.loads(_C.env())
     assert about["cpu"] and about["vector bytes"] in (16, 32, 64)

@@ -563,6 +563,37 @@ def test_maxima_of_bags_pass_over_nan_but_in_front(dynamic):
             torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_bags_whose_last_offset_is_not_the_end(dtype, dynamic):
+    """ATen's fast path leaves out the indices after it, other paths take them into the last bag. In gradients of sums on the fast path ATen reads
+    beyond its memory for them: they count for nothing."""
+    torch.manual_seed(0)
+    indices, offsets = torch.tensor([0, 2, 2, 3, 4, 1, 5]), torch.tensor([0, 2, 2, 4])
+    table, scales = torch.randn(6, 3).to(dtype), torch.randn(7).to(dtype)
+    cases = [(mode, pad, turned, None) for mode in ("sum", "mean", "max") for pad in (None, 2) for turned in (False, True)]
+    cases += [("sum", None, False, scales), ("sum", None, False, torch.stack([scales, scales], 1)[:, 0]), ("sum", 2, False, scales)]
+    for mode, pad, turned, scale in cases:
+        torch._dynamo.reset()
+
+        def f(indices, offsets, table, scale, mode=mode, pad=pad):
+            return F.embedding_bag(indices, table, offsets, mode=mode, padding_idx=pad, include_last_offset=True, per_sample_weights=scale)
+
+        compiled = torch.compile(f, backend="deplo", dynamic=dynamic, options={"strict": True, "guard": True})
+        leaves = [(table.t().contiguous().t() if turned else table).detach().requires_grad_() for _ in range(2)]
+        got, wanted = (g(indices, offsets, leaf, scale) for g, leaf in zip((compiled, f), leaves, strict=True))
+        torch.testing.assert_close(got, wanted)
+        fast = mode == "sum" and dtype != torch.float64 and pad is None and not turned and (scale is None or scale.stride(0) == 1)
+        got.sum().backward()
+        if fast:
+            whole = f(indices[:4], offsets, theirs := table.clone().requires_grad_(), None if scale is None else scale[:4])
+            whole.sum().backward()
+            torch.testing.assert_close(leaves[0].grad, theirs.grad)
+        else:
+            wanted.sum().backward()
+            torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
+
+
 def test_bool_seen_as_bytes():
     x = torch.randn(45)
     for f in (lambda x: (x > 0).view(torch.uint8) * 2, lambda x: (x > 0).view(torch.int8).sum()):

@@ -259,6 +259,7 @@ struct Lowering {
   Module run() {
     module.name = graph.name;
     module.symbols = graph.symbols;
+    module.checks = graph.checks;
     reserve_names();
     add_inputs();
     add_values();

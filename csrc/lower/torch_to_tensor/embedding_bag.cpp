@@ -1,4 +1,5 @@
 #include <limits>
+#include <optional>
 
 #include "base/error.h"
 #include "lower/torch_to_tensor/common.h"
@@ -91,6 +92,19 @@ Value checked_indices(Builder& b, const Value& given, Expr rows) {
   return b.apply(Fn::where, {b.apply(Fn::lt, {indices, whole(b, {}, 0)}), size_value(b, DType::i64, rows), indices});
 }
 
+// Whether ATen sums the rows by its fast path, which ends the last bag at the last offset where that is given; else the bag takes all the rest.
+bool ends_at_last_offset(const Call& call, int64_t mode) {
+  const DType dtype = call.tensor("weight").type.dtype;
+  if (mode == kMax || dtype == DType::f64 || call.integer("padding_idx", -1) >= 0) return false;
+  std::vector<Expr> strides{call.strides("weight").at(1)};
+  if (call.has("per_sample_weights")) strides.push_back(call.strides("per_sample_weights").at(0));
+  for (const Expr& stride : strides) {
+    DEPLO_SUPPORT(stride.is_constant(), "include_last_offset and a stride of {}", print(stride));
+    if (!stride.is(1)) return false;
+  }
+  return true;
+}
+
 std::vector<Value> embedding_bag(Builder& b, const Call& call) {
   Value weight = call.tensor("weight");
   DEPLO_SUPPORT(is_float(weight.type.dtype), "a table of {}", to_string(weight.type.dtype));
@@ -99,7 +113,12 @@ std::vector<Value> embedding_bag(Builder& b, const Call& call) {
   int64_t mode = call.integer("mode", kSum);
   Value offsets = call.tensor("offsets");
   // The last offset is the end of the last bag.
-  if (call.boolean("include_last_offset", false)) offsets = b.slice(offsets, 0, 0, offsets.type.shape.at(0) - 1, 1);
+  std::optional<Value> end;
+  if (call.boolean("include_last_offset", false)) {
+    const Expr count = offsets.type.shape.at(0) - 1;
+    if (ends_at_last_offset(call, mode)) end = b.cast(b.remap(offsets, {}, {count}), DType::i64);
+    offsets = b.slice(offsets, 0, 0, count, 1);
+  }
   Value indices = checked_indices(b, call.tensor("indices"), table.type.shape.at(0));
   Expr count = call.result().shape.at(0);
   // An index before the first offset has no bag.
@@ -138,7 +157,9 @@ std::vector<Value> embedding_bag(Builder& b, const Call& call) {
     winners = b.apply(Fn::where, {found, winner, whole(b, {}, 0)});
   } else {
     DEPLO_SUPPORT(mode == kSum || mode == kMean, "mode {}", mode);
-    result = into_rows(b, b.constant(rows.type.dtype, shape, 0), bags.bag, bags.masked(b, rows, 0), Combiner::sum);
+    Bags summed = bags;  // the gradient of a mean, and what it divides by, count what comes after the end, too
+    if (end) summed.kept = b.apply(Fn::bit_and, {bags.kept, b.apply(Fn::lt, {b.index(DType::i64, indices.type.shape, axis(0)), *end})});
+    result = into_rows(b, b.constant(rows.type.dtype, shape, 0), bags.bag, summed.masked(b, rows, 0), Combiner::sum);
     if (mode == kMean) {
       Value divisor = b.cast(b.apply(Fn::max, {sizes, whole(b, {}, 1)}), rows.type.dtype);
       result = b.apply(Fn::div, {result, b.remap(divisor, shape, {axis(0)})});
@@ -155,12 +176,22 @@ std::vector<Value> embedding_bag(Builder& b, const Call& call) {
   return {conform(b, result, call.result()), extra(1, bags.bag), extra(2, counts), extra(3, mode == kMax ? winners : counts)};
 }
 
-// The bag of each index in a gradient: as the forward gave it, or anew where ATen's forward leaves it out (on its fast path).
-Value given_bags(Builder& b, const Call& call, const Value& indices) {
+// The bags of a gradient: as the forward gave them, or anew where ATen's forward leaves them out (on its fast path). Indices after the end of the
+// last bag count for nothing; ATen reads memory for them that is not the gradient's.
+Bags given_bags(Builder& b, const Call& call, const Value& indices, Expr count) {
   Value given = call.tensor("offset2bag");
-  if (!call.has("offsets")) return b.cast(given, DType::i64);
-  Value offsets = call.tensor("offsets");
-  return b.same_shape(given.type.shape, indices.type.shape) ? b.cast(given, DType::i64) : bags_of(b, offsets, indices.type.shape.at(0));
+  Bags bags{indices, given, count, kept_indices(b, call, indices)};
+  std::optional<Value> offsets = call.optional_tensor("offsets");
+  if (!offsets || b.same_shape(given.type.shape, indices.type.shape)) {
+    bags.bag = b.cast(given, DType::i64);
+    return bags;
+  }
+  bags.bag = bags_of(b, *offsets, indices.type.shape.at(0));
+  if (b.same_size(offsets->type.shape.at(0), count)) return bags;
+  Value inside = b.apply(Fn::lt, {bags.bag, size_value(b, DType::i64, count)});
+  bags.kept = b.apply(Fn::bit_and, {bags.kept, inside});
+  bags.bag = b.apply(Fn::where, {inside, bags.bag, whole(b, {}, 0)});
+  return bags;
 }
 
 std::vector<Value> embedding_bag_backward(Builder& b, const Call& call) {
@@ -189,14 +220,13 @@ std::vector<Value> embedding_bag_backward(Builder& b, const Call& call) {
     return {conform(b, b.scatter(std::move(scatter), total), type)};
   }
   call.ignore("maximum_indices");
-  Value bag = given_bags(b, call, indices);
+  Bags bags = given_bags(b, call, indices, grad.type.shape.at(0));
   Value sizes = call.tensor("bag_size");
-  Bags bags{indices, bag, grad.type.shape.at(0), kept_indices(b, call, indices)};
   if (mode == kMean) {
     Value divisor = b.cast(b.apply(Fn::max, {b.cast(sizes, DType::i64), whole(b, {}, 1)}), grad.type.dtype);
     grad = b.apply(Fn::div, {grad, b.remap(divisor, grad.type.shape, {axis(0)})});
   }
-  Value share = rows_at(b, grad, bag);
+  Value share = rows_at(b, grad, bags.bag);
   if (auto scale = call.optional_tensor("per_sample_weights")) {
     Value s = b.cast(*scale, share.type.dtype);
     share = b.apply(Fn::mul, {share, b.remap(s, share.type.shape, {axis(0)})});
@@ -209,9 +239,8 @@ std::vector<Value> per_sample_weights_backward(Builder& b, const Call& call) {
   Value weight = b.cast(call.tensor("weight"), grad.type.dtype);
   Value indices = b.cast(call.tensor("indices"), DType::i64);
   DEPLO_SUPPORT(call.integer("mode") == kSum, "mode {}", call.integer("mode"));
-  Value bag = given_bags(b, call, indices);
-  Bags bags{indices, bag, grad.type.shape.at(0), kept_indices(b, call, indices)};
-  Value product = b.apply(Fn::mul, {rows_at(b, grad, bag), rows_at(b, weight, indices)});
+  Bags bags = given_bags(b, call, indices, grad.type.shape.at(0));
+  Value product = b.apply(Fn::mul, {rows_at(b, grad, bags.bag), rows_at(b, weight, indices)});
   return {conform(b, bags.masked(b, b.reduce(Combiner::sum, product, {1}, false), 0), call.result())};
 }
 

@@ -251,10 +251,13 @@ struct Lowering {
 
 Graph lower_torch_to_tensor(const torch_ir::Graph& graph) {
   rules::KnownSizes known = rules::known_sizes(graph);
+  std::vector<SizeCheck> checks = rules::needed_checks(graph, known);
   torch_ir::Graph simple = rules::simplify_sizes(graph, known);
   Lowering lowering{simple, {}, {}, {}, {}, {}};
   lowering.builder.set_known_sizes(std::move(known));
-  return lowering.run();
+  Graph lowered = lowering.run();
+  lowered.checks = std::move(checks);
+  return lowered;
 }
 
 }  // namespace deplo

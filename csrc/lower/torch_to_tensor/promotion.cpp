@@ -2,7 +2,6 @@
 #include <array>
 
 #include "base/error.h"
-#include "expr/check.h"
 #include "lower/torch_to_tensor/builder.h"
 
 namespace deplo::rules {
@@ -10,27 +9,6 @@ namespace {
 
 // torch.get_default_dtype(): what an integer tensor becomes beside a float number.
 constexpr DType kDefaultFloat = DType::f32;
-
-// A number that follows from sizes. Index expressions say nothing of a divisor of 0, so that one which may be 0 divides as a tensor does: with
-// eager mode's error.
-Value number_of(Builder& b, DType dtype, Expr e) {
-  if (!may_divide_by_zero(e, b.ranges())) return b.index(dtype, {}, e);
-  Fn fn = Fn::add;
-  switch (e.kind()) {
-    case ExprKind::mul: fn = Fn::mul; break;
-    case ExprKind::floordiv: fn = Fn::floor_div; break;
-    case ExprKind::mod: fn = Fn::remainder; break;
-    case ExprKind::min: fn = Fn::min; break;
-    case ExprKind::max: fn = Fn::max; break;
-    default: break;
-  }
-  std::optional<Value> result;
-  for (const Expr& operand : e.operands()) {
-    Value next = number_of(b, DType::i64, operand);
-    result = result ? b.apply(fn, {*result, next}) : next;
-  }
-  return b.cast(*result, dtype);
-}
 
 int category(DType dtype) { return dtype == DType::boolean ? 0 : is_float(dtype) ? 2 : 1; }
 
@@ -83,7 +61,7 @@ DType common_dtype(const Call& call, const std::vector<std::string_view>& names)
 Value scalar_operand(Builder& b, const Call& call, std::string_view name, DType dtype, std::optional<double> fallback) {
   if (call.is_symbolic(name)) {
     DEPLO_SUPPORT(dtype != DType::boolean, "{}: a symbolic size as bool", call.op());
-    return number_of(b, dtype, call.size(name));
+    return b.index(dtype, {}, call.size(name));
   }
   Scalar number = call.number(name, fallback);
   if (is_float(number.dtype)) {

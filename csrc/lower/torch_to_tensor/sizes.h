@@ -21,6 +21,9 @@ torch_ir::Graph simplify_sizes(torch_ir::Graph graph, const KnownSizes& known);
 /// e in its simplest form.
 Expr simplify_size(Expr e, const KnownSizes& known);
 
+/// What the sizes of a call must fulfil and may not: the graph's checks, sizes of results that are not negative, divisors that are not 0.
+std::vector<SizeCheck> needed_checks(const torch_ir::Graph& graph, const KnownSizes& known);
+
 /// True only if a and b are equal in every call.
 bool provably_equal(Expr a, Expr b, const KnownSizes& known);
 /// True only if e is not negative in any call.
