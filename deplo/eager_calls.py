@@ -50,11 +50,15 @@ def calls_as_in_eager_mode() -> Iterator[None]:
 
 def _forget(overloads: set[Any]) -> None:
     """Fake tensors remember what calls gave, by whichever kernels."""
+    import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    cache: dict[Any, Any] = FakeTensorMode.cache
-    for key in [key for key in list(cache) if key.key[0] in overloads]:
-        cache.pop(key, None)
+    mode = torch._guards.detect_fake_mode()
+    # What follows from symbolic sizes is kept with them.
+    of_sizes = getattr(getattr(mode, "shape_env", None), "fake_tensor_cache", None)
+    for cache in (FakeTensorMode.cache, of_sizes or {}):
+        for key in [key for key in list(cache) if key.key[0] in overloads]:
+            cache.pop(key, None)
 
 
 def _kernels() -> list[tuple[Any, dict[Any, Any]]]:
