@@ -55,7 +55,7 @@ def _forget(overloads: set[Any]) -> None:
 
     mode = torch._guards.detect_fake_mode()
     # What follows from symbolic sizes is kept with them.
-    of_sizes = getattr(getattr(mode, "shape_env", None), "fake_tensor_cache", None)
+    of_sizes = getattr(mode.shape_env, "fake_tensor_cache", None) if mode is not None else None
     for cache in (FakeTensorMode.cache, of_sizes or {}):
         for key in [key for key in list(cache) if key.key[0] in overloads]:
             cache.pop(key, None)
