@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import os
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from .core import core
 
@@ -21,6 +22,7 @@ class Target:
     has_disk_cache: bool
     levels: Sequence[str]  # of the texts below Kernel IR, the lowest last
     packages: dict[str, Sequence[Sequence[str]]]  # its own options: packages with a file that stands for an empty value, and the file's place in them
+    devices: Sequence[dict[str, Any]] = ()  # that it knows by name, whether or not one is at hand; deplo/machine_code.py reads their figures
 
 
 def targets() -> list[Target]:

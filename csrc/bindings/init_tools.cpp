@@ -97,6 +97,12 @@ void init_tools(py::module_& module) {
       py::arg("text"), py::arg("options"),
       "Machine code that the target's own compiler makes of its text. Raises UnsupportedError where there is none.");
   module.def(
+      "judge", [](const std::string& text, const std::string& options) { return judge_text(text, parse_options(options)); }, py::arg("text"),
+      py::arg("options"), py::call_guard<py::gil_scoped_release>(),
+      "JSON list of the kernels that IR text becomes: flops, bytes, and what their accesses do to memory. Raises UnsupportedError for targets "
+      "without a "
+      "model of that.");
+  module.def(
       "device",
       [](const std::string& options) {
         CompileOptions parsed = parse_options(options);

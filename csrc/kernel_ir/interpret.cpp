@@ -192,6 +192,7 @@ struct Machine {
 
   void run(const Prefetch& /*s*/, Thread& /*t*/) {}  // outside a buffer it is allowed
   void run(const Barrier& /*s*/, Thread& /*t*/) {}
+  void run(const Exchange& s, Thread& t) { run_jointly(s, {&t}); }
 
   void run(const Matrix& s, Thread& t) {
     constexpr auto kRows = static_cast<size_t>(kMatrixRows);
@@ -259,10 +260,24 @@ struct Machine {
     }
   }
 
+  void run_jointly(const Exchange& s, const std::vector<Thread*>& threads) const {
+    std::vector<Lanes> given;
+    for (Thread* t : threads) given.push_back(t->values.at(s.operand));
+    for (size_t k = 0; k < threads.size(); ++k) {
+      const size_t lane = s.from ? static_cast<size_t>(s.lane) : k % 32 ^ static_cast<size_t>(s.lane);
+      const size_t other = k / 32 * 32 + lane;
+      DEPLO_ASSERT(other < threads.size(), "kernel @{}: thread {} exchanges {} with thread {}, of {}", kernel.name, k, s.operand, other,
+                   threads.size());
+      define(*threads[k], s.name, given[other]);
+    }
+  }
+
   void run_jointly(const Stmt& stmt, const std::vector<Thread*>& threads) {
+    if (const auto* exchange = std::get_if<Exchange>(&stmt.node)) return run_jointly(*exchange, threads);
     if (const auto* branch = std::get_if<If>(&stmt.node)) {
       bool taken = holds(*threads[0], *branch);
-      for (Thread* t : threads) DEPLO_ASSERT(holds(*t, *branch) == taken, "kernel @{}: a barrier under an if where threads disagree", kernel.name);
+      for (Thread* t : threads)
+        DEPLO_ASSERT(holds(*t, *branch) == taken, "kernel @{}: a barrier or an exchange under an if where threads disagree", kernel.name);
       return run_jointly(taken ? branch->then : branch->otherwise, threads);
     }
     const auto* loop = std::get_if<For>(&stmt.node);
@@ -308,7 +323,8 @@ struct Machine {
 bool find_barriers(const Block& block, std::set<const Stmt*>& joint) {
   bool found = false;
   for (const auto& stmt : block) {
-    bool inside = std::visit(Overloaded{[](const Barrier&) { return true; }, [&](const For& s) { return find_barriers(s.body, joint); },
+    bool inside = std::visit(Overloaded{[](const Barrier&) { return true; }, [](const Exchange&) { return true; },
+                                        [&](const For& s) { return find_barriers(s.body, joint); },
                                         [&](const If& s) {
                                           bool then = find_barriers(s.then, joint);
                                           return find_barriers(s.otherwise, joint) || then;

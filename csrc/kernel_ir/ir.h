@@ -44,6 +44,7 @@ namespace deplo::kernel_ir {
 // and by the interpreter. `first n` is the mask of lanes l < n (n may be negative or exceed the lanes). `if` takes a guard over scalars, or a scalar
 // bool value. Functions of the scalar table apply lane by lane, all operands of one lane count. `error code if c` sets the error word when any lane
 // of the bool value c is true.
+// A GPU's threads read each other's values by `v: f32 = exchange x xor 16` and `v: f32 = exchange x from 0`, among the 32 of a warp.
 // `matrix` statements work on the eight registers of a matrix unit, each 16 rows of 64 bytes: t0 holds 16 x 16 f32 or 16 x 32 bf16. `matrix t0 = 0`,
 // `matrix t0 = c[p] stride s` and `matrix c[p] stride s = t0` (rows s elements apart), and `matrix t0 += t4 * t6`, which adds, for row i and column
 // j, the products of a[i, 2p] with b[p, 2j] and of a[i, 2p + 1] with b[p, 2j + 1] for the 16 p, in the unit's order; subnormals may count as 0.
@@ -111,6 +112,17 @@ struct Shuffle {
   std::string b;
   std::vector<int> lanes;
   bool operator==(const Shuffle&) const = default;
+};
+
+/// A scalar of another thread of the same 32 (consecutive in thread_x, then thread_y): the one whose number differs by `lane` in the exclusive or, or
+/// with `from` number `lane`. All 32 take part.
+struct Exchange {
+  std::string name;
+  DType dtype = DType::f32;
+  std::string operand;
+  int lane = 0;
+  bool from = false;
+  bool operator==(const Exchange&) const = default;
 };
 
 struct Load {
@@ -215,7 +227,8 @@ struct SetError {
 };
 
 struct Stmt {
-  std::variant<Let, Splat, FirstLanes, ReduceLanes, Extract, Shuffle, Load, Store, Var, Assign, For, If, Alloc, Prefetch, Barrier, SetError, Matrix>
+  std::variant<Let, Splat, FirstLanes, ReduceLanes, Extract, Shuffle, Exchange, Load, Store, Var, Assign, For, If, Alloc, Prefetch, Barrier, SetError,
+               Matrix>
       node;
   Location location{};
   bool operator==(const Stmt&) const = default;

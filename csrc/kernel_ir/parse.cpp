@@ -243,6 +243,12 @@ struct Parser {
       std::string operand = name();
       return {Extract{target, t.dtype, operand, lexer.small_integer("a lane")}};
     }
+    if (word && lexer.accept("exchange")) {
+      std::string operand = name();
+      bool from = lexer.accept("from");
+      if (!from) lexer.expect("xor");
+      return {Exchange{target, t.dtype, operand, lexer.small_integer("a thread"), from}};
+    }
     if (word && lexer.accept("shuffle")) return {shuffle(target, t)};
     if (word && lexer.accept("load")) {
       Load s;

@@ -45,6 +45,9 @@ struct Printer {
     for (int lane : s.lanes) lanes.push_back(std::to_string(lane));
     line(indent, head(s.name, s.type) + fmt::format("shuffle {}{} [{}]", s.a, s.b.empty() ? "" : ", " + s.b, joined(lanes)));
   }
+  void statement(const Exchange& s, const std::string& indent) {
+    line(indent, head(s.name, {s.dtype, 1}) + fmt::format("exchange {} {} {}", s.operand, s.from ? "from" : "xor", s.lane));
+  }
   void statement(const Load& s, const std::string& indent) {
     std::string value = "load " + place(s.buffer, s.offset);
     if (!s.stride.is(1)) value += " stride " + deplo::print(s.stride);

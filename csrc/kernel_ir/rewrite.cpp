@@ -34,6 +34,7 @@ struct Mapper {
     value(s.a);
     value(s.b);
   }
+  void fields(Exchange& s) { value(s.operand); }
   void fields(Load& s) {
     index(s.offset);
     index(s.stride);

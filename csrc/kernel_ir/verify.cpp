@@ -186,6 +186,12 @@ class Verifier {
     for (int lane : s.lanes) require(lane >= 0 && lane < lanes, s.name, fmt::format("lane {} of {}", lane, lanes));
     define(s.name, s.type);
   }
+  void statement(const Exchange& s) {
+    require(use(s.operand, s.name) == Type{s.dtype, 1}, s.name, s.operand + " must be a scalar of the result's dtype");
+    require(s.lane >= (s.from ? 0 : 1) && s.lane < 32, s.name, fmt::format("thread {} of 32", s.lane));
+    require(!kernel_.block.empty(), s.name, "a CPU's threads exchange nothing");
+    define(s.name, {s.dtype, 1});
+  }
   void statement(const Load& s) {
     require(buffer(s.buffer, s.name) == s.type.dtype, s.name, "dtype differs from buffer " + s.buffer);
     index(s.offset, s.name);

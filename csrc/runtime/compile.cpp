@@ -237,4 +237,44 @@ std::string lower_text(const std::string& text, const std::string& file, const s
   return machine ? machine->write(made.kernel, options.context) : print(made.kernel);
 }
 
+std::string judge_text(const std::string& text, const CompileOptions& options) {
+  Dumper dumper(options);
+  Compiled made = run_levels(text, "<graph>", options, "", /*by_hand=*/false, dumper);
+  const std::vector<KernelSummary> summaries = summarize(made);
+  json list = json::array();
+  for (size_t k = 0; k < summaries.size(); ++k) {
+    const kernel_ir::Kernel& kernel = *made.kernel.kernels[k];
+    std::map<std::string, int64_t> sizes;
+    for (const std::string& s : kernel.symbols) {
+      auto hint = options.context.hints.find(s);
+      sizes[s] = hint == options.context.hints.end() ? 64 : hint->second;
+    }
+    int64_t threads = 1;
+    int64_t blocks = 1;
+    for (Expr e : kernel.block) threads *= evaluate(e, sizes);
+    for (Expr e : kernel.grid) blocks *= evaluate(e, sizes);
+    const KernelSummary& summary = summaries[k];
+    auto number = [&](Expr e) { return analysis::estimate(e, options.context.hints, made.kernel.symbols); };
+    json buffers = json::object();
+    for (const Step& step : made.kernel.steps) {
+      const auto* call = std::get_if<CallStep>(&step);
+      if (!call || call->kernel != kernel.name) continue;
+      for (size_t p = 0; p < call->arguments.size(); ++p) {
+        const Buffer& buffer = *made.kernel.find_buffer(call->arguments[p]);
+        buffers[kernel.params[p].name] = number(product(buffer.shape)) * static_cast<double>(size_of(buffer.dtype));
+      }
+    }
+    list.push_back({{"name", summary.name},
+                    {"schedule", summary.schedule},
+                    {"buffers", std::move(buffers)},
+                    {"flops", number(summary.flops)},
+                    {"bytes", number(summary.bytes_read) + number(summary.bytes_written)},
+                    {"threads", threads},
+                    {"blocks", blocks},
+                    {"scratch_bytes", evaluate(kernel.scratch_bytes, sizes)},
+                    {"memory", json::parse(target_of(options.context).measure_traffic(kernel, sizes))}});
+  }
+  return list.dump();
+}
+
 }  // namespace deplo

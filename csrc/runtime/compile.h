@@ -53,6 +53,10 @@ void check_options(const CompileOptions& options);
 /// IR text of any level lowered to `level`: tensor, loop, tile, kernel or a text of the target's (torch for Torch IR itself).
 std::string lower_text(const std::string& text, const std::string& file, const std::string& level, const CompileOptions& options);
 
+/// JSON list of the kernels that IR text becomes, each with what it must do (flops, bytes) and what its accesses do to memory, for the hints' sizes.
+/// UnsupportedError for a target without a model of that.
+std::string judge_text(const std::string& text, const CompileOptions& options);
+
 /// JSON about a compiled graph: kernels, steps, library calls with reasons, memory plan, packed bytes, cache, times.
 std::string describe(const CompiledGraph& graph, const CompileOptions& options);
 

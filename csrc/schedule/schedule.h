@@ -44,7 +44,12 @@ class Lexer;
 //   pack(c.rows, at=L, pad=P)       the operand of reduction c that lies along its rows (or `lanes`) is copied into panels: at the program's
 //                                   start (`program`) or for each tile (`block`), whose rows are then P elements longer than needed
 //   phase(N)                        of kind rows: what follows is about the N-th inner nest with a contraction, from 0
-//   threads(T)                      threads of a GPU block
+//   threads(T)                      threads of a GPU block; with rows, of each row, and with split, along the points
+//   vectorize(by=V), (a, by=V)      of a GPU's threads: V elements side by side, of the row or of axis a
+//   split(R)                        R threads share the reductions of each of a GPU block's points
+//   rows(R)                         rows of a GPU block
+//   keep(registers)                 a row stays in the registers of its threads
+//   unroll(U)                       vectors of each of a GPU's threads
 //   blocks(B)                       blocks of a GPU's grid, at most; each then goes on with further points or rows
 //
 // Kinds, each with the words it takes:
@@ -53,7 +58,9 @@ class Lexer;
 //   nest          parallel reorder tile transpose vectorize register_block window; every kernel has schedules of this kind
 //   pack          parallel tile; follows from the kernel that it packs for
 //   gpu_contraction                     tile register_block threads
-//   gpu_points, gpu_rows                threads blocks
+//   gpu_points                          threads blocks, or threads vectorize split unroll
+//   gpu_transpose                       tile threads
+//   gpu_rows                            threads blocks, or threads vectorize rows keep
 //   gpu_serial                          threads
 
 struct Argument {

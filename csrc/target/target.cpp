@@ -55,6 +55,12 @@ std::string Target::assemble(const std::string& /*text*/, const TargetOptions& /
   throw UnsupportedError(fmt::format("target {} makes machine code of no text", name));
 }
 
+std::string Target::known_devices() const { return "[]"; }
+
+std::string Target::measure_traffic(const kernel_ir::Kernel& /*kernel*/, const std::map<std::string, int64_t>& /*sizes*/) const {
+  throw UnsupportedError(fmt::format("target {} has no model of its kernels' memory", name));
+}
+
 std::string Target::describe(const TargetOptions& /*options*/) const { return "{}"; }
 
 void register_target(std::unique_ptr<const Target> target) {

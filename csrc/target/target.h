@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "base/context.h"
 #include "kernel_ir/ir.h"
 #include "loop_ir/ir.h"
+#include "scalar/functions.h"
 #include "schedule/schedule.h"
 #include "target/kernels.h"
 #include "tile_ir/ir.h"
@@ -60,6 +62,7 @@ struct TargetTraits {
   bool is_default = false;  ///< where no option names one
 
   bool has_grid = false;        ///< loops run on blocks of threads; elsewhere chunks of a parallel loop do
+  std::set<Fn> own_functions;   ///< of float32 that its compiler computes within their documented errors
   int most_vector_bytes = 64;   ///< of one thread's vectors
   bool shuffles_lanes = false;  ///< picks lanes of vectors in registers: strided loads then read all that lies between
 
@@ -87,6 +90,10 @@ class Target : public TargetTraits {
                              CodegenStats& stats) const = 0;
   /// The first device, as people call it. Throws UnsupportedError or ExecutionError that say what is missing; without devices an InternalError.
   virtual std::string find_device(const TargetOptions& options) const;
+  /// JSON list of devices that it knows by name, whether or not one is at hand: {"name": "h100", "arch": "sm_90a", ...}.
+  virtual std::string known_devices() const;
+  /// JSON about what a kernel's accesses do to memory, for these sizes; the target's documentation says what is in it.
+  virtual std::string measure_traffic(const kernel_ir::Kernel& kernel, const std::map<std::string, int64_t>& sizes) const;
   /// Machine code of the lowest of its texts, where an assembler or compiler of its own makes that. UnsupportedError if it has none.
   virtual std::string assemble(const std::string& text, const TargetOptions& options) const;
   /// Takes a kernel's image for the process: who compiles an equal kernel for an equal machine links it, and keeps it in its disk cache. Nothing

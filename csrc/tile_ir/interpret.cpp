@@ -1,5 +1,6 @@
 #include "tile_ir/interpret.h"
 
+#include <algorithm>
 #include <limits>
 #include <set>
 #include <unordered_map>
@@ -23,6 +24,7 @@ struct Machine {
   const Kernel& kernel;
   Mode mode;
   std::set<const Stmt*> joint;  ///< statements that contain a barrier
+  std::set<std::string> thread_loops{};
   bool division_error = false;
   ErrorCode error = ErrorCode::none;
 
@@ -114,6 +116,29 @@ struct Machine {
     for_axis(s.axes[at], t, [&] { reduce(s, at + 1, accumulator, t); });
   }
 
+  /// Where a reduction's axes begin that are no threads.
+  static size_t own_axes(const Reduce& s) {
+    return static_cast<size_t>(std::find_if(s.axes.begin(), s.axes.end(), [](const Axis& axis) { return !is_thread(axis); }) - s.axes.begin());
+  }
+
+  /// One result for all threads that differ in the reduced thread loops alone.
+  void run_jointly(const Reduce& s, const std::vector<Thread*>& threads) {
+    const size_t own = own_axes(s);
+    std::map<std::vector<int64_t>, std::pair<Accumulator, std::vector<Thread*>>> groups;
+    for (Thread* t : threads) {
+      std::vector<int64_t> place;
+      for (const std::string& loop : thread_loops) {
+        bool reduced = std::any_of(s.axes.begin(), s.axes.begin() + static_cast<int64_t>(own), [&](const Axis& axis) { return axis.name == loop; });
+        if (auto at = t->integers.find(loop); !reduced && at != t->integers.end()) place.push_back(at->second);
+      }
+      auto& group = groups.try_emplace(place, Accumulator(s.combiner, s.dtypes[0], mode), std::vector<Thread*>{}).first->second;
+      reduce(s, own, group.first, *t);
+      group.second.push_back(t);
+    }
+    for (auto& [place, group] : groups)
+      for (Thread* t : group.second) define_results(s, group.first, *t);
+  }
+
   template <class Combination>
   static void define_results(const Combination& s, const Accumulator& accumulator, Thread& t) {
     auto results = accumulator.results(s.dtypes);
@@ -122,7 +147,7 @@ struct Machine {
 
   void run(const Reduce& s, Thread& t) {
     Accumulator accumulator(s.combiner, s.dtypes[0], mode);
-    reduce(s, 0, accumulator, t);
+    reduce(s, own_axes(s), accumulator, t);
     define_results(s, accumulator, t);
   }
 
@@ -203,6 +228,7 @@ struct Machine {
 
   void run_jointly(const Stmt& stmt, const std::vector<Thread*>& threads) {
     if (threads.empty() || std::holds_alternative<Barrier>(stmt.node)) return;
+    if (const auto* combined = std::get_if<Reduce>(&stmt.node)) return run_jointly(*combined, threads);
     if (const auto* branch = std::get_if<If>(&stmt.node)) {
       bool taken = holds(*threads[0], branch->guard);
       for (Thread* t : threads)
@@ -237,7 +263,8 @@ struct Machine {
 bool find_barriers(const Block& block, std::set<const Stmt*>& joint) {
   bool found = false;
   for (const auto& stmt : block) {
-    bool inside = std::visit(Overloaded{[](const Barrier&) { return true; }, [&](const For& s) { return find_barriers(s.body, joint); },
+    bool inside = std::visit(Overloaded{[](const Barrier&) { return true; }, [](const Reduce& s) { return is_thread(s.axes[0]); },
+                                        [&](const For& s) { return find_barriers(s.body, joint); },
                                         [&](const If& s) { return find_barriers(s.body, joint); }, [](const auto&) { return false; }},
                              stmt->node);
     if (inside) joint.insert(stmt.get());
@@ -252,6 +279,9 @@ void interpret(const Kernel& kernel, const std::vector<Array*>& arguments, const
   DEPLO_ASSERT(arguments.size() == kernel.params.size(), "tile @{} takes {} arguments, got {}", kernel.name, kernel.params.size(), arguments.size());
   Machine machine{kernel, mode, {}};
   find_barriers(kernel.body, machine.joint);
+  visit_all(kernel.body, [&](const Stmt& stmt) {
+    if (const auto* loop = std::get_if<For>(&stmt.node); loop && is_thread(loop->axis)) machine.thread_loops.insert(loop->axis.name);
+  });
   Thread thread;
   thread.integers = symbols;
   for (size_t i = 0; i < arguments.size(); ++i)

@@ -57,7 +57,9 @@ namespace deplo::tile_ir {
 // from a[i, k] on, and 32 x n of b, pairs of whose rows lie side by side in its last dimension ([32 / 2][n][2]). The order of the additions is
 // the unit's; subnormals may count as 0.
 // `if` runs its body when the guard holds; a guard may use axes. `barrier` joins a GPU block. `prefetch` is a hint.
-// Values, loads, stores, checks and reductions mean what they mean in Loop IR. Reduce axes are loops with kinds (outer first).
+// Values, loads, stores, checks and reductions mean what they mean in Loop IR. Reduce axes are loops with kinds (outer first). The first ones may be
+// thread loops around the reduction, of kind thread_x or thread_y with their names and extents: what their threads reduce is combined, and all of
+// them get the result; all threads of the block must then be there, and there is an element where the combination is online_softmax.
 
 struct Stmt;
 using Block = Refs<Stmt>;
@@ -81,6 +83,9 @@ struct Axis {
   int64_t by = 1;  ///< lanes: vectors in flight; serial: unroll factor
   bool operator==(const Axis&) const = default;
 };
+
+/// Whether it is a thread loop around, in a reduction.
+inline bool is_thread(const Axis& axis) { return axis.kind == LoopKind::thread_x || axis.kind == LoopKind::thread_y; }
 
 struct For {
   Axis axis;

@@ -130,10 +130,20 @@ class Verifier : loop_ir::StatementVerifier {
     Scope inner = scope;
     inner.reduces = true;
     for (const Axis& axis : axes) {
+      if (is_thread(axis)) {
+        auto loop = scope.kinds.find(axis.name);
+        require(loop != scope.kinds.end() && loop->second == axis.kind,
+                fmt::format("{}: it is no {} loop around the reduction", axis.name, to_string(axis.kind)));
+        require(&axis == &axes[0] || is_thread(*(&axis - 1)), axis.name + ": threads come before other axes");
+        require(axis.hi.is_constant() && (axis.hi.value() & (axis.hi.value() - 1)) == 0, axis.name + ": a power of two of threads is reduced");
+        require(!scope.reduces, axis.name + ": threads are reduced inside of a reduction");
+        continue;
+      }
       require(axis.kind == LoopKind::serial || axis.kind == LoopKind::lanes || axis.kind == LoopKind::unroll,
               fmt::format("{}: a {} axis cannot be reduced", axis.name, to_string(axis.kind)));
       define_axis(inner, axis);
     }
+    require(!is_thread(axes.back()), "a reduction over threads alone");
     for (const auto& stmt : body) statement(*stmt, inner);
     return inner;
   }

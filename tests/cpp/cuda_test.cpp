@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -15,6 +17,7 @@
 #include "target/cuda/launch.h"
 #include "target/cuda/nvrtc.h"
 #include "target/cuda/text.h"
+#include "target/cuda/traffic.h"
 #include "tensor_ir/interpret.h"
 
 using namespace deplo;
@@ -271,31 +274,51 @@ std::string convolution_of(const std::string& images, int stride) {
       images, where, out, stride, 7 * out * out, out * out);
 }
 
-/// What the text of one kernel shows of staging: arrays in shared memory that loops fill before a barrier and read after it.
+/// What the text of one kernel shows of staging: two arrays in shared memory, and a loop over stages that fills them before its one barrier, fetches
+/// the operands of the next stage behind it, and multiplies what it reads from them alone.
 void check_staged(const std::string& text) {
   INFO(text);
   std::smatch body;
-  REQUIRE(std::regex_search(text, body, std::regex(R"(__global__ void \w*(mm|conv|k0)\w*\()")));
+  REQUIRE(std::regex_search(text, body, std::regex(R"(__global__ void (__launch_bounds__\(\d+\) )?\w*(mm|conv|k0)\w*\()")));
   std::string kernel = text.substr(static_cast<size_t>(body.position()));
   std::vector<std::string> shared;
-  static const std::regex kShared(R"(__shared__ \w+ (\w+)\[\d+\])");
+  static const std::regex kShared(R"(__shared__ __align__\(16\) \w+ (\w+)\[\d+\])");
   for (std::sregex_iterator at(kernel.begin(), kernel.end(), kShared), end; at != end; ++at) shared.push_back((*at)[1]);
   REQUIRE(shared.size() == 2);
   size_t barrier = kernel.find("__syncthreads();");
   REQUIRE(barrier != std::string::npos);
-  size_t second = kernel.find("__syncthreads();", barrier + 1);
-  REQUIRE(second != std::string::npos);
-  std::string filling = kernel.substr(0, barrier);
-  std::string multiplying = kernel.substr(barrier, second - barrier);
-  std::string after = kernel.substr(second);
+  std::smatch unrolled;
+  const std::string behind = kernel.substr(barrier);
+  REQUIRE(std::regex_search(behind, unrolled, std::regex(R"(#pragma unroll \d+)")));
+  std::string multiplying = behind.substr(static_cast<size_t>(unrolled.position()), behind.find("}") - 0);
+  multiplying = multiplying.substr(0, multiplying.find("}\n"));
+  const std::string filling = kernel.substr(0, barrier);
   for (const std::string& array : shared) {
-    CHECK(filling.find(array + "[") != filling.rfind(array + "["));                       // its declaration and stores
-    CHECK(std::regex_search(multiplying, std::regex(" = " + array + R"(\[[^;]*;)")));     // loads
-    CHECK_FALSE(std::regex_search(multiplying, std::regex(array + R"(\[[^=;]*\] = )")));  // no store
-    CHECK(after.find(array) == std::string::npos);                                        // the next stage is the loop's next turn
+    CHECK(std::regex_search(filling, std::regex(fmt::format(R"(({0}\[[^;]*\] = |deplo_put\({0} \+ ))", array))));
+    CHECK(std::regex_search(multiplying, std::regex(fmt::format(R"(= ({0}\[|deplo_get<\d>\({0} \+ ))", array))));
+    CHECK_FALSE(std::regex_search(multiplying, std::regex(fmt::format(R"(({0}\[[^=;]*\] = |deplo_put\({0} ))", array))));
   }
-  // Only the filling reads operands in global memory.
-  CHECK_FALSE(std::regex_search(multiplying, std::regex(R"(= v_a\d+\[)")));
+  // Only fetching reads operands in global memory.
+  CHECK_FALSE(std::regex_search(multiplying, std::regex(R"((= v_a\d+\[|deplo_get<\d>\(v_a\d+ ))")));
+}
+
+/// The lines that the emulator's judge has written.
+struct JudgeFile {
+  std::string path = (std::filesystem::temp_directory_path() / fmt::format("deplo-judge-{}", getpid())).string();
+  JudgeFile() { std::filesystem::remove(path); }
+  ~JudgeFile() { std::filesystem::remove(path); }
+  std::string text() const {
+    std::ifstream in(path);
+    std::ostringstream all;
+    all << in.rdbuf();
+    return all.str();
+  }
+};
+
+double counted(const std::string& text, const std::string& name) {
+  std::smatch found;
+  REQUIRE(std::regex_search(text, found, std::regex(name + R"(=(\d+))")));
+  return std::stod(found[1]);
 }
 
 }  // namespace
@@ -305,6 +328,80 @@ TEST_CASE("CUDA text computes what the program means, whatever the order of thre
 }
 
 TEST_CASE("index expressions divide as Python does in CUDA text") { check_divisions_on(CudaDevice::open(DEPLO_FAKE_CUDA), DEPLO_FAKE_CUDA); }
+
+TEST_CASE("CUDA text has no race on shared memory and reads nothing there that it did not write") {
+  JudgeFile file;
+  Behaviour behaviour("judge=" + file.path);
+  for (const Case& c : cases()) check_on(CudaDevice::open(DEPLO_FAKE_CUDA), c, DEPLO_FAKE_CUDA);
+  for (const char* m : {"64", "70"}) check_on(CudaDevice::open(DEPLO_FAKE_CUDA), {"mm", matmul_of(m, "72", "40"), {}}, DEPLO_FAKE_CUDA);
+  CHECK(file.text().find("races=0") != std::string::npos);
+}
+
+TEST_CASE("the emulator's judge finds what is seeded, and counts sectors and conflicts") {
+  JudgeFile file;
+  Behaviour behaviour("judge=" + file.path);
+  auto device = CudaDevice::open(DEPLO_FAKE_CUDA);
+  auto run = [&](const std::string& body) {
+    std::filesystem::remove(file.path);
+    const std::string text =
+        "extern \"C\" __global__ void k(const float* __restrict__ x, float* __restrict__ y) {\n"
+        "  __shared__ __align__(16) float s[2048];\n  int t = (int)threadIdx.x;\n" +
+        body + "}\n";
+    void* module = device->load_module(nvrtc_compile(text, "sm_90", DEPLO_FAKE_CUDA).image);
+    unsigned long long x = device->allocate(4 * 2048);
+    unsigned long long y = device->allocate(4 * 2048);
+    device->fill(x, 0, 4 * 2048);
+    void* arguments[] = {&x, &y};
+    CudaLaunch launch;
+    launch.block[0] = 64;
+    bool fine = true;
+    try {
+      device->launch(device->function(module, "k"), launch, arguments);
+      device->synchronize();
+    } catch (const ExecutionError&) {
+      fine = false;
+    }
+    device->free(x);
+    device->free(y);
+    device->unload_module(module);
+    return fine;
+  };
+  CHECK(run("  s[t] = x[t];\n  __syncthreads();\n  y[t] = s[63 - t];\n"));
+  CHECK(counted(file.text(), "global_bytes") == 2 * 64 * 4);
+  CHECK(counted(file.text(), "global_sectors") == 2 * 2 * 4);
+  CHECK(counted(file.text(), "global_requests") == 4);
+  CHECK(counted(file.text(), "shared_ways") == counted(file.text(), "shared_requests"));
+  CHECK_FALSE(run("  s[t] = x[t];\n  y[t] = s[63 - t];\n"));  // no barrier behind the writes
+  CHECK(counted(file.text(), "races") > 0);
+  CHECK_FALSE(run("  s[t] = x[t];\n  __syncthreads();\n  float v = s[63 - t];\n  s[t] = v + 1;\n  y[t] = v;\n"));  // none before they are overwritten
+  CHECK(counted(file.text(), "races") > 0);
+  CHECK_FALSE(run("  s[t] = x[t];\n  __syncthreads();\n  y[t] = s[t ^ 1];\n  if (t % 2 == 1) s[t] = 1;\n"));
+  CHECK(file.text().find("is read and written without a barrier") != std::string::npos);
+  CHECK_FALSE(run("  s[0] = x[t];\n  __syncthreads();\n  y[t] = s[0];\n"));
+  CHECK(file.text().find("written twice") != std::string::npos);
+  CHECK_FALSE(run("  if (t < 63) s[t] = x[t];\n  __syncthreads();\n  y[t] = s[t];\n"));
+  CHECK(counted(file.text(), "unwritten") == 4);
+  CHECK_FALSE(run("  if (t < 32) __syncthreads();\n  y[t] = x[t];\n"));  // a barrier that half of the threads reach
+  CHECK(run("  s[t * 32 % 2048] = x[t * 8];\n"));
+  CHECK(counted(file.text(), "shared_ways") == 32 * counted(file.text(), "shared_requests"));
+  CHECK(counted(file.text(), "global_sectors") == 64);
+}
+
+TEST_CASE("counts of the emulator agree with those of the kernel's text") {
+  for (const Case& c : {Case{"softmax", softmax_of("8", "256"), {}}, Case{"mm", matmul_of("64", "64", "32"), {}}}) {
+    JudgeFile file;
+    Behaviour behaviour("judge=" + file.path);
+    check_on(CudaDevice::open(DEPLO_FAKE_CUDA), c, DEPLO_FAKE_CUDA);
+    const Traffic traffic = measure_traffic(*kernels_for_cuda(c.text, c.name).kernels[0], {});
+    INFO(c.name << ": " << file.text());
+    CHECK(traffic.complete);
+    CHECK(traffic.global_bytes == Approx(counted(file.text(), "global_bytes")));
+    CHECK(traffic.global_sectors == Approx(counted(file.text(), "global_sectors")));
+    CHECK(traffic.global_requests == Approx(counted(file.text(), "global_requests")));
+    CHECK(traffic.shared_requests == Approx(counted(file.text(), "shared_requests")));
+    CHECK(traffic.shared_ways == Approx(counted(file.text(), "shared_ways")));
+  }
+}
 
 TEST_CASE("CUDA text runs on a GPU, where there is one") {
   std::shared_ptr<CudaDevice> device;
@@ -337,6 +434,39 @@ TEST_CASE("more rows than blocks take turns in the blocks' scratch memory") {
   check_emulated(c, "schedule @k0: gpu_serial threads(1)");
   std::string text = cuda_text(kernels_for_cuda(c.text, c.name, "schedule @k0: gpu_points threads(4) blocks(1)"));
   CHECK(text.find("scratch ((s1*16 + 63) // 64)*64 bytes a block") != std::string::npos);
+}
+
+TEST_CASE("rows and columns that threads share by hand are right at their edges") {
+  const Case rows{"softmax", softmax_of("7", "300"), {}};
+  check_emulated(rows, "schedule @k0: gpu_rows threads(32) vectorize(by=4) rows(4) keep(registers)");
+  check_emulated(rows, "schedule @k0: gpu_rows threads(128) vectorize(by=2) rows(1) keep(registers)");
+  const Case symbolic{"softmax", softmax_of("s0", "s1", " where s0 in 1.., s1 in 1.."), {{"s0", 5}, {"s1", 301}}};
+  for (int64_t columns : {1, 3, 300, 301}) {
+    Case c = symbolic;
+    c.sizes["s1"] = columns;
+    check_emulated(c);
+  }
+  const std::string sums = R"(tensor @sums(%x: f32[ROWS, COLUMNS] strides [COLUMNS, 1] user)WHERE
+  %y: f32[COLUMNS] = reduce sum(%x) axes=[0]
+  return %y strides [1]
+)";
+  auto columns_of = [&](const std::string& rows, const std::string& columns, const std::string& where, Sizes sizes) {
+    std::string text = std::regex_replace(sums, std::regex("ROWS"), rows);
+    text = std::regex_replace(std::regex_replace(text, std::regex("COLUMNS"), columns), std::regex("WHERE"), where);
+    return Case{"sums", text, std::move(sizes)};
+  };
+  check_emulated(columns_of("100", "72", "", {}));
+  check_emulated(columns_of("100", "70", "", {}), "schedule @k0: gpu_points threads(16) vectorize(i0, by=2) split(4)");
+  check_emulated(columns_of("s0", "s1", " where s0 in 1.., s1 in 1..", {{"s0", 77}, {"s1", 39}}));
+  const Case turned{"turned",
+                    R"(tensor @turned(%x: f32[70, 45] strides [45, 1] user, %z: f32[45, 70] strides [70, 1] user)
+  %t: f32[45, 70] = map (i, j) -> %x[j, i]
+  %y: f32[45, 70] = add(%t, %z)
+  return %y strides [70, 1]
+)",
+                    {}};
+  check_emulated(turned);
+  CHECK(print(kernels_for_cuda(turned.text, turned.name)).find("turned0") != std::string::npos);
 }
 
 TEST_CASE("every contraction stages both operands in shared memory") {

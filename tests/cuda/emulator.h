@@ -8,10 +8,18 @@
 #include <utility>
 
 #define __global__
+#ifdef DEPLO_JUDGED
+#define __device__ __attribute__((always_inline))  // so that each access of a kernel has a place of its own in the text
+#define DEPLO_UNWATCHED __attribute__((no_sanitize("kernel-address")))
+#else
 #define __device__
+#define DEPLO_UNWATCHED
+#endif
 // One block runs at a time, so its shared memory may be static. Where the launch gives its size, it is declared `extern __shared__`, which whoever
 // compiles the text for a CPU replaces by `extern`.
-#define __shared__ static
+#define __shared__ static __attribute__((section("deplo_shared_arrays")))
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __launch_bounds__(threads)
 #define __restrict__ __restrict
 
 struct deplo_dim3 {
@@ -21,6 +29,8 @@ extern deplo_dim3 blockIdx, threadIdx, gridDim, blockDim;
 extern double deplo_shared[];
 
 void __syncthreads();
+unsigned __shfl_xor_sync(unsigned mask, unsigned value, int lane);
+unsigned __shfl_sync(unsigned mask, unsigned value, int lane);
 
 inline float atomicAdd(float* place, float value) {
   float old = *place;
@@ -31,27 +41,28 @@ inline float atomicAdd(float* place, float value) {
 struct deplo_emulated_launch {
   deplo_dim3 grid, block;
   unsigned shared_bytes;
-  bool reversed;  // threads run in turn between barriers, in order or the other way round: a missing barrier shows as a difference
+  const char* judge;  // the file that what was found is added to; null: nothing is watched
+  bool reversed;      // threads run in turn between barriers, in order or the other way round: a missing barrier shows as a difference
 };
 
-/// Runs body(context) for every thread. False if the kernel wrote beyond shared_bytes of dynamic shared memory, or its threads wait at barriers that
-/// others of the block never reach.
-bool deplo_run(const deplo_emulated_launch& launch, void (*body)(void*), void* context);
+/// Runs body(context) for every thread. False if the judge finds a race or a read of unwritten shared memory, the kernel wrote beyond shared_bytes of
+/// dynamic shared memory, or its threads wait at barriers or for values that others of the block or of their warp never reach.
+bool deplo_run(const char* kernel, const deplo_emulated_launch& launch, void (*body)(void*), void* context);
 
 template <class... Args, std::size_t... I>
-void deplo_call(void (*kernel)(Args...), void** arguments, std::index_sequence<I...>) {
+DEPLO_UNWATCHED void deplo_call(void (*kernel)(Args...), void** arguments, std::index_sequence<I...>) {
   kernel(*static_cast<Args*>(arguments[I])...);
 }
 
 template <class... Args>
-bool deplo_launch(void (*kernel)(Args...), const deplo_emulated_launch& launch, void** arguments) {
+bool deplo_launch(const char* name, void (*kernel)(Args...), const deplo_emulated_launch& launch, void** arguments) {
   struct Call {
     void (*kernel)(Args...);
     void** arguments;
   } call{kernel, arguments};
   return deplo_run(
-      launch,
-      [](void* context) {
+      name, launch,
+      [](void* context) DEPLO_UNWATCHED {
         auto* c = static_cast<Call*>(context);
         deplo_call(c->kernel, c->arguments, std::index_sequence_for<Args...>());
       },
@@ -60,4 +71,4 @@ bool deplo_launch(void (*kernel)(Args...), const deplo_emulated_launch& launch, 
 
 /// What launches a kernel, its arguments as cuLaunchKernel takes them.
 #define DEPLO_KERNEL(name) \
-  extern "C" bool deplo_launch_##name(const deplo_emulated_launch* launch, void** arguments) { return deplo_launch(name, *launch, arguments); }
+  extern "C" bool deplo_launch_##name(const deplo_emulated_launch* launch, void** arguments) { return deplo_launch(#name, name, *launch, arguments); }

@@ -7,6 +7,8 @@
 //   capability=N     of the device (90)
 //   shared=N         bytes of shared memory that a block may have (232448)
 //   reversed=1       the threads of a block run the other way round
+//   judge=PATH       texts are compiled to be watched: launches add a line of counts to that file, and fail at a race on shared memory or a read of
+//                    what nobody wrote there
 //   log=PATH         each call's name is appended to that file
 //   idle=1           kernels do nothing: what is left is the cost of starting them
 //   capturing=1      every stream says that it records
@@ -372,7 +374,9 @@ int launch(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, un
   uint64_t threads = uint64_t{block_x} * block_y * block_z;
   if (!sizes || threads == 0 || threads > 1024 || shared_bytes > static_cast<unsigned>(f->dynamic_bytes) || extra) return kInvalidValue;
   if (number("idle", 0)) return kSuccess;
-  deplo_emulated_launch launch{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, number("reversed", 0) != 0};
+  deplo_emulated_launch launch{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, nullptr, number("reversed", 0) != 0};
+  const std::string judge = setting("judge", "");
+  if (!judge.empty()) launch.judge = judge.c_str();
   return f->run(&launch, arguments) ? kSuccess : kLaunchFailed;
 }
 
@@ -549,7 +553,9 @@ EXPORT int nvrtcCompileProgram(void* program, int /*count*/, const char* const* 
   if (int error = enter("nvrtcCompileProgram")) return error;
   static int serial = 0;
   auto* c = static_cast<Compilation*>(program);
-  if (auto at = images.find(c->text); at != images.end()) {
+  const bool judged = !setting("judge", "").empty();
+  const std::string known = (judged ? "judged " : "") + c->text;
+  if (auto at = images.find(known); at != images.end()) {
     c->image = at->second;
     return 0;
   }
@@ -557,14 +563,23 @@ EXPORT int nvrtcCompileProgram(void* program, int /*count*/, const char* const* 
   lock.unlock();  // several threads compile at once
   {
     std::ofstream out(base + ".cpp");
-    out << "#include \"" DEPLO_EMULATOR "\"\n" << std::regex_replace(c->text, std::regex("extern __shared__"), "extern");
+    std::string text = std::regex_replace(c->text, std::regex("extern __shared__"), "extern");
+    // An access of an array's own elements at constant places is taken for right, and not watched: arrays become pointers.
+    if (judged)
+      text = std::regex_replace(text, std::regex(R"((__shared__ __align__\(16\) (\w+) (\w+))\[(\d+)\];)"),
+                                "$1_array[$4]; $2* volatile $3_pointer = $3_array; $2* const $3 = $3_pointer;");
+    out << "#include \"" DEPLO_EMULATOR "\"\n" << text;
+    static const std::regex kKernel(R"(__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\()");
     out << "\ntemplate <class... Args> constexpr int deplo_count(void (*)(Args...)) { return sizeof...(Args); }\n";
-    static const std::regex kKernel(R"(__global__ void (\w+)\()");
     for (std::sregex_iterator k(c->text.begin(), c->text.end(), kKernel), end; k != end; ++k)
       out << "DEPLO_KERNEL(" << (*k)[1] << ")\nextern \"C\" const int deplo_params_" << (*k)[1] << " = deplo_count(" << (*k)[1] << ");\n";
   }
   std::string command =
-      DEPLO_CXX " -std=c++17 -O0 -w -fPIC -shared -o " + base + ".so " + base + ".cpp " DEPLO_EMULATOR_LIBRARY " > " + base + ".log 2>&1";
+      DEPLO_CXX " -std=c++17 -O0 -w -fPIC -shared " +
+      std::string(judged ? "-DDEPLO_JUDGED -fsanitize=kernel-address --param asan-instrumentation-with-call-threshold=0 --param asan-stack=0 "
+                           "--param asan-globals=0 "
+                         : "") +
+      "-o " + base + ".so " + base + ".cpp " DEPLO_EMULATOR_LIBRARY " > " + base + ".log 2>&1";
   bool done = run(command) == 0;
   read_file(base + ".log", c->log);
   std::remove((base + ".log").c_str());
@@ -575,7 +590,7 @@ EXPORT int nvrtcCompileProgram(void* program, int /*count*/, const char* const* 
   std::remove((base + ".so").c_str());
   c->image = "emulated\n" + std::to_string(library.size()) + "\n" + library;
   lock.lock();
-  images[c->text] = c->image;
+  images[known] = c->image;
   return 0;
 }
 

@@ -436,3 +436,48 @@ def test_the_tensors_of_a_graph_choose_its_target():
     assert numbers.device == 0 and "aten.exp" in numbers.text
     with pytest.raises(UnsupportedError, match="gives a tensor on another device"):  # who calls the graph gets it
         import_graph(graph_on_gpu(lambda x: (x + 1, torch.full((), 2.0)), (2, 3)), "inference")
+
+
+def test_ptx_and_sass_of_an_expression(capsys):
+    command = ["compile", "-c", "torch.relu(r(64, 64) + 1)"]
+    assert main([*command, "--ir", "ptx", "--arch", "sm_90a"]) == 0
+    assert ".target sm_90a" in capsys.readouterr().out
+    assert main([*command, "--ir", "sass"]) == 0
+    listing = capsys.readouterr().out
+    assert ".target\tsm_80" in listing and "LDG.E.128" in listing and "STG.E.128" in listing
+    assert main([*command, "--ir", "cuda", "--arch", "sm_90a"]) == 1
+    assert "only --ir ptx and --ir sass have an architecture" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("expression", "least_of_main_loop"),
+    [
+        ("torch.relu(r(4096, 4096) + r(4096, 1))", {}),
+        ("torch.softmax(r(4096, 1024), -1)", {}),
+        ("F.layer_norm(r(4096, 4096), (4096,), r(4096), r(4096))", {}),
+        ("F.rms_norm(r(512, 16384).bfloat16(), (16384,))", {}),
+        ("r(4096, 4096).sum(0)", {}),
+        ("r(2048, 2048) @ r(2048, 2048)", {"FFMA": 0.8}),
+        ("F.linear(r(2048, 2048), r(2048, 2048))", {"FFMA": 0.8}),
+    ],
+)
+def test_kernels_judged_for_a_device(capsys, expression: str, least_of_main_loop: dict[str, float]):
+    assert main(["explain", "-c", expression, "--device", "h100", "--json"]) == 0
+    judged = json.loads(capsys.readouterr().out)
+    assert judged["device"]["arch"] == "sm_90a" and judged["kernels"]
+    for kernel in judged["kernels"]:
+        assert kernel["spills"] == 0 and kernel["stack_bytes"] == 0 and kernel["complete"]
+        assert kernel["bytes"] <= 1.1 * kernel["least_bytes"]
+        assert kernel["sectors_per_request"] <= 1.1 * kernel["least_sectors_per_request"] and kernel["bank_ways"] <= 1.1
+        for name, share in least_of_main_loop.items():
+            assert kernel["where"] == "loop" and kernel["mix"][name] >= share * kernel["instructions"]
+
+
+def test_what_judging_needs_is_named(capsys, monkeypatch):
+    command = ["explain", "-c", "torch.relu(r(4, 4))", "--device"]
+    assert main([*command, "h1000"]) == 1
+    assert "--device h1000: expected one of a100, h100" in capsys.readouterr().err
+    monkeypatch.setattr("deplo.machine_code.DISASSEMBLER", ())
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert main([*command, "l4"]) == 1
+    assert "install the package nvidia-cuda-nvdisasm" in capsys.readouterr().err

@@ -158,8 +158,17 @@ std::string Emitter::extract(const std::string& operand, int lane) {
               kernel_ir::Extract{"", dtype, operand, lane});
 }
 
+std::string Emitter::exchange(const std::string& operand, int lane, bool from) {
+  const Type type = this->type(operand);
+  std::string name = fresh(operand + "_x");
+  define(name, type, depth());
+  append(kernel_ir::Exchange{name, type.dtype, operand, lane, from});
+  return name;
+}
+
 std::string Emitter::load(const std::string& hint, kernel_ir::Load load) {
-  std::string text = fmt::format("load|{}@{}.{}|{}|{}|{}|{}|{}|{}", load.buffer, memory_, versions_[load.buffer], type_key(load.type),
+  const int memory = constant_.count(load.buffer) ? 0 : memory_;
+  std::string text = fmt::format("load|{}@{}.{}|{}|{}|{}|{}|{}|{}", load.buffer, memory, versions_[load.buffer], type_key(load.type),
                                  key(load.offset), key(load.stride), key(load.gather), key(load.mask), key(load.passthrough));
   if (const std::string* known = find(text)) return *known;
   size_t at = std::max(

@@ -38,6 +38,10 @@ class Emitter {
   std::string shuffle(Type type, const std::string& a, const std::string& b, std::vector<int> lanes);
   std::string reduce_lanes(Fn fn, const std::string& operand);
   std::string extract(const std::string& operand, int lane);
+  /// A scalar of another thread; all threads of the warp must be here.
+  std::string exchange(const std::string& operand, int lane, bool from);
+  /// Tells that nothing stores to a buffer while the kernel runs.
+  void declare_constant(const std::string& buffer) { constant_.insert(buffer); }
   std::string load(const std::string& hint, kernel_ir::Load load);
   void store(kernel_ir::Store store);
   /// After it, memory holds what other threads wrote.
@@ -81,6 +85,7 @@ class Emitter {
   std::set<std::string> used_;
   std::map<std::string, int> next_;
   std::map<std::string, int> versions_;  ///< of buffers: grows with every store
+  std::set<std::string> constant_;       ///< buffers that nothing stores to
   int memory_ = 0;                       ///< grows with every barrier
   int epoch_ = 0;                        ///< grows whenever a var may have changed
 };

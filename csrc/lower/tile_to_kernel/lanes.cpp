@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "lower/tile_to_kernel/lowering.h"
+#include "target/target.h"
 #include "tile_ir/rewrite.h"
 
 namespace deplo::tile_to_kernel {
@@ -14,6 +15,14 @@ namespace {
 // Bodies up to this size are repeated rather than looped over when the vectors are few.
 constexpr int64_t kSmallBody = 16;
 constexpr int64_t kFewVectors = 4;
+
+/// The constant of min(constant, e).
+std::optional<int64_t> capped(Expr e) {
+  if (e.kind() != ExprKind::min) return std::nullopt;
+  for (Expr operand : e.operands())
+    if (operand.is_constant()) return operand.value();
+  return std::nullopt;
+}
 
 int64_t statements(const Block& body, bool* nested) {
   int64_t count = 0;
@@ -63,6 +72,8 @@ void Lowering::for_lanes(const LanesLoop& loop, Expr lo, Expr hi, const Body& bo
   if (loop.capacity > 0) return straight(loop, lo, hi, body);
   if (auto vectors = simplify(ceildiv(n, loop.lanes), ranges_).as_constant(); n.is_constant() && *vectors <= loop.few)
     return straight(loop, lo, hi, body);
+  // A thread's piece of a row: one vector, which ends with the row.
+  if (auto most = capped(n); most && *most <= loop.lanes * loop.in_flight && target_of(context_).has_grid) return straight(loop, lo, hi, body);
   bool runs = provably_nonnegative(n - 1, ranges_);
   if (runs || !loads_uniformly(loop)) return lanes_pieces(loop, lo, hi, runs, body);
   branch({less(lo, hi)}, [&] { lanes_pieces(loop, lo, hi, true, body); });
@@ -78,6 +89,8 @@ void Lowering::straight(const LanesLoop& loop, Expr lo, Expr hi, const Body& bod
     LaneCopy copy{lo + at, "", 0, false};
     if (!n.is_constant() || at + loop.lanes > extent) {
       copy.live = simplify(hi - copy.base, ranges_);
+      // The mask of more lanes than there are is that of all.
+      if (auto most = capped(copy.live); most && *most >= loop.lanes) copy.live = copy.live.operands()[copy.live.operands()[0].is_constant() ? 1 : 0];
       copy.mask = emit_.first(loop.lanes, tidy(copy.live));
       copy.padding = n.is_constant() && hi.is_constant() && hi.value() >= loop.capacity;
     }

@@ -45,6 +45,7 @@ Lowering::Lowering(const Kernel& kernel, const PassContext& context) : kernel_(k
     emit_.reserve(p.name);
     out_.params.push_back({p.name, p.dtype, p.kind});
     memory_[p.name] = {p.name, p.dtype, p.strides, p.shape};
+    if (p.kind == ParamKind::in) emit_.declare_constant(p.name);
   }
 }
 

@@ -200,6 +200,7 @@ class Lowering {
   void reduce_blocks(Reduction& r, size_t at, Expr lo, Expr hi, std::vector<int64_t> sizes, std::vector<State>& accumulators);
   std::optional<int64_t> expected(Expr e) const;
   void finish(Reduction& r, const std::vector<State>& accumulators);
+  State across_threads(Reduction& r, State state);
   std::vector<State> make_accumulators(Reduction& r);
   void merge_into(Reduction& r, const std::vector<State>& into, const std::vector<State>& from);
   std::optional<int64_t> most_trips(const Reduction& r, size_t from) const;

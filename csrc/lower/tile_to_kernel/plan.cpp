@@ -1,6 +1,7 @@
 #include "lower/tile_to_kernel/plan.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "base/error.h"
@@ -13,6 +14,7 @@ namespace {
 using namespace tile_ir;
 
 constexpr int64_t kMaxRegisterVariables = 512;
+constexpr int64_t kMostGridLanes = 16;
 
 bool uses_any(Expr e, const std::set<std::string>& names) {
   for (const std::string& s : symbols_of(e))
@@ -193,6 +195,13 @@ struct Planner {
 
   // Elements per vector: f32 and 32-bit integers fill a register, wider ones take two; bodies of narrow types alone use it in full.
   int natural_width(const LanesLoop& loop) const {
+    if (target_of(context).has_grid) {
+      // A thread's piece of a row is one vector, however many registers and accesses that takes.
+      Expr n = loop.axis->hi - loop.axis->lo;
+      if (n.kind() == ExprKind::min) n = n.operands()[n.operands()[0].is_constant() ? 0 : 1];
+      if (auto lanes = n.as_constant(); lanes && *lanes >= 1 && *lanes <= kMostGridLanes)
+        return static_cast<int>(std::bit_ceil(static_cast<uint64_t>(*lanes)));
+    }
     int bytes = std::min(context.target.vector_bytes, target_of(context).most_vector_bytes);
     std::set<int64_t> sizes;
     visit_all(*loop.body, [&](const Stmt& stmt) {

@@ -51,6 +51,7 @@ struct Lowering::Reduction {
   size_t group = 0;              ///< the one that the point being lowered adds to
   const Let* product = nullptr;  ///< the multiplication that feeds a sum alone: fused with it
   int64_t chain = 0;             ///< elements that one accumulator takes
+  size_t own = 0;                ///< where the axes begin that are no threads
 };
 
 void Lowering::statement(const Reduce& s) {
@@ -73,7 +74,8 @@ void Lowering::statement(const Reduce& s) {
     for (const auto& stmt : s.body)
       if (const auto* let = std::get_if<Let>(&stmt->node); let && let->name == s.operands[0] && let->fn == Fn::mul) r.product = let;
   std::vector<State> accumulators = make_accumulators(r);
-  reduce_axes(r, 0, accumulators);
+  while (is_thread(s.axes[r.own])) ++r.own;
+  reduce_axes(r, r.own, accumulators);
   finish(r, accumulators);
 }
 
@@ -234,15 +236,16 @@ void Lowering::finish(Reduction& r, const std::vector<State>& accumulators) {
     }
     return states[0];
   };
-  std::string some = r.s.combiner == Combiner::online_softmax ? nonempty(r.s.axes) : "";
+  std::string some = r.s.combiner == Combiner::online_softmax && r.own == 0 ? nonempty(r.s.axes) : "";
+  auto all_threads = [&](State state) { return r.own > 0 ? across_threads(r, std::move(state)) : state; };
   std::vector<State> results;
   if (r.lanes || !r.vectors) {
-    results.push_back(r.combination.results(r.combination.across_lanes(tree(accumulators)), some));
+    results.push_back(r.combination.results(all_threads(r.combination.across_lanes(tree(accumulators))), some));
   } else {
     for (size_t c = 0; c < r.copies; ++c) {
       std::vector<State> own;
       for (size_t g = 0; g < r.groups; ++g) own.push_back(accumulators[g * r.copies + c]);
-      results.push_back(r.combination.results(tree(own), some));
+      results.push_back(r.combination.results(all_threads(tree(own)), some));
     }
   }
   for (size_t k = 0; k < r.s.results.size(); ++k) {
@@ -252,6 +255,81 @@ void Lowering::finish(Reduction& r, const std::vector<State>& accumulators) {
     for (const State& result : results) value.copies.push_back(result[k]);
     bind(r.s.results[k], &r.s, std::move(value));
   }
+}
+
+// The threads of a warp combine by exchanging what they have, as a tree. What is left of it, a value for each warp or for each row of threads, goes
+// through shared memory, one barrier, and is combined alike.
+State Lowering::across_threads(Reduction& r, State state) {
+  constexpr int64_t kWarp = 32;
+  auto reduced = [&](LoopKind kind) {
+    return std::any_of(r.s.axes.begin(), r.s.axes.begin() + static_cast<int64_t>(r.own), [&](const Axis& axis) { return axis.kind == kind; });
+  };
+  const bool along_x = reduced(LoopKind::thread_x);
+  const bool along_y = reduced(LoopKind::thread_y);
+  const int64_t across = out_.block.at(0).value();
+  const int64_t down = out_.block.size() > 1 ? out_.block[1].value() : 1;
+  DEPLO_SUPPORT(across * down % kWarp == 0, "{}: {} threads reduce, not a multiple of {}", kernel_.name, across * down, kWarp);
+  const int64_t lanes = emit_.type(state[0]).lanes;
+  DEPLO_SUPPORT(!along_x || lanes == 1, "{}: lanes and threads along x are reduced at once", kernel_.name);
+  // Rounding depends on the order in some combinations: all threads then take what the first one has.
+  const bool ordered = r.s.combiner == Combiner::welford || r.s.combiner == Combiner::online_softmax || r.combination.parts() > 1;
+  auto exchanged = [&](State own, int64_t threads) {
+    for (int64_t distance = threads / 2; distance > 0; distance /= 2) {
+      State other;
+      for (const std::string& part : own) other.push_back(emit_.exchange(part, static_cast<int>(distance), false));
+      own = r.combination.merge(own, other);
+    }
+    if (ordered && threads == kWarp)
+      for (std::string& part : own) part = emit_.exchange(part, 0, true);
+    return own;
+  };
+  if (along_x) state = exchanged(std::move(state), std::min(across, kWarp));
+  const int64_t warps = along_x && across > kWarp ? across / kWarp : 1;
+  const int64_t partials = warps * (along_y ? down : 1);
+  if (partials == 1) return state;
+
+  const Expr x = Expr::symbol("thread_x");
+  const Expr y = out_.block.size() > 1 ? Expr::symbol("thread_y") : Expr(0);
+  const int64_t groups = (along_x ? 1 : across) * (along_y ? 1 : down);
+  const Expr group = (along_x ? Expr(0) : x) + (along_y ? Expr(0) : y * (along_x ? 1 : across));
+  const Expr partial = (along_y ? y * warps : Expr(0)) + (warps > 1 ? floordiv(x, kWarp) : Expr(0));
+  std::vector<std::string> arrays;
+  for (const std::string& part : state) {
+    kernel_ir::Alloc array{emit_.fresh(r.s.results[0] + "_partial"), emit_.type(part).dtype, partials * groups * lanes, kernel_ir::Space::shared, 0};
+    arrays.push_back(array.name);
+    emit_.declare_symbol(array.name);
+    emit_.append(std::move(array));
+  }
+  auto place = [&](Expr at) { return tidy(simplify((at * groups + group) * lanes, ranges_)); };
+  const Expr own = place(partial);
+  const bool some_store = along_x;
+  if (some_store) emit_.open(Emitter::Nest::branch, false, {});
+  for (size_t p = 0; p < state.size(); ++p) emit_.store({arrays[p], own, 1, "", state[p], "", Combiner::set, false});
+  if (some_store) {
+    kernel_ir::Block then = emit_.close();
+    emit_.append(kernel_ir::If{{equal(mod(x, std::min(across, kWarp)), 0)}, "", std::move(then), {}});
+  }
+  emit_.barrier();
+  auto stored = [&](Expr at) {
+    State found;
+    for (size_t p = 0; p < state.size(); ++p) {
+      kernel_ir::Load load;
+      load.type = emit_.type(state[p]);
+      load.buffer = arrays[p];
+      load.offset = place(at);
+      found.push_back(emit_.load(r.s.results[0] + "_p", std::move(load)));
+    }
+    return found;
+  };
+  if (along_x && across >= kWarp && partials <= kWarp) {
+    State combined = exchanged(stored(mod(x, partials)), partials);
+    if (ordered && partials < kWarp)
+      for (std::string& part : combined) part = emit_.exchange(part, 0, true);
+    return combined;
+  }
+  State combined = stored(0);
+  for (int64_t p = 1; p < partials; ++p) combined = r.combination.merge(combined, stored(p));
+  return combined;
 }
 
 // A bool that says whether the axes have a point; "" if they surely do. Bounds by inner axes count as nonempty.

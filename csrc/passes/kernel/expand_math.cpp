@@ -6,6 +6,7 @@
 
 #include "kernel_ir/rewrite.h"
 #include "passes/kernel/vector_math.h"
+#include "target/target.h"
 
 namespace deplo {
 namespace {
@@ -162,8 +163,13 @@ Block expand_each(const Ref<Stmt>& stmt) {
 
 }  // namespace
 
-kernel_ir::Module expand_math(kernel_ir::Module module, const PassContext& /*ctx*/) {
-  return with_bodies(std::move(module), [](const Kernel& kernel) { return rewrite(kernel.body, expand_each); });
+kernel_ir::Module expand_math(kernel_ir::Module module, const PassContext& ctx) {
+  const std::set<Fn>& own = target_of(ctx).own_functions;
+  auto expand_others = [&](const Ref<Stmt>& stmt) -> Block {
+    const auto* let = std::get_if<Let>(&stmt->node);
+    return let && own.count(let->fn) ? Block{stmt} : expand_each(stmt);
+  };
+  return with_bodies(std::move(module), [&](const Kernel& kernel) { return rewrite(kernel.body, expand_others); });
 }
 
 }  // namespace deplo

@@ -8,29 +8,62 @@ namespace deplo {
 /// deplo_small_product is x exp(y): exp(y + 37) exp(-37) where exp(y) may be subnormal, below -40, where 1 + exp(y) is 1.
 inline constexpr std::string_view kCudaPrelude = R"cuda(typedef struct { unsigned short bits; } deplo_f16;
 typedef struct { unsigned short bits; } deplo_bf16;
+template <class T, int N> struct __align__(N * sizeof(T) < 16 ? N * sizeof(T) : 16) deplo_pack { T lane[N]; };
+template <int N, class T> __device__ inline deplo_pack<T, N> deplo_get(const T* p) { return *(const deplo_pack<T, N>*)p; }
+template <class T, int N> __device__ inline void deplo_put(T* p, const deplo_pack<T, N>& v) { *(deplo_pack<T, N>*)p = v; }
+template <int N, class T> __device__ inline deplo_pack<T, N> deplo_fill(T v) { deplo_pack<T, N> r; for (int k = 0; k < N; ++k) r.lane[k] = v; return r; }
 template <class T, class S> __device__ inline T deplo_bits(S s) { union { S from; T to; } u; u.from = s; return u.to; }
 __device__ inline float deplo_from_bf16(deplo_bf16 v) { return deplo_bits<float>((unsigned)v.bits << 16); }
 __device__ inline deplo_bf16 deplo_to_bf16(float v) {
-  unsigned b = deplo_bits<unsigned>(v);
   deplo_bf16 r;
+  #if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
+  #else
+  unsigned b = deplo_bits<unsigned>(v);
   r.bits = (b & 0x7fffffffu) > 0x7f800000u ? (unsigned short)((b >> 16) | 0x40u) : (unsigned short)((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
+  #endif
   return r;
 }
 __device__ inline float deplo_from_f16(deplo_f16 h) {
+  #if __CUDA_ARCH__ >= 530
+  float v;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h.bits));
+  return v;
+  #else
   unsigned s = (unsigned)(h.bits & 0x8000u) << 16, e = (h.bits >> 10) & 31u, m = h.bits & 0x3ffu;
   if (e == 31) return deplo_bits<float>(s | 0x7f800000u | (m << 13));
   if (e) return deplo_bits<float>(s | ((e + 112) << 23) | (m << 13));
   return deplo_bits<float>(s | deplo_bits<unsigned>((float)m * 5.9604644775390625e-08f));
+  #endif
 }
 __device__ inline deplo_f16 deplo_to_f16(float v) {
+  deplo_f16 h;
+  #if __CUDA_ARCH__ >= 530
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(v));
+  #else
   unsigned b = deplo_bits<unsigned>(v), s = (b >> 16) & 0x8000u, m = b & 0x7fffffffu, r;
   if (m > 0x7f800000u) r = 0x7e00u;
   else if (m >= 0x477ff000u) r = 0x7c00u;
   else if (m < 0x38800000u) r = deplo_bits<unsigned>(deplo_bits<float>(m) + 0.5f) - deplo_bits<unsigned>(0.5f);
   else r = (m + 0xfffu + ((m >> 13) & 1u) - 0x38000000u) >> 13;
-  deplo_f16 h;
   h.bits = (unsigned short)(s | r);
+  #endif
   return h;
+}
+template <class T> union deplo_words { T value; unsigned word[(sizeof(T) + 3) / 4]; };
+template <class T> __device__ inline T deplo_exchange_xor(T v, int lane) {
+  deplo_words<T> u;
+  u.word[0] = 0;
+  u.value = v;
+  for (int k = 0; k < (int)((sizeof(T) + 3) / 4); ++k) u.word[k] = __shfl_xor_sync(0xffffffffu, u.word[k], lane);
+  return u.value;
+}
+template <class T> __device__ inline T deplo_exchange_from(T v, int lane) {
+  deplo_words<T> u;
+  u.word[0] = 0;
+  u.value = v;
+  for (int k = 0; k < (int)((sizeof(T) + 3) / 4); ++k) u.word[k] = __shfl_sync(0xffffffffu, u.word[k], lane);
+  return u.value;
 }
 __device__ inline float deplo_inf32() { return deplo_bits<float>(0x7f800000u); }
 __device__ inline float deplo_nan32() { return deplo_bits<float>(0x7fc00000u); }
@@ -44,7 +77,25 @@ __device__ inline long long deplo_mod(long long a, long long b) { return a - dep
 __device__ inline long long deplo_min_i(long long a, long long b) { return a < b ? a : b; }
 __device__ inline long long deplo_max_i(long long a, long long b) { return a > b ? a : b; }
 template <class T> __device__ inline T deplo_min(T a, T b) { return a != a ? a : b != b ? b : a < b ? a : b; }
+__device__ inline float deplo_min(float a, float b) {
+  #if __CUDA_ARCH__ >= 800
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+  #else
+  return a != a ? a : b != b ? b : a < b ? a : b;
+  #endif
+}
 template <class T> __device__ inline T deplo_max(T a, T b) { return a != a ? a : b != b ? b : a > b ? a : b; }
+__device__ inline float deplo_max(float a, float b) {
+  #if __CUDA_ARCH__ >= 800
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+  #else
+  return a != a ? a : b != b ? b : a > b ? a : b;
+  #endif
+}
 template <class T> __device__ inline T deplo_add(T a, T b) { return a + b; }
 template <class T> __device__ inline T deplo_mul(T a, T b) { return a * b; }
 template <class T> __device__ inline T deplo_abs_i(T a) { return a < 0 ? (T)(0ull - (unsigned long long)a) : a; }

@@ -4,10 +4,12 @@
 #include <chrono>
 
 #include "base/error.h"
+#include "target/cuda/devices.h"
 #include "target/cuda/launch.h"
 #include "target/cuda/nvrtc.h"
 #include "target/cuda/schedule/kernel.h"
 #include "target/cuda/text.h"
+#include "target/cuda/traffic.h"
 
 namespace deplo {
 namespace {
@@ -31,6 +33,7 @@ TargetTraits traits() {
   TargetTraits made;
   made.name = "cuda";
   made.has_grid = true;
+  made.own_functions = {Fn::exp, Fn::expm1, Fn::log, Fn::log1p, Fn::log2};  // 1 ulp, by the CUDA C++ Programming Guide
   made.most_vector_bytes = 16;
   made.device = "gpu";
   made.tensors = "cuda";
@@ -74,6 +77,27 @@ class CudaTarget final : public Target {
 
   std::string assemble(const std::string& text, const TargetOptions& options) const override {
     return nvrtc_compile(text, options["arch"], options["nvrtc"]).image;
+  }
+
+  std::string known_devices() const override {
+    std::string list;
+    for (const CudaModel& m : kCudaModels)
+      list += fmt::format(
+          R"({}{{"name": "{}", "arch": "{}", "sms": {}, "ghz": {}, "dram_gb_s": {}, "l2_mb": {}, "shared_kb_sm": {}, "shared_kb_block": {}, )"
+          R"("warps_sm": {}, "float32_tflops": {}, "bf16_tflops": {}}})",
+          list.empty() ? "" : ", ", m.name, m.arch, m.sms, m.boost_ghz, m.dram_gb_s, m.l2_mb, m.shared_kb_sm, m.shared_kb_block, m.warps_sm,
+          m.float32_tflops, m.bf16_tflops);
+    return "[" + list + "]";
+  }
+
+  std::string measure_traffic(const kernel_ir::Kernel& kernel, const std::map<std::string, int64_t>& sizes) const override {
+    const Traffic t = deplo::measure_traffic(kernel, sizes);
+    std::string buffers;
+    for (const auto& [name, bytes] : t.of_buffers) buffers += fmt::format(R"({}"{}": {})", buffers.empty() ? "" : ", ", name, bytes);
+    return fmt::format(
+        R"({{"global_bytes": {}, "global_sectors": {}, "global_requests": {}, "shared_requests": {}, "shared_ways": {}, "barriers": {}, )"
+        R"("complete": {}, "of_buffers": {{{}}}}})",
+        t.global_bytes, t.global_sectors, t.global_requests, t.shared_requests, t.shared_ways, t.barriers, t.complete, buffers);
   }
 
   std::string find_device(const TargetOptions& options) const override { return CudaDevice::open(options["cuda_driver"])->description(); }

@@ -2,18 +2,24 @@
 
 #include <algorithm>
 #include <cctype>
+#include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "base/text.h"
+#include "kernel_ir/rewrite.h"
+#include "target/cuda/index.h"
 #include "target/cuda/prelude.h"
 
 namespace deplo {
 namespace {
 
 using namespace kernel_ir;
+
+constexpr int64_t kAccessBytes = 16;  ///< of one thread's widest access
 
 std::string_view memory_type(DType dtype) {
   switch (dtype) {
@@ -29,13 +35,6 @@ std::string_view memory_type(DType dtype) {
     case DType::f64: return "double";
   }
   return "";
-}
-
-/// A C++ identifier for an IR name; dots become underscores.
-std::string id(const std::string& name) {
-  std::string out;
-  for (char c : name) out += c == '.' || c == '%' || c == '@' || c == '$' ? '_' : c;
-  return "v_" + out;
 }
 
 bool in_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
@@ -64,6 +63,8 @@ std::vector<Helper> split_prelude() {
     while (end < kCudaPrelude.size() && (kCudaPrelude[end] == ' ' || kCudaPrelude[end] == '}')) end = kCudaPrelude.find('\n', end) + 1;
     std::string_view text = kCudaPrelude.substr(start, end - start);
     size_t stop = std::min(text.find('('), text.rfind(';'));
+    if (size_t type = text.find(" deplo_pack {"); type != std::string_view::npos) stop = text.find(" {", type + 1);
+    if (size_t type = text.find(" deplo_words {"); type != std::string_view::npos) stop = text.find(" {", type + 1);
     size_t from = stop;
     while (from > 0 && in_name(text[from - 1])) --from;
     helpers.push_back({text.substr(from, stop - from), text});
@@ -81,31 +82,26 @@ std::string helpers_for(const std::string& kernels) {
   return used.empty() ? used : used + "\n";
 }
 
-class CudaWriter {
+/// The body of one kernel. With `assumes`, the text is right where conditions() hold.
+class BodyWriter {
  public:
-  explicit CudaWriter(const Kernel& kernel) : kernel_(kernel) {}
-
-  std::string write() {
-    std::string params;
-    for (const Param& p : kernel_.params) {
-      bool reads = p.kind == loop_ir::ParamKind::in;
-      params += fmt::format("{}{}{}* __restrict__ {}", params.empty() ? "" : ", ", reads ? "const " : "", memory_type(p.dtype), id(p.name));
+  BodyWriter(const Kernel& kernel, bool assumes) : kernel_(kernel), index_(kernel, assumes) {
+    for (const Param& p : kernel.params) {
       buffers_[p.name] = p.dtype;
+      params_.insert(p.name);
     }
-    for (const std::string& s : kernel_.symbols) params += fmt::format("{}long long {}", params.empty() ? "" : ", ", id(s));
-    for (const kernel_ir::Size& s : kernel_.sizes) params += fmt::format("{}long long {}", params.empty() ? "" : ", ", id(s.name));
-    params += fmt::format("{}int* __restrict__ error", params.empty() ? "" : ", ");
-    indent_ = 1;
-    if (!kernel_.scratch_bytes.is(0)) {
-      params += ", unsigned char* __restrict__ scratch";
-      // Few bytes lie in shared memory that the launch gives: then there is no pointer.
-      line("extern __shared__ double deplo_shared[];");
-      std::string_view block =
-          kernel_.grid.size() > 1 ? "(((long long)blockIdx.z*gridDim.y + blockIdx.y)*gridDim.x + blockIdx.x)" : "(long long)blockIdx.x";
-      line("unsigned char* const block_scratch = scratch ? scratch + {}*{} : (unsigned char*)deplo_shared;", block, expr(kernel_.scratch_bytes));
-    }
+  }
+
+  std::string write(int indent) {
+    indent_ = indent;
     block(kernel_.body);
-    return fmt::format("{}extern \"C\" __global__ void {}({}) {{\n{}}}\n", launch(), kernel_.name, params, text_);
+    return text_;
+  }
+
+  std::vector<std::string> conditions() const {
+    std::vector<std::string> out = index_.conditions();
+    for (const auto& [name, bytes] : aligned_) out.push_back(fmt::format("(unsigned long long){} % {} == 0", id(name), bytes));
+    return out;
   }
 
  private:
@@ -116,57 +112,8 @@ class CudaWriter {
     text_ += '\n';
   }
 
-  /// How the kernel is to be launched.
-  std::string launch() const {
-    auto list = [](const std::vector<Expr>& sizes) {
-      std::vector<std::string> parts;
-      for (Expr e : sizes) parts.push_back(deplo::print(e));
-      return joined(parts);
-    };
-    std::string scratch = kernel_.scratch_bytes.is(0) ? "" : fmt::format(", scratch {} bytes a block", deplo::print(kernel_.scratch_bytes));
-    return fmt::format("// grid ({}), block ({}){}\n", list(kernel_.grid), list(kernel_.block), scratch);
-  }
-
-  void scalar_only(int lanes) const {
-    DEPLO_SUPPORT(lanes == 1, "kernel {}: CUDA text takes scalar values, found {} lanes; schedule it with threads instead", kernel_.name, lanes);
-  }
-
-  std::string expr(Expr e) const {
-    switch (e.kind()) {
-      case ExprKind::constant: return std::to_string(e.value()) + (e.value() > 2147483647 || e.value() < -2147483647 ? "LL" : "");
-      case ExprKind::symbol: return symbol(e.name());
-      case ExprKind::add:
-      case ExprKind::mul: {
-        std::string out;
-        for (const Expr& t : e.operands()) out += (out.empty() ? "" : e.kind() == ExprKind::add ? " + " : "*") + expr(t);
-        return "(" + out + ")";
-      }
-      case ExprKind::floordiv: return fmt::format("deplo_floordiv({}, {})", expr(e.operands()[0]), expr(e.operands()[1]));
-      case ExprKind::mod: return fmt::format("deplo_mod({}, {})", expr(e.operands()[0]), expr(e.operands()[1]));
-      case ExprKind::min: return fmt::format("deplo_min_i({}, {})", expr(e.operands()[0]), expr(e.operands()[1]));
-      case ExprKind::max: return fmt::format("deplo_max_i({}, {})", expr(e.operands()[0]), expr(e.operands()[1]));
-    }
-    return "";
-  }
-
-  static std::string symbol(const std::string& name) {
-    static const std::map<std::string, std::string> kIndices{{"block_x", "(long long)blockIdx.x"},
-                                                             {"block_y", "(long long)blockIdx.y"},
-                                                             {"block_z", "(long long)blockIdx.z"},
-                                                             {"thread_x", "(long long)threadIdx.x"},
-                                                             {"thread_y", "(long long)threadIdx.y"}};
-    auto it = kIndices.find(name);
-    return it == kIndices.end() ? id(name) : it->second;
-  }
-
-  std::string guard(const std::vector<Cond>& conds) const {
-    std::string out;
-    for (const Cond& c : conds) {
-      std::string_view op = c.kind == Cond::Kind::ge0 ? ">=" : c.kind == Cond::Kind::eq0 ? "==" : "!=";
-      out += fmt::format("{}{} {} 0", out.empty() ? "" : " && ", expr(c.expr), op);
-    }
-    return out.empty() ? "true" : out;
-  }
+  static std::string id(const std::string& name) { return CudaIndex::id(name); }
+  std::string expr(Expr e) { return index_.text(e); }
 
   static std::string literal(const Scalar& value, DType dtype) {
     if (!is_float(dtype)) {
@@ -190,9 +137,6 @@ class CudaWriter {
     return f32;
   }
 
-  /// The value of operand `name` as its dtype.
-  static std::string value(const std::string& name) { return id(name); }
-
   std::string cast(const std::string& operand, DType from, DType to) const {
     if (from == to) return operand;
     std::string wide = from == DType::bf16  ? fmt::format("deplo_from_bf16({})", operand)
@@ -205,14 +149,15 @@ class CudaWriter {
     return fmt::format("({}){}", memory_type(to), wide);
   }
 
-  std::string apply(const Let& s) const {
-    auto arg = [&](size_t i) { return value(s.operands[i]); };
-    auto from = [&](size_t i) { return types_.at(s.operands[i]); };
-    DType operand = s.operands.empty() ? s.type.dtype : from(s.operands.size() - 1);
+  /// The function of a statement of one lane's operands.
+  std::string apply(const Let& s, const std::vector<std::string>& operands, const std::vector<DType>& types, int lane) {
+    auto arg = [&](size_t i) { return operands[i]; };
+    auto from = [&](size_t i) { return types[i]; };
+    DType operand = operands.empty() ? s.type.dtype : types.back();
     bool wide = operand == DType::f64;
     auto call = [&](std::string_view name) {
       std::string args;
-      for (size_t i = 0; i < s.operands.size(); ++i) args += (i ? ", " : "") + arg(i);
+      for (size_t i = 0; i < operands.size(); ++i) args += (i ? ", " : "") + arg(i);
       return fmt::format("{}{}({})", name, is_float(operand) && !wide ? "f" : "", args);
     };
     auto infix = [&](std::string_view op) { return fmt::format("{} {} {}", arg(0), op, arg(1)); };
@@ -223,12 +168,16 @@ class CudaWriter {
     };
     auto helper = [&](std::string_view name) {
       std::string args;
-      for (size_t i = 0; i < s.operands.size(); ++i) args += (i ? ", " : "") + arg(i);
+      for (size_t i = 0; i < operands.size(); ++i) args += (i ? ", " : "") + arg(i);
       return fmt::format("deplo_{}({})", name, args);
     };
     switch (s.fn) {
       case Fn::constant: return literal(s.literal, s.type.dtype);
-      case Fn::index: return cast(fmt::format("(long long)({})", expr(s.index)), DType::i64, s.type.dtype);
+      case Fn::index: {
+        const Expr value = s.index + s.lane_step * lane;
+        if (s.type.dtype == DType::i64) return expr(value);
+        return cast(fmt::format("(long long)({})", expr(value)), DType::i64, s.type.dtype);
+      }
       case Fn::cast:
       case Fn::narrow: return cast(arg(0), from(0), s.type.dtype);
       case Fn::bitcast: return fmt::format("deplo_bits<{}>({})", memory_type(s.type.dtype), arg(0));
@@ -289,68 +238,191 @@ class CudaWriter {
     }
   }
 
-  void define(const std::string& name, DType dtype, const std::string& text) {
-    types_[name] = dtype;
-    line("const {} {} = {};", memory_type(dtype), id(name), text);
+  // ---- values of one or more lanes ---------------------------------------------------------------------------------
+
+  /// A value: scalars v_x_L0, v_x_L1, ... for its lanes, one v_x for all where they are equal, or the lanes of a pack.
+  enum class Form : uint8_t { one, lanes, pack };
+  struct Known {
+    DType dtype = DType::f32;
+    int lanes = 1;
+    Form form = Form::one;
+  };
+
+  const Known& known(const std::string& name) const { return values_.at(name); }
+  bool is_uniform(const std::string& name) const { return name.empty() || known(name).form == Form::one; }
+  std::string lane(const std::string& name, int l) const {
+    switch (known(name).form) {
+      case Form::one: return id(name);
+      case Form::lanes: return fmt::format("{}_L{}", id(name), l);
+      case Form::pack: return fmt::format("{}.lane[{}]", id(name), l);
+    }
+    return "";
   }
 
-  std::string place(const std::string& buffer, Expr offset) const { return fmt::format("{}[{}]", id(buffer), expr(offset)); }
+  void define(const std::string& name, Type type, bool uniform, const std::function<std::string(int)>& text) {
+    values_[name] = {type.dtype, type.lanes, uniform || type.lanes == 1 ? Form::one : Form::lanes};
+    // An integer that an index expression is made of may be an int.
+    const std::string_view kind = type.dtype == DType::i64 && type.lanes == 1 && index_.is_narrow_name(name) ? "int" : memory_type(type.dtype);
+    for (int l = 0; l < (is_uniform(name) ? 1 : type.lanes); ++l) line("const {} {} = {};", kind, lane(name, l), text(l));
+  }
 
   void statement(const Let& s) {
-    scalar_only(s.type.lanes);
-    define(s.name, s.type.dtype, apply(s));
+    bool uniform = s.fn != Fn::index || s.lane_step.is(0);
+    std::vector<DType> types;
+    for (const std::string& name : s.operands) {
+      uniform = uniform && is_uniform(name);
+      types.push_back(known(name).dtype);
+    }
+    if (s.type.dtype == DType::i64 && s.type.lanes == 1) {
+      if (s.fn == Fn::index)
+        index_.define(s.name, s.index);
+      else
+        index_.define_unknown(s.name);
+    }
+    define(s.name, s.type, uniform, [&](int l) {
+      std::vector<std::string> operands;
+      // As an operand an index has its own dtype again, which templates go by.
+      for (const std::string& name : s.operands) {
+        const bool narrow = known(name).dtype == DType::i64 && is_uniform(name) && index_.is_narrow_name(name);
+        operands.push_back((narrow ? "(long long)" : "") + lane(name, l));
+      }
+      return apply(s, operands, types, l);
+    });
   }
   void statement(const Splat& s) {
-    scalar_only(s.type.lanes);
-    define(s.name, s.type.dtype, id(s.operand));
+    define(s.name, s.type, true, [&](int) { return id(s.operand); });
   }
   void statement(const FirstLanes& s) {
-    scalar_only(s.lanes);
-    define(s.name, DType::boolean, fmt::format("0 < {}", expr(s.count)));
+    // All or none, if the count is a multiple.
+    const bool uniform = s.lanes > 1 && (s.lanes & (s.lanes - 1)) == 0 && index_.is_multiple(s.count, s.lanes);
+    define(s.name, {DType::boolean, s.lanes}, uniform, [&](int l) { return fmt::format("{} < {}", l, expr(s.count)); });
   }
-  void statement(const ReduceLanes& s) { define(s.name, s.dtype, id(s.operand)); }
-  void statement(const Extract& s) { define(s.name, s.dtype, id(s.operand)); }
+  void statement(const ReduceLanes& s) {
+    const Known& operand = known(s.operand);
+    std::vector<std::string> lanes;
+    for (int l = 0; l < operand.lanes; ++l) lanes.push_back(lane(s.operand, l));
+    Let pair{s.name, {s.dtype, 1}, s.fn, {}, {}, 0, 0};
+    for (int step = 0; lanes.size() > 2; ++step) {
+      const size_t half = lanes.size() / 2;
+      for (size_t l = 0; l < half; ++l) {
+        std::string part = fmt::format("{}_S{}_{}", id(s.name), step, l);
+        line("const {} {} = {};", memory_type(s.dtype), part, apply(pair, {lanes[l], lanes[l + half]}, {s.dtype, s.dtype}, 0));
+        lanes[l] = part;
+      }
+      lanes.resize(half);
+    }
+    define(s.name, {s.dtype, 1}, true, [&](int) { return lanes.size() == 1 ? lanes[0] : apply(pair, lanes, {s.dtype, s.dtype}, 0); });
+  }
+  void statement(const Extract& s) {
+    define(s.name, {s.dtype, 1}, true, [&](int) { return lane(s.operand, s.lane); });
+  }
   void statement(const Shuffle& s) {
-    scalar_only(s.type.lanes);
-    define(s.name, s.type.dtype, id(s.lanes[0] == 0 ? s.a : s.b));
+    define(s.name, s.type, false, [&](int l) {
+      const int from = s.lanes[static_cast<size_t>(l)];
+      const int lanes = known(s.a).lanes;
+      return from < lanes ? lane(s.a, from) : lane(s.b, from - lanes);
+    });
   }
+  void statement(const Exchange& s) {
+    define(s.name, {s.dtype, 1}, true, [&](int) { return fmt::format("deplo_exchange_{}({}, {})", s.from ? "from" : "xor", id(s.operand), s.lane); });
+  }
+
+  // ---- memory --------------------------------------------------------------------------------------------------------
+
+  /// Whether lanes side by side are one access, or a few of 16 bytes: where they lie at a multiple of its size.
+  template <class Access>
+  bool is_packed(const Access& s, DType dtype, int lanes) {
+    if (lanes == 1 || (lanes & (lanes - 1)) != 0 || !s.gather.empty() || !s.stride.is(1) || !is_uniform(s.mask)) return false;
+    const int64_t piece = std::min<int64_t>(lanes, kAccessBytes / size_of(dtype));
+    if (params_.count(s.buffer) && !index_.assumes()) return false;
+    if (!index_.is_multiple(s.offset, piece)) return false;
+    if (params_.count(s.buffer)) {
+      int64_t& bytes = aligned_[s.buffer];
+      bytes = std::max(bytes, piece * size_of(dtype));
+    }
+    return true;
+  }
+
+  template <class Access>
+  std::string place(const Access& s, int l) {
+    // Lanes that are gathered have no stride.
+    const std::string at = expr(s.gather.empty() ? s.offset + s.stride * l : s.offset);
+    return s.gather.empty() ? fmt::format("{}[{}]", id(s.buffer), at) : fmt::format("{}[{} + {}]", id(s.buffer), at, lane(s.gather, l));
+  }
+
   void statement(const Load& s) {
-    scalar_only(s.type.lanes);
-    std::string read = s.gather.empty() ? place(s.buffer, s.offset) : fmt::format("{}[{} + {}]", id(s.buffer), expr(s.offset), id(s.gather));
-    if (!s.mask.empty()) {
-      Scalar zero = is_float(s.type.dtype) ? Scalar::of_float(s.type.dtype, 0) : Scalar::of_int(s.type.dtype, 0);
-      read = fmt::format("{} ? {} : {}", id(s.mask), read, s.passthrough.empty() ? literal(zero, s.type.dtype) : id(s.passthrough));
+    const Scalar zero = is_float(s.type.dtype) ? Scalar::of_float(s.type.dtype, 0) : Scalar::of_int(s.type.dtype, 0);
+    auto otherwise = [&](int l) { return s.passthrough.empty() ? literal(zero, s.type.dtype) : lane(s.passthrough, l); };
+    if (s.type.dtype == DType::i64 && s.type.lanes == 1) index_.define_unknown(s.name);
+    if (is_packed(s, s.type.dtype, s.type.lanes)) {
+      const std::string read = fmt::format("deplo_get<{}>({} + {})", s.type.lanes, id(s.buffer), expr(s.offset));
+      const std::string type = fmt::format("deplo_pack<{}, {}>", memory_type(s.type.dtype), s.type.lanes);
+      if (s.mask.empty()) {
+        line("const {} {} = {};", type, id(s.name), read);
+      } else {
+        std::string lanes;
+        for (int l = 0; l < s.type.lanes; ++l) lanes += (l ? ", " : "") + otherwise(l);
+        line("{} {}{{{{{}}}}};", type, id(s.name), lanes);
+        line("if ({}) {} = {};", id(s.mask), id(s.name), read);
+      }
+      values_[s.name] = {s.type.dtype, s.type.lanes, Form::pack};
+      return;
     }
-    define(s.name, s.type.dtype, read);
+    const bool uniform = s.gather.empty() && s.stride.is(0) && is_uniform(s.mask) && is_uniform(s.passthrough);
+    define(s.name, s.type, uniform,
+           [&](int l) { return s.mask.empty() ? place(s, l) : fmt::format("{} ? {} : {}", lane(s.mask, l), place(s, l), otherwise(l)); });
   }
+
   void statement(const Store& s) {
-    std::string target = s.gather.empty() ? place(s.buffer, s.offset) : fmt::format("{}[{} + {}]", id(s.buffer), expr(s.offset), id(s.gather));
-    std::string condition = s.mask.empty() ? "" : fmt::format("if ({}) ", id(s.mask));
-    if (s.combiner == Combiner::set) {
-      line("{}{} = {};", condition, target, id(s.value));
-    } else if (s.atomic) {
-      DEPLO_SUPPORT(s.combiner == Combiner::sum && buffers_.at(s.buffer) == DType::f32,
-                    "kernel {}: only float32 sums combine atomically in CUDA text", kernel_.name);
-      line("{}atomicAdd(&{}, {});", condition, target, id(s.value));
-    } else {
-      std::string_view how = s.combiner == Combiner::sum ? "add" : s.combiner == Combiner::prod ? "mul" : s.combiner == Combiner::min ? "min" : "max";
-      line("{}{} = deplo_{}({}, {});", condition, target, how, target, id(s.value));
+    const Known value = known(s.value);
+    if (s.combiner == Combiner::set && is_packed(s, value.dtype, value.lanes)) {
+      std::string lanes;
+      for (int l = 0; l < value.lanes; ++l) lanes += (l ? ", " : "") + lane(s.value, l);
+      line("{}deplo_put({} + {}, deplo_pack<{}, {}>{{{{{}}}}});", s.mask.empty() ? "" : fmt::format("if ({}) ", id(s.mask)), id(s.buffer),
+           expr(s.offset), memory_type(value.dtype), value.lanes, lanes);
+      return;
+    }
+    for (int l = 0; l < value.lanes; ++l) {
+      const std::string target = place(s, l);
+      const std::string condition = s.mask.empty() ? "" : fmt::format("if ({}) ", lane(s.mask, l));
+      if (s.combiner == Combiner::set) {
+        line("{}{} = {};", condition, target, lane(s.value, l));
+      } else if (s.atomic) {
+        DEPLO_SUPPORT(s.combiner == Combiner::sum && buffers_.at(s.buffer) == DType::f32,
+                      "kernel {}: only float32 sums combine atomically in CUDA text", kernel_.name);
+        line("{}atomicAdd(&{}, {});", condition, target, lane(s.value, l));
+      } else {
+        std::string_view how = s.combiner == Combiner::sum    ? "add"
+                               : s.combiner == Combiner::prod ? "mul"
+                               : s.combiner == Combiner::min  ? "min"
+                                                              : "max";
+        line("{}{} = deplo_{}({}, {});", condition, target, how, target, lane(s.value, l));
+      }
     }
   }
+
+  // ---- the rest ------------------------------------------------------------------------------------------------------
+
   void statement(const Var& s) {
-    scalar_only(s.type.lanes);
-    types_[s.name] = s.type.dtype;
-    line("{} {} = {};", memory_type(s.type.dtype), id(s.name), id(s.init));
+    index_.define_unknown(s.name);
+    values_[s.name] = {s.type.dtype, s.type.lanes, s.type.lanes == 1 ? Form::one : Form::lanes};
+    for (int l = 0; l < s.type.lanes; ++l) line("{} {} = {};", memory_type(s.type.dtype), lane(s.name, l), lane(s.init, l));
   }
-  void statement(const Assign& s) { line("{} = {};", id(s.name), id(s.value)); }
+  void statement(const Assign& s) {
+    for (int l = 0; l < known(s.name).lanes; ++l) line("{} = {};", lane(s.name, l), lane(s.value, l));
+  }
   void statement(const For& s) {
     if (s.unroll > 1) line("#pragma unroll {}", s.unroll);
-    line("for (long long {0} = {1}; {0} < {2}; {0} += {3}) {{", id(s.name), expr(s.lo), expr(s.hi), expr(s.step));
+    const std::string lo = expr(s.lo);
+    const std::string hi = expr(s.hi);
+    const std::string step = expr(s.step);
+    index_.define_loop(s);
+    line("for ({4} {0} = {1}; {0} < {2}; {0} += {3}) {{", id(s.name), lo, hi, step, index_.is_narrow_name(s.name) ? "int" : "long long");
     nested(s.body);
     line("}}");
   }
   void statement(const If& s) {
-    line("if ({}) {{", s.guard.empty() ? id(s.condition) : guard(s.guard));
+    line("if ({}) {{", s.guard.empty() ? id(s.condition) : index_.text(s.guard));
     nested(s.then);
     if (!s.otherwise.empty()) {
       line("}} else {{");
@@ -365,7 +437,8 @@ class CudaWriter {
       return;
     }
     DEPLO_SUPPORT(s.count.is_constant(), "kernel {}: {} has a symbolic size, CUDA arrays need a constant one", kernel_.name, s.name);
-    line("{}{} {}[{}];", s.space == Space::shared ? "__shared__ " : "", memory_type(s.dtype), id(s.name), expr(s.count));
+    if (s.space == Space::shared) return;  // declared at the kernel's start
+    line("__align__(16) {} {}[{}];", memory_type(s.dtype), id(s.name), s.count.value());
   }
   void statement(const Prefetch& /*s*/) {}
   void statement(const Matrix& /*s*/) { throw UnsupportedError(fmt::format("kernel {}: matrix statements are for CPUs", kernel_.name)); }
@@ -382,10 +455,79 @@ class CudaWriter {
   }
 
   const Kernel& kernel_;
-  std::map<std::string, DType> types_;
+  CudaIndex index_;
+  std::map<std::string, Known> values_;
   std::map<std::string, DType> buffers_;
+  std::set<std::string> params_;
+  std::map<std::string, int64_t> aligned_;  ///< parameters, and the bytes at whose multiples they begin
   std::string text_;
   int indent_ = 0;
+};
+
+class CudaWriter {
+ public:
+  explicit CudaWriter(const Kernel& kernel) : kernel_(kernel) {}
+
+  std::string write() {
+    std::string params;
+    for (const Param& p : kernel_.params) {
+      bool reads = p.kind == loop_ir::ParamKind::in;
+      params +=
+          fmt::format("{}{}{}* __restrict__ {}", params.empty() ? "" : ", ", reads ? "const " : "", memory_type(p.dtype), CudaIndex::id(p.name));
+    }
+    for (const std::string& s : kernel_.symbols) params += fmt::format("{}long long {}", params.empty() ? "" : ", ", CudaIndex::id(s));
+    for (const kernel_ir::Size& s : kernel_.sizes) params += fmt::format("{}long long {}", params.empty() ? "" : ", ", CudaIndex::id(s.name));
+    params += fmt::format("{}int* __restrict__ error", params.empty() ? "" : ", ");
+    std::string start;
+    if (!kernel_.scratch_bytes.is(0)) {
+      params += ", unsigned char* __restrict__ scratch";
+      // Few bytes lie in shared memory that the launch gives: then there is no pointer.
+      start += "  extern __shared__ __align__(16) double deplo_shared[];\n";
+      std::string_view block =
+          kernel_.grid.size() > 1 ? "(((long long)blockIdx.z*gridDim.y + blockIdx.y)*gridDim.x + blockIdx.x)" : "(long long)blockIdx.x";
+      start += fmt::format("  unsigned char* const block_scratch = scratch ? scratch + {}*{} : (unsigned char*)deplo_shared;\n", block,
+                           CudaIndex(kernel_, false).text(kernel_.scratch_bytes));
+    }
+    visit_all(kernel_.body, [&](const Stmt& stmt) {
+      const auto* array = std::get_if<Alloc>(&stmt.node);
+      if (!array || array->space != Space::shared) return;
+      DEPLO_SUPPORT(array->count.is_constant(), "kernel {}: {} has a symbolic size, CUDA arrays need a constant one", kernel_.name, array->name);
+      start += fmt::format("  __shared__ __align__(16) {} {}[{}];\n", memory_type(array->dtype), CudaIndex::id(array->name), array->count.value());
+    });
+    return fmt::format("{}extern \"C\" __global__ void {}{}({}) {{\n{}{}}}\n", launch(), bounds(), kernel_.name, params, start, body());
+  }
+
+ private:
+  /// What holds for large and odd sizes as well stands behind what is fast.
+  std::string body() const {
+    BodyWriter fast(kernel_, true);
+    std::string text = fast.write(2);
+    const std::vector<std::string> conditions = fast.conditions();
+    if (conditions.empty()) return BodyWriter(kernel_, false).write(1);
+    return fmt::format("  if ({}) {{\n{}  }} else {{\n{}  }}\n", joined(conditions, " && "), text, BodyWriter(kernel_, false).write(2));
+  }
+
+  std::string bounds() const {
+    int64_t threads = 1;
+    for (Expr e : kernel_.block) {
+      if (!e.is_constant()) return "";
+      threads *= e.value();
+    }
+    return fmt::format("__launch_bounds__({}) ", threads);
+  }
+
+  /// How the kernel is to be launched.
+  std::string launch() const {
+    auto list = [](const std::vector<Expr>& sizes) {
+      std::vector<std::string> parts;
+      for (Expr e : sizes) parts.push_back(deplo::print(e));
+      return joined(parts);
+    };
+    std::string scratch = kernel_.scratch_bytes.is(0) ? "" : fmt::format(", scratch {} bytes a block", deplo::print(kernel_.scratch_bytes));
+    return fmt::format("// grid ({}), block ({}){}\n", list(kernel_.grid), list(kernel_.block), scratch);
+  }
+
+  const Kernel& kernel_;
 };
 
 }  // namespace

@@ -326,6 +326,7 @@ class Translator {
     define(s.name, {s.dtype, 1}, v);
   }
 
+  void statement(const Exchange& s) { DEPLO_ASSERT(false, "kernel {}: {} is exchanged between threads of a GPU", kernel_.name, s.operand); }
   void statement(const Extract& s) {
     Value* v = value(s.operand);
     define(s.name, {s.dtype, 1}, v->getType()->isVectorTy() ? b_.CreateExtractElement(v, static_cast<uint64_t>(s.lane)) : v);

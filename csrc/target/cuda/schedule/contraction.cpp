@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "analysis/cost.h"
 #include "base/error.h"
+#include "target/cuda/schedule/access.h"
 
 namespace deplo::loop_to_tile {
 
@@ -12,10 +14,16 @@ using tile_ir::Space;
 
 namespace {
 
-constexpr int64_t kTile = 64;      // outputs of a block along rows and columns
-constexpr int64_t kPerThread = 4;  // of a thread
-constexpr int64_t kStep = 16;      // of k per stage
-constexpr size_t kMostItems = 3;   // sums of all stay in registers
+constexpr int64_t kTile = 64;        // outputs of a block along rows and columns
+constexpr int64_t kPerThread = 4;    // of a thread
+constexpr int64_t kLargeTile = 128;  // where that gives enough blocks
+constexpr int64_t kLargePerThread = 8;
+constexpr int64_t kEnoughBlocks = 100;  // to fill a GPU
+constexpr int64_t kStep = 16;           // of k per stage
+constexpr int64_t kBuffers = 2;         // one is filled while the other one is read
+constexpr int64_t kPad = 4;             // elements behind a row of a tile whose operand lies along k
+constexpr int64_t kVector = 4;          // sums side by side
+constexpr size_t kMostItems = 3;        // sums of all stay in registers
 
 // What a schedule may ask for.
 constexpr int64_t kMostTile = 1024;
@@ -111,7 +119,8 @@ bool GpuContraction::add_item(const analysis::Contraction& contraction, const lo
   item.reduce = &reduce;
   for (const auto* side : {&contraction.a, &contraction.b}) {
     std::set<std::string> needed{side->value};
-    Operand operand{{}, side->value};
+    Operand operand;
+    operand.value = side->value;
     for (size_t i = whole.size(); i-- > 0;) {
       if (!needed.count(name_of(*whole[i]))) continue;
       collect_uses(*whole[i], needed);
@@ -125,20 +134,39 @@ bool GpuContraction::add_item(const analysis::Contraction& contraction, const lo
   }
   if (item.rows.value.empty() || item.columns.value.empty()) return false;
   item.depth_name = reduce.results[0] + "." + group_of(reduce.axes);
-  item.rows_tile = names_.fresh("a_tile");
-  item.columns_tile = names_.fresh("b_tile");
+  for (Operand* operand : {&item.rows, &item.columns}) {
+    const bool of_rows = operand == &item.rows;
+    operand->tile = names_.fresh(of_rows ? "a_tile" : "b_tile");
+    operand->next = names_.fresh(of_rows ? "a_next" : "b_next");
+    // Along its rows or columns, or along k, wherever memory runs.
+    const std::vector<GlobalAccess> accesses = global_accesses(kernel_, operand->slice);
+    auto along = [&](const std::vector<loop_ir::Axis>& axes) {
+      const loop_ir::Axis& last = axes.back();
+      return axes.size() > 1 && !last.extent.is_constant() ? 1 : lanes_along(accesses, last.name, last.extent);
+    };
+    const int64_t across = along(of_rows ? rows_ : columns_);
+    const int64_t down = along(reduce.axes);
+    operand->along_k = down > across;
+    operand->lanes = std::max(across, down);
+  }
   item.sums = names_.fresh("acc");
-  item.stage_sums = names_.fresh("part");
   items_.push_back(std::move(item));
   return true;
 }
 
 // ---- the schedule as data ------------------------------------------------------------------------------------------
 
-Schedule GpuContraction::propose() const {
-  Schedule s{"gpu_contraction", {{"tile", {{group_of(rows_), kTile}}}, {"tile", {{group_of(columns_), kTile}}}}};
+Schedule GpuContraction::propose(const SizeHints& hints) const {
+  bool large = true;
+  for (const Item& item : items_) large = large && item.reduce->dtypes[0] == DType::f32;
+  large = large && items_.size() == 1;
+  const Expr blocks = count(batch_) * ceildiv(count(rows_), kLargeTile) * ceildiv(count(columns_), kLargeTile);
+  large = large && analysis::estimate(blocks, hints, kernel_.symbols) >= static_cast<double>(kEnoughBlocks);
+  const int64_t tile = large ? kLargeTile : kTile;
+  const int64_t per_thread = large ? kLargePerThread : kPerThread;
+  Schedule s{"gpu_contraction", {{"tile", {{group_of(rows_), tile}}}, {"tile", {{group_of(columns_), tile}}}}};
   for (const Item& item : items_) s.directives.push_back({"tile", {{item.depth_name, kStep}}});
-  s.directives.push_back({"register_block", {{group_of(rows_), kPerThread}, {group_of(columns_), kPerThread}}});
+  s.directives.push_back({"register_block", {{group_of(rows_), per_thread}, {group_of(columns_), per_thread}}});
   s.directives.push_back({"threads", {{"", kGpuThreads}}});
   return s;
 }
@@ -172,7 +200,14 @@ void GpuContraction::read(const Schedule& schedule) {
     if (item.step * tile_rows_ % threads_ != 0 || item.step * tile_columns_ % threads_ != 0)
       reader.fail(threads,
                   fmt::format("allowed: what divides the operands' tiles, {} x {} and {} x {}", item.step, tile_rows_, item.step, tile_columns_));
-    bytes += item.step * (tile_rows_ + tile_columns_) * size_of(item.reduce->dtypes[0]);
+    for (Operand* operand : {&item.rows, &item.columns}) {
+      const int64_t width = operand == &item.rows ? tile_rows_ : tile_columns_;
+      while (operand->lanes > 1 &&
+             (item.step * width % (operand->lanes * threads_) != 0 || (operand->along_k ? item.step : width) % operand->lanes != 0))
+        operand->lanes /= 2;
+      operand->row_length = width + (operand->along_k ? kPad : 0);
+      bytes += kBuffers * item.step * operand->row_length * size_of(item.reduce->dtypes[0]);
+    }
   }
   if (bytes > kSharedBytes) reader.fail(fmt::format("its tiles need {} bytes of shared memory, a block has {}", bytes, kSharedBytes));
   reader.finish("tile, register_block and threads");
@@ -186,6 +221,8 @@ tile_ir::Block GpuContraction::apply(const Schedule& schedule) {
   thread_ = names_.fresh("t");
   row_ = names_.fresh("u");
   column_ = names_.fresh("w");
+  row_group_ = names_.fresh("ug");
+  column_group_ = names_.fresh("wg");
   const Expr tiles_down = ceildiv(count(rows_), tile_rows_);
   const Expr tiles_across = ceildiv(count(columns_), tile_columns_);
   first_row_ = mod(floordiv(sym(block_), tiles_across), tiles_down) * tile_rows_;
@@ -198,51 +235,102 @@ tile_ir::Block GpuContraction::apply(const Schedule& schedule) {
   return gpu_grid(block_, count(batch_) * tiles_down * tiles_across, thread_, threads_, std::move(body));
 }
 
-Expr GpuContraction::thread_row() const { return floordiv(sym(thread_), tile_columns_ / per_column_) * per_row_ + sym(row_); }
-Expr GpuContraction::thread_column() const { return mod(sym(thread_), tile_columns_ / per_column_) * per_column_ + sym(column_); }
+// A thread's sums lie in groups side by side, as wide as an access, and the groups as far apart as those of all threads together: threads of a warp
+// so read the columns' tile without conflicts.
+Expr GpuContraction::thread_row() const {
+  const int64_t group = group_size(per_row_);
+  const Expr thread = floordiv(sym(thread_), tile_columns_ / per_column_);
+  return sym(row_group_) * (tile_rows_ / per_row_ * group) + thread * group + sym(row_);
+}
 
-/// Both operands, a stage of k at a time, into shared memory and from there into the thread's sums.
+Expr GpuContraction::thread_column() const {
+  const int64_t group = group_size(per_column_);
+  const Expr thread = mod(sym(thread_), tile_columns_ / per_column_);
+  return sym(column_group_) * (tile_columns_ / per_column_ * group) + thread * group + sym(column_);
+}
+
+int64_t GpuContraction::group_size(int64_t per_thread) { return per_thread % kVector == 0 ? kVector : 1; }
+
+std::vector<Expr> GpuContraction::sum_index() const { return {sym(row_group_) * group_size(per_row_) + sym(row_), sym(column_group_), sym(column_)}; }
+
+/// Both operands, a stage of k at a time, from global memory into registers while the stage before is multiplied, then into shared memory, of which
+/// one buffer is filled while the other one may still be read: one barrier a stage.
 tile_ir::Block GpuContraction::stage(const Item& item) {
   DType dtype = item.reduce->dtypes[0];
-  tile_ir::Block out{make(tile_ir::Alloc{item.rows_tile, dtype, {item.step, tile_rows_}, Space::shared}),
-                     make(tile_ir::Alloc{item.columns_tile, dtype, {item.step, tile_columns_}, Space::shared}),
-                     make(tile_ir::Alloc{item.sums, dtype, {per_row_, per_column_}, Space::reg}),
-                     make(tile_ir::Alloc{item.stage_sums, dtype, {per_row_, per_column_}, Space::reg}), clear(item.sums, dtype)};
-  std::string first = names_.fresh("kb");
+  tile_ir::Block out;
+  for (const Operand* operand : {&item.rows, &item.columns}) {
+    const int64_t width = operand == &item.rows ? tile_rows_ : tile_columns_;
+    out.push_back(make(tile_ir::Alloc{operand->tile, dtype, {kBuffers, item.step, operand->row_length}, Space::shared}));
+    out.push_back(make(tile_ir::Alloc{operand->next, dtype, {item.step * width / (operand->lanes * threads_), operand->lanes}, Space::reg}));
+  }
+  const int64_t group = group_size(per_column_);
+  out.push_back(make(tile_ir::Alloc{item.sums, dtype, {per_row_, per_column_ / group, group}, Space::reg}));
+  out.push_back(clear(item.sums, dtype));
+  std::string s = names_.fresh("stage");
   std::string k = names_.fresh("kk");
-  const Expr depth = count(item.reduce->axes);
-  tile_ir::Block body{load_tile(item, true, first), load_tile(item, false, first), make(tile_ir::Barrier{})};
-  // Sums of a stage are formed by themselves and then added: shorter chains than one over all of k.
-  body.push_back(clear(item.stage_sums, dtype));
-  body.push_back(make(tile_ir::For{axis(k, 0, item.step), {per_thread(multiply(item, k))}}));
-  body.push_back(per_thread(accumulate(item)));
-  body.push_back(make(tile_ir::Barrier{}));
-  out.push_back(make(tile_ir::For{axis(first, 0, depth, LoopKind::serial, item.step), std::move(body)}));
+  const Expr stages = ceildiv(count(item.reduce->axes), item.step);
+  const Expr buffer = mod(sym(s), kBuffers);
+  for (bool rows : {true, false}) out.push_back(fetch(item, rows, 0));
+  tile_ir::Block body{put(item, true, buffer), put(item, false, buffer), make(tile_ir::Barrier{})};
+  // The last stage fetches itself once more rather than to ask whether there is another one.
+  for (bool rows : {true, false}) body.push_back(fetch(item, rows, min(sym(s) + 1, stages - 1)));
+  body.push_back(make(tile_ir::For{axis(k, 0, item.step, LoopKind::serial, 1, item.step), {per_thread(multiply(item, buffer, k))}}));
+  out.push_back(make(tile_ir::For{axis(s, 0, stages), std::move(body)}));
+  if (items_.size() > 1) out.push_back(make(tile_ir::Barrier{}));
   return out;
 }
 
-/// All threads fill tile[step][width] with one operand, from k = first on, zero beyond the edges.
-Ref<tile_ir::Stmt> GpuContraction::load_tile(const Item& item, bool of_rows, const std::string& first) {
+/// Where a thread's vector `q` of an operand's tile lies: its step of k, and its position along rows or columns.
+std::pair<Expr, Expr> GpuContraction::place(const Item& item, const Operand& operand, const std::string& q, const std::string& v) const {
+  const int64_t width = &operand == &item.rows ? tile_rows_ : tile_columns_;
+  const Expr vector = sym(thread_) + sym(q) * threads_;
+  const int64_t in_line = (operand.along_k ? item.step : width) / operand.lanes;
+  const Expr along = mod(vector, in_line) * operand.lanes + sym(v);
+  const Expr across = floordiv(vector, in_line);
+  return operand.along_k ? std::pair{along, across} : std::pair{across, along};
+}
+
+/// for q, v: body, over a thread's vectors of an operand's tile.
+Ref<tile_ir::Stmt> GpuContraction::over_vectors(const Item& item, const Operand& operand, const std::string& q, const std::string& v,
+                                                tile_ir::Block body) const {
+  const int64_t width = &operand == &item.rows ? tile_rows_ : tile_columns_;
+  tile_ir::Block inner{make(tile_ir::For{axis(v, 0, operand.lanes, LoopKind::lanes), std::move(body)})};
+  return make(tile_ir::For{axis(q, 0, item.step * width / (operand.lanes * threads_), LoopKind::unroll), std::move(inner)});
+}
+
+/// All threads compute one operand's tile for a stage, each its vectors, zero beyond the edges.
+Ref<tile_ir::Stmt> GpuContraction::fetch(const Item& item, bool of_rows, Expr stage) {
   DType dtype = item.reduce->dtypes[0];
   const Operand& operand = of_rows ? item.rows : item.columns;
-  const std::string& tile = of_rows ? item.rows_tile : item.columns_tile;
   const auto& axes = of_rows ? rows_ : columns_;
-  const int64_t width = of_rows ? tile_rows_ : tile_columns_;
   std::string q = names_.fresh("q");
-  Expr element = sym(thread_) + sym(q) * threads_;
-  Expr k = floordiv(element, width);
-  Expr position = mod(element, width);
-  Expr linear = (of_rows ? first_row_ : first_column_) + position;
+  std::string v = names_.fresh("v");
+  const auto [k, position] = place(item, operand, q, v);
+  const Expr linear = (of_rows ? first_row_ : first_column_) + position;
+  const Expr depth = stage * item.step + k;
   Substitution map = batch_map_;
   map.merge(unflatten(axes, linear));
-  map.merge(unflatten(item.reduce->axes, sym(first) + k));
+  map.merge(unflatten(item.reduce->axes, depth));
+  // Statements of a slice occur once for each place it is computed in.
   tile_ir::Block inside = convert(operand.slice, map);
-  inside.push_back(make(tile_ir::Store{tile, {k, position}, operand.value, {}, Combiner::set}));
+  inside.push_back(make(tile_ir::Store{operand.next, {sym(q), sym(v)}, operand.value, {}, Combiner::set}));
   std::string none = names_.fresh("zero");
-  tile_ir::Block body{make(tile_ir::Let{none, dtype, Fn::constant, {}, Scalar::of_float(dtype, 0), 0}),
-                      make(tile_ir::Store{tile, {k, position}, none, {}, Combiner::set}),
-                      make(tile_ir::If{{less(linear, count(axes)), less(sym(first) + k, count(item.reduce->axes))}, std::move(inside)})};
-  return make(tile_ir::For{axis(q, 0, item.step * width / threads_), std::move(body)});
+  return over_vectors(item, operand, q, v,
+                      {make(tile_ir::Let{none, dtype, Fn::constant, {}, Scalar::of_float(dtype, 0), 0}),
+                       make(tile_ir::Store{operand.next, {sym(q), sym(v)}, none, {}, Combiner::set}),
+                       make(tile_ir::If{{less(linear, count(axes)), less(depth, count(item.reduce->axes))}, std::move(inside)})});
+}
+
+/// What was fetched, into shared memory.
+Ref<tile_ir::Stmt> GpuContraction::put(const Item& item, bool of_rows, Expr buffer) {
+  const Operand& operand = of_rows ? item.rows : item.columns;
+  std::string q = names_.fresh("q");
+  std::string v = names_.fresh("v");
+  std::string value = names_.fresh("n");
+  const auto [k, position] = place(item, operand, q, v);
+  return over_vectors(item, operand, q, v,
+                      {make(tile_ir::Load{value, item.reduce->dtypes[0], operand.next, {sym(q), sym(v)}, {}, {}}),
+                       make(tile_ir::Store{operand.tile, {buffer, k, position}, value, {}, Combiner::set})});
 }
 
 /// What the kernel computes from the sums, for each output of the thread.
@@ -266,45 +354,39 @@ tile_ir::Block GpuContraction::convert(const loop_ir::Block& block, const Substi
                           [&](const loop_ir::Check& s) { out.push_back(make(substituted(s, map))); },
                           [&](const loop_ir::Reduce& s) {
                             auto item = std::find_if(items_.begin(), items_.end(), [&](const Item& i) { return i.reduce == &s; });
-                            out.push_back(make(tile_ir::Load{s.results[0], s.dtypes[0], item->sums, {sym(row_), sym(column_)}, {}, {}}));
+                            out.push_back(make(tile_ir::Load{s.results[0], s.dtypes[0], item->sums, sum_index(), {}, {}}));
                           },
                           [](const auto&) {}},
                stmt->node);
   return out;
 }
 
-/// for row, column: body, over the thread's own outputs.
+/// for row, column: body, over the thread's own outputs, columns side by side as lanes.
 Ref<tile_ir::Stmt> GpuContraction::per_thread(tile_ir::Block body) const {
-  tile_ir::Block inner{make(tile_ir::For{axis(column_, 0, per_column_, LoopKind::unroll), std::move(body)})};
-  return make(tile_ir::For{axis(row_, 0, per_row_, LoopKind::unroll), std::move(inner)});
+  const int64_t rows = group_size(per_row_);
+  const int64_t columns = group_size(per_column_);
+  tile_ir::Block inner{make(tile_ir::For{axis(column_, 0, columns, LoopKind::lanes), std::move(body)})};
+  inner = {make(tile_ir::For{axis(column_group_, 0, per_column_ / columns, LoopKind::unroll), std::move(inner)})};
+  inner = {make(tile_ir::For{axis(row_, 0, rows, LoopKind::unroll), std::move(inner)})};
+  return make(tile_ir::For{axis(row_group_, 0, per_row_ / rows, LoopKind::unroll), std::move(inner)});
 }
 
 Ref<tile_ir::Stmt> GpuContraction::clear(const std::string& array, DType dtype) {
   std::string name = names_.fresh("zero");
   return per_thread({make(tile_ir::Let{name, dtype, Fn::constant, {}, Scalar::of_float(dtype, 0), 0}),
-                     make(tile_ir::Store{array, {sym(row_), sym(column_)}, name, {}, Combiner::set})});
+                     make(tile_ir::Store{array, sum_index(), name, {}, Combiner::set})});
 }
 
-tile_ir::Block GpuContraction::multiply(const Item& item, const std::string& k) {
+tile_ir::Block GpuContraction::multiply(const Item& item, Expr buffer, const std::string& k) {
   DType dtype = item.reduce->dtypes[0];
   std::string a = names_.fresh("av");
   std::string b = names_.fresh("bv");
   std::string c = names_.fresh("cv");
   std::string d = names_.fresh("dv");
-  return {make(tile_ir::Load{a, dtype, item.rows_tile, {sym(k), thread_row()}, {}, {}}),
-          make(tile_ir::Load{b, dtype, item.columns_tile, {sym(k), thread_column()}, {}, {}}),
-          make(tile_ir::Load{c, dtype, item.stage_sums, {sym(row_), sym(column_)}, {}, {}}), make(tile_ir::Let{d, dtype, Fn::fma, {a, b, c}, {}, 0}),
-          make(tile_ir::Store{item.stage_sums, {sym(row_), sym(column_)}, d, {}, Combiner::set})};
-}
-
-tile_ir::Block GpuContraction::accumulate(const Item& item) {
-  DType dtype = item.reduce->dtypes[0];
-  std::string a = names_.fresh("pv");
-  std::string b = names_.fresh("sv");
-  std::string c = names_.fresh("tv");
-  return {make(tile_ir::Load{a, dtype, item.stage_sums, {sym(row_), sym(column_)}, {}, {}}),
-          make(tile_ir::Load{b, dtype, item.sums, {sym(row_), sym(column_)}, {}, {}}), make(tile_ir::Let{c, dtype, Fn::add, {b, a}, {}, 0}),
-          make(tile_ir::Store{item.sums, {sym(row_), sym(column_)}, c, {}, Combiner::set})};
+  return {make(tile_ir::Load{a, dtype, item.rows.tile, {buffer, sym(k), thread_row()}, {}, {}}),
+          make(tile_ir::Load{b, dtype, item.columns.tile, {buffer, sym(k), thread_column()}, {}, {}}),
+          make(tile_ir::Load{c, dtype, item.sums, sum_index(), {}, {}}), make(tile_ir::Let{d, dtype, Fn::fma, {a, b, c}, {}, 0}),
+          make(tile_ir::Store{item.sums, sum_index(), d, {}, Combiner::set})};
 }
 
 }  // namespace deplo::loop_to_tile

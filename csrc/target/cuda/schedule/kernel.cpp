@@ -1,15 +1,43 @@
 #include "target/cuda/schedule/kernel.h"
 
+#include <algorithm>
+
 #include "target/cuda/schedule/contraction.h"
 #include "target/cuda/schedule/nest.h"
+#include "target/cuda/schedule/row_vectors.h"
+#include "target/cuda/schedule/transpose.h"
+#include "target/cuda/schedule/vectors.h"
 
 namespace deplo {
 
 using namespace loop_to_tile;
 
-Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& /*ctx*/) {
-  GpuContraction contraction(kernel);
-  return contraction.fits() ? contraction.propose() : GpuNest(kernel).propose();
+namespace {
+
+bool has_vectors(const Schedule& schedule) {
+  return std::any_of(schedule.directives.begin(), schedule.directives.end(), [](const Directive& d) { return d.word == "vectorize"; });
+}
+
+tile_ir::Block apply_kind(const loop_ir::Kernel& kernel, const Schedule& schedule) {
+  if (schedule.kind == "gpu_contraction") return GpuContraction(kernel).apply(schedule);
+  if (schedule.kind == "gpu_transpose") return GpuTranspose(kernel).apply(schedule);
+  if (schedule.kind == "gpu_points" && has_vectors(schedule)) return GpuVectors(kernel).apply(schedule);
+  if (schedule.kind == "gpu_rows" && has_vectors(schedule)) return GpuRowVectors(kernel).apply(schedule);
+  return GpuNest(kernel).apply(schedule);
+}
+
+}  // namespace
+
+Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx) {
+  if (GpuContraction contraction(kernel); contraction.fits()) return contraction.propose(ctx.hints);
+  if (GpuVectors columns(kernel); columns.is_columns()) return columns.propose();
+  if (GpuRowVectors rows(kernel); rows.fits()) return rows.propose();
+  GpuNest nest(kernel);
+  Schedule schedule = nest.propose();
+  if (schedule.kind != "gpu_points") return schedule;
+  if (GpuTranspose transpose(kernel); transpose.fits()) return transpose.propose();
+  GpuVectors vectors(kernel);
+  return vectors.fits() ? vectors.propose() : schedule;
 }
 
 tile_ir::Kernel apply_gpu(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& /*ctx*/) {
@@ -19,7 +47,7 @@ tile_ir::Kernel apply_gpu(const loop_ir::Kernel& kernel, const Schedule& schedul
   out.symbols = kernel.symbols;
   out.provenance = kernel.provenance;
   out.schedule = schedule;
-  out.body = schedule.kind == "gpu_contraction" ? GpuContraction(kernel).apply(schedule) : GpuNest(kernel).apply(schedule);
+  out.body = apply_kind(kernel, schedule);
   return out;
 }
 

@@ -1,0 +1,240 @@
+#include "target/cuda/schedule/row_vectors.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "lower/loop_to_tile/merge_axes.h"
+#include "target/cuda/schedule/access.h"
+
+namespace deplo::loop_to_tile {
+
+using tile_ir::LoopKind;
+using tile_ir::Space;
+
+namespace {
+
+constexpr int64_t kWarp = 32;
+constexpr int64_t kFewElements = 32;   ///< shorter rows are a thread's own
+constexpr int64_t kMostElements = 32;  ///< of a row in a thread's registers
+constexpr int64_t kMostSteps = 4;      ///< of the threads along a row, where there are threads enough
+constexpr int64_t kMostWarpSteps = 8;  ///< of a warp along a row of its own
+constexpr int64_t kMostRowThreads = 1024;
+constexpr int64_t kLongRowThreads = 512;  ///< for rows that do not stay in registers
+
+bool is_scalar(const loop_ir::Stmt& stmt) {
+  return std::holds_alternative<loop_ir::Let>(stmt.node) || std::holds_alternative<loop_ir::Load>(stmt.node) ||
+         std::holds_alternative<loop_ir::Store>(stmt.node) || std::holds_alternative<loop_ir::Check>(stmt.node);
+}
+
+}  // namespace
+
+GpuRowVectors::GpuRowVectors(const loop_ir::Kernel& kernel) : kernel_(merge_inner_axes(merge_outer_axes(kernel))) {
+  OuterNest nest = outer_nest(kernel_);
+  outer_ = nest.axes;
+  inner_ = nest.inner;
+  names_.reserve(kernel_);
+  fits_ = match();
+}
+
+bool GpuRowVectors::match() {
+  if (outer_.empty() || !colliding_stores(kernel_).empty()) return false;
+  std::set<std::string> stored;
+  std::set<std::string> loaded;
+  for (const GlobalAccess& access : global_accesses(kernel_, *inner_)) (access.stores ? stored : loaded).insert(access.buffer);
+  // A row that is stored and read again lies with other threads.
+  for (const std::string& buffer : stored)
+    if (loaded.count(buffer)) return false;
+  for (const auto& stmt : *inner_)
+    if (const auto* local = std::get_if<loop_ir::Local>(&stmt->node)) locals_[local->name] = local;
+  bool reduces = false;
+  for (const auto& stmt : *inner_) {
+    if (is_scalar(*stmt)) {
+      const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+      if (load && locals_.count(load->buffer)) return false;
+      const auto* store = std::get_if<loop_ir::Store>(&stmt->node);
+      if (store && locals_.count(store->buffer)) return false;
+      continue;
+    }
+    if (std::holds_alternative<loop_ir::Local>(stmt->node)) continue;
+    if (const auto* loop = std::get_if<loop_ir::For>(&stmt->node)) {
+      if (!match_loop({{loop->axis, loop->extent}}, loop->body)) return false;
+      continue;
+    }
+    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
+    if (!reduce || !match_loop(reduce->axes, reduce->body)) return false;
+    if (reduce->dtypes[0] == DType::boolean) return false;
+    if (reduce->combiner == Combiner::online_softmax && !(extent_.is_constant() && extent_.value() > 0)) return false;
+    reduces = true;
+  }
+  if (!reduces || (extent_.is_constant() && extent_.value() < kFewElements)) return false;
+  for (const auto& [name, local] : locals_)
+    if (product(local->shape) != extent_ || local->shape.size() != 1 || !extent_.is_constant()) return false;
+  threads_ = kWarp;
+  lanes_ = least_lanes_;
+  if (extent_.is_constant()) {
+    while (lanes_ > 1 && extent_.value() / lanes_ < kWarp) lanes_ /= 2;
+    const int64_t vectors = (extent_.value() + lanes_ - 1) / lanes_;
+    if (vectors > kWarp * std::min(kMostWarpSteps, kMostElements / lanes_))
+      while (threads_ < kMostRowThreads && vectors > threads_ * std::min(kMostSteps, kMostElements / lanes_)) threads_ *= 2;
+    keeps_ = vectors <= threads_ * (kMostElements / lanes_);
+  } else {
+    threads_ = kGpuThreads;
+  }
+  if (extent_.is_constant() && !keeps_) threads_ = kLongRowThreads;
+  if (!keeps_ && !locals_.empty()) return false;
+  rows_ = std::max<int64_t>(1, kGpuThreads / threads_);
+  const Expr all = count(outer_);
+  while (rows_ > 1 && all.is_constant() && all.value() < rows_) rows_ /= 2;
+  return true;
+}
+
+bool GpuRowVectors::match_loop(const std::vector<loop_ir::Axis>& axes, const loop_ir::Block& body) {
+  const Expr n = count(axes);
+  if (extent_ == Expr(0))
+    extent_ = n;
+  else if (extent_ != n)
+    return false;
+  if (!std::all_of(body.begin(), body.end(), [](const auto& s) { return is_scalar(*s); })) return false;
+  std::string only = axes.size() == 1 ? axes[0].name : "";
+  for (const auto& stmt : body) {
+    const std::vector<Expr>* index = nullptr;
+    if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node); load && locals_.count(load->buffer)) index = &load->index;
+    if (const auto* store = std::get_if<loop_ir::Store>(&stmt->node); store && locals_.count(store->buffer)) {
+      index = &store->index;
+      if (store->combiner != Combiner::set) return false;
+    }
+    if (index && (index->size() != 1 || only.empty() || (*index)[0] != sym(only))) return false;
+  }
+  const loop_ir::Axis& last = axes.back();
+  int64_t lanes = lanes_along(global_accesses(kernel_, body), last.name, last.extent);
+  // A loop over locals alone goes along with the others.
+  if (global_accesses(kernel_, body).empty()) {
+    lanes = kMostLanes;
+    while (last.extent.is_constant() && lanes > 1 && last.extent.value() % lanes != 0) lanes /= 2;
+  }
+  if (axes.size() > 1 && !last.extent.is_constant()) lanes = 1;
+  least_lanes_ = least_lanes_ == 0 ? lanes : std::min(least_lanes_, lanes);
+  return true;
+}
+
+// ---- the schedule as data ------------------------------------------------------------------------------------------
+
+Schedule GpuRowVectors::propose() const {
+  Schedule s{"gpu_rows", {{"threads", {{"", threads_}}}, {"vectorize", {{"by", lanes_}}}, {"rows", {{"", rows_}}}}};
+  if (keeps_) s.directives.push_back({"keep", {{"registers", {}}}});
+  return s;
+}
+
+void GpuRowVectors::read(const Schedule& schedule) {
+  ScheduleReader reader(kernel_.name, schedule);
+  if (!fits_) reader.fail("vectors need rows whose loops all run over the same elements, without loops inside");
+  const Directive& threads = reader.one("threads");
+  threads_ = read_threads(reader);
+  if (threads_ < kWarp) reader.fail(threads, fmt::format("allowed with vectorize: {} and more", kWarp));
+  const Directive& vectorize = reader.one("vectorize");
+  reader.only(vectorize, {"by"});
+  lanes_ = reader.number(vectorize, "by", 1, kMostLanes);
+  if (lanes_ > least_lanes_ || (lanes_ & (lanes_ - 1)) != 0) reader.fail(vectorize, fmt::format("allowed: powers of two up to {}", least_lanes_));
+  const Directive& rows = reader.one("rows");
+  reader.only(rows, {""});
+  rows_ = reader.number(rows, "", 1, kMostGpuThreads / threads_);
+  keeps_ = false;
+  if (!reader.all("keep").empty()) {
+    const Directive& keep = reader.one("keep");
+    reader.only(keep, {"registers"});
+    keeps_ = true;
+    if (!extent_.is_constant()) reader.fail(keep, "the row has no constant size");
+    if (steps() * lanes_ > 4 * kMostElements) reader.fail(keep, fmt::format("a thread would keep {} elements", steps() * lanes_));
+  }
+  if (!keeps_ && !locals_.empty()) reader.fail("its locals need 'keep(registers)'");
+  reader.finish("threads, vectorize, rows and keep");
+}
+
+int64_t GpuRowVectors::steps() const { return (extent_.value() + threads_ * lanes_ - 1) / (threads_ * lanes_); }
+
+// ---- the block -----------------------------------------------------------------------------------------------------
+
+tile_ir::Block GpuRowVectors::apply(const Schedule& schedule) {
+  read(schedule);
+  const std::string block = names_.fresh("b");
+  thread_ = names_.fresh("t");
+  row_ = names_.fresh("row");
+  const Expr all = count(outer_);
+  Expr row = rows_ > 1 ? sym(block) * rows_ + sym(row_) : sym(block);
+  if (rows_ > 1 && !(all.is_constant() && all.value() % rows_ == 0)) {
+    // Threads without a row do the last one's work, which all must do who exchange values, and store nothing.
+    in_range_ = {less(row, all)};
+    row = min(row, all - 1);
+  }
+  row_map_ = unflatten(outer_, row);
+  tile_ir::Block body;
+  for (const auto& stmt : *inner_) lower(*stmt, body);
+  tile_ir::Block threads{make(tile_ir::For{axis(thread_, 0, threads_, LoopKind::thread_x), std::move(body)})};
+  if (rows_ > 1) threads = {make(tile_ir::For{axis(row_, 0, rows_, LoopKind::thread_y), std::move(threads)})};
+  return {make(tile_ir::For{axis(block, 0, ceildiv(all, rows_), LoopKind::block_x), std::move(threads)})};
+}
+
+GpuRowVectors::Pieces GpuRowVectors::pieces(const std::vector<loop_ir::Axis>& axes) {
+  Pieces out;
+  piece_ = names_.fresh("c");
+  lane_ = names_.fresh("v");
+  const bool whole = extent_.is_constant() && extent_.value() % (threads_ * lanes_) == 0;
+  Expr first = keeps_ ? (sym(piece_) * threads_ + sym(thread_)) * lanes_ : sym(piece_);
+  if (keeps_)
+    out.axes.push_back(axis(piece_, 0, steps(), LoopKind::unroll));
+  else
+    out.axes.push_back(axis(piece_, sym(thread_) * lanes_, extent_, LoopKind::serial, threads_ * lanes_));
+  out.axes.push_back(axis(lane_, 0, whole ? Expr(lanes_) : min(lanes_, extent_ - first), LoopKind::lanes));
+  out.map = row_map_;
+  const Expr element = first + sym(lane_);
+  out.map.merge(axes.size() == 1 ? Substitution{{axes[0].name, element}} : unflatten(axes, element));
+  return out;
+}
+
+tile_ir::Block GpuRowVectors::convert(const loop_ir::Block& block, const Substitution& map, bool in_loop) const {
+  tile_ir::Block out;
+  // Of a local, each thread keeps its own elements.
+  auto own = [&](std::vector<Expr>& index) { index = {sym(piece_), sym(lane_)}; };
+  for (const auto& stmt : block)
+    std::visit(Overloaded{[&](const loop_ir::Let& s) { out.push_back(make(substituted(s, map))); },
+                          [&](const loop_ir::Load& s) {
+                            loop_ir::Load load = substituted(s, map);
+                            if (locals_.count(s.buffer)) own(load.index);
+                            out.push_back(make(std::move(load)));
+                          },
+                          [&](const loop_ir::Store& s) {
+                            loop_ir::Store store = substituted(s, map);
+                            if (locals_.count(s.buffer))
+                              own(store.index);
+                            else
+                              store.guard.insert(store.guard.end(), in_range_.begin(), in_range_.end());
+                            if (!in_loop)
+                              out.push_back(make(tile_ir::If{{equal(sym(thread_), 0)}, {make(std::move(store))}}));
+                            else
+                              out.push_back(make(std::move(store)));
+                          },
+                          [&](const loop_ir::Check& s) { out.push_back(make(substituted(s, map))); }, [](const auto&) {}},
+               stmt->node);
+  return out;
+}
+
+void GpuRowVectors::lower(const loop_ir::Stmt& stmt, tile_ir::Block& out) {
+  if (const auto* local = std::get_if<loop_ir::Local>(&stmt.node)) {
+    out.push_back(make(tile_ir::Alloc{local->name, local->dtype, {steps(), lanes_}, Space::reg}));
+  } else if (const auto* loop = std::get_if<loop_ir::For>(&stmt.node)) {
+    Pieces p = pieces({{loop->axis, loop->extent}});
+    tile_ir::Block body = convert(loop->body, p.map, true);
+    for (size_t k = p.axes.size(); k-- > 0;) body = {make(tile_ir::For{p.axes[k], std::move(body)})};
+    out.push_back(body[0]);
+  } else if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node)) {
+    Pieces p = pieces(reduce->axes);
+    tile_ir::Reduce made{reduce->results, reduce->dtypes, reduce->combiner, reduce->operands, {}, convert(reduce->body, p.map, true)};
+    made.axes.push_back(axis(thread_, 0, threads_, LoopKind::thread_x));
+    made.axes.insert(made.axes.end(), p.axes.begin(), p.axes.end());
+    out.push_back(make(std::move(made)));
+  } else {
+    for (auto& s : convert({std::make_shared<loop_ir::Stmt>(stmt)}, row_map_, false)) out.push_back(std::move(s));
+  }
+}
+
+}  // namespace deplo::loop_to_tile

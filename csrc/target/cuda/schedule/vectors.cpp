@@ -1,0 +1,201 @@
+#include "target/cuda/schedule/vectors.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "lower/loop_to_tile/merge_axes.h"
+#include "target/cuda/schedule/access.h"
+
+namespace deplo::loop_to_tile {
+
+using tile_ir::LoopKind;
+
+namespace {
+
+/// Loaded by one thread before it waits: with all threads of an SM, what covers the memory's latency.
+constexpr int64_t kBytesInFlight = 32;
+constexpr int64_t kMostVectors = 8;
+constexpr int64_t kMostSplit = 32;
+constexpr int64_t kWideReduction = 64;  ///< that threads share
+// Threads along columns and rows of a block that sums columns: with many columns, and with few.
+constexpr int64_t kManyColumns[] = {32, 8};
+constexpr int64_t kFewColumns[] = {8, 32};
+constexpr int64_t kEnoughBlocks = 132;
+
+/// Statements of a point, with loops that are short enough for one thread.
+bool is_simple(const loop_ir::Block& body, bool inside) {
+  return std::all_of(body.begin(), body.end(), [&](const auto& stmt) {
+    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) return !inside && is_simple(reduce->body, true);
+    return std::holds_alternative<loop_ir::Let>(stmt->node) || std::holds_alternative<loop_ir::Load>(stmt->node) ||
+           std::holds_alternative<loop_ir::Store>(stmt->node) || std::holds_alternative<loop_ir::Check>(stmt->node);
+  });
+}
+
+}  // namespace
+
+GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes(kernel)) {
+  OuterNest nest = outer_nest(kernel_);
+  outer_ = nest.axes;
+  inner_ = nest.inner;
+  names_.reserve(kernel_);
+  if (outer_.empty() || !colliding_stores(kernel_).empty() || !is_simple(*inner_, false)) return;
+  const std::vector<GlobalAccess> accesses = global_accesses(kernel_, *inner_);
+  // Along the axis where most bytes lie side by side; stores that do not cost most.
+  size_t best = outer_.size();
+  int64_t most = 0;
+  for (size_t a = outer_.size(); a-- > 0;) {
+    int64_t weight = 0;
+    for (const GlobalAccess& access : accesses) {
+      auto step = linear_coefficient(access.offset, outer_[a].name);
+      if (step && step->is(1)) weight += access.bytes * (access.stores ? 2 : 1);
+    }
+    if (weight <= most) continue;
+    most = weight;
+    best = a;
+  }
+  if (best == outer_.size()) return;
+  std::rotate(outer_.begin() + static_cast<int64_t>(best), outer_.begin() + static_cast<int64_t>(best) + 1, outer_.end());
+  int64_t along_reductions = 0;
+  int64_t along_points = 0;  // of what reductions load
+  for (const auto& stmt : *inner_) {
+    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
+    if (!reduce) continue;
+    const Expr n = count(reduce->axes);
+    wide_ = wide_ || !n.is_constant() || n.value() >= kWideReduction;
+    for (const GlobalAccess& access : global_accesses(kernel_, reduce->body)) {
+      if (auto step = linear_coefficient(access.offset, reduce->axes.back().name); step && step->is(1)) along_reductions += access.bytes;
+      if (auto step = linear_coefficient(access.offset, outer_.back().name); step && step->is(1)) along_points += access.bytes;
+    }
+  }
+  if (wide_ && along_reductions >= along_points) return;
+  proposed_lanes_ = lanes_along(accesses, outer_.back().name, outer_.back().extent);
+  int64_t bytes = 0;
+  for (const GlobalAccess& access : accesses)
+    if (auto step = linear_coefficient(access.offset, outer_.back().name); !access.stores && step && step->is(1))
+      bytes += access.bytes * proposed_lanes_;
+  const bool reduces = std::any_of(inner_->begin(), inner_->end(), [](const auto& s) { return std::holds_alternative<loop_ir::Reduce>(s->node); });
+  while (!reduces && bytes > 0 && proposed_vectors_ < 2 && bytes * proposed_vectors_ < kBytesInFlight) proposed_vectors_ *= 2;
+  // Few points keep all threads busy alone.
+  const Expr n = count(outer_);
+  if (n.is_constant() && n.value() < int64_t{1} << 20) proposed_vectors_ = 1;
+  fits_ = proposed_lanes_ > 1 || wide_;
+  if (!wide_) return;
+  const Expr columns = ceildiv(n, proposed_lanes_ * kManyColumns[0]);
+  const bool many = !columns.is_constant() || columns.value() >= kEnoughBlocks;
+  proposed_threads_ = many ? kManyColumns[0] : kFewColumns[0];
+  proposed_split_ = many ? kManyColumns[1] : kFewColumns[1];
+}
+
+Schedule GpuVectors::propose() const {
+  Schedule s{"gpu_points", {{"threads", {{"", proposed_threads_}}}, {"vectorize", {{outer_.back().name, {}}, {"by", proposed_lanes_}}}}};
+  if (proposed_split_ > 1) s.directives.push_back({"split", {{"", proposed_split_}}});
+  if (proposed_vectors_ > 1) s.directives.push_back({"unroll", {{"", proposed_vectors_}}});
+  return s;
+}
+
+void GpuVectors::read(const Schedule& schedule) {
+  ScheduleReader reader(kernel_.name, schedule);
+  if (outer_.empty() || !colliding_stores(kernel_).empty() || !is_simple(*inner_, false))
+    reader.fail("only points without loops, locals and stores that may meet have vectors");
+  threads_ = read_threads(reader);
+  const Directive& vectorize = reader.one("vectorize");
+  const std::vector<std::string> axes = reader.names(vectorize);
+  auto axis = std::find_if(outer_.begin(), outer_.end(), [&](const auto& a) { return axes.size() == 1 && a.name == axes[0]; });
+  std::vector<std::string> known;
+  for (const auto& a : outer_) known.push_back(a.name);
+  if (axis == outer_.end()) reader.fail(vectorize, "allowed: one of the axes " + joined(known));
+  reader.only(vectorize, {axes[0], "by"});
+  lanes_ = reader.number(vectorize, "by", 1, kMostLanes);
+  if ((lanes_ & (lanes_ - 1)) != 0) reader.fail(vectorize, "allowed: powers of two");
+  std::rotate(axis, axis + 1, outer_.end());
+  if (const auto all = reader.all("unroll"); !all.empty()) {
+    const Directive& unroll = reader.one("unroll");
+    reader.only(unroll, {""});
+    vectors_ = reader.number(unroll, "", 1, kMostVectors);
+  }
+  if (const auto all = reader.all("split"); !all.empty()) {
+    const Directive& split = reader.one("split");
+    reader.only(split, {""});
+    split_ = reader.number(split, "", 1, std::min(kMostSplit, kMostGpuThreads / threads_));
+    if ((split_ & (split_ - 1)) != 0) reader.fail(split, "allowed: powers of two");
+    if (split_ * threads_ % 32 != 0) reader.fail(split, "allowed: what makes whole warps of the block's threads");
+    if (vectors_ > 1) reader.fail(split, "allowed without unroll");
+    for (const auto& stmt : *inner_) {
+      const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
+      if (!reduce) continue;
+      if (reduce->combiner == Combiner::online_softmax) reader.fail(split, "online_softmax is not shared");
+    }
+  }
+  reader.finish("threads, vectorize, split and unroll");
+}
+
+tile_ir::Block GpuVectors::apply(const Schedule& schedule) {
+  read(schedule);
+  const std::string block = names_.fresh("b");
+  const std::string thread = names_.fresh("t");
+  const std::string piece = names_.fresh("u");
+  const std::string lane = names_.fresh("v");
+  const loop_ir::Axis along = outer_.back();
+  const std::vector<loop_ir::Axis> others(outer_.begin(), outer_.end() - 1);
+  const Expr in_row = ceildiv(along.extent, lanes_);
+  const Expr n = count(others) * in_row;
+  Expr linear = (sym(block) * vectors_ + (vectors_ > 1 ? sym(piece) : Expr(0))) * threads_ + sym(thread);
+  const bool exact = n.is_constant() && n.value() % threads_ == 0;
+  if (split_ > 1) {
+    // Threads beyond the last point do its work once more, for all must be there when they combine, and store nothing.
+    row_ = names_.fresh("y");
+    stores_ = {equal(sym(row_), 0)};
+    if (!exact) stores_.push_back(less(linear, n));
+    if (!exact) linear = min(linear, n - 1);
+  }
+  const Expr first = (others.empty() ? linear : mod(linear, in_row)) * lanes_;
+  map_ = unflatten(others, others.empty() ? Expr(0) : floordiv(linear, in_row));
+  map_[along.name] = first + sym(lane);
+  const bool whole = along.extent.is_constant() && along.extent.value() % lanes_ == 0;
+  tile_ir::Block vector{
+      make(tile_ir::For{axis(lane, 0, whole ? Expr(lanes_) : min(lanes_, along.extent - first), LoopKind::lanes), convert(*inner_)})};
+  if (split_ > 1) {
+    tile_ir::Block threads{make(tile_ir::For{axis(thread, 0, threads_, LoopKind::thread_x), std::move(vector)})};
+    threads = {make(tile_ir::For{axis(row_, 0, split_, LoopKind::thread_y), std::move(threads)})};
+    return {make(tile_ir::For{axis(block, 0, ceildiv(n, threads_), LoopKind::block_x), std::move(threads)})};
+  }
+  tile_ir::Block body{make(tile_ir::If{{less(linear, n)}, std::move(vector)})};
+  if (vectors_ > 1) body = {make(tile_ir::For{axis(piece, 0, vectors_, LoopKind::unroll), std::move(body)})};
+  return gpu_grid(block, ceildiv(n, threads_ * vectors_), thread, threads_, std::move(body));
+}
+
+tile_ir::Block GpuVectors::convert(const loop_ir::Block& block) const {
+  tile_ir::Block out;
+  for (const auto& stmt : block)
+    std::visit(Overloaded{[&](const loop_ir::Let& s) { out.push_back(make(substituted(s, map_))); },
+                          [&](const loop_ir::Load& s) { out.push_back(make(substituted(s, map_))); },
+                          [&](const loop_ir::Store& s) {
+                            auto store = make(substituted(s, map_));
+                            out.push_back(stores_.empty() ? store : make(tile_ir::If{stores_, {store}}));
+                          },
+                          [&](const loop_ir::Check& s) { out.push_back(make(substituted(s, map_))); },
+                          [&](const loop_ir::Reduce& s) {
+                            tile_ir::Reduce reduce{s.results, s.dtypes, s.combiner, s.operands, {}, convert(s.body)};
+                            if (split_ > 1) reduce.axes.push_back(axis(row_, 0, split_, LoopKind::thread_y));
+                            for (const auto& a : s.axes) reduce.axes.push_back(axis(a.name, 0, substitute(a.extent, map_)));
+                            // The longest axis is shared.
+                            if (split_ > 1) {
+                              size_t longest = 0;
+                              for (size_t k = 0; k < s.axes.size(); ++k) {
+                                const Expr n = s.axes[k].extent;
+                                const Expr most = s.axes[longest].extent;
+                                if (most.is_constant() && (!n.is_constant() || n.value() > most.value())) longest = k;
+                              }
+                              tile_ir::Axis& shared = reduce.axes[1 + longest];
+                              shared.lo = sym(row_);
+                              shared.step = split_;
+                            }
+                            out.push_back(make(std::move(reduce)));
+                          },
+                          [](const auto&) {}},
+               stmt->node);
+  return out;
+}
+
+}  // namespace deplo::loop_to_tile

@@ -1,0 +1,242 @@
+#include "target/cuda/traffic.h"
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "base/error.h"
+
+namespace deplo {
+namespace {
+
+using namespace kernel_ir;
+
+constexpr size_t kWarp = 32;
+constexpr int64_t kSector = 32;
+constexpr int64_t kBank = 4;
+constexpr int64_t kBanks = 32;
+constexpr int64_t kWidest = 16;
+constexpr int64_t kFollowed = 3;  ///< blocks, and turns of a loop
+constexpr int64_t kFewTurns = 8;  ///< followed in full
+
+using Integers = std::map<std::string, int64_t>;
+
+/// The threads of one warp in step. What depends on values in memory is not known: conditions hold then.
+class Warp {
+ public:
+  Warp(const Kernel& kernel, std::vector<Integers> threads, Traffic& out) : kernel_(kernel), threads_(std::move(threads)), out_(out) {
+    for (const Param& p : kernel.params) dtypes_[p.name] = p.dtype;
+  }
+
+  void run() {
+    std::vector<size_t> all;
+    for (size_t t = 0; t < threads_.size(); ++t) all.push_back(t);
+    block(kernel_.body, all, 1);
+  }
+
+ private:
+  using Active = std::vector<size_t>;
+
+  std::optional<int64_t> value(Expr e, size_t thread) const {
+    for (const std::string& s : symbols_of(e))
+      if (!threads_[thread].count(s)) return std::nullopt;
+    return evaluate(e, threads_[thread]);
+  }
+
+  void block(const Block& body, const Active& active, double weight) {
+    if (active.empty()) return;
+    for (const auto& stmt : body) std::visit([&](const auto& s) { statement(s, active, weight); }, stmt->node);
+  }
+
+  void statement(const Let& s, const Active& active, double /*weight*/) {
+    lanes_[s.name] = s.type.lanes;
+    for (size_t t : active) {
+      threads_[t].erase(s.name);
+      if (s.type.lanes == 1 && s.fn == Fn::index)
+        if (auto known = value(s.index, t)) threads_[t][s.name] = *known;
+    }
+    if (s.fn != Fn::bit_and || s.type.dtype != DType::boolean || s.operands.size() != 2) return;
+    // Both masks: of those that are known, the shorter one.
+    for (const std::string& operand : s.operands)
+      if (auto found = first_.find(operand); found != first_.end()) first_[s.name] = found->second;
+  }
+  void statement(const FirstLanes& s, const Active& /*active*/, double /*weight*/) { first_[s.name] = s.count; }
+  void statement(const Splat& s, const Active& /*active*/, double /*weight*/) { lanes_[s.name] = s.type.lanes; }
+  void statement(const Shuffle& s, const Active& /*active*/, double /*weight*/) { lanes_[s.name] = s.type.lanes; }
+  void statement(const Var& s, const Active& active, double /*weight*/) {
+    lanes_[s.name] = s.type.lanes;
+    for (size_t t : active) threads_[t].erase(s.name);
+  }
+  void statement(const Alloc& s, const Active& /*active*/, double /*weight*/) {
+    dtypes_[s.name] = s.dtype;
+    spaces_[s.name] = s.space;
+  }
+  void statement(const Barrier& /*s*/, const Active& /*active*/, double weight) { out_.barriers += weight; }
+  void statement(const Load& s, const Active& active, double weight) {
+    lanes_[s.name] = s.type.lanes;
+    access(s, s.type.lanes, active, weight);
+  }
+  void statement(const Store& s, const Active& active, double weight) {
+    auto lanes = lanes_.find(s.value);
+    access(s, lanes == lanes_.end() ? 1 : lanes->second, active, weight);
+  }
+  template <class Other>
+  void statement(const Other& /*s*/, const Active& /*active*/, double /*weight*/) {}
+
+  void statement(const If& s, const Active& active, double weight) {
+    Active on;
+    Active off;
+    for (size_t t : active) {
+      bool holds = true;
+      for (const Cond& c : s.guard) {
+        auto known = value(c.expr, t);
+        if (!known) continue;
+        holds = holds && (c.kind == Cond::Kind::ge0 ? *known >= 0 : c.kind == Cond::Kind::eq0 ? *known == 0 : *known != 0);
+      }
+      (holds ? on : off).push_back(t);
+    }
+    block(s.then, on, weight);
+    block(s.otherwise, off, weight);
+  }
+
+  void statement(const For& s, const Active& active, double weight) {
+    std::vector<int64_t> turns(threads_.size());
+    int64_t most = 0;
+    for (size_t t : active) {
+      auto lo = value(s.lo, t);
+      auto hi = value(s.hi, t);
+      auto step = value(s.step, t);
+      out_.complete = out_.complete && lo && hi && step;
+      turns[t] = lo && hi && step && *step > 0 ? std::max<int64_t>(0, (*hi - *lo + *step - 1) / *step) : 1;
+      most = std::max(most, turns[t]);
+    }
+    const int64_t followed = most <= kFewTurns ? most : kFollowed;
+    for (int64_t turn = 0; turn < followed; ++turn) {
+      Active on;
+      double all = 0;
+      for (size_t t : active) {
+        all += static_cast<double>(turns[t]);
+        if (turn >= turns[t]) continue;
+        on.push_back(t);
+        auto lo = value(s.lo, t);
+        auto step = value(s.step, t);
+        threads_[t].erase(s.name);
+        if (lo && step) threads_[t][s.name] = *lo + turn * *step;
+      }
+      const double mean = most <= kFewTurns ? static_cast<double>(followed) : all / static_cast<double>(active.size());
+      block(s.body, on, weight * mean / static_cast<double>(followed));
+    }
+  }
+
+  /// The lanes of a thread that take part.
+  int64_t lanes_on(const std::string& mask, size_t thread, int64_t lanes) const {
+    auto found = first_.find(mask);
+    if (found == first_.end()) return lanes;
+    auto count = value(found->second, thread);
+    return count ? std::clamp<int64_t>(*count, 0, lanes) : lanes;
+  }
+
+  template <class Access>
+  void access(const Access& s, int64_t lanes, const Active& active, double weight) {
+    const int64_t bytes = size_of(dtypes_.at(s.buffer));
+    auto space = spaces_.find(s.buffer);
+    const bool shared = space != spaces_.end() && space->second == Space::shared;
+    if (space != spaces_.end() && space->second == Space::stack) return;
+    // What the text makes one access of: lanes side by side, at a multiple of their size, all of them on.
+    int64_t piece = std::min(lanes, kWidest / bytes);
+    if (!s.gather.empty() || !s.stride.is(1)) piece = 1;
+    for (size_t t : active) {
+      auto at = value(s.offset, t);
+      if (!at || *at % piece != 0 || lanes_on(s.mask, t, lanes) % piece != 0) piece = 1;
+    }
+    for (int64_t lane = 0; lane < lanes; lane += piece) {
+      std::vector<std::optional<int64_t>> places;
+      for (size_t t : active) {
+        if (lane >= lanes_on(s.mask, t, lanes)) continue;
+        auto at = value(s.offset, t);
+        auto stride = value(s.stride, t);
+        const bool known = at && stride && s.gather.empty();
+        out_.complete = out_.complete && known;
+        places.push_back(known ? std::optional<int64_t>((*at + lane * *stride) * bytes) : std::nullopt);
+      }
+      if (!places.empty()) shared ? count_shared(places, piece * bytes, weight) : count_global(s.buffer, places, piece * bytes, weight);
+    }
+  }
+
+  void count_global(const std::string& buffer, const std::vector<std::optional<int64_t>>& places, int64_t bytes, double weight) {
+    std::set<int64_t> sectors;
+    double unknown = 0;
+    for (const auto& at : places) {
+      if (!at) ++unknown;
+      for (int64_t b = 0; at && b < bytes; b += std::min(bytes, kSector)) sectors.insert((*at + b) / kSector);
+    }
+    // Threads that ask for one place are served at once.
+    std::set<int64_t> distinct;
+    for (const auto& at : places)
+      if (at) distinct.insert(*at);
+    const double asked = weight * (static_cast<double>(distinct.size()) + unknown) * static_cast<double>(bytes);
+    out_.global_bytes += asked;
+    out_.of_buffers[buffer] += asked;
+    out_.global_sectors += weight * (static_cast<double>(sectors.size()) + unknown);
+    out_.global_requests += weight;
+  }
+
+  void count_shared(const std::vector<std::optional<int64_t>>& places, int64_t bytes, double weight) {
+    // A request of wide accesses is served in parts of 128 bytes.
+    const size_t together = static_cast<size_t>(kBanks * kBank / std::max(bytes, kBank));
+    for (size_t first = 0; first < places.size(); first += together) {
+      std::map<int64_t, std::set<int64_t>> words;
+      for (size_t k = first; k < std::min(places.size(), first + together); ++k)
+        for (int64_t b = 0; places[k] && b < bytes; b += kBank) words[(*places[k] + b) / kBank % kBanks].insert((*places[k] + b) / kBank);
+      size_t ways = 1;
+      for (const auto& [bank, distinct] : words) ways = std::max(ways, distinct.size());
+      out_.shared_requests += weight;
+      out_.shared_ways += weight * static_cast<double>(ways);
+    }
+  }
+
+  const Kernel& kernel_;
+  std::vector<Integers> threads_;
+  Traffic& out_;
+  std::map<std::string, DType> dtypes_;
+  std::map<std::string, Space> spaces_;
+  std::map<std::string, int> lanes_;
+  std::map<std::string, Expr> first_;
+};
+
+}  // namespace
+
+Traffic measure_traffic(const Kernel& kernel, const std::map<std::string, int64_t>& symbols) {
+  Integers base = symbols;
+  for (const Size& s : kernel.sizes) base[s.name] = evaluate(s.value, symbols);
+  auto extent = [&](const std::vector<Expr>& list, size_t d) { return d < list.size() ? evaluate(list[d], base) : 1; };
+  const int64_t grid[] = {extent(kernel.grid, 0), extent(kernel.grid, 1), extent(kernel.grid, 2)};
+  const int64_t block[] = {extent(kernel.block, 0), extent(kernel.block, 1)};
+  const int64_t blocks = grid[0] * grid[1] * grid[2];
+  Traffic sum;
+  if (blocks == 0) return sum;
+  std::set<int64_t> followed;
+  for (int64_t k = 0; k < kFollowed; ++k) followed.insert(k * (blocks - 1) / std::max<int64_t>(1, kFollowed - 1));
+  for (int64_t b : followed) {
+    Integers at = base;
+    at["block_x"] = b % grid[0];
+    at["block_y"] = b / grid[0] % grid[1];
+    at["block_z"] = b / grid[0] / grid[1];
+    std::vector<Integers> warp;
+    for (int64_t t = 0; t < block[0] * block[1]; ++t) {
+      warp.push_back(at);
+      warp.back()["thread_x"] = t % block[0];
+      warp.back()["thread_y"] = t / block[0];
+      if (warp.size() < kWarp && t + 1 < block[0] * block[1]) continue;
+      Warp(kernel, std::move(warp), sum).run();
+      warp.clear();
+    }
+  }
+  const double scale = static_cast<double>(blocks) / static_cast<double>(followed.size());
+  for (double* total : {&sum.global_bytes, &sum.global_sectors, &sum.global_requests, &sum.shared_requests, &sum.shared_ways, &sum.barriers})
+    *total *= scale;
+  for (auto& [buffer, bytes] : sum.of_buffers) bytes *= scale;
+  return sum;
+}
+
+}  // namespace deplo

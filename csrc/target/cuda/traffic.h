@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "kernel_ir/ir.h"
+
+namespace deplo {
+
+/// What a kernel's accesses do to memory, from its text and sizes alone: threads of a few blocks are followed, and counted for all of them.
+struct Traffic {
+  double global_bytes = 0;                   ///< asked for
+  std::map<std::string, double> of_buffers;  ///< the same by parameter
+  double global_sectors = 0;                 ///< of 32 bytes, touched by the requests of warps, each request by itself
+  double global_requests = 0;                ///< of warps, up to 16 bytes a thread
+  double shared_requests = 0;
+  double shared_ways = 0;  ///< turns that the banks need for them: as many as requests without conflicts
+  double barriers = 0;     ///< of warps
+  bool complete = true;    ///< every address was known; those that are not count as a sector for each thread
+};
+
+Traffic measure_traffic(const kernel_ir::Kernel& kernel, const std::map<std::string, int64_t>& symbols);
+
+}  // namespace deplo

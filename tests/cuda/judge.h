@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+// What the emulator watches while it runs text that was compiled with -fsanitize=kernel-address, whose calls at every access it answers: races on
+// shared memory, reads of shared memory that nobody wrote, and counts of what warps ask of memory.
+
+namespace deplo_judge {
+
+struct Counts {
+  uint64_t global_bytes = 0, global_sectors = 0, global_requests = 0;
+  uint64_t shared_requests = 0, shared_ways = 0;
+  uint64_t races = 0, unwritten = 0;
+};
+
+/// Starts to watch a launch whose blocks have so many threads and bytes of dynamic shared memory; nothing is watched unless `judged`.
+void start(bool judged, unsigned threads, unsigned shared_bytes);
+void start_block();
+/// Between accesses: who makes the next ones, and where its stack lies.
+void set_thread(unsigned number, const void* stack, std::size_t bytes);
+/// A thread goes on behind a barrier.
+void pass_barrier(unsigned number);
+void end_block();
+/// Ends the watch: what was found, with the first race or unwritten read in words.
+Counts end(std::string& first);
+
+}  // namespace deplo_judge
