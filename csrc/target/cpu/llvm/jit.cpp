@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "target/cpu/callable.h"
 #include "target/cpu/codegen.h"
 #include "target/cpu/llvm/debugger.h"
 #include "target/cpu/llvm/disk_cache.h"
@@ -83,6 +84,7 @@ class LoadedKernel : public CompiledKernel {
   KernelFn function() const override { return reinterpret_cast<KernelFn>(loaded_.address); }
   const std::string& key() const override { return key_; }
   std::string image() const override { return DiskCache::to_bytes(key_, entry_); }
+  std::pair<std::string, std::string> object() const override { return {entry_.object, entry_.symbol}; }
 
  private:
   std::string key_;
