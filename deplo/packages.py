@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch.utils import _pytree as pytree
 from .core import core
 from .errors import UserError
 from .options import read_options
+from .terminal import quantity
 
 CHECKS = ("code", "quick", "full")
 OPTIONS = ("features", "threads", "memory_limit", "guard")  # that a compiled program still reads
@@ -41,10 +44,32 @@ def read_manifest(path: str) -> dict[str, Any]:
     return manifest
 
 
+def describe(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Pairs of a name and its value: what people ask of a package."""
+    yield "written by", f"deplo {manifest['deplo']}, torch {manifest['torch']}"
+    yield "machine", manifest["machine"]
+    for about in manifest["inputs"]:
+        yield "input", _type_of(about) + (" (written)" if about.get("is_written") else "")
+    for name, (low, high) in sorted(manifest["symbols"].items()):
+        yield "symbol", f"{name} in {'' if low is None else low}..{'' if high is None else high}"
+    for output in manifest["outputs"]:
+        yield "output", repr(output["value"]) if output["kind"] == "constant" else f"{output['kind']} {output['index']}"
+    for tensor in manifest["tensors"]:
+        if tensor["is_written"]:
+            yield "buffer", f"{tensor['name']}: {tensor['dtype']}{tensor['sizes']}"
+    for variant in manifest["variants"]:
+        places = {argument["tensor"] for argument in variant["arguments"] if "tensor" in argument}
+        constants = sum(manifest["tensors"][place]["bytes"] for place in places)
+        kernels = f"{len(variant['entries'])} kernels, {quantity(variant['code']['bytes'], 'B')} of code, {quantity(constants, 'B')} of constants"
+        yield f"code for {variant['name']}", f"{kernels} ({' '.join(variant['features'])})"
+        if variant["library"]:
+            yield "  calls ATen's", ", ".join(variant["library"])
+
+
 class Model:
     """A loaded package. Calls raise UserError for arguments of another structure, dtype or size than it was exported for; results carry no gradient.
 
-    Calls of a model that writes buffers change its `buffers`, one call at a time; other models may be called from several threads at once.
+    Any thread may call; calls that write the model's `buffers` wait for each other.
     """
 
     def __init__(self, path: str, check: str, options: Mapping[str, Any] | None) -> None:
@@ -55,7 +80,7 @@ class Model:
         self.features: str = package.variant()  # whose code runs
         self.buffers: dict[str, torch.Tensor] = {}  # those that calls write, by name
         self._program = package.program(checked.to_json())
-        self._run = self._program.run
+        self._lock = threading.Lock()  # of calls that write buffers
         self._inputs: list[dict[str, Any]] = manifest["inputs"]
         self._outputs: list[dict[str, Any]] = manifest["outputs"]
         self._leaves: list[dict[str, Any]] = manifest["python"]["leaves"]
@@ -72,8 +97,10 @@ class Model:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = self._given(args, kwargs)
+        inputs = [tensor if place is None else given[place] for place, tensor in self._arguments]
         try:
-            results = self._run([tensor if place is None else given[place] for place, tensor in self._arguments])
+            with self._lock if self.buffers else contextlib.nullcontext():
+                results = self._program.run(inputs)
         except UserError as error:
             raise UserError(f"{self.path}: {self._with_symbols(str(error))}") from None
         outputs = [self._output(output, results, given) for output in self._outputs]

@@ -355,16 +355,21 @@ class _Package:
             "symbols": {str(symbol): [_bound(values.lower), _bound(values.upper)] for symbol, values in ranges.items()},
             "tensors": self.tensors,
             "variants": self.variants,
-            "python": {"in_spec": pytree.treespec_dumps(spec.in_spec), "out_spec": pytree.treespec_dumps(spec.out_spec), "leaves": self.leaves},
+            "python": {"in_spec": _spec_text(spec.in_spec), "out_spec": _spec_text(spec.out_spec), "leaves": self.leaves},
         }
+
+
+def _spec_text(spec: pytree.TreeSpec) -> str:
+    """A structure as JSON, which names types and holds no code."""
+    try:
+        return pytree.treespec_dumps(spec)
+    except NotImplementedError as error:
+        raise UnsupportedError(f"arguments or outputs have a structure without a name: {error}") from None
 
 
 def _bound(value: Any) -> int | None:
     """A number of a range; none where it's infinite."""
-    try:
-        return int(value)
-    except (TypeError, OverflowError, ValueError):
-        return None
+    return int(value) if getattr(value, "is_Integer", False) else None
 
 
 def _plain(value: Any, what: str) -> Any:

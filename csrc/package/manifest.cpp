@@ -17,10 +17,11 @@ class Reader {
   Manifest read(const json& all) {
     for (const json& item : all.at("tensors")) manifest_.tensors.push_back(tensor(item));
     for (const json& item : all.at("inputs")) {
-      UserInput input{item.at("name"), item.at("is_tensor"), DType::i64, {}};
+      UserInput input{item.at("name"), item.at("is_tensor"), DType::i64, {}, false};
       if (input.is_tensor) {
         input.dtype = dtype(item.at("dtype"));
         input.sizes = item.at("sizes").get<std::vector<std::string>>();
+        input.is_written = item.at("is_written");
       }
       manifest_.inputs.push_back(std::move(input));
     }

@@ -39,6 +39,7 @@ struct UserInput {
   bool is_tensor = true;
   DType dtype = DType::f32;
   std::vector<std::string> sizes;
+  bool is_written = false;
 };
 
 struct UserOutput {
