@@ -180,9 +180,22 @@ class _Graph:
         self.infos = [self._info(at, node.name) for at, node in enumerate(self.placeholders)]
         for at, node in enumerate(self.placeholders):
             node.meta["desc"] = torch._functorch._aot_autograd.descriptors.PlainAOTInput(at)
+        self._widen_ranges()
         self.imported = import_graph(self.gm, "inference", self.infos)
         if self.imported.derived or self.imported.offsets or self.imported.nonnegative:
             raise UnsupportedError("a package cannot say a size that floats round to, nor a view by strides of an input's storage")
+
+    def _widen_ranges(self) -> None:
+        """Lets symbols have all values that the exported program takes: the tracer assumes that sizes are neither 0 nor 1, and exports say otherwise."""
+        for node in self.placeholders:
+            value = node.meta.get("val")
+            sizes = value.shape if isinstance(value, torch.Tensor) else [value]
+            for size in sizes:
+                if isinstance(size, torch.SymInt):
+                    known = size.node.shape_env.var_to_range
+                    for symbol, values in self.program.range_constraints.items():
+                        if symbol in known:
+                            known[symbol] = values
 
     def value(self, place: int) -> torch.Tensor:
         """The tensor of an input that is not the user's."""

@@ -26,6 +26,7 @@ struct deplo_results {
   std::vector<deplo::Memory> memory;                 ///< of the program's outputs, in the order in which it allocates them
   std::shared_ptr<const deplo::runtime::Plan> plan;  ///< holds sizes and strides
   std::shared_ptr<const Package> package;            ///< holds constants
+  std::vector<std::vector<int64_t>> strides;         ///< of the inputs
 };
 
 struct deplo_model {
@@ -181,14 +182,14 @@ std::unique_ptr<deplo_model> opened(const char* path, const deplo_options& optio
 std::unique_ptr<deplo_results> run(deplo_model& model, const deplo_value* inputs, size_t count) {
   const deplo::package::Manifest& manifest = model.package->manifest();
   DEPLO_CHECK(count == manifest.inputs.size(), "{} takes {} inputs, got {}", model.package->path(), manifest.inputs.size(), count);
-  std::vector<std::vector<int64_t>> strides(count);
+  auto results = std::make_unique<deplo_results>();
+  results->package = model.package;
+  results->strides.resize(count);
   std::vector<deplo::CallArgument> given;
-  for (size_t i = 0; i < count; ++i) given.push_back(argument_of(inputs[i], manifest.inputs[i], strides[i]));
+  for (size_t i = 0; i < count; ++i) given.push_back(argument_of(inputs[i], manifest.inputs[i], results->strides[i]));
   std::vector<deplo::CallArgument> arguments;
   for (const deplo::package::Variant::Argument& place : model.package->variant().arguments)
     arguments.push_back(place.is_tensor ? constant_of(model, place.index) : given[place.index]);
-  auto results = std::make_unique<deplo_results>();
-  results->package = model.package;
   PointerHost host(model.package, results->memory);
   {
     std::unique_lock lock(model.mutex, std::defer_lock);
@@ -200,6 +201,7 @@ std::unique_ptr<deplo_results> run(deplo_model& model, const deplo_value* inputs
       results->values.push_back(result_of(model, *results, arguments, output.index));
     } else if (output.kind == UserOutput::Kind::input) {
       results->values.push_back(inputs[output.index]);
+      results->values.back().strides = results->strides[output.index].data();
     } else {
       deplo_value value{};
       value.kind = DEPLO_CONSTANT;

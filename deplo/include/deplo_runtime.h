@@ -55,7 +55,7 @@ typedef struct deplo_value {
   int32_t rank;
   void* data;              // of a tensor: its first element; a call writes it if deplo_input_is_written says so
   const int64_t* sizes;    // rank of them
-  const int64_t* strides;  // in elements; NULL: row-major
+  const int64_t* strides;  // in elements; of an input NULL for row-major
   int64_t integer;
   const char* json;
 } deplo_value;

@@ -1,9 +1,12 @@
 // run_torch MODEL.deplo: runs a package on LibTorch's tensors: of ones, each symbolic size 4; prints sizes and sums of its outputs.
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <vector>
 
 #include "deplo_runtime_torch.h"
 
