@@ -131,7 +131,7 @@ class Model:
 
     def _with_symbols(self, text: str) -> str:
         """A complaint about sizes with what its symbols are."""
-        places = {}
+        places: dict[str, str] = {}
         for about in self._inputs:
             for dim, size in enumerate(about.get("sizes", ())):
                 places.setdefault(size, f"size {dim} of input {about['name']}")

@@ -11,6 +11,7 @@ import math
 import os
 import struct
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -28,7 +29,9 @@ from .options import Options, read_options
 from .subgraphs import inline_regions
 
 MAGIC = b"\x89deplo package\r\n"
-HEADER = struct.Struct("<16sIIQQQ64s")  # magic, format, reserved, bytes of the file, offset and bytes of the manifest, its SHA-256; that of all this follows
+HEADER = struct.Struct(
+    "<16sIIQQQ64s"
+)  # magic, format, reserved, bytes of the file, offset and bytes of the manifest, its SHA-256; that of all this follows
 PAGE = 4096
 SETS = ("sse", "avx2", "avx512", "native")  # of CPU features, from the least
 
@@ -169,7 +172,8 @@ class _Graph:
     """The graph of an ExportedProgram as deplo compiles it: it writes its buffers, and returns what the user sees, in memory of its own."""
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
-        with calls_as_in_eager_mode():
+        with calls_as_in_eager_mode(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec.` is deprecated", FutureWarning)  # of PyTorch, to itself
             self.program = program.run_decompositions(decompositions(False))
         self.gm: torch.fx.GraphModule = self.program.graph_module
         inline_regions(self.gm)
@@ -186,7 +190,7 @@ class _Graph:
             raise UnsupportedError("a package cannot say a size that floats round to, nor a view by strides of an input's storage")
 
     def _widen_ranges(self) -> None:
-        """Lets symbols have all values that the exported program takes: the tracer assumes that sizes are neither 0 nor 1, and exports say otherwise."""
+        """Lets symbols have all values that the exported program takes: the tracer takes no size for 0 or 1, whatever it exports."""
         for node in self.placeholders:
             value = node.meta.get("val")
             sizes = value.shape if isinstance(value, torch.Tensor) else [value]
@@ -204,10 +208,11 @@ class _Graph:
         found = self.program.constants.get(target) if found is None else found
         if type(found) not in (torch.Tensor, torch.nn.Parameter):
             raise UnsupportedError(f"{target} is a {type(found).__name__}, not a tensor")
-        return found.detach()
+        tensor: torch.Tensor = found.detach()
+        return tensor
 
     def is_users(self, place: int) -> bool:
-        return self.specs[place].kind.name == "USER_INPUT"
+        return bool(self.specs[place].kind.name == "USER_INPUT")
 
     def _info(self, place: int, name: str) -> InputInfo:
         spec = self.specs[place]

@@ -107,15 +107,18 @@ void init_package(py::module_& module) {
   py::class_<Package, std::shared_ptr<Package>>(module, "Package", "A package file, mapped into memory.")
       .def(py::init(&open_package), py::arg("path"), py::arg("features"), py::arg("check"), py::call_guard<py::gil_scoped_release>(),
            "Opens a file for this CPU, with no more than `features`; `check`: code, quick or full. Raises UserError that begins with the path.")
-      .def("manifest", [](const Package& package) { return package.manifest().text; }, "JSON.")
-      .def("variant", [](const Package& package) { return package.variant().name; }, "The set of features whose code runs.")
-      .def("arguments",
-           [](const Package& package) {
-             py::list arguments;
-             for (const auto& argument : package.variant().arguments) arguments.append(py::make_tuple(argument.is_tensor, argument.index));
-             return arguments;
-           },
-           "Of the program's inputs, in order: whether it is a tensor of the package, and its place among these, or among the user's inputs.")
+      .def(
+          "manifest", [](const Package& package) { return package.manifest().text; }, "JSON.")
+      .def(
+          "variant", [](const Package& package) { return package.variant().name; }, "The set of features whose code runs.")
+      .def(
+          "arguments",
+          [](const Package& package) {
+            py::list arguments;
+            for (const auto& argument : package.variant().arguments) arguments.append(py::make_tuple(argument.is_tensor, argument.index));
+            return arguments;
+          },
+          "Of the program's inputs, in order: whether it is a tensor of the package, and its place among these, or among the user's inputs.")
       .def("tensor", &tensor_of, py::arg("place"), "A constant in the mapping, which nobody may write.")
       .def("program", &program_of, py::arg("options") = "{}", py::call_guard<py::gil_scoped_release>(), "The program, its code loaded.");
   module.def("package_parts", &package_parts, py::arg("program"), "What a package holds of a program that was compiled for one set of features.");

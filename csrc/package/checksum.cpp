@@ -24,8 +24,8 @@ constexpr std::array<uint32_t, 64> kRound{
 void add_block(std::array<uint32_t, 8>& state, const unsigned char* block) {
   std::array<uint32_t, 64> w;
   for (size_t t = 0; t < 16; ++t)
-    w[t] = static_cast<uint32_t>(block[4 * t]) << 24 | static_cast<uint32_t>(block[4 * t + 1]) << 16 |
-           static_cast<uint32_t>(block[4 * t + 2]) << 8 | block[4 * t + 3];
+    w[t] = static_cast<uint32_t>(block[4 * t]) << 24 | static_cast<uint32_t>(block[4 * t + 1]) << 16 | static_cast<uint32_t>(block[4 * t + 2]) << 8 |
+           block[4 * t + 3];
   for (size_t t = 16; t < 64; ++t) {
     uint32_t s0 = std::rotr(w[t - 15], 7) ^ std::rotr(w[t - 15], 18) ^ w[t - 15] >> 3;
     uint32_t s1 = std::rotr(w[t - 2], 17) ^ std::rotr(w[t - 2], 19) ^ w[t - 2] >> 10;
@@ -65,28 +65,6 @@ __attribute__((target("sse4.2"))) uint32_t checksum_by_instruction(const unsigne
   return ~static_cast<uint32_t>(all);
 }
 
-uint32_t checksum_by_table(const unsigned char* data, size_t bytes) {
-  constexpr uint32_t kPolynomial = 0x82f63b78;  // of CRC-32C, reflected
-  static const std::array<uint32_t, 256> table = [] {
-    std::array<uint32_t, 256> made{};
-    for (uint32_t n = 0; n < 256; ++n) {
-      made[n] = n;
-      for (int bit = 0; bit < 8; ++bit) made[n] = made[n] & 1 ? made[n] >> 1 ^ kPolynomial : made[n] >> 1;
-    }
-    return made;
-  }();
-  auto byte = [](uint32_t crc, unsigned char value) { return crc >> 8 ^ table[(crc ^ value) & 0xff]; };
-  std::array<uint32_t, 4> crc{~0U, ~0U, ~0U, ~0U};
-  size_t at = 0;
-  for (; at + 32 <= bytes; at += 32)
-    for (size_t k = 0; k < 32; ++k) crc[k / 8] = byte(crc[k / 8], data[at + k]);
-  for (; at < bytes; ++at) crc[0] = byte(crc[0], data[at]);
-  uint32_t all = ~0U;
-  for (uint64_t stream : crc)
-    for (int k = 0; k < 8; ++k) all = byte(all, static_cast<unsigned char>(stream >> (8 * k)));
-  return ~all;
-}
-
 }  // namespace
 
 std::string sha256_of(const void* data, size_t bytes) {
@@ -105,10 +83,32 @@ std::string sha256_of(const void* data, size_t bytes) {
   return text;
 }
 
+uint32_t quick_checksum_by_table(const void* data, size_t bytes) {
+  const auto* from = static_cast<const unsigned char*>(data);
+  constexpr uint32_t kPolynomial = 0x82f63b78;  // of CRC-32C, reflected
+  static const std::array<uint32_t, 256> table = [] {
+    std::array<uint32_t, 256> made{};
+    for (uint32_t n = 0; n < 256; ++n) {
+      made[n] = n;
+      for (int bit = 0; bit < 8; ++bit) made[n] = made[n] & 1 ? made[n] >> 1 ^ kPolynomial : made[n] >> 1;
+    }
+    return made;
+  }();
+  auto byte = [](uint32_t crc, unsigned char value) { return crc >> 8 ^ table[(crc ^ value) & 0xff]; };
+  std::array<uint32_t, 4> crc{~0U, ~0U, ~0U, ~0U};
+  size_t at = 0;
+  for (; at + 32 <= bytes; at += 32)
+    for (size_t k = 0; k < 32; ++k) crc[k / 8] = byte(crc[k / 8], from[at + k]);
+  for (; at < bytes; ++at) crc[0] = byte(crc[0], from[at]);
+  uint32_t all = ~0U;
+  for (uint64_t stream : crc)
+    for (int k = 0; k < 8; ++k) all = byte(all, static_cast<unsigned char>(stream >> (8 * k)));
+  return ~all;
+}
+
 uint32_t quick_checksum(const void* data, size_t bytes) {
   static const bool has_instruction = __builtin_cpu_supports("sse4.2") != 0;
-  const auto* begin = static_cast<const unsigned char*>(data);
-  return has_instruction ? checksum_by_instruction(begin, bytes) : checksum_by_table(begin, bytes);
+  return has_instruction ? checksum_by_instruction(static_cast<const unsigned char*>(data), bytes) : quick_checksum_by_table(data, bytes);
 }
 
 }  // namespace deplo::package

@@ -15,7 +15,7 @@ struct LinkedCode {
   std::string bytes;  ///< instructions, then constants
   uint64_t text_bytes = 0;
   uint64_t data_bytes = 0;
-  std::vector<uint64_t> entries;      ///< by kernel, from the start
+  std::vector<uint64_t> entries;       ///< by kernel, from the start
   std::vector<std::string> externals;  ///< in the order of their addresses
 };
 

@@ -50,8 +50,8 @@ class Reader {
   }
 
   PackedTensor tensor(const json& item) const {
-    PackedTensor made{item.at("name"),    dtype(item.at("dtype")), item.at("sizes"),     item.at("strides"),
-                      section(item), item.at("quick"),        item.at("is_written")};
+    PackedTensor made{item.at("name"), dtype(item.at("dtype")), item.at("sizes"),     item.at("strides"),
+                      section(item),   item.at("quick"),        item.at("is_written")};
     check(made.sizes.size() == made.strides.size(), "{} has {} sizes and {} strides", made.name, made.sizes.size(), made.strides.size());
     constexpr int64_t kMost = 1LL << 40;  // products below stay within 64 bits, and so do their sums
     int64_t last = 0;

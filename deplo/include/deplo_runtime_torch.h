@@ -75,8 +75,7 @@ class Model {
     if (value.kind == DEPLO_INTEGER) return value.integer;
     if (value.kind == DEPLO_CONSTANT) return std::string(value.json);
     for (const c10::IValue& input : inputs)
-      if (input.isTensor() && value.data && input.toTensor().data_ptr() == value.data && input.toTensor().sizes().data() == value.sizes)
-        return input;
+      if (input.isTensor() && value.data && input.toTensor().data_ptr() == value.data && input.toTensor().sizes().data() == value.sizes) return input;
     return at::from_blob(
         value.data, {value.sizes, static_cast<size_t>(value.rank)}, {value.strides, static_cast<size_t>(value.rank)}, [results](void* /*data*/) {},
         at::TensorOptions().dtype(kTypes[value.dtype]));
