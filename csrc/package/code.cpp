@@ -24,7 +24,7 @@ LoadedCode::LoadedCode(const std::string& where, const char* bytes, uint64_t tex
     for (size_t k = 0; k < externals.size(); ++k) {
       void* function = callable_address(externals[k]);
       DEPLO_CHECK(function, "{} calls {}, which this deplo does not have", where, externals[k]);
-      std::memcpy(memory_ + addresses + 8 * k, &function, sizeof(function));
+      std::memcpy(memory_ + addresses + 8 * k, static_cast<const void*>(&function), sizeof(function));
     }
     const bool sealed = mprotect(memory_, text_bytes, PROT_READ | PROT_EXEC) == 0 &&
                         (bytes_ == text_bytes || mprotect(memory_ + text_bytes, bytes_ - text_bytes, PROT_READ) == 0);
