@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .core import core
 from .errors import UserError
@@ -104,13 +103,13 @@ class Model:
         except UserError as error:
             raise UserError(f"{self.path}: {self._with_symbols(str(error))}") from None
         outputs = [self._output(output, results, given) for output in self._outputs]
-        return pytree.tree_unflatten(outputs, self._out_spec)
+        return torch.utils._pytree.tree_unflatten(outputs, self._out_spec)
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The inputs, in order, of a call."""
         if set(kwargs) == set(self._keywords):
             kwargs = {name: kwargs[name] for name in self._keywords}
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
         if spec != self._in_spec:
             raise UserError(f"{self.path}: the arguments are {_shown(spec)}, but the model was exported with {_shown(self._in_spec)}")
         given: list[Any] = [None] * len(self._inputs)
@@ -148,16 +147,16 @@ def _type_of(about: Mapping[str, Any]) -> str:
     return f"{about['name']}: {about['dtype']}[{', '.join(about['sizes'])}]" if about["is_tensor"] else f"{about['name']}: an integer"
 
 
-def _spec(path: str, text: str) -> pytree.TreeSpec:
+def _spec(path: str, text: str) -> torch.utils._pytree.TreeSpec:
     try:
-        return pytree.treespec_loads(text)
+        return torch.utils._pytree.treespec_loads(text)
     except NotImplementedError as error:
         raise UserError(f"{path} takes or gives a type that is not registered with torch.utils._pytree here: {error}") from None
 
 
-def _shown(spec: pytree.TreeSpec) -> str:
+def _shown(spec: torch.utils._pytree.TreeSpec) -> str:
     """Structure of arguments, a star for each value."""
-    args, kwargs = pytree.tree_unflatten([_Star()] * spec.num_leaves, spec)
+    args, kwargs = torch.utils._pytree.tree_unflatten([_Star()] * spec.num_leaves, spec)
     return ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]) or "none"
 
 

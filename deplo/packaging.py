@@ -16,14 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .backend import check_library_calls, check_options, compile_text
 from .core import core
 from .decompositions import decompositions
 from .eager_calls import calls_as_in_eager_mode
 from .errors import UnsupportedError, UserError
-from .fx_import import DTYPES, Imported, import_graph
+from .fx_import import DTYPES, Imported, import_graph, storage_of
 from .inputs import InputInfo
 from .options import Options, read_options
 from .subgraphs import inline_regions
@@ -165,7 +164,7 @@ class _Writer:
 
 
 def _storage(value: Any) -> int | None:
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and value.layout == torch.strided else None
+    return storage_of(value) if isinstance(value, torch.Tensor) and value.layout == torch.strided else None
 
 
 class _Graph:
@@ -288,7 +287,8 @@ class _Package:
             self._input_places[place] = len(self.inputs)
             self.inputs.append(about)
             return {"input": self._input_places[place]}
-        given = getattr(self.graph.specs[place].arg, "value", None) if value is None else value
+        about_it = self.graph.specs[place].arg
+        given = about_it.value if value is None and isinstance(about_it, torch.export.graph_signature.ConstantArgument) else value
         return {"constant": _plain(given, f"the input {node.name}")}
 
     def add_variant(self, name: str) -> None:
@@ -377,10 +377,10 @@ class _Package:
         }
 
 
-def _spec_text(spec: pytree.TreeSpec) -> str:
+def _spec_text(spec: torch.utils._pytree.TreeSpec) -> str:
     """A structure as JSON, which names types and holds no code."""
     try:
-        return pytree.treespec_dumps(spec)
+        return torch.utils._pytree.treespec_dumps(spec)
     except NotImplementedError as error:
         raise UnsupportedError(f"arguments or outputs have a structure without a name: {error}") from None
 
