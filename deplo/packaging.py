@@ -167,13 +167,30 @@ def _storage(value: Any) -> int | None:
     return storage_of(value) if isinstance(value, torch.Tensor) and value.layout == torch.strided else None
 
 
+def _decompositions() -> dict[Any, Any]:
+    """What a backend of torch.compile gets: deplo's own, and what ATen itself breaks down into other calls, which exports leave whole."""
+    all_of_export: Any = torch.export.default_decompositions()
+    composite = {op: formula for op, formula in all_of_export.items() if getattr(op, "_can_decompose", bool)()}
+    bilinear, nearest = torch.ops.aten.upsample_bilinear2d, torch.ops.aten.upsample_nearest2d
+    # These two PyTorch keeps whole even in that table.
+    composite[bilinear.vec] = lambda x, size, align, scales: bilinear.default(x, _resized(x, size, scales), align, *(scales or ()))
+    composite[nearest.vec] = lambda x, size, scales: nearest.default(x, _resized(x, size, scales), *(scales or ()))
+    return {**composite, **decompositions(False)}
+
+
+def _resized(image: torch.Tensor, size: Sequence[Any] | None, scales: Sequence[float] | None) -> list[Any]:
+    """Height and width of an interpolated image."""
+    rounded: Any = torch.sym_int
+    return list(size) if size is not None else [rounded(extent * scale) for extent, scale in zip(image.shape[2:], scales or (), strict=True)]
+
+
 class _Graph:
     """The graph of an ExportedProgram as deplo compiles it: it writes its buffers, and returns what the user sees, in memory of its own."""
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
         with calls_as_in_eager_mode(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec.` is deprecated", FutureWarning)  # of PyTorch, to itself
-            self.program = program.run_decompositions(decompositions(False))
+            self.program = program.run_decompositions(_decompositions())
         self.gm: torch.fx.GraphModule = self.program.graph_module
         inline_regions(self.gm)
         self.placeholders = self.gm.graph.find_nodes(op="placeholder")

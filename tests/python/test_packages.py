@@ -251,6 +251,26 @@ def test_sizes_are_symbols_with_ranges(path):
             bad()
 
 
+def test_composite_calls_become_kernels_as_under_torch_compile(path):
+    torch.manual_seed(0)
+
+    class Composite(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 8)
+            self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+        def forward(self, x):
+            y = nn.functional.interpolate(self.norm(self.conv(x)), size=(4, 4), mode="bilinear")
+            z = nn.functional.interpolate(y, scale_factor=1.5)
+            return self.layer(y.flatten(2)), nn.functional.pad(z, (1, 1, 1, 1), mode="reflect"), nn.functional.max_pool2d(y, 2)
+
+    model, x = Composite().eval(), torch.randn(2, 4, 9, 9)
+    deplo.export(model, (x,), path=path, options={"allow_library": []})
+    with torch.no_grad():
+        close(deplo.load(path)(x), model(x))
+
+
 def test_what_calls_aten_runs_in_python_alone(path, capsys):
     class Sorted(nn.Module):
         def forward(self, x):
