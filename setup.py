@@ -26,7 +26,7 @@ class CMakeBuild(build_ext):
         options = ["-DCMAKE_BUILD_TYPE=Release", f"-DPython3_EXECUTABLE={sys.executable}", "-DDEPLO_TESTS=OFF", *given]
         try:
             subprocess.run(["cmake", "-G", "Ninja", "-S", ROOT, "-B", folder, f"-DDEPLO_EXTENSION_DIR={folder}/deplo", *options], check=True)
-            subprocess.run(["cmake", "--build", folder, "--target", "deplo_python"], check=True)
+            subprocess.run(["cmake", "--build", folder, "--target", "deplo_python", "deplo_runtime_shared"], check=True)
             subprocess.run(["cmake", "--install", folder, "--strip", "--prefix", target.parent.parent], check=True)
         except FileNotFoundError as error:
             raise SystemExit(f"deplo needs {error.filename} to build: run `make system`, or install cmake and ninja") from None

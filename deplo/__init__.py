@@ -1,6 +1,7 @@
 """deplo: a compiler behind `torch.compile(model, backend="deplo")` that generates all of its code.
 
-`deplo.jit` compiles a function or module, `deplo.explain(model, *inputs)` shows what became of it. Names are loaded on first use.
+`deplo.jit` compiles a function or module, `deplo.explain(model, *inputs)` shows what became of it, `deplo.export` writes a compiled model into a file
+that `deplo.load` runs. Names are loaded on first use.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from .explanation import explain as explain
     from .options import Options as Options
     from .options import read_options as read_options
+    from .packages import Model as Model
+    from .packages import load as load
+    from .packaging import export as export
 
 __version__ = "0.1.0"
 
@@ -31,6 +35,9 @@ _HOME = {
     "explain": "explanation",
     "repack": "executable",
     "synchronize": "executable",
+    "export": "packaging",
+    "load": "packages",
+    "Model": "packages",
     "Explanation": "explanation",
     "Options": "options",
     "read_options": "options",

@@ -1,9 +1,10 @@
-"""`python -m deplo compile|run|explain|passes|ops|numerics|cache|env`: looks at every level of IR, runs and measures expressions."""
+"""`python -m deplo compile|run|explain|passes|ops|numerics|cache|inspect|env`: looks at every level of IR, runs and measures expressions."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import sys
@@ -105,6 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     numerics.add_argument("--exhaustive", action="store_true", help="all 2^32 values of float32 (a minute or more for each function)")
     cache = _command(commands, "cache", "show or empty the cache of compiled kernels", _cache)
     cache.add_argument("action", nargs="?", choices=("show", "clear"), default="show")
+    inspect = _command(commands, "inspect", "print what a package of deplo.export holds, or all of its manifest", _inspect)
+    inspect.add_argument("package", metavar="MODEL.deplo")
+    inspect.add_argument("--json", action="store_true", help="the manifest as it stands in the file")
     _command(commands, "env", "print versions, CPU features, topology, folders and options", _env)
     return parser
 
@@ -372,6 +376,18 @@ def _cache(arguments: argparse.Namespace) -> None:
         return
     found = entries(folder)
     print(f"{folder}: {len(found)} entries, {quantity(sum(size for _, size in found), 'B')}")
+
+
+def _inspect(arguments: argparse.Namespace) -> None:
+    from .packages import describe, read_manifest
+
+    manifest = read_manifest(arguments.package)
+    if arguments.json:
+        json.dump(manifest, sys.stdout, indent=1)
+        print()
+        return
+    for name, value in describe(manifest):
+        print(f"{name:18} {value}")
 
 
 def _env(arguments: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@
 namespace deplo::bindings {
 
 void init_errors(pybind11::module_& module);
+void init_package(pybind11::module_& module);
 void init_program(pybind11::module_& module);
 void init_tools(pybind11::module_& module);
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace deplo {
@@ -33,6 +34,8 @@ class CompiledKernel {
   }
   /// The code as an entry of the target's disk cache, for offer_kernel and keep_kernel of another process.
   virtual std::string image() const { return {}; }
+  /// The code as an ELF object file, and the name of its function there; empty where there is none.
+  virtual std::pair<std::string, std::string> object() const { return {}; }
 };
 
 /// A launch of a kernel, but for the addresses of its buffers.

@@ -6,6 +6,7 @@
 #include <llvm/IR/IntrinsicsX86.h>
 
 #include "base/error.h"
+#include "target/cpu/callable.h"
 
 namespace deplo {
 

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/sha256.h"
+#include "target/cpu/callable.h"
 #include "target/cpu/codegen.h"
 #include "target/cpu/llvm/debugger.h"
 #include "target/cpu/llvm/functions.h"
@@ -84,6 +85,7 @@ class LoadedKernel : public CompiledKernel {
   KernelFn function() const override { return reinterpret_cast<KernelFn>(loaded_.address); }
   const std::string& key() const override { return key_; }
   std::string image() const override { return DiskCache::to_bytes(key_, entry_); }
+  std::pair<std::string, std::string> object() const override { return {entry_.object, entry_.symbol}; }
 
  private:
   std::string key_;

@@ -18,8 +18,6 @@
 #include <llvm/Transforms/Scalar/SROA.h>
 #include <llvm/Transforms/Scalar/SimplifyCFG.h>
 #include <llvm/Transforms/Vectorize/VectorCombine.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -30,6 +28,7 @@
 #include "base/sha256.h"
 #include "base/text.h"
 #include "target/cpu/codegen.h"
+#include "target/cpu/features.h"
 #include "target/cpu/llvm/masked_loads.h"
 #include "target/cpu/llvm/single_lane_stores.h"
 #include "target/cpu/llvm/translate.h"
@@ -70,15 +69,6 @@ std::string tuning_cpu(const TargetInfo& target) {
   if (target.features.contains("avx512f")) return "znver4";
   if (target.features.contains("avx2")) return "znver3";
   return "x86-64-v2";
-}
-
-/// Whether Linux lets this process use the CPU's matrix unit: the registers are large, so that it must be asked first (arch_prctl of
-/// Documentation/arch/x86/xstate.rst). It refuses where signal stacks are too small for them.
-bool may_use_matrices() {
-  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
-  constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
-  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return granted;
 }
 
 bool has_dot_products(const llvm::Module& module) {

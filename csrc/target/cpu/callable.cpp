@@ -1,9 +1,11 @@
+#include "target/cpu/callable.h"
+
 #include <cmath>
 #include <cstring>
 #include <map>
 
+#include "scalar/functions.h"
 #include "scalar/special.h"
-#include "target/cpu/llvm/functions.h"
 
 namespace deplo {
 namespace {

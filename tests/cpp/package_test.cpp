@@ -1,0 +1,77 @@
+#include <catch2/catch.hpp>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "package/checksum.h"
+#include "package/split.h"
+
+namespace deplo::package {
+namespace {
+
+TEST_CASE("SHA-256 of the standard's examples, and of lengths around a block's end") {
+  CHECK(sha256_of("", 0) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  CHECK(sha256_of("abc", 3) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  const std::string two_blocks = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
+  CHECK(sha256_of(two_blocks.data(), two_blocks.size()) == "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  const std::string million(1000000, 'a');
+  CHECK(sha256_of(million.data(), million.size()) == "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+}
+
+TEST_CASE("the quick checksum is the same with and without the instruction, and sees each bit") {
+  std::vector<unsigned char> bytes(200);
+  std::iota(bytes.begin(), bytes.end(), static_cast<unsigned char>(1));
+  for (size_t count = 0; count <= bytes.size(); ++count) {
+    const uint32_t sum = quick_checksum(bytes.data(), count);
+    REQUIRE(sum == quick_checksum_by_table(bytes.data(), count));
+    for (size_t at = 0; at < count; ++at) {
+      bytes[at] ^= 1U << (at % 8);
+      REQUIRE(quick_checksum(bytes.data(), count) != sum);
+      bytes[at] ^= 1U << (at % 8);
+    }
+  }
+}
+
+constexpr const char* kProgram =
+    R"(program @net(x: f32[s0, 4] user, w: f32[4, 4] parameter static, v: f32[4, 4] parameter static, unread: f32[4] buffer static) where s0 in 1..8
+  buffer p0: f32[4, 4] packed
+  buffer p1: f32[s0, 4] packed
+  buffer y: f32[s0, 4] output
+  once call @pack(w, p0)
+  once call @pack_rows(v, p1)
+  call @use(x, p0, p1, v, y)
+  return y
+kernel @pack(w: ptr f32, out p0: ptr f32) symbols () chunks 1 scratch 0
+  a: f32 = load w[0]
+  store p0[0] = a
+kernel @pack_rows(v: ptr f32, out p1: ptr f32) symbols (s0) chunks s0 scratch 0
+  a: f32 = load v[0]
+  store p1[0] = a
+kernel @use(x: ptr f32, p0: ptr f32, p1: ptr f32, v: ptr f32, out y: ptr f32) symbols (s0) chunks s0 scratch 0
+  a: f32 = load x[0]
+  store y[0] = a
+)";
+
+TEST_CASE("what is packed for all sizes alike becomes a constant; what depends on sizes stays") {
+  const kernel_ir::Module module = kernel_ir::parse(kProgram);
+  const SplitProgram split = split_once(module);
+  CHECK(split.packing.input_order == std::vector<std::string>{"w"});
+  CHECK(split.packs_from == std::vector<size_t>{1});
+  CHECK(split.packing.outputs.size() == 1);
+  CHECK(split.packing.steps.size() == 1);
+  CHECK(split.serving.input_order == std::vector<std::string>{"x", "v", "p0"});
+  REQUIRE(split.arguments.size() == 3);
+  CHECK((!split.arguments[0].is_packed && split.arguments[0].place == 0));
+  CHECK((!split.arguments[1].is_packed && split.arguments[1].place == 2));
+  CHECK((split.arguments[2].is_packed && split.arguments[2].place == 0));
+  CHECK(split.serving.steps.size() == 2);
+  CHECK(split.serving.find_buffer("p0")->is_static);
+  // Bodies are left out but for kernels that pack at run time.
+  REQUIRE(split.serving.kernels.size() == 2);
+  CHECK(!split.serving.find_kernel("pack_rows")->body.empty());
+  CHECK(split.serving.find_kernel("use")->body.empty());
+  CHECK(kernel_ir::parse(kernel_ir::print(split.serving)) == split.serving);
+}
+
+}  // namespace
+}  // namespace deplo::package
