@@ -295,7 +295,8 @@ class NestScheduler {
     std::string name = d.arguments.empty() ? "" : d.arguments[0].name;
     const loop_ir::Axis* along = find(free_, name);
     if (!along || lane_axis_ || !ordered_.empty() || !can_stream(*nest_.inner))
-      reader.fail(d, "it takes one parallel axis of a nest of float32 sums over the same axes, with the lanes on the last, and straight-line statements");
+      reader.fail(
+          d, "it takes one parallel axis of a nest of float32 sums over the same axes, with the lanes on the last, and straight-line statements");
     reader.only(d, {name});
     streamed_ = *along;
     streams_ = reader.number(d, name, 1, kMostSide);
