@@ -170,7 +170,9 @@ def _storage(value: Any) -> int | None:
 def _decompositions() -> dict[Any, Any]:
     """What a backend of torch.compile gets: deplo's own, and what ATen itself breaks down into other calls, which exports leave whole."""
     all_of_export: Any = torch.export.default_decompositions()
-    composite = {op: formula for op, formula in all_of_export.items() if getattr(op, "_can_decompose", bool)()}
+    # Those that Python alone breaks down need no formula here, and PyTorch may have mislaid what it does with them after another export.
+    key = "CompositeImplicitAutograd"
+    composite = {op: formula for op, formula in all_of_export.items() if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)}
     bilinear, nearest = torch.ops.aten.upsample_bilinear2d, torch.ops.aten.upsample_nearest2d
     # These two PyTorch keeps whole even in that table.
     composite[bilinear.vec] = lambda x, size, align, scales: bilinear.default(x, _resized(x, size, scales), align, *(scales or ()))

@@ -587,7 +587,7 @@ def in_fresh_process(lines: str, **environment: str) -> str:
 def test_the_entry_point_is_found_in_a_fresh_process():
     lines = (
         "import sys, torch\n"
-        "assert 'deplo' not in sys.modules\n"
+        "assert 'deplo._C' not in sys.modules and 'deplo.backend' not in sys.modules\n"
         "f = torch.compile(lambda x: torch.softmax(x, -1), backend='deplo', options={'strict': True, 'allow_library': []})\n"
         "assert 'deplo' in torch._dynamo.list_backends()\n"
         "x = torch.randn(4, 8)\n"

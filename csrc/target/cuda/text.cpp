@@ -443,7 +443,11 @@ class BodyWriter {
   void statement(const Prefetch& /*s*/) {}
   void statement(const Matrix& /*s*/) { throw UnsupportedError(fmt::format("kernel {}: matrix statements are for CPUs", kernel_.name)); }
   void statement(const Barrier& /*s*/) { line("__syncthreads();"); }
-  void statement(const SetError& s) { line("if ({}) *error = {};", id(s.condition), static_cast<int>(s.code)); }
+  void statement(const SetError& s) {
+    std::string any = lane(s.condition, 0);
+    for (int l = 1; !is_uniform(s.condition) && l < known(s.condition).lanes; ++l) any += " || " + lane(s.condition, l);
+    line("if ({}) *error = {};", any, static_cast<int>(s.code));
+  }
 
   void nested(const Block& body) {
     ++indent_;
