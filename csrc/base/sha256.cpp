@@ -48,18 +48,18 @@ void add_block(State& state, const unsigned char* block) {
 
 }  // namespace
 
-std::string sha256_hex(const std::string& bytes) {
+std::string sha256_hex(const void* from, size_t bytes) {
   State state{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  const auto* data = reinterpret_cast<const unsigned char*>(bytes.data());
-  size_t whole = bytes.size() / 64 * 64;
+  const auto* data = static_cast<const unsigned char*>(from);
+  size_t whole = bytes / 64 * 64;
   for (size_t at = 0; at < whole; at += 64) add_block(state, data + at);
   // What is left, a bit, zeros, and the length in bits as 8 bytes at the end of a block.
   std::array<unsigned char, 128> end{};
-  size_t rest = bytes.size() - whole;
-  std::memcpy(end.data(), data + whole, rest);
+  size_t rest = bytes - whole;
+  if (rest > 0) std::memcpy(end.data(), data + whole, rest);
   end[rest] = 0x80;
   size_t length = rest < 56 ? 64 : 128;
-  for (size_t i = 0; i < 8; ++i) end[length - 1 - i] = static_cast<unsigned char>(uint64_t{bytes.size()} * 8 >> (8 * i));
+  for (size_t i = 0; i < 8; ++i) end[length - 1 - i] = static_cast<unsigned char>(uint64_t{bytes} * 8 >> (8 * i));
   for (size_t at = 0; at < length; at += 64) add_block(state, end.data() + at);
   std::string text;
   for (uint32_t word : state) text += fmt::format("{:08x}", word);

@@ -2,12 +2,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 namespace deplo::package {
-
-/// SHA-256 (FIPS 180-4) in hexadecimal.
-std::string sha256_of(const void* data, size_t bytes);
 
 /// CRC-32C of four interleaved streams: word k of 8 bytes goes to stream k mod 4, what is left over to stream 0; then of the four results. As fast as
 /// memory, where the CPU has the instruction (SSE4.2).

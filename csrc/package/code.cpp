@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "package/checksum.h"
+#include "base/sha256.h"
 #include "package/link.h"
 #include "target/cpu/callable.h"
 
@@ -20,7 +20,7 @@ LoadedCode::LoadedCode(const std::string& where, const char* bytes, uint64_t tex
   memory_ = static_cast<char*>(made);
   try {
     std::memcpy(memory_, bytes, addresses);
-    DEPLO_CHECK(sha256_of(memory_, addresses) == sha256, "{} is damaged: its machine code has another checksum", where);
+    DEPLO_CHECK(sha256_hex(memory_, addresses) == sha256, "{} is damaged: its machine code has another checksum", where);
     for (size_t k = 0; k < externals.size(); ++k) {
       void* function = callable_address(externals[k]);
       DEPLO_CHECK(function, "{} calls {}, which this deplo does not have", where, externals[k]);

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/processors.h"
+#include "base/sha256.h"
 #include "base/text.h"
 #include "package/checksum.h"
 #include "package/code.h"
@@ -74,7 +75,7 @@ std::string read_manifest(const Mapping& file, const std::string& path) {
   DEPLO_CHECK(found == sizeof(Header), "{} is truncated: it has {} bytes", path, bytes);
   DEPLO_CHECK(header.format <= kFormat, "{} is of format {}, and this deplo reads format {}: a newer one wrote it", path, header.format, kFormat);
   const size_t before = sizeof(Header) - header.header_sha256.size();
-  DEPLO_CHECK(sha256_of(file.data(), before) == std::string(header.header_sha256.data(), header.header_sha256.size()),
+  DEPLO_CHECK(sha256_hex(file.data(), before) == std::string(header.header_sha256.data(), header.header_sha256.size()),
               "{} is damaged: its header has another checksum", path);
   DEPLO_CHECK(header.format == kFormat, "{} is of format {}, and this deplo reads format {}: export it again", path, header.format, kFormat);
   DEPLO_CHECK(bytes >= header.file_bytes, "{} is truncated: it has {} bytes of {}", path, bytes, header.file_bytes);
@@ -82,7 +83,7 @@ std::string read_manifest(const Mapping& file, const std::string& path) {
   DEPLO_CHECK(header.manifest_offset <= bytes && header.manifest_bytes <= bytes - header.manifest_offset,
               "{} is damaged: its manifest lies outside of it", path);
   std::string text(file.data() + header.manifest_offset, header.manifest_bytes);
-  DEPLO_CHECK(sha256_of(text.data(), text.size()) == std::string(header.manifest_sha256.data(), header.manifest_sha256.size()),
+  DEPLO_CHECK(sha256_hex(text.data(), text.size()) == std::string(header.manifest_sha256.data(), header.manifest_sha256.size()),
               "{} is damaged: its manifest has another checksum", path);
   return text;
 }
@@ -124,7 +125,7 @@ void Package::check_tensors(Check check) const {
     for (size_t k = next++; k < order.size(); k = next++) {
       const PackedTensor& tensor = manifest_.tensors[order[k]];
       const bool same = check == Check::quick ? quick_checksum(data_of(tensor), tensor.section.bytes) == tensor.quick
-                                              : sha256_of(data_of(tensor), tensor.section.bytes) == tensor.section.sha256;
+                                              : sha256_hex(data_of(tensor), tensor.section.bytes) == tensor.section.sha256;
       if (!same) damaged = order[k];
     }
   };
@@ -146,7 +147,7 @@ std::unique_ptr<runtime::Program> Package::make_program(LibraryFactory library, 
   DEPLO_SUPPORT(library || chosen.library.empty(), "{} calls {} of ATen, which only PyTorch can run: load it with deplo.load in Python", path_,
                 joined(chosen.library));
   const std::string text(file_.data() + chosen.program.offset, chosen.program.bytes);
-  DEPLO_CHECK(sha256_of(text.data(), text.size()) == chosen.program.sha256, "{} is damaged: its program has another checksum", path_);
+  DEPLO_CHECK(sha256_hex(text.data(), text.size()) == chosen.program.sha256, "{} is damaged: its program has another checksum", path_);
   kernel_ir::Module module = kernel_ir::parse(text, path_);
   DEPLO_CHECK(module.kernels.size() == chosen.entries.size() && module.input_order.size() == chosen.arguments.size(),
               "{} is damaged: its program has {} kernels and {} inputs, its manifest {} and {}", path_, module.kernels.size(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import functools
 import os
@@ -77,3 +78,25 @@ def fetched(tree: Any) -> Any:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return Gpu(monkeypatch)
+
+
+class Driver:
+    """The emulated driver: how it behaves, and how often each of its calls was made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
+        self.monkeypatch, self.log = monkeypatch, log
+        self.behave("")
+
+    def behave(self, settings: str) -> None:
+        self.monkeypatch.setenv("DEPLO_FAKE_CUDA", f"{settings},log={self.log}")
+
+    def calls(self) -> collections.Counter[str]:
+        """Since the last time."""
+        made = collections.Counter(self.log.read_text().split()) if self.log.exists() else collections.Counter()
+        self.log.unlink(missing_ok=True)
+        return made
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
+    return Driver(monkeypatch, tmp_path / "calls")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import functools
 import json
@@ -16,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from devices import EMULATED, Gpu, fetched
+from devices import EMULATED, Driver, Gpu, fetched
 from devices import device as device
+from devices import driver as driver
 from engines import Compiler, same
 from program_cases import CASES, Case
 from test_cases import CONCATENATIONS, Layer, check, each
@@ -265,23 +265,6 @@ def test_many_threads_call_one_program():
 # The driver: what it is asked, and what it refuses
 
 
-class Driver:
-    """The emulated driver: how it behaves, and how often each of its calls was made."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
-        self.monkeypatch, self.log = monkeypatch, log
-        self.behave("")
-
-    def behave(self, settings: str) -> None:
-        self.monkeypatch.setenv("DEPLO_FAKE_CUDA", f"{settings},log={self.log}")
-
-    def calls(self) -> collections.Counter[str]:
-        """Since the last time."""
-        made = collections.Counter(self.log.read_text().split()) if self.log.exists() else collections.Counter()
-        self.log.unlink(missing_ok=True)
-        return made
-
-
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
 @pytest.mark.parametrize("name", CONCATENATIONS)
 def test_parts_of_a_concatenation(name: str, dynamic: bool):
@@ -291,16 +274,11 @@ def test_parts_of_a_concatenation(name: str, dynamic: bool):
     same(compiled_for_gpu(layer, dynamic=dynamic)(x), layer(x), exact=layer.double()(x.double()))
 
 
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
-    return Driver(monkeypatch, tmp_path / "calls")
-
-
-def test_a_graph_is_compiled_once(driver: Driver):
+def test_a_graph_is_compiled_once(driver: Driver, tmp_path: Path):
     def fn(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(x, -1)
 
-    compiled = Compiler()(fn, EMULATOR)
+    compiled = Compiler()(fn, {**EMULATOR, "cache_dir": str(tmp_path / "kernels")})  # where no earlier run left any
     x, y = torch.randn(3, 8), torch.randn(5, 8)
     same(compiled(x), fn(x))
     first = driver.calls()

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from devices import EMULATED, IS_REAL, Gpu, fetched
+from devices import EMULATED, IS_REAL, Driver, Gpu, fetched
 from devices import device as device
+from devices import driver as driver
 from engines import Compiler, same
 
 import deplo
@@ -27,28 +28,6 @@ from deplo.errors import FallbackWarning, UnsupportedError
 pytestmark = pytest.mark.usefixtures("fresh_inference")
 pytest.importorskip("deplo._C")
 stand_in = pytest.mark.skipif(IS_REAL, reason="asks the device that stands in what was done")
-
-
-class Log:
-    """What the emulated driver was asked: how often each of its calls was made."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-        self.monkeypatch, self.path = monkeypatch, path
-        self.behave("")
-
-    def behave(self, settings: str) -> None:
-        self.monkeypatch.setenv("DEPLO_FAKE_CUDA", f"{settings},log={self.path}")
-
-    def calls(self) -> collections.Counter[str]:
-        """Since the last time."""
-        made = collections.Counter(self.path.read_text().split()) if self.path.exists() else collections.Counter()
-        self.path.unlink(missing_ok=True)
-        return made
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Log:
-    return Log(monkeypatch, tmp_path / "calls")
 
 
 def on(device: Gpu, fn: Callable[..., Any], options: dict[str, Any] | None = None, **keywords: Any) -> Any:
@@ -72,7 +51,7 @@ def test_tensors_choose_the_target(device: Gpu):
 
 
 @stand_in
-def test_a_call_copies_nothing_and_waits_for_nothing(device: Gpu, driver: Log):
+def test_a_call_copies_nothing_and_waits_for_nothing(device: Gpu, driver: Driver):
     layer = device.put(torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32)))
 
     def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -206,7 +185,7 @@ def test_an_index_out_of_range_is_raised_later(device: Gpu):
 
 
 @stand_in
-def test_errors_name_the_kernel_and_leave_nothing_behind(device: Gpu, driver: Log):
+def test_errors_name_the_kernel_and_leave_nothing_behind(device: Gpu, driver: Driver):
     compiled = on(device, lambda x: torch.softmax(x + 1, -1) @ x)
     x = device.put(torch.randn(8, 8))
     want = compiled(x)
@@ -238,7 +217,7 @@ def test_errors_name_the_kernel_and_leave_nothing_behind(device: Gpu, driver: Lo
         ({}, "devices=0", "finds no device"),
     ],
 )
-def test_what_is_missing_is_told_once(device: Gpu, driver: Log, options: dict[str, Any], settings: str, missing: str):
+def test_what_is_missing_is_told_once(device: Gpu, driver: Driver, options: dict[str, Any], settings: str, missing: str):
     driver.behave(settings)
     x = device.put(torch.randn(2, 3))
     with pytest.warns(FallbackWarning, match=f"runs in eager mode, its kernels for cuda cannot run here: .*{missing}") as seen:
@@ -293,7 +272,7 @@ def test_many_threads_call_one_program(device: Gpu):
 
 
 @stand_in
-def test_equal_kernels_compile_once_and_stay_on_disk(device: Gpu, driver: Log, tmp_path: Path):
+def test_equal_kernels_compile_once_and_stay_on_disk(device: Gpu, driver: Driver, tmp_path: Path):
     weights = device.put([torch.randn(6, 6) for _ in range(3)])
 
     def fn(x: torch.Tensor) -> torch.Tensor:
@@ -341,7 +320,7 @@ def test_recorded_launches_follow_sizes_and_addresses(device: Gpu):
 
 
 @stand_in
-def test_a_graph_is_recorded_once_and_launched_whole(device: Gpu, driver: Log):
+def test_a_graph_is_recorded_once_and_launched_whole(device: Gpu, driver: Driver):
     compiled = on(device, steps, {"replay": True})
     x = device.put(torch.randn(5, 8))
     compiled(x)
@@ -368,7 +347,7 @@ def test_a_graph_is_recorded_once_and_launched_whole(device: Gpu, driver: Log):
 
 
 @stand_in
-def test_the_mode_reduces_overhead(device: Gpu, driver: Log, monkeypatch: pytest.MonkeyPatch):
+def test_the_mode_reduces_overhead(device: Gpu, driver: Driver, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DEPLO_CUDA_DRIVER", EMULATED)
     monkeypatch.setenv("DEPLO_NVRTC", EMULATED)
     compiled = torch.compile(steps, backend="deplo", mode="reduce-overhead")
