@@ -9,6 +9,7 @@ Margin losses are traced without the end of a list of targets (torch 2.13 counts
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -59,6 +60,10 @@ def _forget(overloads: set[Any]) -> None:
     for cache in (FakeTensorMode.cache, of_sizes or {}):
         for key in [key for key in list(cache) if key.key[0] in overloads]:
             cache.pop(key, None)
+    # torch.export remembers which of ATen's calls are made of others.
+    export = sys.modules.get("torch._export.utils")
+    if export is not None:
+        export._collect_all_valid_cia_ops_for_aten_namespace.cache_clear()
 
 
 def _kernels() -> list[tuple[Any, dict[Any, Any]]]:
