@@ -146,6 +146,12 @@ KEYS: dict[str, Key] = {
         _flag, False, "DEPLO_REPLAY", "record what a call starts on a device, and repeat it as a whole (CUDA graphs); mode reduce-overhead"
     ),
     "features": Key(_text, "", "DEPLO_FEATURES", "use no more CPU features than these, as avx2"),
+    "weights": Key(
+        _one_of("auto", "pack", "original"),
+        "auto",
+        "DEPLO_WEIGHTS",
+        "pack: layers may keep copies of their weights in the order in which kernels read them; original: they read the model's own; auto: pack",
+    ),
     "memory_limit": Key(_bytes, 0, "", "largest arena and packed weights in bytes, as '4G'; 0: no limit"),
     "tune": Key(_one_of("off", "fast", "full"), "off", "", "accepted for later: schedules come from heuristics only"),
 }
@@ -178,6 +184,7 @@ class Options:
     nvrtc: str
     replay: bool
     features: str
+    weights: str
     memory_limit: int
     tune: str
 

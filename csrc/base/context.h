@@ -22,11 +22,18 @@ struct TargetInfo {
   int64_t l3_bytes = 32 << 20;
 };
 
+/// Which layers' weights are packed once, into copies that live as long as the program.
+enum class Weights {
+  packed,    ///< all that are faster so
+  original,  ///< none of more than a few kilobytes: they are read where the caller has them
+};
+
 /// Everything that a pass may know besides its module. No globals, no environment reads in passes.
 struct PassContext {
   TargetInfo target;
   SizeHints hints;
   bool training = false;                         ///< parameters change between calls: what is packed of them is packed for each
+  Weights weights = Weights::packed;
   std::set<std::string> disabled;                ///< names of passes to skip
   std::map<std::string, std::string> schedules;  ///< kernel name or canonical nest -> schedule text given by the user
 };

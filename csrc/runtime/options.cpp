@@ -43,6 +43,8 @@ struct Reader {
         {"memory_limit", [&](const json& v) { options.memory_limit = v.get<int64_t>(); }},
         {"tune", [&](const json& v) { options.tune = v.get<std::string>(); }},
         {"training", [&](const json& v) { options.context.training = v.get<bool>(); }},
+        {"weights",
+         [&](const json& v) { options.context.weights = v.get<std::string>() == "original" ? Weights::original : Weights::packed; }},
         {"hints", [&](const json& v) { options.context.hints = v.get<SizeHints>(); }},
     };
     for (const Target* each : all_targets())

@@ -22,8 +22,12 @@ std::optional<ProposedContraction> propose_cpu_contraction(const loop_ir::Kernel
   };
   consider(ContractionScheduler(merged, statics, ctx), [&](ContractionScheduler& s) { return s.propose_across(best); });
   consider(ContractionScheduler(merged, statics, ctx), [&](ContractionScheduler& s) { return s.propose_apart(best); });
+  const bool changing = !along.lanes_static();
   for (bool across : {true, false})
-    consider(ContractionScheduler(merged, statics, ctx), [&](ContractionScheduler& s) { return s.propose_window(across, best); });
+    if (changing) consider(ContractionScheduler(merged, statics, ctx), [&](ContractionScheduler& s) { return s.propose_per_call(across, best); });
+  for (bool across : {true, false})
+    for (bool per_call : {false, changing})
+      consider(ContractionScheduler(merged, statics, ctx), [&](ContractionScheduler& s) { return s.propose_window(across, per_call, best); });
   return ProposedContraction{*schedule, *along.streamed()};
 }
 

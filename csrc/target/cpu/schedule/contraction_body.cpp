@@ -8,6 +8,8 @@
 namespace deplo::loop_to_tile {
 namespace {
 
+constexpr int64_t kFewPanels = 4;  // of lanes: more of them hide the time that rows take to come
+
 bool rounds_to_bf16(const tile_ir::Block& block, const loop_ir::Let& cast) {
   return cast.dtype == DType::bf16 && std::any_of(block.begin(), block.end(), [&](const auto& stmt) {
            const auto* let = std::get_if<loop_ir::Let>(&stmt->node);
@@ -223,6 +225,25 @@ tile_ir::Block ContractionScheduler::prefetch_panel(const Item& item, Expr k) co
     out.push_back(make(tile_ir::Prefetch{item.lanes.param, std::move(at), 2}));
   }
   return out;
+}
+
+bool ContractionScheduler::prefetches_rows(const Item& item) const {
+  const bool few = per_call_ && lanes_extent_.is_constant() && lanes_extent_.value() <= kFewPanels * nr_;
+  return few && across_ && !item.rows.is_static && !window_ && rows_.size() == 1;
+}
+
+tile_ir::Block ContractionScheduler::prefetch_rows(const Item& item, const RowBlocks& rows) const {
+  // A step takes an element or a word of each row: as many steps as a line holds fetch one line of each.
+  const loop_ir::Load* main = main_load(item.rows);
+  const Expr k = sym("k" + item.tag);
+  const Expr next = sym("kb" + item.tag) + 1;
+  const Expr row = first_row_ + row_of(item, rows, min(mod(k, kCacheLine), rows.mr - 1)) + floordiv(next, item.depth_blocks) * (row_tiles_ * mr_);
+  Substitution map = outer_map_;
+  join(map, unflatten(rows_, min(row, rows_extent_ - 1)));
+  join(map, depth_map(item, min(mod(next, item.depth_blocks) * item.depth_block + floordiv(k, kCacheLine) * kCacheLine * item.group(), item.depth - 1)));
+  std::vector<Expr> index;
+  for (Expr e : main->index) index.push_back(substitute(e, map));
+  return {make(tile_ir::Prefetch{main->buffer, std::move(index), 2})};
 }
 
 Ref<tile_ir::Stmt> ContractionScheduler::widen_panel(const Item& item) const {
@@ -459,7 +480,10 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
   const std::string& t = item.tag;
   const std::string acc = "acc" + t + rows.suffix;
   tile_ir::Block step;
-  if (item.lanes.is_static && !item.widened) step = prefetch_panel(item, depth_at(item).k);
+  if (prefetches_rows(item))
+    step = prefetch_rows(item, rows);
+  else if (item.lanes.is_static && !item.widened)
+    step = prefetch_panel(item, depth_at(item).k);
   step.push_back(multiply_add(item, rows, acc));
   // Each chain is summed by itself and then added, while the sums so far are in the first cache: errors grow as those of short chains, and the
   // tile goes through the second cache once for each long block of k.

@@ -243,6 +243,7 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
 
 PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool lanes) {
   PackedOperand packed;
+  packed.once = !operand.per_call;
   if (lanes && item.packed_lanes()) packed.dtype = item.packed_lanes()->dtype;
   const bool split = lanes && item.parts > 1;
   if (split) packed.dtype = DType::bf16;
@@ -274,6 +275,7 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
   for (const auto& stmt : operand.statements_of(narrow ? narrow->value : operand.source->value))
     if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) reads.insert(load->buffer);
   finish_pack(packed, reads, std::move(inside), batch, axes, width);
+  if (!packed.once) packed.kernel.symbols = kernel_.symbols;
   return packed;
 }
 
@@ -311,6 +313,7 @@ std::vector<PackedOperand> ContractionScheduler::pack_factors(Item& item) {
   const Substitution at = unflatten(batch, floordiv(sym("par"), panels));
   for (const loop_ir::Load* factor : prologue->factors) {
     PackedOperand packed;
+    packed.once = !item.lanes.per_call;
     packed.dtype = factor->dtype;
     packed.param = fmt::format("factor{}_{}", out.size(), item.tag);
     for (const auto& a : batch) packed.shape.push_back(a.extent);

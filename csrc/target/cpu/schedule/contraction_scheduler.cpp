@@ -21,6 +21,10 @@ constexpr double kSplitCost = 0.6;      // of six there, for one of float32
 constexpr double kWindowGain = 1.25;    // measured: packing every tap costs more than its copies
 constexpr int64_t kWidestImage = 1024;  // points of a line of which a block takes whole lines
 constexpr double kCopy = 8;             // cost of packing an element, in multiply-adds
+constexpr double kFarCopy = 8;          // of one that comes from memory, which nothing hides
+constexpr double kLineCopy = 1;         // where lines of k are copied as they lie
+constexpr double kCallCopy = 24;        // once a call: it goes through memory once more, and threads wait for one another
+constexpr int64_t kKeptBytes = 1 << 16;  // weights up to here are packed once in any case
 
 }  // namespace
 
@@ -62,8 +66,21 @@ std::optional<Schedule> ContractionScheduler::propose_apart(double best) {
   return describe();
 }
 
-std::optional<Schedule> ContractionScheduler::propose_window(bool across, double best) {
+std::optional<Schedule> ContractionScheduler::propose_per_call(bool across, double best) {
   across_ = across;
+  per_call_ = true;
+  if (!recognize() || std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.lanes.per_call; })) return std::nullopt;
+  group_lanes();
+  if (across_ && (rows_.size() > 2 || rows_lie_across())) return std::nullopt;
+  if (!streamed()) return std::nullopt;
+  choose_sizes();
+  if (padded_work() > best) return std::nullopt;
+  return describe();
+}
+
+std::optional<Schedule> ContractionScheduler::propose_window(bool across, bool per_call, double best) {
+  across_ = across;
+  per_call_ = per_call;
   windowed_ = true;
   if (!recognize() || !lanes_static()) return std::nullopt;
   group_lanes();
@@ -87,21 +104,27 @@ double ContractionScheduler::padded_work() const {
     int64_t lines = lanes_[0].extent.value();
     lanes = lines / lane_lines_ * round_up(lane_lines_ * inner, nr_) + round_up(lines % lane_lines_ * inner, nr_);
   }
-  int64_t packed = 0;
+  double packed = 0;  // multiply-adds that it costs
   const int64_t row_blocks = hint(ceildiv(rows_extent_, row_tiles_ * mr_));
-  if (!items_[0].lanes.is_static) packed += lanes * row_blocks;
-  if (!items_[0].rows.is_static) packed += hint(rows_extent_ * lane_groups());
+  // What does not stay in a cache comes from memory for each pack.
+  const int64_t l3 = ctx_.target.l3_bytes;
+  const double copy = hint(count(lanes_) * items_[0].depth) * 4 > l3 ? kCopy + kFarCopy : kCopy;
+  if (!items_[0].lanes.is_static) packed += copy * static_cast<double>(lanes * row_blocks);
+  if (items_[0].lanes.per_call) packed += kCallCopy * static_cast<double>(lanes);
+  const bool in_lines = unit_along(items_[0].rows, items_[0].contraction->reduce->axes.back().name);
+  if (!items_[0].rows.is_static) packed += (in_lines ? kLineCopy : kCopy) * static_cast<double>(hint(rows_extent_ * lane_groups()));
   const bool split = items_[0].parts > 1;
   const double products = split ? kSplitCost : items_[0].matrix ? kMatrixCost : items_[0].words ? kWordCost : items_[0].pairs ? kPairCost : 1;
   return points * (products * block_cost(hint(rows_extent_), mr_, block_vectors(), items_[0].group() > 1 ? 0 : ctx_.target.load_cost) *
                        static_cast<double>(lanes) +
-                   kCopy * static_cast<double>(packed));
+                   packed);
 }
 
 ScheduledContraction ContractionScheduler::apply(const Schedule& schedule) {
   ScheduleReader reader(kernel_.name, schedule);
   across_ = is_across(schedule);
   windowed_ = is_windowed(schedule);
+  per_call_ = is_per_call(schedule);
   if (!recognize()) reader.fail("the kernel is no contraction whose operands vary along its stores' contiguous axis");
   read(reader);
   ScheduledContraction out;
@@ -118,7 +141,7 @@ ScheduledContraction ContractionScheduler::apply(const Schedule& schedule) {
     if (item.rows.is_static) out.packed.push_back(pack_once(item, item.rows, false));
   }
   for (const PackedOperand& p : out.packed)
-    k.params.push_back({p.param, loop_ir::ParamKind::in, p.dtype, p.shape, contiguous_strides(p.shape), true});
+    k.params.push_back({p.param, loop_ir::ParamKind::in, p.dtype, p.shape, contiguous_strides(p.shape), p.once});
   k.body = body();
   Expr work = count(outer_) * rows_extent_ * lanes_extent_ * items_[0].depth * static_cast<int64_t>(items_.size());
   k.chunks = max(1, min(parallel_extent_, ceildiv(work, chunk_work_)));
@@ -232,6 +255,7 @@ bool ContractionScheduler::classify() {
     item.contraction = &c;
     item.tag = tag_ + std::to_string(items_.size());
     if (!prepare(item.lanes, in_a ? c.a : c.b, c.reduce->axes) || !prepare(item.rows, in_a ? c.b : c.a, c.reduce->axes)) return false;
+    if (per_call_ && !item.lanes.is_static) item.lanes.is_static = item.lanes.per_call = true;
     item.depth = count(c.reduce->axes);
     if (item.depth.is(0)) return false;  // sums of nothing
     items_.push_back(std::move(item));
@@ -343,6 +367,13 @@ bool ContractionScheduler::is_windowed(const Schedule& schedule) {
   });
 }
 
+bool ContractionScheduler::is_per_call(const Schedule& schedule) {
+  const Argument call{"at", "call"};
+  return std::any_of(schedule.directives.begin(), schedule.directives.end(), [&](const Directive& d) {
+    return d.word == "pack" && std::find(d.arguments.begin(), d.arguments.end(), call) != d.arguments.end();
+  });
+}
+
 bool ContractionScheduler::is_across(const Schedule& schedule) const {
   for (const Directive& d : schedule.directives) {
     if (d.word != "vectorize" || d.arguments.size() != 1) continue;
@@ -393,6 +424,14 @@ bool ContractionScheduler::lanes_static() const {
   return std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.lanes.is_static; });
 }
 
+bool ContractionScheduler::is_kept(const analysis::ContractionOperand& source, const std::vector<Axis>& summed) const {
+  if (ctx_.weights == Weights::packed) return true;
+  Expr elements = count(summed);
+  for (const auto& a : nest_.axes)
+    if (source.axes.count(a.name) > 0) elements = elements * a.extent;
+  return elements.value() * 4 <= kKeptBytes;
+}
+
 bool ContractionScheduler::prepare(Operand& operand, const analysis::ContractionOperand& source, const std::vector<Axis>& summed) {
   operand.source = &source;
   operand.slice = source.slice;
@@ -432,7 +471,7 @@ bool ContractionScheduler::prepare(Operand& operand, const analysis::Contraction
   for (const std::string& name : needed) operand.fixed = operand.fixed && kernel_.symbols.count(name) == 0;
   auto varies = [&](const Axis& a) { return source.axes.count(a.name) > 0 && !a.extent.is_constant(); };
   if (std::any_of(nest_.axes.begin(), nest_.axes.end(), varies) || std::any_of(summed.begin(), summed.end(), varies)) operand.fixed = false;
-  operand.is_static = operand.fixed;
+  operand.is_static = operand.fixed && is_kept(source, summed);
   return true;
 }
 
@@ -476,7 +515,7 @@ std::optional<std::vector<Cond>> ContractionScheduler::streamed() const {
   bool along_k =
       std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return unit_along(i.lanes, i.contraction->reduce->axes.back().name); });
   // Few rows read the lane operand once anyway: packing it per call would double the traffic.
-  bool packs_per_call = std::any_of(items_.begin(), items_.end(), [](const Item& i) { return !i.lanes.is_static; });
+  bool packs_per_call = std::any_of(items_.begin(), items_.end(), [](const Item& i) { return !i.lanes.is_static || i.lanes.per_call; });
   if (along_k || packs_per_call) cases.push_back(less_equal(count(rows_), packs_per_call ? kUnpackedRows : kStreamRows));
   std::vector<Cond> open;
   for (const Cond& c : cases) {

@@ -43,7 +43,8 @@ struct Operand {
   const analysis::ContractionOperand* source = nullptr;
   loop_ir::Block slice;    ///< with the statements outside of the reduction that it needs
   bool fixed = false;      ///< made of static buffers and constant sizes alone: it may be packed once
-  bool is_static = false;  ///< packed once
+  bool is_static = false;  ///< packed beforehand, in panels
+  bool per_call = false;   ///< by a step of each call
   int64_t padding = kRowPadding;
   std::string param;  ///< of the packed buffer when static
 
@@ -140,8 +141,14 @@ class ContractionScheduler {
   /// With the lanes along another axis of their operand than the stores' contiguous one, where that pads less.
   std::optional<Schedule> propose_apart(double best);
 
-  /// With the points of an image as rows, packed as they lie.
-  std::optional<Schedule> propose_window(bool across, double best);
+  /// With lanes that change packed once a call, along the stores' contiguous axis or the other operand's.
+  std::optional<Schedule> propose_per_call(bool across, double best);
+
+  /// With the points of an image as rows, packed as they lie, beside lanes that are packed once, or once a call.
+  std::optional<Schedule> propose_window(bool across, bool per_call, double best);
+
+  /// Whether all lanes are packed beforehand.
+  bool lanes_static() const;
 
   /// Of the sizes chosen: multiply-adds with the padding, weighed by how well their register blocks run, and the elements packed, for one k of all
   /// outer points.
@@ -195,7 +202,10 @@ class ContractionScheduler {
   /// The lanes are the contiguous axis, and with it the axes that continue it in every store, or step from one row of whole vectors to the
   /// next; other axes of its class run outside.
   void group_lanes();
-  bool lanes_static() const;
+  /// Whether a schedule packs the lanes once a call.
+  static bool is_per_call(const Schedule& schedule);
+  /// Whether an operand of static buffers is packed once, rather than left where it lies.
+  bool is_kept(const analysis::ContractionOperand& source, const std::vector<loop_ir::Axis>& summed) const;
   bool prepare(Operand& operand, const analysis::ContractionOperand& source, const std::vector<loop_ir::Axis>& summed);
   int64_t hint(Expr e) const;
 
@@ -245,8 +255,12 @@ class ContractionScheduler {
   int64_t tile_rows() const { return window_ ? lines_ * rows_[1].extent.value() : row_tiles_ * mr_; }
   std::string row_tile_name() const { return window_ ? rows_[0].name : name_of(rows_); }
   void choose_lane_block();
+  /// Blocks of rows in one, beside lanes that are packed once a call: more lanes leave more time to fetch them.
+  int64_t call_blocks() const;
   /// How much of the time threads lose with blocks of so many lanes, waiting for one another and packing rows for each block: 1 and more.
   double block_share(int64_t lane_block) const;
+  /// Another height of the rows' blocks where threads share them better.
+  void share_rows();
   /// Another width of the lanes' blocks where threads share them better.
   void share_lanes();
 
@@ -388,6 +402,10 @@ class ContractionScheduler {
     std::string suffix = {};  ///< registers need names of their own
   };
 
+  /// Whether the steps of k of one block fetch the rows of the next one.
+  bool prefetches_rows(const Item& item) const;
+  tile_ir::Block prefetch_rows(const Item& item, const RowBlocks& rows) const;
+
   /// A step of k; of windows, it is made of a channel and two taps.
   struct Depth {
     Expr k, channel, line_tap, point_tap;
@@ -458,6 +476,7 @@ class ContractionScheduler {
   Axis unit_;                     ///< the one along which most stores are contiguous
   std::optional<Window> window_;  ///< when the rows' operand is packed as it lies under windows
   bool windowed_ = false;         ///< asked for
+  bool per_call_ = false;         ///< lanes that change are packed once a call
   int64_t lines_ = 0, block_lines_ = 0, block_points_ = 0;
   Expr first_row_line_, valid_row_lines_;
   bool across_ = false;                       ///< lanes are off that axis: the sums are transposed at the end

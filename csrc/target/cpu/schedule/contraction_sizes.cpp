@@ -13,6 +13,9 @@ constexpr int64_t kChain = 128;             // beyond: chains are short
 constexpr double kWindowShare = 0.25;       // of it, that those of windows may take: far less than copies of all windows
 constexpr double kCacheShare = 0.7;         // of the second cache, that the packed operands of a block of k may take
 constexpr int64_t kStaticLanes = 256;       // lanes of a block whose lane operand was packed before
+constexpr int64_t kCallRows = 112;          // rows of a block beside such lanes
+constexpr double kCallShare = 0.11;         // of the second cache, that these may take: what comes next is fetched beside them
+constexpr int64_t kCallLanes = 1024;        // lanes of a block whose lane operand a step of the call packs: they go by in panels
 constexpr int64_t kStaticRows = 96;         // its rows
 constexpr int64_t kWideLanes = 512;         // lanes of a block of register blocks of three vectors
 constexpr int64_t kWideUnroll = 2;          // steps of k of such a register block
@@ -112,14 +115,23 @@ int64_t register_rows(int64_t rows, int64_t vectors, const PassContext& ctx) {
 
 void ContractionScheduler::choose_sizes() {
   choose_blocks(kBlockVectors);
+  // Lanes that are a call's own rows may be few.
+  if (per_call_ && across_ && lanes_extent_.is_constant()) {
+    const double usual = padded_work();
+    const bool few = lanes_extent_.value() <= nr_ / kBlockVectors;
+    choose_blocks(few ? kBlockVectors - 1 : kBlockVectors + 1);
+    if (padded_work() >= usual) choose_blocks(kBlockVectors);
+  }
   // Three vectors of fewer rows load less for each multiply-add, where their lanes are not many more.
-  if (ctx_.target.load_cost > 0 && lanes_static() && !in_rows_ && items_[0].group() == 1) {
+  if (ctx_.target.load_cost > 0 && lanes_static() && !per_call_ && !in_rows_ && items_[0].group() == 1) {
     const double narrow = padded_work() * block_share(lane_block_);
     choose_blocks(kBlockVectors + 1);
     if (padded_work() * block_share(lane_block_) >= narrow) choose_blocks(kBlockVectors);
   }
   for (Item& item : items_) item.widened = can_widen(item) && (item.needs_widening() || tile_rows() / mr_ >= kWidenedTiles);
 }
+
+int64_t ContractionScheduler::call_blocks() const { return hint(lanes_extent_) > kDynamicLanes ? 2 : 1; }
 
 double ContractionScheduler::block_share(int64_t lane_block) const {
   // Cost of packing an element of the rows, in multiply-adds: of one in parts, when a matrix unit makes these.
@@ -131,6 +143,17 @@ double ContractionScheduler::block_share(int64_t lane_block) const {
   const double idle =
       idle_share(std::max<int64_t>(1, hint(count(outer_))), panels, lane_block / nr_, tiles, window_ ? lines_ / block_lines_ : row_tiles_);
   return idle * (1 + (items_[0].parts > 1 ? kRowSplit : kRowCopy) / static_cast<double>(lane_block));
+}
+
+void ContractionScheduler::share_rows() {
+  // Cost of another block beside that of its multiply-adds: each starts with rows that nothing fetched for it.
+  constexpr double kBlock = 0.01;
+  const int64_t all = (rows_extent_.value() + mr_ - 1) / mr_;
+  const int64_t others = std::max<int64_t>(1, hint(count(outer_) * lane_groups()));
+  const int64_t usual = row_tiles_;
+  auto share = [&](int64_t tiles) { return idle_share(others, 1, 1, all, tiles) * (1 + kBlock * static_cast<double>(usual) / static_cast<double>(tiles)); };
+  for (int64_t tiles = std::max<int64_t>(1, usual / 3); tiles <= usual; ++tiles)
+    if (share(tiles) < share(row_tiles_)) row_tiles_ = tiles;
 }
 
 void ContractionScheduler::share_lanes() {
@@ -201,7 +224,7 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
     for (Item& item : items_) item.rows.padding = round_up(row_tiles_ * mr_, kCacheLine) + kRowPadding - row_tiles_ * mr_;
     return;
   }
-  int64_t most = items_[0].matrix ? kMatrixRows : lanes_static() ? kStaticRows : kDynamicRows;
+  int64_t most = items_[0].matrix ? kMatrixRows : per_call_ && across_ ? call_blocks() * kCallRows : lanes_static() ? kStaticRows : kDynamicRows;
   bool rows_static = std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
   if (rows_static && !lanes_static()) {
     // Every block of rows packs the lanes anew: one block takes all rows, unless that leaves too few blocks.
@@ -212,7 +235,8 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
   int64_t tiles = std::max<int64_t>(1, most / mr_);
   if (rows_extent_.is_constant()) tiles = balanced((rows + mr_ - 1) / mr_, tiles);
   row_tiles_ = tiles;
-  if (lanes_static() && !across_) share_lanes();
+  if (per_call_ && across_ && rows_extent_.is_constant()) share_rows();
+  if (lanes_static() && !across_ && !per_call_) share_lanes();
   const bool any_size = !rows_extent_.is_constant() && std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
   if (any_size && items_[0].matrix)
     tail_ = tile_ir::kMatrixSide;
@@ -223,6 +247,8 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
 int64_t ContractionScheduler::longest_block(const Item& item, int64_t rows) const {
   // Of each step: the rows of a tile, the panel in hand and the next one, and lanes that are packed for the block.
   const int64_t size = 4 / item.group();
+  if (per_call_ && across_ && !item.rows.is_static)
+    return static_cast<int64_t>(kCallShare * static_cast<double>(ctx_.target.l2_bytes) / static_cast<double>(size * kCallRows));
   const int64_t packed_rows = std::min(in_rows_ ? in_rows_->count : rows, lanes_static() ? kStaticRows : kDynamicRows);
   const int64_t lanes = lanes_static() ? 2 * nr_ : std::min(kDynamicLanes, std::max(hint(lanes_extent_), nr_));
   const double bytes = static_cast<double>(size * (packed_rows + lanes));
@@ -335,7 +361,7 @@ void ContractionScheduler::choose_lane_block() {
     lane_lines_ = lines_of_block(inner);
     lane_block_ = round_up(lane_lines_ * inner, nr_);
   } else {
-    int64_t widest = across_ ? kLeastRows : lanes_static() ? kStaticLanes : kDynamicLanes;
+    int64_t widest = per_call_ ? kCallLanes : across_ ? kLeastRows : lanes_static() ? kStaticLanes : kDynamicLanes;
     if (!across_ && lanes_static() && block_vectors() > kBlockVectors) widest = kWideLanes;
     lane_block_ = lanes_extent_.is_constant() ? round_up(balanced(lanes_extent_.value(), widest), nr_) : widest;
     if (across_ || lanes_static() || in_rows_) return;
@@ -388,7 +414,7 @@ Schedule ContractionScheduler::describe() const {
     add("unroll", {{depth_name(item), item.unroll}});
     if (item.group() > 1) add("dot", {{depth_name(item), item.matrix ? tile_ir::kMatrixDepth : item.group()}});
     if (item.parts > 1) s.directives.back().arguments.push_back({"parts", item.parts});
-    std::vector<Argument> lanes{{result + ".lanes", {}}, {"at", item.lanes.is_static ? "program" : "block"}};
+    std::vector<Argument> lanes{{result + ".lanes", {}}, {"at", item.lanes.per_call ? "call" : item.lanes.is_static ? "program" : "block"}};
     if (item.widened) lanes.push_back({"widen", {}});
     add("pack", std::move(lanes));
     std::vector<Argument> rows{{result + ".rows", {}}, {"at", item.rows.is_static ? "program" : "block"}};
@@ -484,8 +510,10 @@ void ContractionScheduler::read_widen(ScheduleReader& reader, Item& item) const 
 void ContractionScheduler::read_pack(ScheduleReader& reader, const Item& item, Operand& operand, const std::string& side) const {
   std::string name = item.contraction->result + "." + side;
   const Directive& d = needed(reader, "pack", name);
-  operand.is_static = reader.word(d, "at", {"program", "block"}) == "program";
-  if (operand.is_static && !operand.fixed)
+  const std::string at = side == "lanes" && !in_rows_ ? reader.word(d, "at", {"program", "call", "block"}) : reader.word(d, "at", {"program", "block"});
+  operand.per_call = at == "call";
+  operand.is_static = at != "block";
+  if (at == "program" && !operand.fixed)
     reader.fail(d, fmt::format("{} changes from call to call (loads {}); allowed: at=block", name, joined(operand.source->buffers)));
   if (window_ && side == "rows") {
     if (operand.is_static) reader.fail(d, "windows are packed at=block");

@@ -1,5 +1,7 @@
 #include "target/cpu/schedule/scheduler.h"
 
+#include "base/error.h"
+#include "lower/loop_to_tile/convert.h"
 #include "schedule/reader.h"
 #include "target/cpu/schedule/contraction.h"
 #include "target/cpu/schedule/nest.h"
@@ -27,6 +29,17 @@ std::set<std::string> static_params(const loop_ir::Module& module, const loop_ir
   return names;
 }
 
+/// A kernel that does nothing at sizes of which one of `conditions` holds: its only loop has no iterations there.
+tile_ir::Kernel empty_where(tile_ir::Kernel kernel, const std::vector<Cond>& conditions) {
+  auto loop = std::get<tile_ir::For>(kernel.body.at(0)->node);
+  for (const Cond& c : conditions) {
+    DEPLO_ASSERT(c.kind == Cond::Kind::ge0, "a version for sizes at which {}", print(std::vector<Cond>{c}));
+    loop.axis.hi = loop.axis.hi * min(1, max(0, Expr(0) - c.expr));
+  }
+  kernel.body = {loop_to_tile::make(std::move(loop))};
+  return kernel;
+}
+
 class CpuScheduler final : public Scheduler {
  public:
   CpuScheduler(const loop_ir::Module& module, const PassContext& context) : module_(module), ctx_(context) {}
@@ -42,7 +55,8 @@ class CpuScheduler final : public Scheduler {
       versions_[kernel.name] = {small.name, contraction->unless};
     }
     auto found = given.find(kernel.name);
-    apply(kernel, found != given.end() ? found->second : contraction ? contraction->schedule : propose_streamed(kernel), statics, out);
+    apply(kernel, found != given.end() ? found->second : contraction ? contraction->schedule : propose_streamed(kernel), statics, out,
+          contraction ? contraction->unless : std::vector<Cond>{});
   }
 
   /// The call, by the version for its sizes where its kernel has two.
@@ -68,10 +82,12 @@ class CpuScheduler final : public Scheduler {
     return propose_cpu_nest(kernel, ctx_);
   }
 
-  void apply(const loop_ir::Kernel& kernel, const Schedule& schedule, const std::set<std::string>& statics, tile_ir::Module& out) {
+  /// `unless`: the sizes at which another version runs in this one's place.
+  void apply(const loop_ir::Kernel& kernel, const Schedule& schedule, const std::set<std::string>& statics, tile_ir::Module& out,
+             const std::vector<Cond>& unless = {}) {
     if (schedule.kind == "contraction") {
       ScheduledContraction contraction = apply_cpu_contraction(kernel, schedule, statics, ctx_);
-      for (const PackedOperand& p : contraction.packed) add(p.kernel, out);
+      for (const PackedOperand& p : contraction.packed) add(p.once ? p.kernel : empty_where(p.kernel, unless), out);
       if (!contraction.packed.empty()) packed_[kernel.name] = contraction.packed;
       add(std::move(contraction.kernel), out);
     } else if (schedule.kind == "rows") {
@@ -85,7 +101,7 @@ class CpuScheduler final : public Scheduler {
 
   static void add(tile_ir::Kernel kernel, tile_ir::Module& out) { out.kernels.push_back(std::make_shared<tile_ir::Kernel>(std::move(kernel))); }
 
-  /// The call with its packed operands, which `once` steps before it make.
+  /// The call with its packed operands, which steps before it make.
   CallStep with_packed(const CallStep& call, tile_ir::Module& out) {
     auto packed = packed_.find(call.kernel);
     if (packed == packed_.end()) return call;
@@ -99,8 +115,8 @@ class CpuScheduler final : public Scheduler {
       buffer.dtype = p.dtype;
       buffer.shape = p.shape;
       buffer.strides = contiguous_strides(p.shape);
-      buffer.kind = BufferKind::packed;
-      CallStep make{p.kernel.name, {}, true};
+      buffer.kind = p.once ? BufferKind::packed : BufferKind::temp;
+      CallStep make{p.kernel.name, {}, p.once};
       for (const std::string& source : p.sources) make.arguments.push_back(bound.at(source));
       make.arguments.push_back(buffer.name);
       extended.arguments.push_back(buffer.name);
