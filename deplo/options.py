@@ -150,7 +150,7 @@ KEYS: dict[str, Key] = {
         _one_of("auto", "pack", "original"),
         "auto",
         "DEPLO_WEIGHTS",
-        "pack: layers may keep copies of their weights in the order in which kernels read them; original: they read the model's own; auto: pack",
+        "original: kernels read the model's weights; pack: layers keep copies in the order in which they are read; auto: where that is much faster",
     ),
     "memory_limit": Key(_bytes, 0, "", "largest arena and packed weights in bytes, as '4G'; 0: no limit"),
     "tune": Key(_one_of("off", "fast", "full"), "off", "", "accepted for later: schedules come from heuristics only"),

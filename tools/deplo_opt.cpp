@@ -34,6 +34,7 @@ constexpr std::string_view kUsage = R"(deplo_opt reads IR text of any level, run
   --vector-bytes N          of a vector register (32)
   --vector-registers N      how many there are (16)
   --load-cost N             of a vector load among multiply-adds, in multiply-adds (0: loads keep up)
+  --weights WHICH           pack or original: whether layers keep copies of weights (where they are much faster so)
   --feature NAME            one that the CPU has, as avx512bf16
   --hint s0=32              an example size of a symbol, for costs
   --schedule KERNEL=TEXT    a schedule by hand
@@ -101,6 +102,10 @@ Arguments parse_arguments(const std::vector<std::string>& words) {
       arguments.context.target.vector_registers = static_cast<int>(registers);
     } else if (word == "--load-cost") {
       arguments.context.target.load_cost = to_number<double>(word, value());
+    } else if (word == "--weights") {
+      const std::string which = value();
+      DEPLO_CHECK(which == "pack" || which == "original", "{} {}: it is pack or original", word, which);
+      arguments.context.weights = which == "pack" ? Weights::packed : Weights::original;
     } else if (word == "--feature") {
       arguments.context.target.features.insert(value());
     } else if (word == "--hint") {

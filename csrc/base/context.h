@@ -24,8 +24,9 @@ struct TargetInfo {
 
 /// Which layers' weights are packed once, into copies that live as long as the program.
 enum class Weights {
-  packed,    ///< all that are faster so
-  original,  ///< none of more than a few kilobytes: they are read where the caller has them
+  automatic,  ///< those that are clearly faster so
+  packed,     ///< all that are not slower so
+  original,   ///< none of more than a few kilobytes: they are read where the caller has them
 };
 
 /// Everything that a pass may know besides its module. No globals, no environment reads in passes.
@@ -33,7 +34,7 @@ struct PassContext {
   TargetInfo target;
   SizeHints hints;
   bool training = false;                         ///< parameters change between calls: what is packed of them is packed for each
-  Weights weights = Weights::packed;
+  Weights weights = Weights::automatic;
   std::set<std::string> disabled;                ///< names of passes to skip
   std::map<std::string, std::string> schedules;  ///< kernel name or canonical nest -> schedule text given by the user
 };

@@ -44,7 +44,10 @@ struct Reader {
         {"tune", [&](const json& v) { options.tune = v.get<std::string>(); }},
         {"training", [&](const json& v) { options.context.training = v.get<bool>(); }},
         {"weights",
-         [&](const json& v) { options.context.weights = v.get<std::string>() == "original" ? Weights::original : Weights::packed; }},
+         [&](const json& v) {
+           const auto text = v.get<std::string>();
+           options.context.weights = text == "original" ? Weights::original : text == "pack" ? Weights::packed : Weights::automatic;
+         }},
         {"hints", [&](const json& v) { options.context.hints = v.get<SizeHints>(); }},
     };
     for (const Target* each : all_targets())

@@ -7,28 +7,56 @@ namespace deplo {
 
 using namespace loop_to_tile;
 
-std::optional<ProposedContraction> propose_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics,
-                                                           const PassContext& ctx) {
-  loop_ir::Kernel merged = merge_outer_axes(kernel);
+namespace {
+
+struct Best {
+  ProposedContraction proposed;
+  double work = 0;
+  bool plain = false;    ///< its packed operands are weights as they are
+  bool in_rows = false;  ///< the other operand's vectors are packed once a call, and weights go by in rows
+};
+
+std::optional<Best> propose_best(const loop_ir::Kernel& merged, const std::set<std::string>& statics, const PassContext& ctx) {
   ContractionScheduler along(merged, statics, ctx);
   auto schedule = along.propose();
   if (!schedule) return std::nullopt;
   double best = along.padded_work();
-  auto consider = [&](ContractionScheduler&& other, auto propose) {
+  bool plain = along.keeps_plain_weights();
+  bool in_rows = false;
+  auto consider = [&](auto propose) {
+    ContractionScheduler other(merged, statics, ctx);
     if (auto better = propose(other)) {
       schedule = better;
       best = other.padded_work();
+      plain = other.keeps_plain_weights();
+      in_rows = other.reads_rows();
     }
   };
-  consider(ContractionScheduler(merged, statics, ctx), [&](ContractionScheduler& s) { return s.propose_across(best); });
-  consider(ContractionScheduler(merged, statics, ctx), [&](ContractionScheduler& s) { return s.propose_apart(best); });
-  const bool changing = !along.lanes_static();
+  consider([&](ContractionScheduler& s) { return s.propose_across(best); });
+  consider([&](ContractionScheduler& s) { return s.propose_apart(best); });
+  const bool changing = along.lanes_change();
   for (bool across : {true, false})
-    if (changing) consider(ContractionScheduler(merged, statics, ctx), [&](ContractionScheduler& s) { return s.propose_per_call(across, best); });
+    if (changing) consider([&](ContractionScheduler& s) { return s.propose_per_call(across, best); });
   for (bool across : {true, false})
-    for (bool per_call : {false, changing})
-      consider(ContractionScheduler(merged, statics, ctx), [&](ContractionScheduler& s) { return s.propose_window(across, per_call, best); });
-  return ProposedContraction{*schedule, *along.streamed()};
+    for (bool per_call : {false, changing}) consider([&](ContractionScheduler& s) { return s.propose_window(across, per_call, best); });
+  return Best{{*schedule, *along.streamed()}, best, plain, in_rows};
+}
+
+}  // namespace
+
+std::optional<ProposedContraction> propose_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics,
+                                                           const PassContext& ctx) {
+  constexpr double kSmallGain = 1.05;  // of packed weights, which is not worth a copy of them
+  const loop_ir::Kernel merged = merge_outer_axes(kernel);
+  auto best = propose_best(merged, statics, ctx);
+  if (!best) return std::nullopt;
+  if (ctx.weights == Weights::automatic && best->plain) {
+    PassContext without = ctx;
+    without.weights = Weights::original;
+    auto original = propose_best(merged, statics, without);
+    if (original && original->in_rows && original->work <= kSmallGain * best->work) return original->proposed;
+  }
+  return best->proposed;
 }
 
 ScheduledContraction apply_cpu_contraction(const loop_ir::Kernel& kernel, const Schedule& schedule, const std::set<std::string>& statics,

@@ -240,7 +240,8 @@ tile_ir::Block ContractionScheduler::prefetch_rows(const Item& item, const RowBl
   const Expr row = first_row_ + row_of(item, rows, min(mod(k, kCacheLine), rows.mr - 1)) + floordiv(next, item.depth_blocks) * (row_tiles_ * mr_);
   Substitution map = outer_map_;
   join(map, unflatten(rows_, min(row, rows_extent_ - 1)));
-  join(map, depth_map(item, min(mod(next, item.depth_blocks) * item.depth_block + floordiv(k, kCacheLine) * kCacheLine * item.group(), item.depth - 1)));
+  join(map,
+       depth_map(item, min(mod(next, item.depth_blocks) * item.depth_block + floordiv(k, kCacheLine) * kCacheLine * item.group(), item.depth - 1)));
   std::vector<Expr> index;
   for (Expr e : main->index) index.push_back(substitute(e, map));
   return {make(tile_ir::Prefetch{main->buffer, std::move(index), 2})};

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "loop_ir/text.h"
 
 namespace deplo::loop_to_tile {
 namespace {
@@ -13,17 +14,17 @@ constexpr int64_t kStreamRows = 1;         // up to here, weights that lie along
 constexpr int64_t kUnpackedRows = 2;       // up to here, packing what changes from call to call costs more than it saves
 constexpr int64_t kLeastWork = 8192;       // multiply-adds below which packing does not pay
 constexpr int64_t kUnknownExtent = 128;
-constexpr double kAcrossGain = 0.95;    // lanes off the stores' contiguous axis must save more than transposing the sums costs
-constexpr double kPairCost = 0.55;      // of two multiply-adds in one instruction
-constexpr double kWordCost = 0.3;       // of four in one instruction
-constexpr double kMatrixCost = 0.1;     // of one in a matrix unit
-constexpr double kSplitCost = 0.6;      // of six there, for one of float32
-constexpr double kWindowGain = 1.25;    // measured: packing every tap costs more than its copies
-constexpr int64_t kWidestImage = 1024;  // points of a line of which a block takes whole lines
-constexpr double kCopy = 8;             // cost of packing an element, in multiply-adds
-constexpr double kFarCopy = 8;          // of one that comes from memory, which nothing hides
-constexpr double kLineCopy = 1;         // where lines of k are copied as they lie
-constexpr double kCallCopy = 24;        // once a call: it goes through memory once more, and threads wait for one another
+constexpr double kAcrossGain = 0.95;     // lanes off the stores' contiguous axis must save more than transposing the sums costs
+constexpr double kPairCost = 0.55;       // of two multiply-adds in one instruction
+constexpr double kWordCost = 0.3;        // of four in one instruction
+constexpr double kMatrixCost = 0.1;      // of one in a matrix unit
+constexpr double kSplitCost = 0.6;       // of six there, for one of float32
+constexpr double kWindowGain = 1.25;     // measured: packing every tap costs more than its copies
+constexpr int64_t kWidestImage = 1024;   // points of a line of which a block takes whole lines
+constexpr double kCopy = 8;              // cost of packing an element, in multiply-adds
+constexpr double kFarCopy = 8;           // of one that comes from memory, which nothing hides
+constexpr double kLineCopy = 1;          // where lines of k are copied as they lie
+constexpr double kCallCopy = 24;         // once a call: it goes through memory once more, and threads wait for one another
 constexpr int64_t kKeptBytes = 1 << 16;  // weights up to here are packed once in any case
 
 }  // namespace
@@ -66,6 +67,22 @@ std::optional<Schedule> ContractionScheduler::propose_apart(double best) {
   return describe();
 }
 
+bool ContractionScheduler::keeps_plain_weights() const {
+  auto plain = [](const Operand& operand) {
+    return operand.source->buffers.size() == 1 && (operand.narrow() || operand.statements_of(operand.source->value).size() == 1);
+  };
+  bool any = false;
+  for (const Item& item : items_) {
+    if (item.matrix || item.parts > 1 || item.words) return false;
+    for (const Operand* operand : {&item.lanes, &item.rows}) {
+      if (!operand->is_static || operand->per_call) continue;
+      if (!plain(*operand)) return false;
+      any = true;
+    }
+  }
+  return any;
+}
+
 std::optional<Schedule> ContractionScheduler::propose_per_call(bool across, double best) {
   across_ = across;
   per_call_ = true;
@@ -83,6 +100,8 @@ std::optional<Schedule> ContractionScheduler::propose_window(bool across, bool p
   per_call_ = per_call;
   windowed_ = true;
   if (!recognize() || !lanes_static()) return std::nullopt;
+  // Of weights: copies of other lanes would be the windows of an image.
+  if (per_call_ && std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.lanes.per_call && i.lanes.fixed; })) return std::nullopt;
   group_lanes();
   if (!lanes_extent_.is_constant() || !streamed()) return std::nullopt;
   choose_sizes();
@@ -108,7 +127,9 @@ double ContractionScheduler::padded_work() const {
   const int64_t row_blocks = hint(ceildiv(rows_extent_, row_tiles_ * mr_));
   // What does not stay in a cache comes from memory for each pack.
   const int64_t l3 = ctx_.target.l3_bytes;
-  const double copy = hint(count(lanes_) * items_[0].depth) * 4 > l3 ? kCopy + kFarCopy : kCopy;
+  const bool lines = items_[0].contraction->reduce->axes.size() == 1 && unit_along(items_[0].lanes, lanes_.back().name);
+  const double near = lines ? kLineCopy : kCopy;
+  const double copy = hint(count(lanes_) * items_[0].depth) * 4 > l3 ? near + kFarCopy : near;
   if (!items_[0].lanes.is_static) packed += copy * static_cast<double>(lanes * row_blocks);
   if (items_[0].lanes.per_call) packed += kCallCopy * static_cast<double>(lanes);
   const bool in_lines = unit_along(items_[0].rows, items_[0].contraction->reduce->axes.back().name);
@@ -134,7 +155,14 @@ ScheduledContraction ContractionScheduler::apply(const Schedule& schedule) {
   k.symbols = kernel_.symbols;
   k.provenance = kernel_.provenance;
   for (Item& item : items_) {
-    if (item.lanes.is_static) {
+    const Item* same = nullptr;
+    for (const Item& other : items_) {
+      if (&other == &item) break;
+      if (item.lanes.per_call && other.lanes.per_call && packs_alike(item, other)) same = &other;
+    }
+    if (same) {
+      item.lanes.param = same->lanes.param;
+    } else if (item.lanes.is_static) {
       out.packed.push_back(pack_once(item, item.lanes, true));
       for (auto& factor : pack_factors(item)) out.packed.push_back(std::move(factor));
     }
@@ -147,6 +175,36 @@ ScheduledContraction ContractionScheduler::apply(const Schedule& schedule) {
   k.chunks = max(1, min(parallel_extent_, ceildiv(work, chunk_work_)));
   k.schedule = schedule;
   return out;
+}
+
+bool ContractionScheduler::packs_alike(const Item& a, const Item& b) {
+  const bool sizes = a.depth == b.depth && a.depth_block == b.depth_block && a.group() == b.group() && a.matrix == b.matrix && a.parts == b.parts;
+  return sizes && lanes_text(a) == lanes_text(b);
+}
+
+std::string ContractionScheduler::lanes_text(const Item& item) {
+  Substitution at = depth_map(item, sym("k"));
+  std::map<std::string, std::string> names;
+  std::string text;
+  auto number = [&](std::string& name) {
+    names[name] = fmt::format("v{}", names.size());
+    at[name] = sym(names[name]);
+    name = names[name];
+  };
+  for (const auto& stmt : item.lanes.statements_of(item.lanes.source->value)) {
+    if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) {
+      loop_ir::Let s = substituted(*let, at);
+      for (std::string& o : s.operands)
+        if (auto known = names.find(o); known != names.end()) o = known->second;
+      number(s.name);
+      text += loop_ir::print(s) + ";";
+    } else if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) {
+      loop_ir::Load s = substituted(*load, at);
+      number(s.name);
+      text += loop_ir::print(s) + ";";
+    }
+  }
+  return text;
 }
 
 std::optional<std::vector<Directive>> ContractionScheduler::propose_rows(const ContractionRows& tile) {
@@ -420,12 +478,16 @@ void ContractionScheduler::group_lanes() {
     if (std::none_of(lanes_.begin(), lanes_.end(), [&](const Axis& l) { return l == a; })) outer_.push_back(a);
 }
 
+bool ContractionScheduler::lanes_change() const {
+  return std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.lanes.is_static; });
+}
+
 bool ContractionScheduler::lanes_static() const {
   return std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.lanes.is_static; });
 }
 
 bool ContractionScheduler::is_kept(const analysis::ContractionOperand& source, const std::vector<Axis>& summed) const {
-  if (ctx_.weights == Weights::packed) return true;
+  if (ctx_.weights != Weights::original) return true;
   Expr elements = count(summed);
   for (const auto& a : nest_.axes)
     if (source.axes.count(a.name) > 0) elements = elements * a.extent;
@@ -501,8 +563,18 @@ bool ContractionScheduler::rows_lie_across() const {
   if (!across_) return false;
   return window_ || std::any_of(items_.begin(), items_.end(), [&](const Item& item) {
            const auto& axes = item.contraction->reduce->axes;
-           return axes.size() != 1 || !unit_along(item.rows, axes[0].name);
+           return (axes.size() != 1 && !per_call_) || !lies_along(item.rows, axes);
          });
+}
+
+bool ContractionScheduler::lies_along(const Operand& operand, const std::vector<Axis>& axes) const {
+  Expr step = 1;
+  for (size_t i = axes.size(); i-- > 0;) {
+    auto found = step_along(operand, axes[i].name);
+    if (!found || *found != step) return false;
+    step = simplify(step * axes[i].extent, ranges_);
+  }
+  return true;
 }
 
 bool ContractionScheduler::unit_along(const Operand& operand, const std::string& axis) const {

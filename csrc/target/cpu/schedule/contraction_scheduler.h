@@ -149,6 +149,8 @@ class ContractionScheduler {
 
   /// Whether all lanes are packed beforehand.
   bool lanes_static() const;
+  /// Whether none are.
+  bool lanes_change() const;
 
   /// Of the sizes chosen: multiply-adds with the padding, weighed by how well their register blocks run, and the elements packed, for one k of all
   /// outer points.
@@ -157,6 +159,13 @@ class ContractionScheduler {
 
   /// Conditions on the sizes of which any makes it better to stream the operands as they lie; nothing if it always is. Asked after a proposal.
   std::optional<std::vector<Cond>> streamed() const;
+
+  /// Whether operands are packed once that are nothing but weights, for nothing but plain multiply-adds or pairs. Asked after a proposal.
+  bool keeps_plain_weights() const;
+  /// Whether lanes off the stores' contiguous axis are packed once a call, beside rows of a block each.
+  bool reads_rows() const {
+    return per_call_ && across_ && !window_ && std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
+  }
 
   /// For a block of `rows` rows of one axis.
   std::optional<std::vector<Directive>> propose_rows(const ContractionRows& tile);
@@ -216,6 +225,8 @@ class ContractionScheduler {
   /// Step of the operand's main load along an axis; nothing if it is not affine there.
   std::optional<Expr> step_along(const Operand& operand, const std::string& axis) const;
   bool unit_along(const Operand& operand, const std::string& axis) const;
+  /// Whether memory runs along all of these axes, as along one.
+  bool lies_along(const Operand& operand, const std::vector<loop_ir::Axis>& axes) const;
 
   // ---- sizes -----------------------------------------------------------------------------------------------------
 
@@ -322,6 +333,10 @@ class ContractionScheduler {
   static void join(Substitution& into, const Substitution& more);
   static Substitution depth_map(const Item& item, Expr k) { return unflatten(item.contraction->reduce->axes, k); }
   static Expr depth_of_block(const Item& item);
+
+  /// Whether the packed lanes of one contraction are those of another.
+  static bool packs_alike(const Item& a, const Item& b);
+  static std::string lanes_text(const Item& item);
 
   // ---- packing once ----------------------------------------------------------------------------------------------
 

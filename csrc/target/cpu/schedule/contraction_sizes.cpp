@@ -117,10 +117,18 @@ void ContractionScheduler::choose_sizes() {
   choose_blocks(kBlockVectors);
   // Lanes that are a call's own rows may be few.
   if (per_call_ && across_ && lanes_extent_.is_constant()) {
-    const double usual = padded_work();
-    const bool few = lanes_extent_.value() <= nr_ / kBlockVectors;
-    choose_blocks(few ? kBlockVectors - 1 : kBlockVectors + 1);
-    if (padded_work() >= usual) choose_blocks(kBlockVectors);
+    // One vector of lanes is read for each row, which takes longer unless it saves padding.
+    const double narrow = items_[0].pairs ? 1.5 : 1.15;
+    int64_t best = kBlockVectors;
+    double least = padded_work();
+    for (int64_t vectors : {kBlockVectors - 1, kBlockVectors + 1}) {
+      choose_blocks(vectors);
+      const double work = padded_work() * (vectors < kBlockVectors ? narrow : 1);
+      if (work >= least) continue;
+      best = vectors;
+      least = work;
+    }
+    choose_blocks(best);
   }
   // Three vectors of fewer rows load less for each multiply-add, where their lanes are not many more.
   if (ctx_.target.load_cost > 0 && lanes_static() && !per_call_ && !in_rows_ && items_[0].group() == 1) {
@@ -151,7 +159,9 @@ void ContractionScheduler::share_rows() {
   const int64_t all = (rows_extent_.value() + mr_ - 1) / mr_;
   const int64_t others = std::max<int64_t>(1, hint(count(outer_) * lane_groups()));
   const int64_t usual = row_tiles_;
-  auto share = [&](int64_t tiles) { return idle_share(others, 1, 1, all, tiles) * (1 + kBlock * static_cast<double>(usual) / static_cast<double>(tiles)); };
+  auto share = [&](int64_t tiles) {
+    return idle_share(others, 1, 1, all, tiles) * (1 + kBlock * static_cast<double>(usual) / static_cast<double>(tiles));
+  };
   for (int64_t tiles = std::max<int64_t>(1, usual / 3); tiles <= usual; ++tiles)
     if (share(tiles) < share(row_tiles_)) row_tiles_ = tiles;
 }
@@ -510,7 +520,8 @@ void ContractionScheduler::read_widen(ScheduleReader& reader, Item& item) const 
 void ContractionScheduler::read_pack(ScheduleReader& reader, const Item& item, Operand& operand, const std::string& side) const {
   std::string name = item.contraction->result + "." + side;
   const Directive& d = needed(reader, "pack", name);
-  const std::string at = side == "lanes" && !in_rows_ ? reader.word(d, "at", {"program", "call", "block"}) : reader.word(d, "at", {"program", "block"});
+  const std::string at =
+      side == "lanes" && !in_rows_ ? reader.word(d, "at", {"program", "call", "block"}) : reader.word(d, "at", {"program", "block"});
   operand.per_call = at == "call";
   operand.is_static = at != "block";
   if (at == "program" && !operand.fixed)

@@ -55,8 +55,11 @@ class CpuScheduler final : public Scheduler {
       versions_[kernel.name] = {small.name, contraction->unless};
     }
     auto found = given.find(kernel.name);
-    apply(kernel, found != given.end() ? found->second : contraction ? contraction->schedule : propose_streamed(kernel), statics, out,
-          contraction ? contraction->unless : std::vector<Cond>{});
+    apply(kernel,
+          found != given.end() ? found->second
+          : contraction        ? contraction->schedule
+                               : propose_streamed(kernel),
+          statics, out, contraction ? contraction->unless : std::vector<Cond>{});
   }
 
   /// The call, by the version for its sizes where its kernel has two.
