@@ -50,7 +50,7 @@ quick: build ## the tests that notice most mistakes in three minutes on two core
 	@scripts/quick.sh $(PY) $(BUILD) $(JOBS)
 
 docs: venv ## the manual as a site, build/site/index.html; warnings are errors
-	@echo "== docs"; NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo "== docs"; $(PY) -m mkdocs build --strict --quiet
 
 lint: build ## clang-format, ruff, mypy
 	@echo "== clang-format"; clang-format-22 --dry-run --Werror $(CXX_FILES)

@@ -1,11 +1,14 @@
 #!/bin/bash
-# quick.sh PYTHON BUILD JOBS: the tests that notice most mistakes in three minutes on two cores. docs/howto.md says how they were chosen.
+# quick.sh PYTHON BUILD JOBS: the tests that notice most mistakes for their time; docs/howto.md says how they were chosen.
 set -euo pipefail
 python=$1 build=$2 jobs=$3
 
+# Those that call NVIDIA's compiler or the emulated GPU for every kernel, and those that change texts at random.
 echo "== C++ tests"
-# Levels against each other and against compiled code are in the golden files and in test_cases; what has no text of IR is here.
-"$build/tests/cpp/deplo_tests" "~[slow]" "[expr],[schedule],[memory_plan],[program],[divisions]" --allow-running-no-tests
+scripts/test_cpp.sh "$build/tests/cpp/deplo_tests" "$jobs" "NVRTC|CUDA|emulator|stages both operands|fit nowhere|changed at random"
 
-echo "== golden files, and Python tests"
-"$python" -m pytest -q -n "$jobs" tests/ir tests/python/test_core.py
+echo "== golden files"
+"$python" -m pytest -q -n "$jobs" tests/ir
+
+echo "== Python tests"
+DEPLO_VERIFY=1 "$python" -m pytest -q -n "$jobs" $(printf 'tests/python/test_%s.py ' core front_import front_schedules strides mutation fuzz)
