@@ -46,7 +46,7 @@ demo: build ## a Llama block and ResNet-50 beside eager mode, and a softmax at e
 
 test: build lint docs tidy test-cpp test-sanitize test-golden test-nollvm test-side-by-side test-python ## everything that CI checks
 
-quick: build ## the tests that notice most mistakes in three minutes on two cores (docs/howto.md says how they were chosen)
+quick: build ## the tests that notice most mistakes for their time (docs/howto.md says how they were chosen)
 	@scripts/quick.sh $(PY) $(BUILD) $(JOBS)
 
 docs: venv ## the manual as a site, build/site/index.html; warnings are errors
