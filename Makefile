@@ -19,7 +19,7 @@ TIDY_FILES = $(shell git ls-files 'csrc/*.cpp' 'tools/*.cpp')
 UNGUARDED = $(addprefix tests/python/test_,benchmarks.py docs.py scripts.py)
 CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
 
-.PHONY: help system venv configure build demo test bench mutants opinfo opinfo-inductor fuzz exhaustive architectures guard wheel clean
+.PHONY: help system venv configure build demo test quick docs bench mutants opinfo opinfo-inductor fuzz exhaustive architectures guard wheel clean
 .PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump test-wheel test-nollvm test-side-by-side format peers
 
 help: ## this list
@@ -44,7 +44,13 @@ build: venv $(BUILD)/build.ninja ## the extension, deplo_opt and the C++ tests
 demo: build ## a Llama block and ResNet-50 beside eager mode, and a softmax at every IR level
 	@$(PY) examples/demo.py
 
-test: build lint tidy test-cpp test-sanitize test-golden test-nollvm test-side-by-side test-python ## everything that CI checks
+test: build lint docs tidy test-cpp test-sanitize test-golden test-nollvm test-side-by-side test-python ## everything that CI checks
+
+quick: build ## the tests that notice most mistakes for their time (docs/howto.md says how they were chosen)
+	@scripts/quick.sh $(PY) $(BUILD) $(JOBS)
+
+docs: venv ## the manual as a site, build/site/index.html; warnings are errors
+	@echo "== docs"; $(PY) -m mkdocs build --strict --quiet
 
 lint: build ## clang-format, ruff, mypy
 	@echo "== clang-format"; clang-format-22 --dry-run --Werror $(CXX_FILES)

@@ -1,9 +1,15 @@
-"""Bars of how fast each contestant is beside eager mode, row by row, as a picture."""
+"""Bars of how fast each contestant is beside eager mode, row by row, as a picture.
+
+python benchmarks/plot.py benchmarks/README.md docs/speeds.svg    # of the table of milliseconds in a text: the README's picture
+"""
 
 from __future__ import annotations
 
+import re
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import peers
@@ -55,3 +61,22 @@ def time_of(seconds: float) -> str:
         if seconds * scale >= 1:
             return f"{seconds * scale:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
+
+
+def rows_of_table(text: str) -> list[dict[str, Any]]:
+    """The rows of the first Markdown table whose first column is `ms`, as `draw` takes them: one time in seconds for each contestant."""
+    lines = text[text.index("| ms |") :].splitlines()
+    header = [cell.strip().lower().replace(" ", "") for cell in lines[0].strip("|").split("|")]
+    rows = []
+    for line in lines[2:]:
+        if not line.startswith("|"):
+            break
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        times = {name: [float(cell) * 1e-3] for name, cell in zip(header, cells, strict=True) if name in COLORS and re.fullmatch(r"[\d.]+", cell)}
+        rows.append({"case": cells[0], "rounds": times})
+    return rows
+
+
+if __name__ == "__main__":
+    source, target = sys.argv[1:]
+    draw(target, rows_of_table(Path(source).read_text()), "times as fast as eager mode; milliseconds beside the bars")

@@ -18,7 +18,7 @@ from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallab
 
 from .core import core
 from .errors import FallbackWarning, UnsupportedError
-from .fx_import import storage_of
+from .fx_nodes import storage_of
 from .graph_code import EagerGraph
 from .inputs import readable_name
 

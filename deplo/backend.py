@@ -30,8 +30,9 @@ from .decompositions import decompositions
 from .eager_calls import calls_as_in_eager_mode
 from .errors import Error, FallbackWarning, InternalError, UnsupportedError, UserError
 from .executable import Executable
-from .fx_import import Imported, import_graph
+from .fx_import import import_graph
 from .graph_code import EagerGraph
+from .imported import Imported
 from .inputs import InputInfo, describe_inputs, static_names, takes_bases, written_inputs
 from .mixed import Mixed
 from .options import KEYS, Options, read_options

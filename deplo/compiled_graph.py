@@ -22,8 +22,8 @@ from .cache import warn_of
 from .core import core
 from .errors import UnsupportedError
 from .executable import Executable
-from .fx_import import Imported
 from .graph_code import EagerGraph, GraphCode
+from .imported import Imported
 from .options import Options
 from .records import Record, publish
 

@@ -13,8 +13,8 @@ import torch
 from . import sizes
 from .core import core
 from .errors import FallbackWarning, InternalError, UnsupportedError, UserError
-from .fx_import import Imported, Output, ViewStep
 from .graph_code import EagerGraph
+from .imported import Imported, Output, ViewStep
 
 
 class Executable:

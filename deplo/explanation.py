@@ -72,6 +72,7 @@ class GraphReport:
     description: dict[str, Any]
     left: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # calls between parts that stay in ATen, and why
     restored: bool = False  # from PyTorch's cache: nothing was imported, and compile_seconds are those of linking the program
+    hints: dict[str, int] = dataclasses.field(default_factory=dict)  # sizes of the first call by symbol
 
     @property
     def target(self) -> Target:
@@ -225,7 +226,7 @@ def explain(
 
     torch._dynamo.reset()
     result = None
-    with collect_records() as records, unwrapped_errors(), _put_back(model, inputs, keywords):
+    with collect_records() as records, unwrapped_errors(), put_back(model, inputs, keywords):
         compiled = torch.compile(model, backend=backend, dynamic=dynamic)
         for turn in range(1 + repeats):
             if turn == 1:
@@ -238,7 +239,7 @@ def explain(
 
 
 @contextlib.contextmanager
-def _put_back(model: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[None]:
+def put_back(model: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[None]:
     """Runs leave tensors, gradients and random numbers as they were."""
     given = [leaf for leaf in tree_leaves((inputs, keywords)) if isinstance(leaf, torch.Tensor)]
     module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
@@ -279,6 +280,7 @@ def report_of(record: Record) -> GraphReport:
         description,
         record.left,
         record.restored,
+        record.hints,
     )
 
 

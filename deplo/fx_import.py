@@ -11,7 +11,6 @@ import dataclasses
 import json
 import math
 import operator
-import os
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -21,8 +20,10 @@ import torch
 
 from . import sizes
 from .errors import UnsupportedError
+from .fx_nodes import function_of, packet_name, provenance, storage_of, where
+from .fx_strides import strides_of
+from .imported import Imported, Output, ViewStep
 from .inputs import InputInfo, placeholder_info, takes_bases
-from .options import Options
 from .targets import Target, find_target, target_of_tensors
 
 DTYPES = {
@@ -46,64 +47,6 @@ _DIVISIONS = (operator.floordiv, operator.mod, operator.truediv)
 
 # Packets that address the storage of their argument, not its elements.
 BY_STORAGE = ("as_strided", "as_strided_copy", "as_strided_scatter")
-
-
-@dataclasses.dataclass
-class ViewStep:
-    """A call of the FX graph that views its first argument."""
-
-    call: Any  # an overload, or operator.getitem
-    args: list[Any]  # after the first; sizes are sympy expressions, in lists, too
-    kwargs: dict[str, Any]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "call": str(self.call) if isinstance(self.call, torch._ops.OpOverload) else self.call}  # overloads do not pickle
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        if isinstance(self.call, str):
-            self.call = operator.attrgetter(self.call)(torch.ops)
-
-
-@dataclasses.dataclass
-class Output:
-    """Where one output of the FX graph comes from at run time."""
-
-    kind: str  # "result" of the program, "input" passed through, "view" of a result or input, "constant"
-    index: int = -1  # of the result or of the FX graph's input
-    of_input: bool = False  # a view of an input, not of a result
-    value: Any = None  # of a constant
-    layout: Any = None  # of a view: sizes, strides and the offset from its base, as sympy expressions
-    detached: str = ""  # of a view: autograd takes it for no view ("itself"), or for one of a detached tensor ("base")
-    steps: list[ViewStep] | None = None  # of a view by other calls than as_strided: those from the input to it
-
-    def layout_exprs(self) -> list[Any]:
-        return [*self.layout[0], *self.layout[1], self.layout[2]] if self.layout else []
-
-
-@dataclasses.dataclass
-class Imported:
-    """A graph in Torch IR, and how its caller's arguments and results map to the program's."""
-
-    text: str
-    inputs: int  # how many the FX graph has
-    arguments: list[int]  # positions of the FX graph's inputs that the program takes, in order
-    constants: list[torch.Tensor]  # appended to the arguments
-    outputs: list[Output]
-    symbols: dict[str, tuple[int, int | None]]  # symbol -> input position, and dimension (None: the input itself)
-    hints: dict[str, int]
-    writes: bool  # whether the graph writes to its inputs
-    offsets: list[tuple[int, Any]] = dataclasses.field(default_factory=list)  # inputs that must start there in their storages (sympy)
-    has_bases: bool = False  # some inputs are the bases of inputs that share memory
-    nonnegative: list[Any] = dataclasses.field(default_factory=list)  # sympy expressions that the caller checks, facts of the Torch IR
-    target: str = ""  # the option of that name that the program is compiled with
-    device: int = -1  # ordinal of the target's device that all its tensors are on; -1: they are on the CPU
-    training: bool = False  # whether it is a part of a training step
-    derived: list[str] = dataclasses.field(default_factory=list)  # sizes that Python computes (sizes.is_derived): inputs after those of the FX graph
-
-    def options(self, options: Options) -> str:
-        """What the core reads to compile the program, or to restore it."""
-        return options.replace(target=self.target).to_json(self.hints, self.training, self.device)
 
 
 def import_graph(gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo] = (), static: set[str] | None = None, target: str = "") -> Imported:
@@ -395,7 +338,7 @@ class _Importer:
             # PyTorch gives its size a symbol, which no input has.
             self.lines.append(f"  {name}: u8[{torch.get_rng_state().numel()}] strides [1] = deplo.generator_state.default()")
         if 1 not in parts:
-            raise UnsupportedError(f"{target} draws numbers that nothing reads{_where(node)}")
+            raise UnsupportedError(f"{target} draws numbers that nothing reads{where(node)}")
         self.opened.add(parts[1])
         self._line(node, target, args, node.kwargs, parts[1])
 
@@ -406,7 +349,7 @@ class _Importer:
         """
         token = node.args[0]
         if not isinstance(token, torch.fx.Node) or token not in self.positions:
-            raise UnsupportedError(f"{node.args[1]} takes a token that is no input of the graph{_where(node)}")
+            raise UnsupportedError(f"{node.args[1]} takes a token that is no input of the graph{where(node)}")
         for user in node.users:
             if user.target is operator.getitem and user.args[1] == 0:
                 self.opened.add(user)
@@ -415,12 +358,12 @@ class _Importer:
     def _line(self, node: torch.fx.Node, target: Any, args: Sequence[Any], kwargs: dict[str, Any], shown: torch.fx.Node, generator: str = "") -> None:
         """The call of `target` that `node` makes, with the results of `shown`; from a generator in the state `generator`, if given."""
         if not isinstance(target, torch._ops.OpOverload):
-            raise UnsupportedError(f"{_describe(target, args)}{_where(node)}")
+            raise UnsupportedError(f"{_describe(target, args)}{where(node)}")
         op = str(target)
         if op in _METADATA_CHECKS:
             return
         if target._schema.is_mutable:
-            raise UnsupportedError(f"{op} mutates its arguments{_where(node)}")
+            raise UnsupportedError(f"{op} mutates its arguments{where(node)}")
         arguments = [f"{key}={text}" for key, text in self._arguments(node, target, args, kwargs)]
         if generator:
             op = _with_generator(target)
@@ -429,7 +372,7 @@ class _Importer:
         if value is None and generator:
             value = _inferred(node, target, args, kwargs)  # PyTorch's partitioner leaves it out
         if any(_place(x) != self.home and not self._is_number(node) for x in _tensors(value)):
-            raise UnsupportedError(f"{op} gives a tensor on another device than {self.home}{_where(node)}")
+            raise UnsupportedError(f"{op} gives a tensor on another device than {self.home}{where(node)}")
         first = int(node.target is torch.ops.higher_order.with_effects)
         if first:
             value = tuple(value or ())[1:] if target._schema.returns else None
@@ -447,23 +390,23 @@ class _Importer:
         if value is None:
             return []
         if isinstance(value, torch.Tensor):
-            shown = self._type(value, str(node.target), _strides(node, value))
+            shown = self._type(value, str(node.target), strides_of(node, value))
             self.names[node] = name = self._fresh(node.name)
             self._own(node, value)
             return [f"{name}: {shown}"]
         if not isinstance(value, (tuple, list)):
-            raise UnsupportedError(f"{node.target} returns a {type(value).__name__}{_where(node)}")
+            raise UnsupportedError(f"{node.target} returns a {type(value).__name__}{where(node)}")
         getitems = {user.args[1]: user for user in reversed(list(node.users)) if user.target is operator.getitem}
         results = []
         for index, item in enumerate(value, first):
             user = getitems.get(index)
             name = self._fresh(user.name if user is not None else f"{node.name}_{index}")
             if isinstance(item, torch.Tensor):
-                results.append(f"{name}: {self._type(item, str(node.target), _strides(node, item))}")
+                results.append(f"{name}: {self._type(item, str(node.target), strides_of(node, item))}")
             elif item is None:
                 results.append(f"{name}: none")
             else:
-                raise UnsupportedError(f"result {index} of {node.target} is a {type(item).__name__}{_where(node)}")
+                raise UnsupportedError(f"result {index} of {node.target} is a {type(item).__name__}{where(node)}")
             for other in node.users:
                 if other.target is operator.getitem and other.args[1] == index:
                     self.names[other] = name
@@ -474,12 +417,12 @@ class _Importer:
     def _write(self, node: torch.fx.Node) -> None:
         target, source = node.args[0], node.args[1]
         if not isinstance(target, torch.fx.Node) or target.op != "placeholder" or not isinstance(source, torch.fx.Node):
-            raise UnsupportedError(f"copy_ to something that is not an input{_where(node)}")
+            raise UnsupportedError(f"copy_ to something that is not an input{where(node)}")
         if target not in self.names or source not in self.names:
-            raise UnsupportedError(f"copy_ to or from something that Torch IR cannot say{_where(node)}")
+            raise UnsupportedError(f"copy_ to or from something that Torch IR cannot say{where(node)}")
         to, value = target.meta["val"], source.meta["val"]
         if value.dtype != to.dtype or [self._expr(s) for s in value.shape] != [self._expr(s) for s in to.shape]:
-            raise UnsupportedError(f"copy_ converts {value.dtype}{tuple(value.shape)} to {to.dtype}{tuple(to.shape)}{_where(node)}")
+            raise UnsupportedError(f"copy_ converts {value.dtype}{tuple(value.shape)} to {to.dtype}{tuple(to.shape)}{where(node)}")
         self.writes.append(f"  write {self.names[source]} to {self.names[target]}")
         self.names[node] = self.names[target]
         self.positions[node] = self.positions[target]
@@ -508,10 +451,10 @@ class _Importer:
         owner = base if packet_name(node) == "as_strided_scatter" else self.owner.get(storage_of(value), base)
         made = owner.meta["val"]
         if owner not in self.names or made.dtype != value.dtype:
-            raise UnsupportedError(f"{node.target} of memory of another dtype{_where(node)}")
+            raise UnsupportedError(f"{node.target} of memory of another dtype{where(node)}")
         shape, strides = ([sizes.expr_of(x) for x in xs] for xs in (made.shape, made.stride()))
         if not sizes.is_dense(shape, strides):
-            raise UnsupportedError(f"{node.target} of a tensor with gaps between its elements{_where(node)}")
+            raise UnsupportedError(f"{node.target} of a tensor with gaps between its elements{where(node)}")
         start, offset = _start(owner), given.get("storage_offset")
         first = sympy.expand(_size(value.storage_offset() if offset is None else offset) - start)
         extents = [_size(size) for size in (given["src"].meta["val"].shape if "src" in given else given["size"])]
@@ -526,7 +469,7 @@ class _Importer:
     def _require(self, expr: Any, node: torch.fx.Node) -> None:
         """Makes `expr >= 0` a fact of this graph, checked at each call."""
         if expr.is_Integer and expr < 0:
-            raise UnsupportedError(f"{node.target} of memory that its source does not show{_where(node)}")
+            raise UnsupportedError(f"{node.target} of memory that its source does not show{where(node)}")
         if not expr.is_Integer and expr not in self.nonnegative:
             self.nonnegative.append(expr)
 
@@ -537,7 +480,7 @@ class _Importer:
             value = value.meta.get("val")
             if isinstance(value, torch.Tensor):
                 what = "that is not a value of the graph" if value.dtype in DTYPES else f"of {str(value.dtype).removeprefix('torch.')}"
-                raise UnsupportedError(f"{node.target} uses a tensor {what}{_where(node)}")
+                raise UnsupportedError(f"{node.target} uses a tensor {what}{where(node)}")
         if isinstance(value, sympy.Expr):
             return self._sympy(value)
         if isinstance(value, torch.SymFloat):
@@ -567,8 +510,8 @@ class _Importer:
         if isinstance(value, torch.device):
             return value.type if value.index is None else _quote(str(value))
         if isinstance(value, torch.SymBool):
-            raise UnsupportedError(f"{node.target} checks {value.node.expr}, which depends on the values of a tensor{_where(node)}")
-        raise UnsupportedError(f"{node.target} has the argument {value!r} of type {type(value).__name__}{_where(node)}")
+            raise UnsupportedError(f"{node.target} checks {value.node.expr}, which depends on the values of a tensor{where(node)}")
+        raise UnsupportedError(f"{node.target} has the argument {value!r} of type {type(value).__name__}{where(node)}")
 
     # Symbolic floats
 
@@ -639,7 +582,7 @@ class _Importer:
         if is_view and isinstance(base, torch.Tensor) and base.dtype == value.dtype:
             assert root is not None
             result = Output("view", self.positions[root], True) if root in self.positions else self._result(returned, self.names[root])
-            layout = self._layout(value, base, _strides(item, value))
+            layout = self._layout(value, base, strides_of(item, value))
             return dataclasses.replace(result, kind="view", layout=layout, detached=self._detached(item, root), steps=self._steps(item, root))
         return self._result(returned, self.names[item])
 
@@ -729,65 +672,6 @@ def _plain(value: Any) -> Any:
     return sizes.expr_of(value) if isinstance(value, torch.SymInt) else value
 
 
-def _strides(node: torch.fx.Node, value: torch.Tensor) -> Sequence[Any]:
-    """Strides where fake tensors have others along axes of one element. A number that is expanded has 0 along every axis
-    (at::inferExpandGeometry); what TensorIterator makes of contiguous operands of one shape is laid out anew (its fast_set_up), as are
-    results of kernels that ask for contiguous memory."""
-    source = node.args[0].meta.get("val") if packet_name(node) == "expand" and isinstance(node.args[0], torch.fx.Node) else None
-    if isinstance(source, torch.Tensor) and source.dim() == 0:
-        return [0] * value.dim()
-    if packet_name(node) in _LAID_OUT_ANEW and _is_contiguous(value):
-        return _default_strides(value.shape)
-    if torch.Tag.pointwise in getattr(node.target, "tags", ()) and packet_name(node) not in _LIKE_THEIR_INPUT and _is_contiguous(value):
-        operands = [x.meta.get("val") for x in node.all_input_nodes]
-        tensors = [x for x in operands if isinstance(x, torch.Tensor)]
-        shape = [sizes.expr_of(n) for n in value.shape]
-        if tensors and all([sizes.expr_of(n) for n in x.shape] == shape and _is_contiguous(x) for x in tensors):
-            if not _takes_a_number(node):
-                return _default_strides(value.shape)
-            # At the sizes of the first call: the order of dimensions is the same for all.
-            examples = [[[sizes.example_of(n) for n in numbers] for numbers in (x.shape, x.stride())] for x in tensors]
-            if not any(n is None for pair in examples for numbers in pair for n in numbers):
-                order, _ = torch._prims_common.compute_elementwise_output_logical_to_physical_perm(
-                    *(torch.empty_strided(*pair, device="meta") for pair in examples)  # type: ignore[arg-type]
-                )
-                outward = _default_strides([value.shape[d] for d in order])
-                return [outward[order.index(d)] for d in range(value.dim())]
-    return list(value.stride())
-
-
-_LIKE_THEIR_INPUT = ("clone", "hardtanh")  # empty_like comes first
-_LAID_OUT_ANEW = (
-    *("native_layer_norm", "_log_softmax", "tril", "triu"),
-    *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"),
-    *("_batch_norm_with_update_functional", "_batch_norm_no_update"),
-)
-
-
-def _takes_a_number(node: torch.fx.Node) -> bool:
-    """Whether a number is an operand of TensorIterator, of another shape than the tensors."""
-    named = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False)) | node.kwargs  # type: ignore[union-attr]
-    return any(name in named and not isinstance(named[name], torch.fx.Node) for name in ("self", "other"))
-
-
-def _default_strides(shape: Sequence[Any]) -> list[Any]:
-    strides: list[Any] = []
-    step: Any = 1
-    for size in reversed(shape):
-        strides.insert(0, step)
-        step = step if isinstance(size, int) and size <= 1 else step * size
-    return strides
-
-
-def _is_contiguous(value: torch.Tensor) -> bool:
-    """Apart from axes of one element; asks nothing of symbolic sizes."""
-    wanted = _default_strides(value.shape)
-    return all(
-        (isinstance(size, int) and size == 1) or sizes.expr_of(given) == sizes.expr_of(step)
-        for size, given, step in zip(value.shape, value.stride(), wanted, strict=True)
-    )
-
-
 def _start(node: torch.fx.Node) -> Any:
     """Where a tensor starts in its storage. A scatter by strides keeps the storage of its base, which its fake tensor does not show."""
     while packet_name(node) == "as_strided_scatter":
@@ -802,7 +686,7 @@ def _inferred(node: torch.fx.Node, target: torch._ops.OpOverload, args: Sequence
     values = torch.fx.node.map_arg((tuple(args), kwargs), lambda arg: arg.meta["val"])
     mode = torch._guards.detect_fake_mode(values)
     if mode is None:
-        raise UnsupportedError(f"{target} whose result has no type{_where(node)}")
+        raise UnsupportedError(f"{target} whose result has no type{where(node)}")
     with mode:
         return target(*values[0], **values[1])
 
@@ -817,10 +701,6 @@ def _with_generator(target: torch._ops.OpOverload) -> str:
     return str(other)
 
 
-def storage_of(value: torch.Tensor) -> int:
-    return int(value.untyped_storage()._cdata)
-
-
 def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
@@ -833,12 +713,6 @@ def _float_text(value: float) -> str:
     return repr(value)
 
 
-def packet_name(node: torch.fx.Node) -> str:
-    """`add` of aten.add.Tensor."""
-    packet = getattr(node.target, "overloadpacket", None)
-    return str(getattr(packet, "__name__", ""))
-
-
 def _describe(target: Any, args: Sequence[Any]) -> str:
     """Why a call of `target` cannot be imported."""
     name = str(getattr(target, "__name__", target))
@@ -847,39 +721,3 @@ def _describe(target: Any, args: Sequence[Any]) -> str:
     if isinstance(target, torch._ops.HigherOrderOperator):
         return f"{name} is not an ATen overload: it calls graphs of its own, which run in eager mode"
     return f"{name} is not an ATen overload"
-
-
-def _where(node: torch.fx.Node) -> str:
-    source, module = provenance(node)
-    return (f" at {source}" if source else "") + (f" in {module}" if module else "")
-
-
-def function_of(node: torch.fx.Node) -> str:
-    """What the user called that this node is a part of, as `linear` of aten.addmm, `linear_backward` of its gradient; empty where unknown.
-
-    Dynamo keeps the calls of its graph: their node's name, and the function, the method's name, or the class of the module around them.
-    """
-    forward, backward = node.meta.get("source_fn_stack"), node.meta.get("fwd_source_fn_stack")
-    if not (stack := forward or backward):
-        return ""
-    name, called = stack[-1]
-    if isinstance(called, type):
-        called = re.sub(r"_\d+$", "", name)  # of layers that are called by a module, its name for the call: linear_3
-    elif isinstance(called, torch._ops.OpOverload):
-        called = called.overloadpacket.__name__
-    word = str(called if isinstance(called, str) else getattr(called, "__name__", "")).strip("_")
-    if called is getattr(operator, word, None) and word.startswith("i") and hasattr(operator, word[1:]):
-        word = word[1:]  # x += y is an iadd
-    return word + "_backward" if word and not forward else word
-
-
-def provenance(node: torch.fx.Node) -> tuple[str, str]:
-    """The user's source line (`net.py:12`) and module path (`layers.0.attn`) of a node; empty where unknown."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    inside = os.path.dirname(torch.__file__) + os.sep
-    outside = [frame for frame in frames if not frame[0].startswith(inside)]
-    source = f"{os.path.basename(outside[-1][0])}:{outside[-1][1]}" if outside else ""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    path = str(list(stack.values())[-1][0]) if stack else ""
-    path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", re.sub(r"^[LG]\[['\"]\w+['\"]\]\.?", "", path))
-    return source, re.sub(r"(?:^|\.)_modules(?=\.)", "", path).strip(".")

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from .fx_import import BY_STORAGE, packet_name, refusals, storage_of
+from .fx_import import BY_STORAGE, refusals
+from .fx_nodes import packet_name, storage_of
 from .sizes import example_of
 
 

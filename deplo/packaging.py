@@ -22,7 +22,9 @@ from .core import core
 from .decompositions import decompositions
 from .eager_calls import calls_as_in_eager_mode
 from .errors import UnsupportedError, UserError
-from .fx_import import DTYPES, Imported, import_graph, storage_of
+from .fx_import import DTYPES, import_graph
+from .fx_nodes import storage_of
+from .imported import Imported
 from .inputs import InputInfo
 from .options import Options, read_options
 from .subgraphs import inline_regions

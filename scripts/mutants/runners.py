@@ -22,7 +22,7 @@ FILES = [
     "tests/ir",
     *(
         f"tests/python/test_{name}.py"
-        for name in ("rules_overloads", "convolutions", "cases", "core", "dynamic", "mutation", "numerics", "operators")
+        for name in ("rules_overloads", "convolutions", "cases", "core", "dynamic", "mutation", "numerics", "operators", "sampling")
     ),
     *(f"tests/python/test_{name}.py" for name in ("front_backend", "front_mixed", "front_schedules", "bad_input", "opinfo", "fuzz", "guard")),
 ]
@@ -31,7 +31,7 @@ PYTHON_FILES = [
     f"tests/python/test_{name}.py"
     for name in (
         *("aliases", "bad_input", "contract", "dtypes", "dynamic", "formulas", "front_backend", "front_import", "front_mixed"),
-        *("mutation", "operators", "opinfo", "rules_overloads", "strides", "training"),
+        *("mutation", "operators", "opinfo", "rules_overloads", "sampling", "strides", "training"),
     )
 ]
 OF_GPUS = re.compile("CUDA|NVRTC")  # these call compilers for every kernel, and their schedules are no mutants

@@ -86,3 +86,11 @@ def same(actual, expected, scale: float = 8.0, strides: bool = True, exact=None)
             torch.testing.assert_close(got, want, rtol=0, atol=scale * torch.finfo(want.dtype).eps * max(largest, 1e-30), equal_nan=True)
         else:
             torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def equal(compiled, f, *inputs):
+    """Asserts that both give the same bits for the inputs, but for those of NaN."""
+    got, wanted = compiled(*inputs), f(*inputs)
+    assert got.dtype == wanted.dtype and got.shape == wanted.shape
+    alike = (got == wanted) & (got.signbit() == wanted.signbit()) | (got.isnan() & wanted.isnan())
+    assert alike.all(), (got[~alike], wanted[~alike])

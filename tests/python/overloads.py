@@ -9,7 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_map
 
-from deplo.fx_import import Imported, import_graph
+from deplo.fx_import import import_graph
+from deplo.imported import Imported
 
 
 def overload_of(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The IR in the documentation is IR: it is read, verified, printed, read again and, where it is a whole program, lowered and run."""
+"""The documentation is true: its IR is read, verified, printed, lowered and run; tables, code and the picture are those of the sources."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import json
 import re
 from pathlib import Path
 
+import plot
 import private_torch
 import pytest
+
+from deplo.cli import main
+from deplo.options import KEYS
 
 _C = pytest.importorskip("deplo._C")
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,3 +45,39 @@ def test_what_is_not_public_in_torch_is_listed():
     for row in rows:
         names = re.findall("`([^`]+)`", row[0])
         assert set(re.findall("`([^`]+)`", row[1])) == set().union(*(used[name] for name in names)), names
+
+
+def rows_of(file: str) -> list[list[str]]:
+    lines = (ROOT / "docs" / file).read_text().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+
+
+def test_every_option_is_listed_with_its_variable():
+    listed = {row[0].strip("`"): row[1].strip("`") for row in rows_of("options.md")}
+    assert listed == {name: key.variable for name, key in KEYS.items()}
+
+
+def test_every_command_is_listed_with_its_help(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    commands = dict(re.findall(r"^    ([a-z]+) +(\S.*)$", capsys.readouterr().out, re.MULTILINE))
+    assert len(commands) > 5 and {row[0].strip("`"): row[1] for row in rows_of("cli.md")} == commands
+
+
+def test_the_tutorial_shows_what_the_examples_run():
+    for section in (ROOT / "docs/tutorial.md").read_text().split("\n## ")[1:]:
+        (example,) = set(re.findall(r"^    python (examples/\w+\.py)$", section, re.MULTILINE))
+        passages = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+        assert passages and all(passage in (ROOT / example).read_text() for passage in passages), example
+
+
+def test_the_picture_shows_the_recorded_run():
+    rows = plot.rows_of_table((ROOT / "benchmarks/README.md").read_text())
+    assert len(rows) >= 5 and all(len(row["rounds"]) >= 5 and {"eager", "deplo"} <= set(row["rounds"]) for row in rows)
+    shown = [text.strip() for text in re.findall(r">([^<>]+)</text>", (ROOT / "docs/speeds.svg").read_text())]
+    times = [
+        plot.time_of(*seconds) for row in rows for _, seconds in sorted(row["rounds"].items(), key=lambda pair: list(plot.COLORS).index(pair[0]))
+    ]
+    assert [text for text in shown if re.fullmatch(r"[\d.]+ m?s", text)] == times
+    assert {row["case"] for row in rows} <= set(shown)

@@ -468,7 +468,7 @@ def test_replay_file_is_named_and_parses(monkeypatch):
 
 
 def _imported(text):
-    from deplo.fx_import import Imported
+    from deplo.imported import Imported
 
     return Imported(text, 1, [], [], [], {}, {}, False)
 
