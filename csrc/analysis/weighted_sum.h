@@ -1,0 +1,45 @@
+#pragma once
+
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "analysis/contraction.h"
+#include "loop_ir/ir.h"
+
+namespace deplo::analysis {
+
+/// For each point of a kernel's outer axes, what these statements, in this order and no other loops, compute over one axis of keys:
+///
+///   score[j] = f(sum over k of query[k] * key[j, k], j)          `scores`, a contraction in a nest over j
+///   u[j]     = g(score[j], j)                                     `read`: mostly score[j] itself, or -inf where a guard fails
+///   max      = max of u[j]
+///   w[j]     = exp(u[j] - max)
+///   sum      = sum of w[j]
+///   w[j]     = w[j] / sum                                         only if `normalized`, maybe rounded
+///   y[d]     = h(sum over j of w[j] * value[j, d], max, sum, d)   `values`, a contraction in a nest over d
+///
+/// So the keys may be taken in blocks, with a maximum so far: weights of earlier blocks are then scaled by exp(old - new maximum), and the division comes last.
+struct WeightedSum {
+  Contraction scores;
+  Contraction values;
+  ContractionOperand queries, keys, value;  ///< operands of both, but for the weights
+  loop_ir::Axis key;                        ///< of the nest of scores
+  loop_ir::Axis column;                     ///< of the nest of values
+  loop_ir::Block score;                     ///< what the nest of scores holds besides its reduction, the store left out
+  std::string scored;                       ///< the value that it stores
+  loop_ir::Block read;                      ///< of the reduction to the maximum: computes `read_value` at `read_axis`
+  std::string read_axis, read_value;
+  std::string local;      ///< the buffer of scores, which one statement of `read` loads
+  std::string max, sum;   ///< values that later statements may use
+  bool normalized = false;
+  loop_ir::Block rows;    ///< the straight-line statements of the outer nest, in order
+  size_t before = 0;      ///< how many of them come before the nest of values
+  loop_ir::Block column_body;  ///< of the nest of values
+};
+
+/// Such a sum, if it is all that the kernel's outer nest holds. `inner`: what the nest holds.
+std::optional<WeightedSum> find_weighted_sum(const loop_ir::Kernel& kernel, const loop_ir::Block& inner);
+
+}  // namespace deplo::analysis
