@@ -25,15 +25,15 @@ using loop_ir::Let;
 using loop_ir::Load;
 using loop_ir::Store;
 
-constexpr int64_t kLeastRows = 8;       // fewer do not pay for packing
-constexpr int64_t kRowTiles = 5;        // register blocks of a block of rows
-constexpr int64_t kKeys = 256;          // of a block
-constexpr int64_t kSharedRows = 512;    // rows that share packed keys and values
-constexpr int64_t kFewShared = 64;      // of these, where more leave threads idle
-constexpr int64_t kWantedShares = 16;   // keep a few threads busy
-constexpr int64_t kMostDepth = 512;     // of one chain of sums
-constexpr int64_t kInFlight = 4;        // vectors
-constexpr int64_t kMostTile = 4096;     // that a schedule may ask for
+constexpr int64_t kLeastRows = 8;      // fewer do not pay for packing
+constexpr int64_t kRowTiles = 5;       // register blocks of a block of rows
+constexpr int64_t kKeys = 256;         // of a block
+constexpr int64_t kSharedRows = 512;   // rows that share packed keys and values
+constexpr int64_t kFewShared = 64;     // of these, where more leave threads idle
+constexpr int64_t kWantedShares = 16;  // keep a few threads busy
+constexpr int64_t kMostDepth = 512;    // of one chain of sums
+constexpr int64_t kInFlight = 4;       // vectors
+constexpr int64_t kMostTile = 4096;    // that a schedule may ask for
 constexpr int64_t kMostWork = int64_t{1} << 40;
 
 std::string name_of(const loop_ir::Stmt& stmt) {
@@ -100,8 +100,11 @@ class OnlineScheduler {
     if (nest_.axes.empty() || !colliding_stores(kernel_).empty()) return false;
     auto found = analysis::find_weighted_sum(kernel_, *nest_.inner);
     if (!found) return false;
+    if (!found->contractions) return false;
     sum_ = std::move(*found);
-    const auto depth = sum_.scores.reduce->axes[0].extent.as_constant();
+    pair_ = &*sum_.contractions;
+    limits_ = analysis::key_limits(sum_);
+    const auto depth = pair_->scores.reduce->axes[0].extent.as_constant();
     const auto columns = sum_.column.extent.as_constant();
     if (!depth || *depth < 1 || *depth > kMostDepth || !columns || *columns < 1) return false;
     depth_ = *depth;
@@ -113,7 +116,7 @@ class OnlineScheduler {
   bool find_row() {
     bool any = false;
     for (const auto& a : nest_.axes) {
-      if (sum_.queries.axes.count(a.name) == 0 || sum_.keys.axes.count(a.name) > 0 || sum_.value.axes.count(a.name) > 0) continue;
+      if (pair_->queries.axes.count(a.name) == 0 || pair_->keys.axes.count(a.name) > 0 || pair_->value.axes.count(a.name) > 0) continue;
       if (!any || hint(a.extent) > hint(row_.extent)) row_ = a;
       any = true;
     }
@@ -133,11 +136,11 @@ class OnlineScheduler {
       operand.slice = needed(pool, {source.value});
       return is_early(operand.slice);
     };
-    if (!prepare(queries_, sum_.queries, outside) || !prepare(keys_, sum_.keys, outside)) return false;
+    if (!prepare(queries_, pair_->queries, outside) || !prepare(keys_, pair_->keys, outside)) return false;
     Block column = sum_.rows;
     for (const auto& s : sum_.column_body)
       if (!name_of(*s).empty()) column.push_back(s);
-    if (!prepare(values_, sum_.value, column)) return false;
+    if (!prepare(values_, pair_->value, column)) return false;
     score_ = needed(outside, {sum_.scored});
     Block pool = sum_.rows;
     pool.insert(pool.end(), sum_.read.begin(), sum_.read.end());
@@ -148,7 +151,7 @@ class OnlineScheduler {
   bool is_early(const Block& block) const {
     std::set<std::string> used;
     for (const auto& s : block) note_uses(*s, used);
-    return used.count(sum_.max) == 0 && used.count(sum_.sum) == 0 && used.count(sum_.values.result) == 0;
+    return used.count(sum_.max) == 0 && used.count(sum_.sum) == 0 && used.count(pair_->values.result) == 0;
   }
 
   /// Rows run in blocks: what one of them stores, no statement may read.
@@ -195,8 +198,8 @@ class OnlineScheduler {
     pair_values_ = can_pair(values_, nullptr);
   }
 
-  std::string depth_name() const { return sum_.scores.result + "." + sum_.scores.reduce->axes[0].name; }
-  std::string key_name() const { return sum_.values.result + "." + sum_.values.reduce->axes[0].name; }
+  std::string depth_name() const { return pair_->scores.result + "." + pair_->scores.reduce->axes[0].name; }
+  std::string key_name() const { return pair_->values.result + "." + pair_->values.reduce->axes[0].name; }
 
   Schedule describe() const {
     Schedule s{"online", {}};
@@ -253,7 +256,8 @@ class OnlineScheduler {
       reader.only(*d, {row_.name, name});
       const int64_t mr = reader.number(*d, row_.name, 1, kMostTile);
       const int64_t width = reader.number(*d, name, 1, kMostTile);
-      if (width % lanes != 0 || (width / lanes) * (mr + 1) > 4 * ctx_.target.vector_registers) reader.fail(*d, "whole vectors, and few of them, are allowed");
+      if (width % lanes != 0 || (width / lanes) * (mr + 1) > 4 * ctx_.target.vector_registers)
+        reader.fail(*d, "whole vectors, and few of them, are allowed");
       if (d != blocks[0] && mr != mr_) reader.fail(*d, "both register blocks have as many rows");
       mr_ = mr;
       (of_keys ? key_lanes_ : column_lanes_) = width;
@@ -347,36 +351,42 @@ class OnlineScheduler {
   Expr row_at(Expr of_block) const { return first_shared() + place() + of_block; }
   Substitution outer() const { return unflatten(batch_, floordiv(sym("par"), shares())); }
 
-  /// Keys [lo, hi) outside of which all rows first..last read -inf.
+  /// Keys [lo, hi) outside of which all of some rows read -inf.
   struct Bounds {
     std::optional<Expr> lo, hi;
   };
-  Bounds bounds_of(Expr first, Expr last) const {
+
+  /// For `rows` rows from `first` on. What limits that are values take goes before.
+  Bounds bounds_of(Expr first, Expr rows, const std::string& tag, tile_ir::Block& into) const {
     Bounds out;
-    std::set<std::string> known;
-    for (const auto& a : nest_.axes) known.insert(a.name);
-    for (const auto& [name, range] : kernel_.symbols) known.insert(name);
-    for (const auto& stmt : sum_.read) {
-      const auto* load = std::get_if<Load>(&stmt->node);
-      if (!load || load->buffer != sum_.local || load->guard.empty() || load->name != sum_.read_value) continue;
-      if (!std::isinf(load->fill.f) || load->fill.f > 0) continue;
-      for (const Cond& c : load->guard) {
-        const auto along = linear_coefficient(c.expr, sum_.read_axis);
-        if (c.kind != Cond::Kind::ge0 || !along || !(along->is(1) || along->is(-1))) continue;
-        const bool above = along->is(-1);  // rest - key >= 0
-        Expr rest = above ? c.expr + sym(sum_.read_axis) : sym(sum_.read_axis) - c.expr;
-        const auto step = linear_coefficient(rest, row_.name);
-        if (!step || !step->is_constant()) continue;
-        const auto symbols = symbols_of(rest);
-        if (!std::all_of(symbols.begin(), symbols.end(), [&](const std::string& s) { return known.count(s) > 0; })) continue;
-        Substitution map = outer();
-        map[row_.name] = (step->value() >= 0) == above ? last : first;
-        rest = substitute(rest, map);
-        if (above)
-          out.hi = out.hi ? min(*out.hi, rest + 1) : rest + 1;
-        else
-          out.lo = out.lo ? max(*out.lo, rest) : rest;
+    std::set<std::string> axes;
+    for (const auto& a : nest_.axes) axes.insert(a.name);
+    for (size_t n = 0; n < limits_.size(); ++n) {
+      const bool above = limits_[n].above;
+      Expr limit = limits_[n].limit;
+      const auto step = linear_coefficient(limit, row_.name);
+      const auto used = symbols_of(limit);
+      const Block of_row = needed(sum_.rows, used);
+      Substitution map = outer();
+      if (of_row.empty() && step && step->is_constant()) {
+        map[row_.name] = (step->value() >= 0) == above ? first + rows - 1 : first;
+        limit = substitute(limit, map);
+      } else {
+        const std::string name = fmt::format("limit{}{}", n, tag);
+        const Expr row = sym("rl" + tag);
+        map[row_.name] = first + row;
+        tile_ir::Block body;
+        Copy copy{map, "." + name, {}};
+        copy.add(of_row, body);
+        body.push_back(make(Let{"each" + name, DType::i64, Fn::index, {}, {}, substitute(limit, copy.map)}));
+        into.push_back(make(tile_ir::Reduce{
+            {name}, {DType::i64}, above ? Combiner::max : Combiner::min, {"each" + name}, {axis("rl" + tag, 0, rows)}, std::move(body)}));
+        limit = sym(name);
       }
+      if (above)
+        out.hi = out.hi ? min(*out.hi, limit + 1) : limit + 1;
+      else
+        out.lo = out.lo ? max(*out.lo, limit) : limit;
     }
     return out;
   }
@@ -392,11 +402,11 @@ class OnlineScheduler {
       return shape;
     };
     const int64_t column_panels = (columns_ + column_lanes_ - 1) / column_lanes_;
-    tile_ir::Block out{
-        make(tile_ir::Alloc{"keys", packed, pairs({block_keys_ / key_lanes_, depth_, key_lanes_}, 1, pair_scores_), Space::scratch}),
-        make(tile_ir::Alloc{"values", pair_values_ ? DType::bf16 : f32, pairs({column_panels, block_keys_, column_lanes_}, 1, pair_values_), Space::scratch}),
-        make(tile_ir::Alloc{"queries", packed, {rows_of_block_, round_up(depth_, kCacheLine) + padding}, Space::scratch}),
-        make(tile_ir::Alloc{"scores", f32, {rows_of_block_, block_keys_ + padding}, Space::scratch})};
+    tile_ir::Block out{make(tile_ir::Alloc{"keys", packed, pairs({block_keys_ / key_lanes_, depth_, key_lanes_}, 1, pair_scores_), Space::scratch}),
+                       make(tile_ir::Alloc{"values", pair_values_ ? DType::bf16 : f32,
+                                           pairs({column_panels, block_keys_, column_lanes_}, 1, pair_values_), Space::scratch}),
+                       make(tile_ir::Alloc{"queries", packed, {rows_of_block_, round_up(depth_, kCacheLine) + padding}, Space::scratch}),
+                       make(tile_ir::Alloc{"scores", f32, {rows_of_block_, block_keys_ + padding}, Space::scratch})};
     if (pair_values_) out.push_back(make(tile_ir::Alloc{"weights", DType::bf16, {rows_of_block_, block_keys_ + 2 * padding}, Space::scratch}));
     out.push_back(make(tile_ir::Alloc{"sums", f32, {shared_, column_panels * column_lanes_}, Space::scratch}));
     for (const char* name : {"most", "total"}) out.push_back(make(tile_ir::Alloc{name, f32, {shared_}, Space::scratch}));
@@ -405,9 +415,9 @@ class OnlineScheduler {
 
     Expr lo = 0;
     Expr hi = sum_.key.extent;
-    const Bounds all = bounds_of(first_shared(), first_shared() + shared_rows() - 1);
+    const Bounds all = bounds_of(first_shared(), shared_rows(), "g", out);
     if (all.lo) lo = max(*all.lo, 0);
-    if (all.hi) hi = min(*all.hi, hi);
+    if (all.hi) hi = max(min(*all.hi, hi), 0);
     tile_ir::Block block = pack_keys();
     append(block, pack_values());
     block.push_back(loop("rb", 0, ceildiv(shared_rows(), rows_of_block_), LoopKind::serial, row_block()));
@@ -420,7 +430,8 @@ class OnlineScheduler {
     const int64_t width = (columns_ + column_lanes_ - 1) / column_lanes_ * column_lanes_;
     const Expr row = sym("r0");
     return {loop("r0", 0, shared_, LoopKind::serial,
-                 {number("none0", -std::numeric_limits<double>::infinity()), store("most", {row}, "none0"), number("zero0", 0), store("total", {row}, "zero0"),
+                 {number("none0", -std::numeric_limits<double>::infinity()), store("most", {row}, "none0"), number("zero0", 0),
+                  store("total", {row}, "zero0"),
                   loop("x0", 0, width, LoopKind::lanes, {number("clear0", 0), store("sums", {row, sym("x0")}, "clear0")})}),
             loop("r1", 0, rows_of_block_, LoopKind::serial, {number("zero1", 0), store("factor", {sym("r1")}, "zero1")})};
   }
@@ -431,8 +442,8 @@ class OnlineScheduler {
   }
 
   /// The operand's value at a point, as float32 or as it was before it was widened, stored at buffer[to].
-  static tile_ir::Block copy_operand(const Operand& operand, const Substitution& map, const std::string& suffix, bool narrow, const std::string& buffer,
-                                     std::vector<Expr> to) {
+  static tile_ir::Block copy_operand(const Operand& operand, const Substitution& map, const std::string& suffix, bool narrow,
+                                     const std::string& buffer, std::vector<Expr> to) {
     const std::string wanted = narrow ? operand.narrow()->value : operand.source->value;
     tile_ir::Block out;
     Copy copy{map, suffix, {}};
@@ -459,8 +470,9 @@ class OnlineScheduler {
   }
 
   /// A panel's lanes [0, valid) x steps [0, depth) of k, in squares that are transposed in registers if memory runs along k; zeros up to its width.
-  tile_ir::Block pack_panel(const Operand& operand, const std::string& k_axis, Expr depth, Expr whole, const std::string& lane_axis, Expr first_k, Expr first_lane,
-                            Expr valid, int64_t width, const std::string& buffer, Expr panel, bool pairs, const std::string& tag) const {
+  tile_ir::Block pack_panel(const Operand& operand, const std::string& k_axis, Expr depth, Expr whole, const std::string& lane_axis, Expr first_k,
+                            Expr first_lane, Expr valid, int64_t width, const std::string& buffer, Expr panel, bool pairs,
+                            const std::string& tag) const {
     const int64_t side = ctx_.target.vector_bytes / 4;
     const std::string k = "k" + tag;
     const std::string x = "x" + tag;
@@ -506,23 +518,23 @@ class OnlineScheduler {
   tile_ir::Block pack_keys() const {
     const Expr panel = sym("pk");
     const Expr valid = min(key_lanes_, block_keys() - panel * key_lanes_);
-    tile_ir::Block body = pack_panel(keys_, sum_.scores.reduce->axes[0].name, depth_, depth_, sum_.key.name, 0, first_key() + panel * key_lanes_, valid,
-                                     key_lanes_, "keys", panel, pair_scores_, "k");
+    tile_ir::Block body = pack_panel(keys_, pair_->scores.reduce->axes[0].name, depth_, depth_, sum_.key.name, 0, first_key() + panel * key_lanes_,
+                                     valid, key_lanes_, "keys", panel, pair_scores_, "k");
     return {loop("pk", 0, ceildiv(block_keys(), key_lanes_), LoopKind::serial, std::move(body))};
   }
 
   tile_ir::Block pack_values() const {
     const Expr panel = sym("pv");
     const Expr valid = min(column_lanes_, columns_ - panel * column_lanes_);
-    tile_ir::Block body = pack_panel(values_, sum_.values.reduce->axes[0].name, block_keys(), round_up(block_keys(), 2), sum_.column.name, first_key(),
-                                     panel * column_lanes_, valid, column_lanes_, "values", panel, pair_values_, "v");
+    tile_ir::Block body = pack_panel(values_, pair_->values.reduce->axes[0].name, block_keys(), round_up(block_keys(), 2), sum_.column.name,
+                                     first_key(), panel * column_lanes_, valid, column_lanes_, "values", panel, pair_values_, "v");
     return {loop("pv", 0, (columns_ + column_lanes_ - 1) / column_lanes_, LoopKind::serial, std::move(body))};
   }
 
   tile_ir::Block pack_queries() const {
     Substitution map = outer();
     map[row_.name] = row_at(sym("rq"));
-    map[sum_.scores.reduce->axes[0].name] = sym("kq");
+    map[pair_->scores.reduce->axes[0].name] = sym("kq");
     tile_ir::Block copy = copy_operand(queries_, map, ".q", pair_scores_, "queries", {sym("rq"), sym("kq")});
     tile_ir::Block zero{number("noneq", 0, pair_scores_ ? DType::bf16 : DType::f32), store("queries", {sym("rz"), sym("kq")}, "noneq")};
     return {loop("rq", 0, block_rows(), LoopKind::serial, {loop("kq", 0, depth_, LoopKind::lanes, std::move(copy))}),
@@ -532,7 +544,8 @@ class OnlineScheduler {
   /// One block of rows and of keys.
   tile_ir::Block row_block() const {
     Expr keys = block_keys();
-    const Bounds here = bounds_of(row_at(0), row_at(block_rows() - 1));
+    tile_ir::Block whole;
+    const Bounds here = bounds_of(row_at(0), block_rows(), "b", whole);
     std::vector<Cond> any;
     if (here.hi) {
       keys = min(keys, *here.hi - first_key());
@@ -544,7 +557,8 @@ class OnlineScheduler {
     append(out, weigh(keys));
     append(out, add_values(keys));
     if (any.empty()) return out;
-    return {make(tile_ir::If{std::move(any), std::move(out)})};
+    whole.push_back(make(tile_ir::If{std::move(any), std::move(out)}));
+    return whole;
   }
 
   struct Product {
@@ -571,8 +585,8 @@ class OnlineScheduler {
     if (p.pairs) {
       for (int64_t half : {0, 1}) {
         const std::string name = half == 0 ? "v" : "w";
-        row_loads.push_back(load("a" + name + t, DType::bf16, p.rows, {row, k * 2 + half}));
-        step.push_back(load("b" + name + t, DType::bf16, p.lanes, {sym(p.panel), k, x, half}));
+        row_loads.push_back(load(fmt::format("a{}{}", name, t), DType::bf16, p.rows, {row, k * 2 + half}));
+        step.push_back(load(fmt::format("b{}{}", name, t), DType::bf16, p.lanes, {sym(p.panel), k, x, half}));
       }
     } else {
       row_loads.push_back(load("av" + t, DType::f32, p.rows, {row, k}));
@@ -619,7 +633,7 @@ class OnlineScheduler {
     Copy copy{outer(), suffix, {}};
     copy.map[row_.name] = row;
     copy.map[sum_.key.name] = key;
-    copy.define(sum_.scores.result, sum);
+    copy.define(pair_->scores.result, sum);
     copy.add(score_, out);
     out.push_back(store("scores", to, copy.value(sum_.scored)));
     return out;
@@ -639,7 +653,8 @@ class OnlineScheduler {
     const Expr row = sym("rw");
     const std::vector<Expr> at{place() + row};
     auto reduce = [&](const std::string& name, Combiner combiner, const std::string& operand, const std::string& axis_name, tile_ir::Block body) {
-      return make(tile_ir::Reduce{{name}, {DType::f32}, combiner, {operand}, {axis(axis_name, 0, keys, LoopKind::lanes, 1, kInFlight)}, std::move(body)});
+      return make(
+          tile_ir::Reduce{{name}, {DType::f32}, combiner, {operand}, {axis(axis_name, 0, keys, LoopKind::lanes, 1, kInFlight)}, std::move(body)});
     };
     tile_ir::Block body;
     tile_ir::Block of_max;
@@ -682,14 +697,16 @@ class OnlineScheduler {
     tile_ir::Block out{loop("rw", 0, block_rows(), LoopKind::serial, std::move(body))};
     if (pair_values_) {
       const Expr padded = sym("rp");
-      out.push_back(loop("rp", block_rows(), round_up(block_rows(), mr_), LoopKind::serial,
-                         {loop("jp", 0, keys + 1, LoopKind::lanes, {number("nonep", 0, DType::bf16), store("weights", {padded, sym("jp")}, "nonep")})}));
+      out.push_back(
+          loop("rp", block_rows(), round_up(block_rows(), mr_), LoopKind::serial,
+               {loop("jp", 0, keys + 1, LoopKind::lanes, {number("nonep", 0, DType::bf16), store("weights", {padded, sym("jp")}, "nonep")})}));
     }
     return out;
   }
 
   tile_ir::Block add_values(Expr keys) const {
-    const Product p{pair_values_ ? "weights" : "scores", "values", "pv", "v", column_lanes_, (columns_ + column_lanes_ - 1) / column_lanes_, keys, pair_values_};
+    const Product p{
+        pair_values_ ? "weights" : "scores", "values", "pv", "v", column_lanes_, (columns_ + column_lanes_ - 1) / column_lanes_, keys, pair_values_};
     const Expr row = sym("rtv") * mr_ + sym("rvo");
     const std::vector<Expr> to{place() + row, sym("pv") * column_lanes_ + sym("xvo")};
     return multiply(p, {load("fvf", DType::f32, "factor", {row})},
@@ -706,14 +723,14 @@ class OnlineScheduler {
     tile_ir::Block column;
     Copy inner = copy;
     inner.map[sum_.column.name] = sym("xf");
-    const std::string raw = sum_.normalized ? sum_.values.result + ".sum" : sum_.values.result;
+    const std::string raw = sum_.normalized ? pair_->values.result + ".sum" : pair_->values.result;
     for (const auto& s : sum_.column_body) {
       if (!std::holds_alternative<loop_ir::Reduce>(s->node)) {
         inner.add({s}, column);
         continue;
       }
       column.push_back(load(raw, DType::f32, "sums", {row, sym("xf")}));
-      if (sum_.normalized) column.push_back(let(sum_.values.result, Fn::div, {raw, sum_.sum}));
+      if (sum_.normalized) column.push_back(let(pair_->values.result, Fn::div, {raw, sum_.sum}));
     }
     body.push_back(loop("xf", 0, columns_, LoopKind::lanes, std::move(column)));
     copy.add({sum_.rows.begin() + static_cast<std::ptrdiff_t>(sum_.before), sum_.rows.end()}, body);
@@ -724,6 +741,8 @@ class OnlineScheduler {
   const PassContext& ctx_;
   OuterNest nest_;
   WeightedSum sum_;
+  const WeightedSum::Contractions* pair_ = nullptr;
+  std::vector<analysis::KeyLimit> limits_;
   loop_ir::Axis row_;
   std::vector<loop_ir::Axis> batch_;
   Operand queries_, keys_, values_;

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "lower/loop_to_tile/convert.h"
+#include "lower/loop_to_tile/masked_keys.h"
 #include "schedule/reader.h"
 #include "target/cpu/schedule/contraction.h"
 #include "target/cpu/schedule/nest.h"
@@ -80,6 +81,8 @@ class CpuScheduler final : public Scheduler {
  private:
   Schedule propose_streamed(const loop_ir::Kernel& kernel) const {
     if (auto online = propose_cpu_online(kernel, ctx_)) return *online;
+    // Few rows pay less for reading keys twice than for packing those that a mask leaves out.
+    if (loop_to_tile::has_masked_keys(kernel)) return propose_cpu_nest(kernel, ctx_);
     if (auto rows = propose_cpu_rows(kernel, ctx_)) return *rows;
     return propose_cpu_nest(kernel, ctx_);
   }
