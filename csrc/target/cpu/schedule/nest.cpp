@@ -7,6 +7,7 @@
 #include "analysis/cost.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "lower/loop_to_tile/masked_keys.h"
 #include "lower/loop_to_tile/merge_axes.h"
 #include "target/cpu/schedule/columns.h"
 #include "target/cpu/schedule/nest_converter.h"
@@ -486,7 +487,14 @@ tile_ir::Kernel apply_cpu_nest(const loop_ir::Kernel& kernel, const Schedule& sc
   const loop_ir::Kernel merged = merge_inner_axes(kernel);
   if (NestScheduler(merged, ctx).has_outer_lanes(schedule)) return NestScheduler(merged, ctx).apply(schedule);
   const loop_ir::Kernel in_outputs = merge_inner_axes(rows_in_outputs(kernel));
-  return NestScheduler(in_outputs, ctx).apply(schedule);
+  tile_ir::Kernel out = NestScheduler(in_outputs, ctx).apply(schedule);
+  if (!has_masked_keys(kernel)) return out;
+  // How many keys count is known only when it runs: the pieces are those for all.
+  const Expr chunks = out.chunks;
+  const loop_ir::Kernel unmasked = merge_inner_axes(rows_in_outputs(without_masked_keys(kernel)));
+  out = NestScheduler(unmasked, ctx).apply(schedule);
+  out.chunks = chunks;
+  return out;
 }
 
 }  // namespace deplo

@@ -2,9 +2,11 @@
 
 #include "base/error.h"
 #include "lower/loop_to_tile/convert.h"
+#include "lower/loop_to_tile/masked_keys.h"
 #include "schedule/reader.h"
 #include "target/cpu/schedule/contraction.h"
 #include "target/cpu/schedule/nest.h"
+#include "target/cpu/schedule/online.h"
 #include "target/cpu/schedule/rows.h"
 
 namespace deplo {
@@ -81,6 +83,9 @@ class CpuScheduler final : public Scheduler {
 
  private:
   Schedule propose_streamed(const loop_ir::Kernel& kernel) const {
+    if (auto online = propose_cpu_online(kernel, ctx_)) return *online;
+    // Few rows pay less for reading keys twice than for packing those that a mask leaves out.
+    if (loop_to_tile::has_masked_keys(kernel)) return propose_cpu_nest(kernel, ctx_);
     if (auto rows = propose_cpu_rows(kernel, ctx_)) return *rows;
     return propose_cpu_nest(kernel, ctx_);
   }
@@ -95,9 +100,11 @@ class CpuScheduler final : public Scheduler {
       add(std::move(contraction.kernel), out);
     } else if (schedule.kind == "rows") {
       add(apply_cpu_rows(kernel, schedule, ctx_), out);
+    } else if (schedule.kind == "online") {
+      add(apply_cpu_online(kernel, schedule, ctx_), out);
     } else {
       if (schedule.kind != "nest")
-        ScheduleReader(kernel.name, schedule).fail("unknown kind; a CPU kernel is allowed to be contraction, rows or nest");
+        ScheduleReader(kernel.name, schedule).fail("unknown kind; a CPU kernel is allowed to be contraction, rows, online or nest");
       add(apply_cpu_nest(kernel, schedule, ctx_), out);
     }
   }

@@ -1,0 +1,414 @@
+#include "analysis/weighted_sum.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "base/text.h"
+
+namespace deplo::analysis {
+namespace {
+
+using loop_ir::Axis;
+using loop_ir::Block;
+using loop_ir::For;
+using loop_ir::Let;
+using loop_ir::Load;
+using loop_ir::Reduce;
+using loop_ir::Stmt;
+using loop_ir::Store;
+
+bool is_straight(const Stmt& stmt) { return std::holds_alternative<Let>(stmt.node) || std::holds_alternative<Load>(stmt.node); }
+
+/// The body's statements but for its last one, which stores at [axis] of a local; null if the body is not so.
+const Store* stored_at(const Block& body, const std::string& axis) {
+  const auto* store = body.empty() ? nullptr : std::get_if<Store>(&body.back()->node);
+  const bool there =
+      store && store->guard.empty() && store->combiner == Combiner::set && store->index.size() == 1 && store->index[0] == Expr::symbol(axis);
+  return there ? store : nullptr;
+}
+
+bool loads_at(const Load& load, const std::string& buffer, const std::string& axis) {
+  return load.buffer == buffer && load.index.size() == 1 && load.index[0] == Expr::symbol(axis);
+}
+
+/// Definitions by name.
+using Definitions = std::map<std::string, const Stmt*>;
+void define(const Block& block, Definitions& into) {
+  for (const auto& stmt : block) {
+    if (const auto* let = std::get_if<Let>(&stmt->node)) into[let->name] = stmt.get();
+    if (const auto* load = std::get_if<Load>(&stmt->node)) into[load->name] = stmt.get();
+  }
+}
+
+/// Whether two bodies, each over an axis of its own, compute the same value. Names that neither defines are the same if equal.
+bool same_value(const Definitions& a, const std::string& of_a, const Definitions& b, const std::string& of_b, const Substitution& to_b) {
+  auto in_a = a.find(of_a);
+  auto in_b = b.find(of_b);
+  if (in_a == a.end() || in_b == b.end()) return in_a == a.end() && in_b == b.end() && of_a == of_b;
+  auto same_index = [&](const std::vector<Expr>& x, const std::vector<Expr>& y) {
+    return std::equal(x.begin(), x.end(), y.begin(), y.end(), [&](Expr p, Expr q) { return substitute(p, to_b) == q; });
+  };
+  if (const auto* x = std::get_if<Let>(&in_a->second->node)) {
+    const auto* y = std::get_if<Let>(&in_b->second->node);
+    if (!y || x->fn != y->fn || x->dtype != y->dtype || !(x->literal == y->literal) || substitute(x->index, to_b) != y->index) return false;
+    return std::equal(x->operands.begin(), x->operands.end(), y->operands.begin(), y->operands.end(),
+                      [&](const std::string& p, const std::string& q) { return same_value(a, p, b, q, to_b); });
+  }
+  const auto& x = std::get<Load>(in_a->second->node);
+  const auto* y = std::get_if<Load>(&in_b->second->node);
+  if (!y || x.buffer != y->buffer || x.dtype != y->dtype || !same_index(x.index, y->index) || x.guard.size() != y->guard.size()) return false;
+  for (size_t i = 0; i < x.guard.size(); ++i)
+    if (!(substitute(x.guard[i], to_b) == y->guard[i])) return false;
+  return x.guard.empty() || x.fill == y->fill;
+}
+
+/// Takes casts between floats off a value.
+std::string without_casts(const Definitions& all, std::string value) {
+  for (auto it = all.find(value); it != all.end(); it = all.find(value)) {
+    const auto* let = std::get_if<Let>(&it->second->node);
+    if (!let || let->fn != Fn::cast || !is_float(let->dtype)) break;
+    value = let->operands[0];
+  }
+  return value;
+}
+
+class Matcher {
+ public:
+  Matcher(const loop_ir::Kernel& kernel, const Block& inner) : kernel_(kernel), inner_(inner) {}
+
+  std::optional<WeightedSum> match() {
+    if (!collect()) return std::nullopt;
+    const bool normalized = loops_.size() == 6;
+    const Stmt& last = *loops_.back();
+    if (!match_scores(*loops_[0]) || !match_max(*loops_[1]) || !match_weights(*loops_[2]) || !match_sum(*loops_[3])) return std::nullopt;
+    if (normalized && !match_division(*loops_[4])) return std::nullopt;
+    if (!match_values(last) || !reads_no_more()) return std::nullopt;
+    out_.normalized = normalized;
+    out_.over_keys.assign(loops_.begin(), loops_.end() - 1);
+    out_.over_keys.push_back(values_);
+    find_operands();
+    return std::move(out_);
+  }
+
+ private:
+  bool collect() {
+    for (const auto& stmt : inner_) {
+      if (is_straight(*stmt) || std::holds_alternative<Store>(stmt->node)) {
+        out_.rows.push_back(stmt);
+      } else if (const auto* local = std::get_if<loop_ir::Local>(&stmt->node)) {
+        locals_[local->name] = local;
+      } else if (std::holds_alternative<For>(stmt->node) || std::holds_alternative<Reduce>(stmt->node)) {
+        loops_.push_back(stmt.get());
+        out_.before = out_.rows.size();
+      } else {
+        return false;
+      }
+    }
+    if (loops_.size() != 5 && loops_.size() != 6) return false;
+    contractions_ = find_contractions(kernel_);
+    return true;
+  }
+
+  /// The sum of products that the nest's body holds, beside straight-line statements and stores.
+  const Stmt* sum_of(const Stmt& stmt, Axis& axis) const {
+    const auto* loop = std::get_if<For>(&stmt.node);
+    if (!loop) return nullptr;
+    axis = {loop->axis, loop->extent};
+    const Stmt* found = nullptr;
+    for (const auto& s : loop->body) {
+      if (const auto* reduce = std::get_if<Reduce>(&s->node)) {
+        const bool fits = !found && reduce->combiner == Combiner::sum && reduce->results.size() == 1 && reduce->dtypes[0] == DType::f32 &&
+                          std::all_of(reduce->body.begin(), reduce->body.end(), [](const auto& x) { return is_straight(*x); });
+        if (!fits) return nullptr;
+        found = s.get();
+      } else if (!is_straight(*s) && !std::holds_alternative<Store>(s->node)) {
+        return nullptr;
+      }
+    }
+    return found;
+  }
+
+  const Contraction* contraction_of(const Stmt& sum) const {
+    for (const Contraction& c : contractions_)
+      if (c.reduce == &std::get<Reduce>(sum.node) && c.dtype == DType::f32 && c.reduce->axes.size() == 1) return &c;
+    return nullptr;
+  }
+
+  bool match_scores(const Stmt& stmt) {
+    scores_ = sum_of(stmt, out_.key);
+    if (!scores_) return false;
+    const Block& body = std::get<For>(stmt.node).body;
+    const Store* store = stored_at(body, out_.key.name);
+    if (!store || !is_scores(store->buffer)) return false;
+    for (const auto& s : body)
+      if (is_straight(*s))
+        out_.score.push_back(s);
+      else if (std::holds_alternative<Store>(s->node) && s != body.back())
+        return false;
+    out_.local = store->buffer;
+    out_.scored = store->value;
+    return true;
+  }
+
+  /// Where both sums are contractions, as such.
+  void find_operands() {
+    const Contraction* scores = contraction_of(*scores_);
+    const Contraction* values = contraction_of(*values_);
+    if (!scores || !values) return;
+    const bool a_has = scores->a.axes.count(out_.key.name) > 0;
+    if (a_has == (scores->b.axes.count(out_.key.name) > 0)) return;
+    const bool weights_first = reads(values->a, weights_);
+    out_.contractions = {*scores, *values, a_has ? scores->b : scores->a, a_has ? scores->a : scores->b, weights_first ? values->b : values->a};
+  }
+
+  /// A row of float32 numbers, one for each key.
+  bool is_scores(const std::string& buffer) const {
+    auto local = locals_.find(buffer);
+    return local != locals_.end() && local->second->dtype == DType::f32 && local->second->shape == std::vector<Expr>{out_.key.extent};
+  }
+
+  /// A reduction along all keys to one float32 number.
+  const Reduce* along_keys(const Stmt& stmt, Combiner combiner) const {
+    const auto* reduce = std::get_if<Reduce>(&stmt.node);
+    const bool fits = reduce && reduce->combiner == combiner && reduce->results.size() == 1 && reduce->dtypes[0] == DType::f32 &&
+                      reduce->axes.size() == 1 && reduce->axes[0].extent == out_.key.extent &&
+                      std::all_of(reduce->body.begin(), reduce->body.end(), [](const auto& s) { return is_straight(*s); });
+    return fits ? reduce : nullptr;
+  }
+
+  bool match_max(const Stmt& stmt) {
+    const Reduce* reduce = along_keys(stmt, Combiner::max);
+    if (!reduce) return false;
+    out_.read = reduce->body;
+    out_.read_axis = reduce->axes[0].name;
+    out_.read_value = reduce->operands[0];
+    out_.max = reduce->results[0];
+    int64_t loads = 0;
+    for (const auto& s : out_.read) {
+      const auto* load = std::get_if<Load>(&s->node);
+      if (!load || load->buffer != out_.local) continue;
+      if (!loads_at(*load, out_.local, out_.read_axis)) return false;
+      ++loads;
+    }
+    return loads == 1;
+  }
+
+  /// The body of a nest over the keys, without its last statement, and the store that this is.
+  const Store* over_keys(const Stmt& stmt, Definitions& body) const {
+    const auto* loop = std::get_if<For>(&stmt.node);
+    if (!loop || loop->extent != out_.key.extent) return nullptr;
+    const Store* store = stored_at(loop->body, loop->axis);
+    if (!store || !std::all_of(loop->body.begin(), loop->body.end() - 1, [](const auto& s) { return is_straight(*s); })) return nullptr;
+    define(loop->body, body);
+    return locals_.count(store->buffer) > 0 ? store : nullptr;
+  }
+
+  static const Let* let_of(const Definitions& all, const std::string& name, Fn fn) {
+    auto it = all.find(name);
+    const Let* let = it == all.end() ? nullptr : std::get_if<Let>(&it->second->node);
+    return let && let->fn == fn && let->dtype == DType::f32 ? let : nullptr;
+  }
+
+  bool match_weights(const Stmt& stmt) {
+    Definitions body;
+    const Store* store = over_keys(stmt, body);
+    if (!store || !is_scores(store->buffer)) return false;
+    const Let* exp = let_of(body, store->value, Fn::exp);
+    const Let* sub = exp ? let_of(body, exp->operands[0], Fn::sub) : nullptr;
+    if (!sub || sub->operands[1] != out_.max) return false;
+    Definitions read;
+    define(out_.read, read);
+    weights_ = store->buffer;
+    return same_value(read, out_.read_value, body, sub->operands[0], {{out_.read_axis, Expr::symbol(std::get<For>(stmt.node).axis)}});
+  }
+
+  bool match_sum(const Stmt& stmt) {
+    const Reduce* reduce = along_keys(stmt, Combiner::sum);
+    if (!reduce || reduce->body.size() != 1) return false;
+    const auto* load = std::get_if<Load>(&reduce->body[0]->node);
+    out_.sum = reduce->results[0];
+    return load && load->guard.empty() && loads_at(*load, weights_, reduce->axes[0].name);
+  }
+
+  bool match_division(const Stmt& stmt) {
+    Definitions body;
+    const Store* store = over_keys(stmt, body);
+    if (!store) return false;
+    const Let* div = let_of(body, without_casts(body, store->value), Fn::div);
+    auto from = div ? body.find(div->operands[0]) : body.end();
+    const Load* load = from == body.end() ? nullptr : std::get_if<Load>(&from->second->node);
+    if (!load || div->operands[1] != out_.sum || !load->guard.empty() || !loads_at(*load, weights_, std::get<For>(stmt.node).axis)) return false;
+    weights_ = store->buffer;
+    return true;
+  }
+
+  bool match_values(const Stmt& stmt) {
+    values_ = sum_of(stmt, out_.column);
+    if (!values_) return false;
+    const auto& reduce = std::get<Reduce>(values_->node);
+    if (reduce.axes.size() != 1 || reduce.axes[0].extent != out_.key.extent) return false;
+    out_.column_body = std::get<For>(stmt.node).body;
+    Definitions body;
+    define(reduce.body, body);
+    const Let* product = let_of(body, reduce.operands[0], Fn::mul);
+    auto is_weight = [&](const std::string& factor) {
+      auto from = body.find(without_casts(body, factor));
+      const Load* load = from == body.end() ? nullptr : std::get_if<Load>(&from->second->node);
+      return load && load->guard.empty() && loads_at(*load, weights_, reduce.axes[0].name);
+    };
+    if (!product || is_weight(product->operands[0]) == is_weight(product->operands[1])) return false;
+    return std::count_if(reduce.body.begin(), reduce.body.end(), [&](const auto& s) {
+             const auto* load = std::get_if<Load>(&s->node);
+             return load && locals_.count(load->buffer) > 0;
+           }) == 1;
+  }
+
+  static bool reads(const ContractionOperand& operand, const std::string& buffer) {
+    return std::count(operand.buffers.begin(), operand.buffers.end(), buffer) > 0;
+  }
+
+  /// That locals are read nowhere else.
+  bool reads_no_more() const {
+    auto of_locals = [&](const Block& block) {
+      return std::any_of(block.begin(), block.end(), [&](const auto& s) {
+        const auto* load = std::get_if<Load>(&s->node);
+        const auto* store = std::get_if<Store>(&s->node);
+        return (load && locals_.count(load->buffer) > 0) || (store && locals_.count(store->buffer) > 0);
+      });
+    };
+    return !of_locals(out_.rows) && !of_locals(out_.score) && !of_locals(out_.column_body) && !of_locals(std::get<Reduce>(scores_->node).body);
+  }
+
+  const loop_ir::Kernel& kernel_;
+  const Block& inner_;
+  std::vector<const Stmt*> loops_;
+  std::map<std::string, const loop_ir::Local*> locals_;
+  std::vector<Contraction> contractions_;
+  const Stmt* scores_ = nullptr;  ///< the sums of products
+  const Stmt* values_ = nullptr;
+  std::string weights_;  ///< the local that holds them
+  WeightedSum out_;
+};
+
+/// Collects conditions without which a value is -inf, or a comparison does not hold.
+class LimitFinder {
+ public:
+  explicit LimitFinder(const WeightedSum& sum) : sum_(sum) {
+    define(sum.rows, rows_);
+    define(sum.score, keys_);
+    define(sum.read, keys_);
+  }
+
+  std::vector<KeyLimit> find() {
+    finite(sum_.read_value);
+    std::vector<KeyLimit> out;
+    for (const Cond& c : conds_) {
+      // In terms of one axis of keys.
+      const Cond cond = substitute(c, {{sum_.read_axis, Expr::symbol(sum_.key.name)}});
+      const auto step = linear_coefficient(cond.expr, sum_.key.name);
+      if (cond.kind != Cond::Kind::ge0 || !step || !(step->is(1) || step->is(-1))) continue;
+      const bool above = step->is(-1);  // limit - key >= 0
+      out.push_back({above, above ? cond.expr + Expr::symbol(sum_.key.name) : Expr::symbol(sum_.key.name) - cond.expr});
+    }
+    return out;
+  }
+
+ private:
+  const Stmt* definition(const std::string& name) const {
+    for (const Definitions* all : {&keys_, &rows_})
+      if (auto it = all->find(name); it != all->end()) return it->second;
+    return nullptr;
+  }
+  const Let* let(const std::string& name) const {
+    const Stmt* stmt = definition(name);
+    return stmt ? std::get_if<Let>(&stmt->node) : nullptr;
+  }
+
+  static bool is_minus_infinity(const Scalar& s) { return is_float(s.dtype) && std::isinf(s.f) && s.f < 0; }
+  bool is_minus_infinity(const std::string& name) const {
+    const Let* l = let(name);
+    if (!l) return false;
+    if (l->fn == Fn::constant) return is_minus_infinity(l->literal);
+    return l->fn == Fn::cast && is_float(l->dtype) && is_minus_infinity(l->operands[0]);
+  }
+  bool is_positive(const std::string& name) const {
+    const Let* l = let(name);
+    return l && l->fn == Fn::constant && is_float(l->dtype) && l->literal.f > 0;
+  }
+
+  /// Conditions without which the value is -inf.
+  void finite(const std::string& name) {
+    const Stmt* stmt = definition(name);
+    if (!stmt) return;
+    if (const auto* load = std::get_if<Load>(&stmt->node)) {
+      if (!load->guard.empty() && is_minus_infinity(load->fill)) conds_.insert(conds_.end(), load->guard.begin(), load->guard.end());
+      if (load->buffer == sum_.local) finite(sum_.scored);
+      return;
+    }
+    const auto& l = std::get<Let>(stmt->node);
+    switch (l.fn) {
+      case Fn::add:
+        finite(l.operands[0]);
+        finite(l.operands[1]);
+        break;
+      case Fn::mul:
+        for (size_t i : {0, 1})
+          if (is_positive(l.operands[1 - i])) finite(l.operands[i]);
+        break;
+      case Fn::cast:
+        if (is_float(l.dtype)) finite(l.operands[0]);
+        break;
+      case Fn::where:
+        for (size_t i : {1, 2}) {
+          if (!is_minus_infinity(l.operands[i])) continue;
+          holds(l.operands[0], i == 2);
+          finite(l.operands[3 - i]);
+        }
+        break;
+      default: break;
+    }
+  }
+
+  /// Conditions without which the comparison is not so.
+  void holds(const std::string& name, bool wanted) {
+    const Let* l = let(name);
+    if (!l) return;
+    if (l->fn == Fn::bit_not) return holds(l->operands[0], !wanted);
+    if (l->fn == (wanted ? Fn::bit_and : Fn::bit_or)) {
+      holds(l->operands[0], wanted);
+      holds(l->operands[1], wanted);
+      return;
+    }
+    const bool compares = l->fn == Fn::lt || l->fn == Fn::le || l->fn == Fn::gt || l->fn == Fn::ge;
+    const auto x = compares ? index_of(l->operands[0]) : std::nullopt;
+    const auto y = compares ? index_of(l->operands[1]) : std::nullopt;
+    if (!x || !y) return;
+    Cond c = l->fn == Fn::lt ? less(*x, *y) : l->fn == Fn::le ? less_equal(*x, *y) : l->fn == Fn::gt ? less(*y, *x) : less_equal(*y, *x);
+    conds_.push_back(wanted ? c : negated(c));
+  }
+
+  /// The value as an expression of axes and of i64 values that no key changes.
+  std::optional<Expr> index_of(const std::string& name) const {
+    const Stmt* stmt = definition(name);
+    const Let* l = let(name);
+    if (l && l->fn == Fn::index && l->dtype == DType::i64) return l->index;
+    if (l && l->fn == Fn::constant && l->dtype == DType::i64) return Expr(l->literal.i);
+    const bool of_row = rows_.count(name) > 0;
+    const DType dtype = !stmt ? DType::boolean : l ? l->dtype : std::get<Load>(stmt->node).dtype;
+    if (of_row && dtype == DType::i64) return Expr::symbol(name);
+    return std::nullopt;
+  }
+
+  const WeightedSum& sum_;
+  Definitions rows_, keys_;
+  std::vector<Cond> conds_;
+};
+
+}  // namespace
+
+std::optional<WeightedSum> find_weighted_sum(const loop_ir::Kernel& kernel, const loop_ir::Block& inner) { return Matcher(kernel, inner).match(); }
+
+std::vector<KeyLimit> key_limits(const WeightedSum& sum) { return LimitFinder(sum).find(); }
+
+}  // namespace deplo::analysis

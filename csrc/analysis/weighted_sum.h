@@ -1,0 +1,60 @@
+#pragma once
+
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "analysis/contraction.h"
+#include "loop_ir/ir.h"
+
+namespace deplo::analysis {
+
+/// For each point of a kernel's outer axes, what these statements, in this order and no other loops, compute over one axis of keys:
+///
+///   score[j] = f(sum over k of query[k] * key[j, k], j)          `scores`, in a nest over j
+///   u[j]     = g(score[j], j)                                     `read`: mostly score[j] itself, or -inf where a guard fails
+///   max      = max of u[j]
+///   w[j]     = exp(u[j] - max)
+///   sum      = sum of w[j]
+///   w[j]     = w[j] / sum                                         only if `normalized`, maybe rounded
+///   y[d]     = h(sum over j of w[j] * value[j, d], max, sum, d)   `values`, in a nest over d
+///
+/// So the keys may be taken in blocks, with a maximum so far: weights of earlier blocks are then scaled by exp(old - new maximum), and the division
+/// comes last. Keys whose u is -inf may be left out.
+struct WeightedSum {
+  /// Both sums of products, where they are contractions, and their operands but for the weights.
+  struct Contractions {
+    Contraction scores, values;
+    ContractionOperand queries, keys, value;
+  };
+  std::optional<Contractions> contractions;
+  std::vector<const loop_ir::Stmt*> over_keys;  ///< the loops and reductions over keys, in order
+  loop_ir::Axis key;                            ///< of the nest of scores
+  loop_ir::Axis column;                         ///< of the nest of values
+  loop_ir::Block score;                         ///< what the nest of scores holds besides its reduction, the store left out
+  std::string scored;                           ///< the value that it stores
+  loop_ir::Block read;                          ///< of the reduction to the maximum: computes `read_value` at `read_axis`
+  std::string read_axis, read_value;
+  std::string local;     ///< the buffer of scores, which one statement of `read` loads
+  std::string max, sum;  ///< values that later statements may use
+  bool normalized = false;
+  loop_ir::Block rows;         ///< the straight-line statements of the outer nest, in order
+  size_t before = 0;           ///< how many of them come before the nest of values
+  loop_ir::Block column_body;  ///< of the nest of values
+};
+
+/// Such a sum, if it is all that the kernel's outer nest holds. `inner`: what the nest holds.
+std::optional<WeightedSum> find_weighted_sum(const loop_ir::Kernel& kernel, const loop_ir::Block& inner);
+
+/// u[j] is -inf for all j > limit (`above`), or for all j < limit. The limit is made of the outer axes, sizes and i64 values of the outer nest.
+struct KeyLimit {
+  bool above = true;
+  Expr limit;
+};
+
+/// What guards, and comparisons of integers that choose between a score and -inf, say about the keys that count. Where a score is made by adding -inf
+/// it counts as -inf, whatever it was.
+std::vector<KeyLimit> key_limits(const WeightedSum& sum);
+
+}  // namespace deplo::analysis
