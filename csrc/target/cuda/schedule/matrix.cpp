@@ -440,7 +440,7 @@ tile_ir::Block GpuMatrix::multiply(size_t product, Expr buffer) {
   const auto load = [&](const std::string& name, const Source& source, Expr first) {
     std::vector<Expr> at = row_of_matrix(source, buffer, first, depth);
     const Expr flat = (at[0] * source.lines + at[1]) * source.line + at[2];
-    return make(tile_ir::LoadMatrix{name, source.dtype, source.tile, {flat}, 4, source.of_rows != source.along_k});
+    return make(tile_ir::LoadMatrix{name, source.dtype, source.tile, {flat}, 4, !source.along_k});
   };
   tile_ir::Block body;
   std::vector<std::string> columns;
