@@ -41,7 +41,7 @@ struct Fiber {
   std::vector<Copy> open;
 };
 
-constexpr size_t kStack = 64 << 10;
+constexpr size_t kStack = 512 << 10;
 constexpr size_t kGuard = 4 << 10;  // bytes behind dynamic shared memory that must stay as they are
 constexpr unsigned char kUntouched = 0xa7;
 

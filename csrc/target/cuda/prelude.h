@@ -75,27 +75,27 @@ template <int N, class T> __device__ inline void deplo_copy_elements(T* to, cons
   }
 }
 template <int N, int B> __device__ inline int deplo_copied_bytes(long long count) { return count <= 0 ? 0 : count >= N ? N * B : (int)count * B; }
-__device__ inline unsigned deplo_shared_address(const void* p) {
+template <class T> __device__ inline unsigned deplo_shared_address(const T* array, int offset) {
   #if __CUDA_ARCH__ >= 750
   unsigned a;
-  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(a) : "l"(p));
-  return a;
+  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(a) : "l"(array));
+  return a + (unsigned)offset * (unsigned)sizeof(T);
   #else
-  return (unsigned)(unsigned long long)p;
+  return 0;
   #endif
 }
-__device__ inline void deplo_copy_async(void* to, const void* from) {
+template <class T> __device__ inline void deplo_copy_async(T* array, int offset, const T* from) {
   #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(deplo_shared_address(to)), "l"(from) : "memory");
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(deplo_shared_address(array, offset)), "l"(from) : "memory");
   #else
-  deplo_emulate_copy(to, from, 16);
+  deplo_emulate_copy(array + offset, from, 16);
   #endif
 }
-__device__ inline void deplo_copy_async_first(void* to, const void* from, int bytes) {
+template <class T> __device__ inline void deplo_copy_async_first(T* array, int offset, const T* from, int bytes) {
   #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(deplo_shared_address(to)), "l"(from), "r"(bytes) : "memory");
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(deplo_shared_address(array, offset)), "l"(from), "r"(bytes) : "memory");
   #else
-  deplo_emulate_copy(to, from, bytes);
+  deplo_emulate_copy(array + offset, from, bytes);
   #endif
 }
 __device__ inline void deplo_copy_commit() {
@@ -112,57 +112,57 @@ template <int N> __device__ inline void deplo_copy_wait() {
   deplo_emulate_copy_wait(N);
   #endif
 }
-__device__ inline deplo_pack<unsigned, 1> deplo_load_matrix_x1(const void* p) {
+template <class T> __device__ inline deplo_pack<unsigned, 1> deplo_load_matrix_x1(const T* array, int offset) {
   deplo_pack<unsigned, 1> r;
   #if __CUDA_ARCH__ >= 750
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r.lane[0]) : "r"(deplo_shared_address(p)));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r.lane[0]) : "r"(deplo_shared_address(array, offset)));
   #else
-  deplo_emulate_load_matrix(p, r.lane, 1, false);
+  deplo_emulate_load_matrix(array + offset, r.lane, 1, false);
   #endif
   return r;
 }
-__device__ inline deplo_pack<unsigned, 1> deplo_load_matrix_x1_transposed(const void* p) {
+template <class T> __device__ inline deplo_pack<unsigned, 1> deplo_load_matrix_x1_transposed(const T* array, int offset) {
   deplo_pack<unsigned, 1> r;
   #if __CUDA_ARCH__ >= 750
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(r.lane[0]) : "r"(deplo_shared_address(p)));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(r.lane[0]) : "r"(deplo_shared_address(array, offset)));
   #else
-  deplo_emulate_load_matrix(p, r.lane, 1, true);
+  deplo_emulate_load_matrix(array + offset, r.lane, 1, true);
   #endif
   return r;
 }
-__device__ inline deplo_pack<unsigned, 2> deplo_load_matrix_x2(const void* p) {
+template <class T> __device__ inline deplo_pack<unsigned, 2> deplo_load_matrix_x2(const T* array, int offset) {
   deplo_pack<unsigned, 2> r;
   #if __CUDA_ARCH__ >= 750
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r.lane[0]), "=r"(r.lane[1]) : "r"(deplo_shared_address(p)));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r.lane[0]), "=r"(r.lane[1]) : "r"(deplo_shared_address(array, offset)));
   #else
-  deplo_emulate_load_matrix(p, r.lane, 2, false);
+  deplo_emulate_load_matrix(array + offset, r.lane, 2, false);
   #endif
   return r;
 }
-__device__ inline deplo_pack<unsigned, 2> deplo_load_matrix_x2_transposed(const void* p) {
+template <class T> __device__ inline deplo_pack<unsigned, 2> deplo_load_matrix_x2_transposed(const T* array, int offset) {
   deplo_pack<unsigned, 2> r;
   #if __CUDA_ARCH__ >= 750
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r.lane[0]), "=r"(r.lane[1]) : "r"(deplo_shared_address(p)));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r.lane[0]), "=r"(r.lane[1]) : "r"(deplo_shared_address(array, offset)));
   #else
-  deplo_emulate_load_matrix(p, r.lane, 2, true);
+  deplo_emulate_load_matrix(array + offset, r.lane, 2, true);
   #endif
   return r;
 }
-__device__ inline deplo_pack<unsigned, 4> deplo_load_matrix_x4(const void* p) {
+template <class T> __device__ inline deplo_pack<unsigned, 4> deplo_load_matrix_x4(const T* array, int offset) {
   deplo_pack<unsigned, 4> r;
   #if __CUDA_ARCH__ >= 750
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r.lane[0]), "=r"(r.lane[1]), "=r"(r.lane[2]), "=r"(r.lane[3]) : "r"(deplo_shared_address(p)));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r.lane[0]), "=r"(r.lane[1]), "=r"(r.lane[2]), "=r"(r.lane[3]) : "r"(deplo_shared_address(array, offset)));
   #else
-  deplo_emulate_load_matrix(p, r.lane, 4, false);
+  deplo_emulate_load_matrix(array + offset, r.lane, 4, false);
   #endif
   return r;
 }
-__device__ inline deplo_pack<unsigned, 4> deplo_load_matrix_x4_transposed(const void* p) {
+template <class T> __device__ inline deplo_pack<unsigned, 4> deplo_load_matrix_x4_transposed(const T* array, int offset) {
   deplo_pack<unsigned, 4> r;
   #if __CUDA_ARCH__ >= 750
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r.lane[0]), "=r"(r.lane[1]), "=r"(r.lane[2]), "=r"(r.lane[3]) : "r"(deplo_shared_address(p)));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r.lane[0]), "=r"(r.lane[1]), "=r"(r.lane[2]), "=r"(r.lane[3]) : "r"(deplo_shared_address(array, offset)));
   #else
-  deplo_emulate_load_matrix(p, r.lane, 4, true);
+  deplo_emulate_load_matrix(array + offset, r.lane, 4, true);
   #endif
   return r;
 }

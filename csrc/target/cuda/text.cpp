@@ -442,15 +442,18 @@ class BodyWriter {
     line("__align__(16) {} {}[{}];", memory_type(s.dtype), id(s.name), s.count.value());
   }
   void statement(const Prefetch& /*s*/) {}
+  /// In an array that a block has, which ints count.
+  std::string shared_offset(Expr offset) { return index_.is_narrow(offset) ? expr(offset) : fmt::format("(int)({})", expr(offset)); }
+
   void statement(const CopyAsync& s) {
     const int64_t bytes = s.elements * size_of(buffers_.at(s.buffer));
-    const std::string to = fmt::format("&{}[{}]", id(s.buffer), expr(s.offset));
+    const std::string to = fmt::format("{}, {}", id(s.buffer), shared_offset(s.offset));
     const std::string from = fmt::format("&{}[{}]", id(s.from), expr(s.from_offset));
     const bool aligned = index_.assumes() && params_.count(s.from) && index_.is_multiple(s.from_offset, s.elements) && index_.is_multiple(s.offset, s.elements);
     const bool all = s.count.is(s.elements) && s.guard.empty();
     if (!aligned) {
       const std::string count = s.guard.empty() ? expr(s.count) : fmt::format("{} ? (long long)({}) : 0LL", index_.text(s.guard), expr(s.count));
-      line("deplo_copy_elements<{}>({}, {}, {});", s.elements, to, from, count);
+      line("deplo_copy_elements<{}>(&{}[{}], {}, {});", s.elements, id(s.buffer), expr(s.offset), from, count);
       return;
     }
     aligned_[s.from] = std::max(aligned_[s.from], bytes);
@@ -473,8 +476,8 @@ class BodyWriter {
   }
   void statement(const LoadMatrix& s) {
     const int count = s.type.lanes / 2;
-    line("const deplo_pack<unsigned, {0}> {1} = deplo_load_matrix_x{0}{2}(&{3}[{4}]);", count, id(s.name), s.transposed ? "_transposed" : "", id(s.buffer),
-         expr(s.offset));
+    line("const deplo_pack<unsigned, {0}> {1} = deplo_load_matrix_x{0}{2}({3}, {4});", count, id(s.name), s.transposed ? "_transposed" : "", id(s.buffer),
+         shared_offset(s.offset));
     values_[s.name] = {s.type.dtype, s.type.lanes, Form::matrices};
   }
   void statement(const Mma& s) {
