@@ -334,7 +334,7 @@ struct Machine {
         const Lanes& high = t->values.at(s.high);
         sums.push_back({low[lane], low[lane + 1], high[lane], high[lane + 1]});
       }
-      multiply_matrices(a, b, sums);
+      multiply_matrices(a, b, sums, mode);
       for (size_t k = 0; k < kWarpThreads; ++k)
         for (size_t e : {0, 1}) {
           warp[k]->values.at(s.low)[lane + e] = sums[k][e];
@@ -396,15 +396,15 @@ struct Machine {
 bool find_barriers(const Block& block, std::set<const Stmt*>& joint) {
   bool found = false;
   for (const auto& stmt : block) {
-    bool inside = std::visit(Overloaded{[](const Barrier&) { return true; }, [](const Exchange&) { return true; },
-                                        [](const LoadMatrix&) { return true; }, [](const Mma&) { return true; },
-                                        [&](const For& s) { return find_barriers(s.body, joint); },
-                                        [&](const If& s) {
-                                          bool then = find_barriers(s.then, joint);
-                                          return find_barriers(s.otherwise, joint) || then;
-                                        },
-                                        [](const auto&) { return false; }},
-                             stmt->node);
+    bool inside =
+        std::visit(Overloaded{[](const Barrier&) { return true; }, [](const Exchange&) { return true; }, [](const LoadMatrix&) { return true; },
+                              [](const Mma&) { return true; }, [&](const For& s) { return find_barriers(s.body, joint); },
+                              [&](const If& s) {
+                                bool then = find_barriers(s.then, joint);
+                                return find_barriers(s.otherwise, joint) || then;
+                              },
+                              [](const auto&) { return false; }},
+                   stmt->node);
     if (inside) joint.insert(stmt.get());
     found = found || inside;
   }

@@ -297,7 +297,8 @@ class Verifier {
   }
   void statement(const CopyGroup& s) { require(s.pending >= CopyGroup::kCommit, "copy_wait", "a number of groups is negative"); }
   void statement(const LoadMatrix& s) {
-    require(buffer(s.buffer, s.name) == s.type.dtype && size_of(s.type.dtype) == 2, s.name, s.buffer + " has another dtype than 16 bits of the result's");
+    require(buffer(s.buffer, s.name) == s.type.dtype && size_of(s.type.dtype) == 2, s.name,
+            s.buffer + " has another dtype than 16 bits of the result's");
     require(shared_.count(s.buffer) > 0, s.name, "matrices are loaded from shared memory");
     require(s.type.lanes == 2 || s.type.lanes == 4 || s.type.lanes == 8, s.name, fmt::format("{} lanes of 2, 4 or 8", s.type.lanes));
     index(s.offset, s.name);
@@ -313,7 +314,8 @@ class Verifier {
     const Type a = use(s.a, "mma");
     const Type b = use(s.b, "mma");
     require(a.lanes == 8 && size_of(a.dtype) == 2 && is_float(a.dtype), "mma", s.a + " is no 16 x 16 matrix");
-    require(b.dtype == a.dtype && s.half >= 0 && b.lanes >= 4 * (s.half + 1), "mma", fmt::format("{} has no half {} of the dtype of {}", s.b, s.half, s.a));
+    require(b.dtype == a.dtype && s.half >= 0 && b.lanes >= 4 * (s.half + 1), "mma",
+            fmt::format("{} has no half {} of the dtype of {}", s.b, s.half, s.a));
     require(s.low != s.high, "mma", "its sums are one var");
   }
   void statement(const SetError& s) { require(use(s.condition, "error").dtype == DType::boolean, "error", s.condition + " is not bool"); }

@@ -6,6 +6,7 @@
 
 #include "base/array.h"
 #include "base/dtype.h"
+#include "scalar/functions.h"
 
 namespace deplo {
 
@@ -27,9 +28,9 @@ std::vector<std::vector<Scalar>> load_matrices(int count, bool transposed, const
   return out;
 }
 
-/// Adds a product of 16 x 16 and 16 x 8 elements to the sums of 32 threads, each with 8, 4 and 4 of them.
+/// Adds a product of 16 x 16 and 16 x 8 elements to the sums of 32 threads, each with 8, 4 and 4 of them; typed sums are rounded once.
 inline void multiply_matrices(const std::vector<std::vector<Scalar>>& a, const std::vector<std::vector<Scalar>>& b,
-                              std::vector<std::vector<Scalar>>& sums) {
+                              std::vector<std::vector<Scalar>>& sums, Mode mode) {
   for (size_t thread = 0; thread < kWarpThreads; ++thread)
     for (size_t s = 0; s < 4; ++s) {
       const size_t row = thread / 4;
@@ -39,7 +40,7 @@ inline void multiply_matrices(const std::vector<std::vector<Scalar>>& a, const s
         const size_t part = k % 8 / 2;
         sum += a[row * 4 + part][k / 8 * 4 + s / 2 * 2 + k % 2].f * b[column * 4 + part][k / 8 * 2 + k % 2].f;
       }
-      sums[thread][s] = Scalar::of_float(DType::f32, static_cast<double>(static_cast<float>(sum)));
+      sums[thread][s] = mode == Mode::typed ? Scalar::of_float(DType::f32, sum) : Scalar{DType::f32, sum, 0};
     }
 }
 
@@ -63,7 +64,7 @@ class PendingCopies {
       for (const Copy& copy : groups_.front())
         for (int64_t e = 0; e < copy.elements; ++e)
           copy.to->set(copy.at + e, static_cast<size_t>(e) < copy.places.size() ? copy.from->get(copy.places[static_cast<size_t>(e)])
-                                                                                 : Scalar::of_float(copy.to->dtype, 0));
+                                                                                : Scalar::of_float(copy.to->dtype, 0));
   }
 
  private:

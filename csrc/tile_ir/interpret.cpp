@@ -264,7 +264,7 @@ struct Machine {
         sums.emplace_back();
         for (int64_t at : places.back()) sums.back().push_back(t->buffers.at(s.array)->get(at));
       }
-      multiply_matrices(a, b, sums);
+      multiply_matrices(a, b, sums, mode);
       for (size_t k = 0; k < kWarpThreads; ++k)
         for (size_t e = 0; e < 4; ++e) warp[k]->buffers.at(s.array)->set(places[k][e], sums[k][e]);
     });
@@ -328,11 +328,11 @@ struct Machine {
 bool find_barriers(const Block& block, std::set<const Stmt*>& joint) {
   bool found = false;
   for (const auto& stmt : block) {
-    bool inside = std::visit(Overloaded{[](const Barrier&) { return true; }, [](const Reduce& s) { return is_thread(s.axes[0]); },
-                                        [](const LoadMatrix&) { return true; }, [](const Mma&) { return true; },
-                                        [&](const For& s) { return find_barriers(s.body, joint); },
-                                        [&](const If& s) { return find_barriers(s.body, joint); }, [](const auto&) { return false; }},
-                             stmt->node);
+    bool inside = std::visit(
+        Overloaded{[](const Barrier&) { return true; }, [](const Reduce& s) { return is_thread(s.axes[0]); }, [](const LoadMatrix&) { return true; },
+                   [](const Mma&) { return true; }, [&](const For& s) { return find_barriers(s.body, joint); },
+                   [&](const If& s) { return find_barriers(s.body, joint); }, [](const auto&) { return false; }},
+        stmt->node);
     if (inside) joint.insert(stmt.get());
     found = found || inside;
   }

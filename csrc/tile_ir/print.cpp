@@ -45,8 +45,8 @@ struct Printer {
     line(indent, "matrix " + what);
   }
   void statement(const CopyAsync& s, const std::string& indent) {
-    std::string text = fmt::format("copy_async {}{} = {}{} along {} by {}", s.buffer, print_shape(s.index), s.from, print_shape(s.from_index), s.along,
-                                   s.elements);
+    std::string text =
+        fmt::format("copy_async {}{} = {}{} along {} by {}", s.buffer, print_shape(s.index), s.from, print_shape(s.from_index), s.along, s.elements);
     if (!s.count.is(s.elements)) text += " first " + deplo::print(s.count);
     if (!s.guard.empty()) text += " if " + deplo::print(s.guard);
     line(indent, text);

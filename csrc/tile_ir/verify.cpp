@@ -215,7 +215,8 @@ class Verifier : loop_ir::StatementVerifier {
   }
 
   void statement(const CopyAsync& s, Scope& scope) {
-    require(scope.shared.count(s.buffer) > 0 && !scope.shared.count(s.from), fmt::format("copies go from global to shared memory, {} is none", s.buffer));
+    require(scope.shared.count(s.buffer) > 0 && !scope.shared.count(s.from),
+            fmt::format("copies go from global to shared memory, {} is none", s.buffer));
     const DType dtype = access(scope, s.buffer, s.index).dtype;
     require(s.elements * size_of(dtype) == kCopyBytes, fmt::format("{} elements of {} are not {} bytes", s.elements, to_string(dtype), kCopyBytes));
     require(s.along >= 0 && s.along < static_cast<int64_t>(s.from_index.size()), fmt::format("{} has no dimension {}", s.from, s.along));

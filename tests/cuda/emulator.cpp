@@ -34,9 +34,9 @@ struct Fiber {
   std::unique_ptr<char[]> stack;
   deplo_dim3 thread;
   State state = State::ready;
-  unsigned number = 0;  // in the block
-  unsigned given[kWords] = {};  // at an exchange
-  unsigned line = 0;            // of it: the lane asked for, and how
+  unsigned number = 0;                   // in the block
+  unsigned given[kWords] = {};           // at an exchange
+  unsigned line = 0;                     // of it: the lane asked for, and how
   std::deque<std::vector<Copy>> groups;  // of copies under way
   std::vector<Copy> open;
 };

@@ -14,6 +14,8 @@
 namespace deplo {
 namespace {
 
+constexpr int kMatrixCapability = 80;  ///< of GPUs with asynchronous copies and products of bf16 matrices
+
 class CudaScheduler final : public Scheduler {
  public:
   explicit CudaScheduler(const PassContext& context) : context_(context) {}
@@ -55,6 +57,13 @@ class CudaTarget final : public Target {
   TargetInfo machine(const TargetOptions& options) const override {
     TargetInfo machine;
     machine.features = {options["arch"]};
+    // Kernels for newer GPUs than this machine's could not run.
+    try {
+      const int capability = CudaDevice::open(options["cuda_driver"], std::max(options.device, 0))->capability();
+      if (capability < kMatrixCapability) machine.features = {fmt::format("sm_{}", capability)};
+    } catch (const UnsupportedError&) {  // no GPU: text alone
+    } catch (const ExecutionError&) {
+    }
     return machine;
   }
 

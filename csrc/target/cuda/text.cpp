@@ -449,7 +449,8 @@ class BodyWriter {
     const int64_t bytes = s.elements * size_of(buffers_.at(s.buffer));
     const std::string to = fmt::format("{}, {}", id(s.buffer), shared_offset(s.offset));
     const std::string from = fmt::format("&{}[{}]", id(s.from), expr(s.from_offset));
-    const bool aligned = index_.assumes() && params_.count(s.from) && index_.is_multiple(s.from_offset, s.elements) && index_.is_multiple(s.offset, s.elements);
+    const bool aligned =
+        index_.assumes() && params_.count(s.from) && index_.is_multiple(s.from_offset, s.elements) && index_.is_multiple(s.offset, s.elements);
     const bool all = s.count.is(s.elements) && s.guard.empty();
     if (!aligned) {
       const std::string count = s.guard.empty() ? expr(s.count) : fmt::format("{} ? (long long)({}) : 0LL", index_.text(s.guard), expr(s.count));
@@ -465,7 +466,8 @@ class BodyWriter {
     std::vector<Cond> guard = s.guard;
     const bool whole = s.count.is(s.elements) || index_.is_multiple(s.count, s.elements);
     if (whole && !s.count.is(s.elements)) guard.push_back(less(0, s.count));
-    const std::string some = whole ? std::to_string(bytes) : fmt::format("deplo_copied_bytes<{}, {}>({})", s.elements, bytes / s.elements, expr(s.count));
+    const std::string some =
+        whole ? std::to_string(bytes) : fmt::format("deplo_copied_bytes<{}, {}>({})", s.elements, bytes / s.elements, expr(s.count));
     line("deplo_copy_async_first({}, {}, {});", to, from, guard.empty() ? some : fmt::format("{} ? {} : 0", index_.text(guard), some));
   }
   void statement(const CopyGroup& s) {
@@ -476,8 +478,8 @@ class BodyWriter {
   }
   void statement(const LoadMatrix& s) {
     const int count = s.type.lanes / 2;
-    line("const deplo_pack<unsigned, {0}> {1} = deplo_load_matrix_x{0}{2}({3}, {4});", count, id(s.name), s.transposed ? "_transposed" : "", id(s.buffer),
-         shared_offset(s.offset));
+    line("const deplo_pack<unsigned, {0}> {1} = deplo_load_matrix_x{0}{2}({3}, {4});", count, id(s.name), s.transposed ? "_transposed" : "",
+         id(s.buffer), shared_offset(s.offset));
     values_[s.name] = {s.type.dtype, s.type.lanes, Form::matrices};
   }
   void statement(const Mma& s) {

@@ -31,7 +31,7 @@ tile_ir::Block apply_kind(const loop_ir::Kernel& kernel, const Schedule& schedul
 }  // namespace
 
 Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx) {
-  const std::string arch = ctx.target.features.empty() ? "" : *ctx.target.features.begin();
+  const std::string arch = ctx.target.features.empty() ? "sm_80" : *ctx.target.features.begin();
   if (GpuMatrix matrix(kernel); matrix.fits(arch)) return matrix.propose(ctx.hints, arch);
   if (GpuContraction contraction(kernel); contraction.fits()) return contraction.propose(ctx.hints);
   if (GpuVectors columns(kernel); columns.is_columns()) return columns.propose();

@@ -31,6 +31,7 @@ constexpr int64_t kWidestLanes = 8;
 constexpr double kLatency = 700;         // clocks until a copy is there
 constexpr double kL2BytesPerClock = 40;  // for each SM
 constexpr double kSharedBytesPerClock = 128;
+constexpr double kOverlap = 0.15;         // of what runs beside the slowest part and is not hidden
 constexpr int64_t kRegisters = 64 << 10;  // of an SM
 constexpr int64_t kOtherRegisters = 72;   // of a thread besides its sums
 
@@ -147,13 +148,13 @@ double GpuMatrix::cost(const Tiles& tiles, double rows, double columns, double b
   const int64_t warp_columns = tiles.columns / tiles.warp_columns;
   const int64_t sums = warp_rows * warp_columns / kWarp * static_cast<int64_t>(items_.size());
   const int64_t bytes = (tiles.rows + tiles.columns) * kStep * 2;
-  const int64_t resident = std::max<int64_t>(
-      1, std::min({model.warps_sm / warps, kRegisters / ((sums + kOtherRegisters) * warps * kWarp), (model.shared_kb_sm << 10) / (bytes * kStages + 1024)}));
+  const int64_t resident = std::max<int64_t>(1, std::min({model.warps_sm / warps, kRegisters / ((sums + kOtherRegisters) * warps * kWarp),
+                                                          (model.shared_kb_sm << 10) / (bytes * kStages + 1024)}));
   const double flops_per_clock = model.bf16_tflops * 1e3 / (model.sms * model.boost_ghz);
   const double multiply = 2.0 * static_cast<double>(tiles.rows * tiles.columns * kStep) / flops_per_clock;
   const double shared = static_cast<double>(bytes + warps * (warp_rows + warp_columns) * kStep * 2) / kSharedBytesPerClock;
   const double global = static_cast<double>(bytes) / kL2BytesPerClock;
-  const double work = std::max({multiply, shared, global});
+  const double work = std::max({multiply, shared, global}) + kOverlap * (multiply + shared + global);
   const double blocks = std::ceil(rows / static_cast<double>(tiles.rows)) * std::ceil(columns / static_cast<double>(tiles.columns)) * batch;
   const double each = std::ceil(blocks / model.sms);
   const auto most = static_cast<double>(resident);
@@ -333,8 +334,8 @@ Ref<tile_ir::Stmt> GpuMatrix::clear(const std::string& array) {
                      make(tile_ir::Store{array, {sym(row_), sym(half_), sym(group_), sym(column_)}, name, {}, Combiner::set})});
 }
 
-/// One product: copies run stages_ - 1 stages of k ahead. A stage is multiplied when its copies have been waited for by all threads, which says as well
-/// that the stage before has been read, so that the copies after it may overwrite that one: one barrier a stage.
+/// One product: copies run stages_ - 1 stages of k ahead. A stage is multiplied when its copies have been waited for by all threads, which says as
+/// well that the stage before has been read, so that the copies after it may overwrite that one: one barrier a stage.
 tile_ir::Block GpuMatrix::stage(size_t product) {
   const Item& item = items_[product];
   Product& operands = products_[product];
@@ -344,8 +345,7 @@ tile_ir::Block GpuMatrix::stage(size_t product) {
   for (Source* source : {&operands.rows, &operands.columns}) {
     // Later products use the same memory.
     source->tile = source->of_rows ? products_[0].rows.tile : products_[0].columns.tile;
-    if (product == 0)
-      out.push_back(make(tile_ir::Alloc{source->tile, source->dtype, {stages_ * source->lines * source->line}, Space::shared}));
+    if (product == 0) out.push_back(make(tile_ir::Alloc{source->tile, source->dtype, {stages_ * source->lines * source->line}, Space::shared}));
   }
   out.push_back(make(tile_ir::Alloc{
       item.sums, DType::f32, {tile_rows_ / warps_down_ / kMatrixRows, 2, tile_columns_ / warps_across_ / (4 * lanes_), lanes_}, Space::reg}));
@@ -425,7 +425,8 @@ tile_ir::Block GpuMatrix::fetch(size_t product, const Source& source, Expr stage
                                      {make(tile_ir::Load{stored, source.dtype, source.next, {sym(w)}, {}, {}}),
                                       make(tile_ir::Store{source.tile, {at + sym(w)}, stored, {}, Combiner::set})}}));
   }
-  if (chunks < threads_) return {make(tile_ir::If{{less(sym(thread_), chunks)}, {make(tile_ir::For{axis(q, 0, 1, LoopKind::unroll), std::move(body)})}})};
+  if (chunks < threads_)
+    return {make(tile_ir::If{{less(sym(thread_), chunks)}, {make(tile_ir::For{axis(q, 0, 1, LoopKind::unroll), std::move(body)})}})};
   return {make(tile_ir::For{axis(q, 0, chunks / threads_, LoopKind::unroll), std::move(body)})};
 }
 
@@ -455,8 +456,8 @@ tile_ir::Block GpuMatrix::multiply(size_t product, Expr buffer) {
   for (int64_t unit = 0; unit < warp_columns / kMatrixColumns; ++unit) {
     const Expr group = unit / units;
     const Expr lane = unit % units * 2;
-    products.push_back(make(tile_ir::Mma{item.sums, {sym(row), 0, group, lane}, {sym(row), 1, group, lane}, a,
-                                         columns[static_cast<size_t>(unit / 2)], static_cast<int>(unit % 2)}));
+    products.push_back(make(tile_ir::Mma{
+        item.sums, {sym(row), 0, group, lane}, {sym(row), 1, group, lane}, a, columns[static_cast<size_t>(unit / 2)], static_cast<int>(unit % 2)}));
   }
   body.push_back(make(tile_ir::For{axis(row, 0, warp_rows / kMatrixRows, LoopKind::unroll), std::move(products)}));
   return {make(tile_ir::For{axis(k, 0, step_ / kMatrixDepth, LoopKind::unroll), std::move(body)})};

@@ -12,10 +12,10 @@ namespace deplo::loop_to_tile {
 /// Schedules of kind gpu_matrix: contractions of bf16 or f16 operands on matrix units. A block makes a tile of outputs, each warp a part of it, from
 /// tiles of the operands that a pipeline of asynchronous copies puts into shared memory, several stages of k ahead.
 ///
-/// A line of a tile is `step` elements of k, or, of an operand along whose rows or columns memory runs, the tile's rows or columns at one k. Its chunks
-/// of 16 bytes are rotated by the line, so that eight lines at one chunk, which are what a matrix is loaded from, lie in different banks.
-/// Sums side by side in a thread are `lanes_` columns side by side where the columns' operand lies along k: the lines of its tile are then given to
-/// the matrix unit in that order.
+/// A line of a tile is `step` elements of k, or, of an operand along whose rows or columns memory runs, the tile's rows or columns at one k. Its
+/// chunks of 16 bytes are rotated by the line, so that eight lines at one chunk, which are what a matrix is loaded from, lie in different banks. Sums
+/// side by side in a thread are `lanes_` columns side by side where the columns' operand lies along k: the lines of its tile are then given to the
+/// matrix unit in that order.
 class GpuMatrix : public GpuProducts {
  public:
   explicit GpuMatrix(const loop_ir::Kernel& kernel);
@@ -29,15 +29,15 @@ class GpuMatrix : public GpuProducts {
  private:
   /// What becomes of an operand.
   struct Source {
-    DType dtype = DType::f32;                ///< of its elements before they were widened for the product
-    std::string value;                       ///< the name of such an element
-    loop_ir::Block slice;                    ///< statements that compute it
-    const loop_ir::Load* copied = nullptr;   ///< the only statement, if it can be copied 16 bytes at a time
-    size_t dimension = 0;                    ///< of its buffer along which memory runs
+    DType dtype = DType::f32;               ///< of its elements before they were widened for the product
+    std::string value;                      ///< the name of such an element
+    loop_ir::Block slice;                   ///< statements that compute it
+    const loop_ir::Load* copied = nullptr;  ///< the only statement, if it can be copied 16 bytes at a time
+    size_t dimension = 0;                   ///< of its buffer along which memory runs
     bool along_k = true;
     bool of_rows = true;
     std::string tile, next;
-    int64_t line = 0, lines = 0;             ///< elements of a line of the tile, and lines
+    int64_t line = 0, lines = 0;  ///< elements of a line of the tile, and lines
   };
   struct Product {
     Source rows, columns;
