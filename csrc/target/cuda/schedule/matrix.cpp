@@ -31,6 +31,7 @@ constexpr int64_t kWidestLanes = 8;
 constexpr double kLatency = 700;         // clocks until a copy is there
 constexpr double kL2BytesPerClock = 40;  // for each SM
 constexpr double kSharedBytesPerClock = 128;
+constexpr double kTie = 0.02;
 constexpr double kOverlap = 0.15;         // of what runs beside the slowest part and is not hidden
 constexpr int64_t kRegisters = 64 << 10;  // of an SM
 constexpr int64_t kOtherRegisters = 72;   // of a thread besides its sums
@@ -161,7 +162,8 @@ double GpuMatrix::cost(const Tiles& tiles, double rows, double columns, double b
   auto round = [&](double held) { return std::max(held * work, kLatency / static_cast<double>(kStages - 1)); };
   const double left = std::fmod(each, most);
   const double steps = std::ceil(depth / static_cast<double>(kStep)) + static_cast<double>(kStages);
-  return items * steps * (std::floor(each / most) * round(most) + (left > 0 ? round(left) : 0));
+  // Of tiles that wait for copies alike, those that compute least beyond the edges.
+  return items * steps * (std::floor(each / most) * round(most) + (left > 0 ? round(left) : 0) + kTie * each * work);
 }
 
 Schedule GpuMatrix::propose(const SizeHints& hints, const std::string& arch) const {
