@@ -407,7 +407,7 @@ TEST_CASE("the emulator's judge finds what is seeded, and counts sectors and con
 TEST_CASE("counts of the emulator agree with those of the kernel's text") {
   for (const Case& c :
        {Case{"softmax", softmax_of("8", "256"), {}}, Case{"mm", matmul_of("64", "64", "32"), {}},
-        Case{"halves", halves_of("bf16", "64", "64", "64", false, false), {}}, Case{"halves", halves_of("f16", "48", "72", "72", true, true), {}}}) {
+        Case{"halves", halves_of("bf16", "64", "64", "64", false, false), {}}, Case{"halves", halves_of("f16", "64", "64", "72", true, true), {}}}) {
     JudgeFile file;
     Behaviour behaviour("judge=" + file.path);
     check_on(CudaDevice::open(DEPLO_FAKE_CUDA), c, DEPLO_FAKE_CUDA);

@@ -16,6 +16,18 @@ namespace {
 
 constexpr int kMatrixCapability = 80;  ///< of GPUs with asynchronous copies and products of bf16 matrices
 
+/// What kernels are for: the option, unless this machine's GPU is too old for its instructions.
+std::string find_arch(const TargetOptions& options) {
+  try {
+    const int capability = CudaDevice::open(options["cuda_driver"], std::max(options.device, 0))->capability();
+    return capability < kMatrixCapability ? fmt::format("sm_{}", capability) : options["arch"];
+  } catch (const UnsupportedError&) {
+    return options["arch"];
+  } catch (const ExecutionError&) {
+    return options["arch"];
+  }
+}
+
 class CudaScheduler final : public Scheduler {
  public:
   explicit CudaScheduler(const PassContext& context) : context_(context) {}
@@ -56,14 +68,7 @@ class CudaTarget final : public Target {
 
   TargetInfo machine(const TargetOptions& options) const override {
     TargetInfo machine;
-    machine.features = {options["arch"]};
-    // Kernels for newer GPUs than this machine's could not run.
-    try {
-      const int capability = CudaDevice::open(options["cuda_driver"], std::max(options.device, 0))->capability();
-      if (capability < kMatrixCapability) machine.features = {fmt::format("sm_{}", capability)};
-    } catch (const UnsupportedError&) {  // no GPU: text alone
-    } catch (const ExecutionError&) {
-    }
+    machine.features = {find_arch(options)};
     return machine;
   }
 
