@@ -50,6 +50,13 @@ def unary(name: str, fn: Callable[[torch.Tensor], torch.Tensor], *shape: int, re
     return Row(name, lambda d: (fn, put(random(*(size // d for size in shape)))), bytes=4 * reads * count)
 
 
+def product(m: int, n: int, k: int, dtype: torch.dtype) -> Row:
+    def make(d: int) -> tuple[Callable[..., torch.Tensor], Tensors]:
+        return torch.matmul, put(random(m // d, k // d, dtype=dtype), random(k // d, n // d, dtype=dtype) / (k // d) ** 0.5)
+
+    return Row(f"matmul {m}x{n}x{k} {str(dtype)[6:]}", make, 2.0 * m * n * k, float(dtype.itemsize) * (m * k + n * k + m * n), dtype)
+
+
 def linear(m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> Row:
     def make(d: int) -> tuple[Callable[..., torch.Tensor], Tensors]:
         return F.linear, put(random(m // d, k // d, dtype=dtype), random(n // d, k // d, dtype=dtype) / (k // d) ** 0.5, random(n // d, dtype=dtype))
@@ -166,6 +173,8 @@ def rows() -> list[Row]:
         linear(32, 3584, 3584),
         linear(512, 3584, 3584),
         linear(4096, 4096, 4096, bf16),
+        product(4096, 4096, 4096, bf16),
+        linear(512, 3584, 3584, bf16),
         linear(512, 18944, 3584, bf16),
         linear(1, 18944, 3584, bf16),
         attention(1, 32, 2048, 128, False),

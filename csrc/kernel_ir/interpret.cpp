@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "loop_ir/text.h"
 #include "scalar/combine.h"
+#include "scalar/warp.h"
 
 namespace deplo::kernel_ir {
 namespace {
@@ -27,6 +28,7 @@ struct Thread {
   std::unordered_map<std::string, Lanes> values;
   std::map<std::string, Memory> buffers;
   std::map<int, std::vector<Lanes>> matrices;  ///< registers of a matrix unit by row
+  PendingCopies copies;
 };
 
 struct Machine {
@@ -194,6 +196,32 @@ struct Machine {
   void run(const Barrier& /*s*/, Thread& /*t*/) {}
   void run(const Exchange& s, Thread& t) { run_jointly(s, {&t}); }
 
+  void run(const CopyAsync& s, Thread& t) {
+    PendingCopies::Copy copy{t.buffers.at(s.buffer).array, t.buffers.at(s.from).array, evaluate(s.offset, t.integers), {}, s.elements};
+    inside(*copy.to, s.buffer, copy.at);
+    inside(*copy.to, s.buffer, copy.at + s.elements - 1);
+    bool any = true;
+    for (const Cond& cond : s.guard) any = any && evaluate(cond, t.integers);
+    const int64_t count = any ? std::min<int64_t>(evaluate(s.count, t.integers), s.elements) : 0;
+    for (int64_t e = 0; e < count; ++e) {
+      copy.places.push_back(evaluate(s.from_offset, t.integers) + e);
+      inside(*copy.from, s.from, copy.places.back());
+    }
+    t.copies.add(std::move(copy));
+  }
+
+  void run(const CopyGroup& s, Thread& t) {
+    if (s.pending == CopyGroup::kCommit) return t.copies.commit();
+    t.copies.wait(static_cast<size_t>(s.pending));
+  }
+
+  void run(const LoadMatrix& s, Thread& t) { run_jointly(s, {&t}); }
+  void run(const Mma& s, Thread& t) { run_jointly(s, {&t}); }
+
+  void inside(const Array& array, const std::string& name, int64_t at) const {
+    DEPLO_ASSERT(at >= 0 && at < array.count(), "kernel @{}: element {} of {} is accessed, which has {}", kernel.name, at, name, array.count());
+  }
+
   void run(const Matrix& s, Thread& t) {
     constexpr auto kRows = static_cast<size_t>(kMatrixRows);
     if (s.kind == Matrix::Kind::zero) {
@@ -272,7 +300,52 @@ struct Machine {
     }
   }
 
+  /// f(threads) for each warp.
+  template <class F>
+  void for_warps(const std::vector<Thread*>& threads, const F& f) const {
+    DEPLO_ASSERT(threads.size() % kWarpThreads == 0, "kernel @{}: matrices of warps, of which {} threads are no whole number", kernel.name,
+                 threads.size());
+    for (auto at = threads.begin(); at != threads.end(); at += kWarpThreads) f(std::vector<Thread*>(at, at + kWarpThreads));
+  }
+
+  void run_jointly(const LoadMatrix& s, const std::vector<Thread*>& threads) const {
+    for_warps(threads, [&](const std::vector<Thread*>& warp) {
+      auto loaded = load_matrices(s.type.lanes / 2, s.transposed, [&](size_t thread, size_t column) {
+        const Array& array = *warp[thread]->buffers.at(s.buffer).array;
+        const int64_t at = evaluate(s.offset, warp[thread]->integers) + static_cast<int64_t>(column);
+        inside(array, s.buffer, at);
+        return array.get(at);
+      });
+      for (size_t k = 0; k < kWarpThreads; ++k) define(*warp[k], s.name, std::move(loaded[k]));
+    });
+  }
+
+  void run_jointly(const Mma& s, const std::vector<Thread*>& threads) const {
+    for_warps(threads, [&](const std::vector<Thread*>& warp) {
+      std::vector<Lanes> a;
+      std::vector<Lanes> b;
+      std::vector<Lanes> sums;
+      const auto lane = static_cast<size_t>(s.lane);
+      for (Thread* t : warp) {
+        a.push_back(t->values.at(s.a));
+        const Lanes& both = t->values.at(s.b);
+        b.emplace_back(both.begin() + s.half * 4, both.begin() + s.half * 4 + 4);
+        const Lanes& low = t->values.at(s.low);
+        const Lanes& high = t->values.at(s.high);
+        sums.push_back({low[lane], low[lane + 1], high[lane], high[lane + 1]});
+      }
+      multiply_matrices(a, b, sums, mode);
+      for (size_t k = 0; k < kWarpThreads; ++k)
+        for (size_t e : {0, 1}) {
+          warp[k]->values.at(s.low)[lane + e] = sums[k][e];
+          warp[k]->values.at(s.high)[lane + e] = sums[k][2 + e];
+        }
+    });
+  }
+
   void run_jointly(const Stmt& stmt, const std::vector<Thread*>& threads) {
+    if (const auto* load = std::get_if<LoadMatrix>(&stmt.node)) return run_jointly(*load, threads);
+    if (const auto* product = std::get_if<Mma>(&stmt.node)) return run_jointly(*product, threads);
     if (const auto* exchange = std::get_if<Exchange>(&stmt.node)) return run_jointly(*exchange, threads);
     if (const auto* branch = std::get_if<If>(&stmt.node)) {
       bool taken = holds(*threads[0], *branch);
@@ -323,14 +396,15 @@ struct Machine {
 bool find_barriers(const Block& block, std::set<const Stmt*>& joint) {
   bool found = false;
   for (const auto& stmt : block) {
-    bool inside = std::visit(Overloaded{[](const Barrier&) { return true; }, [](const Exchange&) { return true; },
-                                        [&](const For& s) { return find_barriers(s.body, joint); },
-                                        [&](const If& s) {
-                                          bool then = find_barriers(s.then, joint);
-                                          return find_barriers(s.otherwise, joint) || then;
-                                        },
-                                        [](const auto&) { return false; }},
-                             stmt->node);
+    bool inside =
+        std::visit(Overloaded{[](const Barrier&) { return true; }, [](const Exchange&) { return true; }, [](const LoadMatrix&) { return true; },
+                              [](const Mma&) { return true; }, [&](const For& s) { return find_barriers(s.body, joint); },
+                              [&](const If& s) {
+                                bool then = find_barriers(s.then, joint);
+                                return find_barriers(s.otherwise, joint) || then;
+                              },
+                              [](const auto&) { return false; }},
+                   stmt->node);
     if (inside) joint.insert(stmt.get());
     found = found || inside;
   }

@@ -45,6 +45,14 @@ namespace deplo::kernel_ir {
 // bool value. Functions of the scalar table apply lane by lane, all operands of one lane count. `error code if c` sets the error word when any lane
 // of the bool value c is true.
 // A GPU's threads read each other's values by `v: f32 = exchange x xor 16` and `v: f32 = exchange x from 0`, among the 32 of a warp.
+// A GPU's threads copy from global to shared memory without waiting: `copy_async t[o] = x[p] by 8 first n if c` copies the elements below n of 8, 0
+// for the others and where c does not hold; `copy_commit` closes a group of a thread's copies and `copy_wait 2` waits until at most two of its groups
+// are under way. A copy takes place at any time until then. Other threads see it behind a barrier after the wait.
+// The 32 threads of a warp work on matrices together. `a: bf16x8 = load_matrix t[o]` loads as many matrices of 8 x 8 elements of 16 bits as it has
+// pairs of lanes: the offset of thread 8 m + i is where row i of matrix m begins, and thread l gets elements 2 (l % 4) and the next one of row l / 4
+// of each; `transposed`: of column l / 4. `mma c, d lane 2 += a * b half 1` adds the product of a 16 x 16 matrix (a: its quarters in the order of
+// columns) and a 16 x 8 one (b: its two halves below each other, transposed, by default the first two lanes' of each; `half 1`: lanes 4 to 7) to the
+// sums, of which thread l holds two in lanes 2 and 3 of var c, row l / 4, and two in those of d, row l / 4 + 8, columns 2 (l % 4) and the next one.
 // `matrix` statements work on the eight registers of a matrix unit, each 16 rows of 64 bytes: t0 holds 16 x 16 f32 or 16 x 32 bf16. `matrix t0 = 0`,
 // `matrix t0 = c[p] stride s` and `matrix c[p] stride s = t0` (rows s elements apart), and `matrix t0 += t4 * t6`, which adds, for row i and column
 // j, the products of a[i, 2p] with b[p, 2j] and of a[i, 2p + 1] with b[p, 2j + 1] for the 16 p, in the unit's order; subnormals may count as 0.
@@ -216,6 +224,46 @@ struct Matrix {
   bool operator==(const Matrix&) const = default;
 };
 
+/// Elements from global to shared memory, not waited for.
+struct CopyAsync {
+  std::string buffer;
+  Expr offset;
+  std::string from;
+  Expr from_offset;
+  int elements = 8;
+  Expr count = 8;           ///< elements that are copied; 0 for the others
+  std::vector<Cond> guard;  ///< under which any are
+  bool operator==(const CopyAsync&) const = default;
+};
+
+/// Closes a group of copies, or waits until at most `pending` groups are under way.
+struct CopyGroup {
+  static constexpr int kCommit = -1;
+  int pending = kCommit;
+  bool operator==(const CopyGroup&) const = default;
+};
+
+/// Matrices of 8 x 8 elements, by the threads of a warp.
+struct LoadMatrix {
+  std::string name;
+  Type type;  ///< two lanes for each matrix
+  std::string buffer;
+  Expr offset;
+  bool transposed = false;
+  bool operator==(const LoadMatrix&) const = default;
+};
+
+/// A product of matrices added to the vars of a warp's threads.
+struct Mma {
+  std::string low;
+  std::string high;
+  int lane = 0;
+  std::string a;
+  std::string b;
+  int half = 0;
+  bool operator==(const Mma&) const = default;
+};
+
 struct Barrier {
   bool operator==(const Barrier&) const = default;
 };
@@ -228,7 +276,7 @@ struct SetError {
 
 struct Stmt {
   std::variant<Let, Splat, FirstLanes, ReduceLanes, Extract, Shuffle, Exchange, Load, Store, Var, Assign, For, If, Alloc, Prefetch, Barrier, SetError,
-               Matrix>
+               Matrix, CopyAsync, CopyGroup, LoadMatrix, Mma>
       node;
   Location location{};
   bool operator==(const Stmt&) const = default;

@@ -122,6 +122,10 @@ struct Parser {
     }
     if (lexer.accept("matrix")) return {matrix()};
     if (lexer.accept("barrier")) return {Barrier{}};
+    if (lexer.accept("copy_async")) return {copy_async()};
+    if (lexer.accept("copy_commit")) return {CopyGroup{}};
+    if (lexer.accept("copy_wait")) return {CopyGroup{lexer.small_integer("a number of groups")}};
+    if (lexer.accept("mma")) return {mma()};
     if (lexer.accept("error")) {
       SetError s;
       Token where = lexer.peek();
@@ -174,6 +178,34 @@ struct Parser {
     if (lexer.peek().text == "0" && lexer.integer("0") == 0) return s;
     s.kind = Matrix::Kind::load;
     rows();
+    return s;
+  }
+
+  CopyAsync copy_async() {
+    CopyAsync s;
+    std::tie(s.buffer, s.offset) = place();
+    lexer.expect("=");
+    std::tie(s.from, s.from_offset) = place();
+    lexer.expect("by");
+    s.elements = lexer.small_integer("a number of elements");
+    s.count = optional_expr("first", s.elements);
+    if (lexer.accept("if")) s.guard = parse_guard(lexer);
+    return s;
+  }
+
+  Mma mma() {
+    Mma s;
+    s.low = name();
+    lexer.expect(",");
+    s.high = name();
+    lexer.expect("lane");
+    s.lane = lexer.small_integer("a lane");
+    lexer.expect("+=");
+    s.a = name();
+    lexer.expect("*");
+    s.b = name();
+    lexer.expect("half");
+    s.half = lexer.small_integer("a half");
     return s;
   }
 
@@ -248,6 +280,12 @@ struct Parser {
       bool from = lexer.accept("from");
       if (!from) lexer.expect("xor");
       return {Exchange{target, t.dtype, operand, lexer.small_integer("a thread"), from}};
+    }
+    if (word && lexer.accept("load_matrix")) {
+      LoadMatrix s{target, t, "", 0, false};
+      std::tie(s.buffer, s.offset) = place();
+      s.transposed = lexer.accept("transposed");
+      return {s};
     }
     if (word && lexer.accept("shuffle")) return {shuffle(target, t)};
     if (word && lexer.accept("load")) {

@@ -89,6 +89,21 @@ struct Printer {
                                                        : fmt::format("t{} += t{} * t{}", s.target, s.a, s.b);
     line(indent, "matrix " + what);
   }
+  void statement(const CopyAsync& s, const std::string& indent) {
+    std::string text = fmt::format("copy_async {} = {} by {}", place(s.buffer, s.offset), place(s.from, s.from_offset), s.elements);
+    if (!s.count.is(s.elements)) text += " first " + deplo::print(s.count);
+    if (!s.guard.empty()) text += " if " + deplo::print(s.guard);
+    line(indent, text);
+  }
+  void statement(const CopyGroup& s, const std::string& indent) {
+    line(indent, s.pending == CopyGroup::kCommit ? "copy_commit" : fmt::format("copy_wait {}", s.pending));
+  }
+  void statement(const LoadMatrix& s, const std::string& indent) {
+    line(indent, head(s.name, s.type) + "load_matrix " + place(s.buffer, s.offset) + (s.transposed ? " transposed" : ""));
+  }
+  void statement(const Mma& s, const std::string& indent) {
+    line(indent, fmt::format("mma {}, {} lane {} += {} * {} half {}", s.low, s.high, s.lane, s.a, s.b, s.half));
+  }
   void statement(const SetError& s, const std::string& indent) {
     line(indent, fmt::format("error {} if {}", loop_ir::to_string(s.code), s.condition));
   }

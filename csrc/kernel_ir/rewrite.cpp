@@ -70,6 +70,18 @@ struct Mapper {
     index(s.offset);
     index(s.stride);
   }
+  void fields(CopyAsync& s) {
+    index(s.offset);
+    index(s.from_offset);
+    index(s.count);
+    for (Cond& c : s.guard) index(c.expr);
+  }
+  void fields(CopyGroup& /*s*/) {}
+  void fields(LoadMatrix& s) { index(s.offset); }
+  void fields(Mma& s) {
+    value(s.a);
+    value(s.b);
+  }
   void fields(SetError& s) { value(s.condition); }
 };
 

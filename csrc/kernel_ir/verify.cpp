@@ -11,6 +11,8 @@
 namespace deplo::kernel_ir {
 namespace {
 
+constexpr int64_t kCopyBytes = 16;
+
 /// Elements of the memory of buffers, where they are known.
 using Sizes = std::map<std::string, Expr>;
 
@@ -253,6 +255,7 @@ class Verifier {
   void statement(const Alloc& s) {
     require(buffers_.emplace(s.name, s.dtype).second, s.name, "buffer is declared twice");
     arrays_.push_back(s.name);
+    if (s.space == Space::shared) shared_.insert(s.name);
     writable_.insert(s.name);
     index(s.count, s.name);
     if (s.space == Space::scratch) index(s.offset, s.name);
@@ -281,6 +284,39 @@ class Verifier {
     for (int64_t row : {int64_t{0}, kMatrixRows - 1})
       for (int64_t column : {int64_t{0}, kMatrixRowBytes / size_of(dtype) - 1})
         in_range(points_, s.buffer, s.offset + s.stride * row + column, where);
+  }
+  void statement(const CopyAsync& s) {
+    const std::string where = "copy to " + s.buffer;
+    require(buffer(s.buffer, where) == buffer(s.from, where), where, s.from + " has another dtype");
+    require(shared_.count(s.buffer) > 0 && !shared_.count(s.from), where, "copies go from global to shared memory");
+    require(s.elements * size_of(buffers_.at(s.buffer)) == kCopyBytes, where, fmt::format("{} elements are not {} bytes", s.elements, kCopyBytes));
+    for (Expr e : {s.offset, s.from_offset, s.count}) index(e, where);
+    for (const Cond& c : s.guard) index(c.expr, where);
+    if (!sizes_.count(s.buffer) || !is_fixed(s.offset)) return;
+    for (int64_t element : {0, s.elements - 1}) in_range(points_, s.buffer, s.offset + element, where);
+  }
+  void statement(const CopyGroup& s) { require(s.pending >= CopyGroup::kCommit, "copy_wait", "a number of groups is negative"); }
+  void statement(const LoadMatrix& s) {
+    require(buffer(s.buffer, s.name) == s.type.dtype && size_of(s.type.dtype) == 2, s.name,
+            s.buffer + " has another dtype than 16 bits of the result's");
+    require(shared_.count(s.buffer) > 0, s.name, "matrices are loaded from shared memory");
+    require(s.type.lanes == 2 || s.type.lanes == 4 || s.type.lanes == 8, s.name, fmt::format("{} lanes of 2, 4 or 8", s.type.lanes));
+    index(s.offset, s.name);
+    if (is_fixed(s.offset))
+      for (int64_t element : {0, 7}) in_range(points_, s.buffer, s.offset + element, s.name);
+    define(s.name, s.type);
+  }
+  void statement(const Mma& s) {
+    for (const std::string& sum : {s.low, s.high}) {
+      require(vars_.count(sum) > 0 && use(sum, "mma").dtype == DType::f32, "mma", sum + " is no var of f32");
+      require(s.lane >= 0 && s.lane % 2 == 0 && s.lane + 1 < use(sum, "mma").lanes, "mma", fmt::format("{} has no lane {}", sum, s.lane));
+    }
+    const Type a = use(s.a, "mma");
+    const Type b = use(s.b, "mma");
+    require(a.lanes == 8 && size_of(a.dtype) == 2 && is_float(a.dtype), "mma", s.a + " is no 16 x 16 matrix");
+    require(b.dtype == a.dtype && s.half >= 0 && b.lanes >= 4 * (s.half + 1), "mma",
+            fmt::format("{} has no half {} of the dtype of {}", s.b, s.half, s.a));
+    require(s.low != s.high, "mma", "its sums are one var");
   }
   void statement(const SetError& s) { require(use(s.condition, "error").dtype == DType::boolean, "error", s.condition + " is not bool"); }
 
@@ -322,6 +358,7 @@ class Verifier {
   std::map<std::string, DType> buffers_;
   std::set<std::string> writable_;
   std::set<std::string> vars_;
+  std::set<std::string> shared_;  ///< arrays
 };
 
 /// Elements from the first to the last of a buffer that has any.

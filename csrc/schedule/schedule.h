@@ -47,10 +47,10 @@ class Lexer;
 //   phase(N)                        of kind rows: what follows is about the N-th inner nest with a contraction, from 0
 //   threads(T)                      threads of a GPU block; with rows, of each row, and with split, along the points
 //   vectorize(by=V), (a, by=V)      of a GPU's threads: V elements side by side, of the row or of axis a
-//   split(R)                        R threads share the reductions of each of a GPU block's points
-//   rows(R)                         rows of a GPU block
-//   keep(registers)                 a row stays in the registers of its threads
-//   unroll(U)                       vectors of each of a GPU's threads
+//   split(R), unroll(U)             R threads share the reductions of each of a GPU block's points; vectors of each of a GPU's threads
+//   rows(R), keep(registers)        rows of a GPU block; a row stays in the registers of its threads
+//   warps(i=R, j=C), stages(S)      R x C warps share a GPU block's tile; S tiles of k lie in its shared memory at once
+//   raster(R)                       a GPU's blocks go down R rows of tiles before the next column of tiles
 //   blocks(B)                       blocks of a GPU's grid, at most; each then goes on with further points or rows
 //
 // Kinds, each with the words it takes:
@@ -59,7 +59,7 @@ class Lexer;
 //   online        parallel share dot, the tiles of rows and keys, and two register blocks: rows by keys, and rows by columns of the values
 //   nest          parallel reorder tile transpose vectorize register_block window; every kernel has schedules of this kind
 //   pack          parallel tile; follows from the kernel that it packs for
-//   gpu_contraction                     tile register_block threads
+//   gpu_contraction, gpu_matrix         tile register_block threads; tile warps stages raster
 //   gpu_points                          threads blocks, or threads vectorize split unroll
 //   gpu_transpose                       tile threads
 //   gpu_rows                            threads blocks, or threads vectorize rows keep

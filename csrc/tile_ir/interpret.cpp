@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "loop_ir/text.h"
 #include "scalar/combine.h"
+#include "scalar/warp.h"
 #include "tile_ir/rewrite.h"
 
 namespace deplo::tile_ir {
@@ -18,6 +19,8 @@ struct Thread {
   std::map<std::string, int64_t> integers;  ///< symbols, axes and i64 values
   std::unordered_map<std::string, Scalar> values;
   std::unordered_map<std::string, std::shared_ptr<Array>> buffers;
+  std::unordered_map<std::string, std::vector<Scalar>> fragments;  ///< its part of a warp's matrices
+  PendingCopies copies;
 };
 
 struct Machine {
@@ -207,6 +210,66 @@ struct Machine {
       }
   }
 
+  void run(const CopyAsync& s, Thread& t) {
+    PendingCopies::Copy copy{t.buffers.at(s.buffer), t.buffers.at(s.from), place(t, s.buffer, s.index), {}, s.elements};
+    const int64_t count = holds(t, s.guard) ? std::min<int64_t>(evaluate(s.count, t.integers), s.elements) : 0;
+    std::vector<Expr> from = s.from_index;
+    for (int64_t e = 0; e < count; ++e) {
+      from[static_cast<size_t>(s.along)] = s.from_index[static_cast<size_t>(s.along)] + e;
+      copy.places.push_back(place(t, s.from, from));
+    }
+    t.copies.add(std::move(copy));
+  }
+
+  void run(const CopyGroup& s, Thread& t) {
+    if (s.pending == CopyGroup::kCommit) return t.copies.commit();
+    t.copies.wait(static_cast<size_t>(s.pending));
+  }
+
+  void run(const LoadMatrix& s, Thread& t) { run_jointly(s, {&t}); }
+  void run(const Mma& s, Thread& t) { run_jointly(s, {&t}); }
+
+  /// f(threads) for each warp.
+  template <class F>
+  void for_warps(const std::vector<Thread*>& threads, const F& f) const {
+    DEPLO_ASSERT(threads.size() % kWarpThreads == 0, "tile @{}: matrices of warps, of which {} threads are no whole number", kernel.name,
+                 threads.size());
+    for (auto at = threads.begin(); at != threads.end(); at += kWarpThreads) f(std::vector<Thread*>(at, at + kWarpThreads));
+  }
+
+  void run_jointly(const LoadMatrix& s, const std::vector<Thread*>& threads) const {
+    for_warps(threads, [&](const std::vector<Thread*>& warp) {
+      std::vector<int64_t> rows;
+      for (Thread* t : warp) rows.push_back(place(*t, s.buffer, s.index));
+      auto loaded = load_matrices(s.count, s.transposed, [&](size_t thread, size_t column) {
+        return warp[thread]->buffers.at(s.buffer)->get(rows[thread] + static_cast<int64_t>(column));
+      });
+      for (size_t k = 0; k < kWarpThreads; ++k) warp[k]->fragments[s.name] = std::move(loaded[k]);
+    });
+  }
+
+  void run_jointly(const Mma& s, const std::vector<Thread*>& threads) const {
+    for_warps(threads, [&](const std::vector<Thread*>& warp) {
+      std::vector<std::vector<Scalar>> a;
+      std::vector<std::vector<Scalar>> b;
+      std::vector<std::vector<Scalar>> sums;
+      std::vector<std::vector<int64_t>> places;
+      for (Thread* t : warp) {
+        a.push_back(t->fragments.at(s.a));
+        const std::vector<Scalar>& both = t->fragments.at(s.b);
+        b.emplace_back(both.begin() + s.half * 4, both.begin() + s.half * 4 + 4);
+        const int64_t low = place(*t, s.array, s.low);
+        const int64_t high = place(*t, s.array, s.high);
+        places.push_back({low, low + 1, high, high + 1});
+        sums.emplace_back();
+        for (int64_t at : places.back()) sums.back().push_back(t->buffers.at(s.array)->get(at));
+      }
+      multiply_matrices(a, b, sums, mode);
+      for (size_t k = 0; k < kWarpThreads; ++k)
+        for (size_t e = 0; e < 4; ++e) warp[k]->buffers.at(s.array)->set(places[k][e], sums[k][e]);
+    });
+  }
+
   // Prefetching outside a buffer is allowed.
   void run(const Prefetch& /*s*/, Thread& /*t*/) {}
 
@@ -229,6 +292,8 @@ struct Machine {
   void run_jointly(const Stmt& stmt, const std::vector<Thread*>& threads) {
     if (threads.empty() || std::holds_alternative<Barrier>(stmt.node)) return;
     if (const auto* combined = std::get_if<Reduce>(&stmt.node)) return run_jointly(*combined, threads);
+    if (const auto* load = std::get_if<LoadMatrix>(&stmt.node)) return run_jointly(*load, threads);
+    if (const auto* product = std::get_if<Mma>(&stmt.node)) return run_jointly(*product, threads);
     if (const auto* branch = std::get_if<If>(&stmt.node)) {
       bool taken = holds(*threads[0], branch->guard);
       for (Thread* t : threads)
@@ -263,10 +328,11 @@ struct Machine {
 bool find_barriers(const Block& block, std::set<const Stmt*>& joint) {
   bool found = false;
   for (const auto& stmt : block) {
-    bool inside = std::visit(Overloaded{[](const Barrier&) { return true; }, [](const Reduce& s) { return is_thread(s.axes[0]); },
-                                        [&](const For& s) { return find_barriers(s.body, joint); },
-                                        [&](const If& s) { return find_barriers(s.body, joint); }, [](const auto&) { return false; }},
-                             stmt->node);
+    bool inside = std::visit(
+        Overloaded{[](const Barrier&) { return true; }, [](const Reduce& s) { return is_thread(s.axes[0]); }, [](const LoadMatrix&) { return true; },
+                   [](const Mma&) { return true; }, [&](const For& s) { return find_barriers(s.body, joint); },
+                   [&](const If& s) { return find_barriers(s.body, joint); }, [](const auto&) { return false; }},
+        stmt->node);
     if (inside) joint.insert(stmt.get());
     found = found || inside;
   }

@@ -56,10 +56,15 @@ namespace deplo::tile_ir {
 // memory from there on along its last two dimensions, and `matrix t += a[i, k] * b[p, 0, 0]`, which adds the products of m x 32 bf16 elements of a,
 // from a[i, k] on, and 32 x n of b, pairs of whose rows lie side by side in its last dimension ([32 / 2][n][2]). The order of the additions is
 // the unit's; subnormals may count as 0.
-// `if` runs its body when the guard holds; a guard may use axes. `barrier` joins a GPU block. `prefetch` is a hint.
-// Values, loads, stores, checks and reductions mean what they mean in Loop IR. Reduce axes are loops with kinds (outer first). The first ones may be
-// thread loops around the reduction, of kind thread_x or thread_y with their names and extents: what their threads reduce is combined, and all of
-// them get the result; all threads of the block must then be there, and there is an element where the combination is online_softmax.
+// A GPU's threads copy without waiting, `copy_async t[s, i, j] = x[p, q] along 1 by 8 first n if c`: 8 elements side by side in the last dimension of
+// a shared array, from there on along dimension 1 of a parameter; those at n and above, and all where c does not hold, are 0. `copy_commit` and
+// `copy_wait 2` close groups of a thread's copies, and wait until at most two are under way; a copy takes place at any time until then.
+// `a = load_matrix t[s, i, j] x4` and `mma acc[i, 0, g, 2], acc[i, 1, g, 2] += a * b half 1` are what a warp's 32 threads do together, as in Kernel
+// IR: each names the beginning of a row of 8 elements, and its sums lie in two places of a register array, each in this and the next element. `if`
+// runs its body when the guard holds; a guard may use axes. `barrier` joins a GPU block. `prefetch` is a hint. Values, loads, stores, checks and
+// reductions mean what they mean in Loop IR. Reduce axes are loops with kinds (outer first). The first ones may be thread loops around the reduction,
+// of kind thread_x or thread_y with their names and extents: what their threads reduce is combined, and all of them get the result; all threads of
+// the block must then be there, and there is an element where the combination is online_softmax.
 
 struct Stmt;
 using Block = Refs<Stmt>;
@@ -159,8 +164,50 @@ struct Matrix {
   bool operator==(const Matrix&) const = default;
 };
 
+/// Elements from a parameter to a shared array, not waited for.
+struct CopyAsync {
+  std::string buffer;
+  std::vector<Expr> index;
+  std::string from;
+  std::vector<Expr> from_index;
+  int64_t along = 0;  ///< dimension of `from` in which elements follow
+  int64_t elements = 8;
+  Expr count = 8;
+  std::vector<Cond> guard;
+  bool operator==(const CopyAsync&) const = default;
+};
+
+/// Closes a group of copies, or waits until at most `pending` groups are under way.
+struct CopyGroup {
+  static constexpr int kCommit = -1;
+  int pending = kCommit;
+  bool operator==(const CopyGroup&) const = default;
+};
+
+/// Matrices of 8 x 8 elements, by the threads of a warp.
+struct LoadMatrix {
+  std::string name;
+  DType dtype = DType::bf16;
+  std::string buffer;
+  std::vector<Expr> index;
+  int count = 4;  ///< of matrices: 1, 2 or 4
+  bool transposed = false;
+  bool operator==(const LoadMatrix&) const = default;
+};
+
+/// A product of matrices added to sums in registers.
+struct Mma {
+  std::string array;
+  std::vector<Expr> low;
+  std::vector<Expr> high;
+  std::string a;
+  std::string b;
+  int half = 0;
+  bool operator==(const Mma&) const = default;
+};
+
 struct Stmt {
-  std::variant<Let, Load, Store, For, Reduce, Scan, Alloc, If, Check, Barrier, Prefetch, Matrix> node;
+  std::variant<Let, Load, Store, For, Reduce, Scan, Alloc, If, Check, Barrier, Prefetch, Matrix, CopyAsync, CopyGroup, LoadMatrix, Mma> node;
   Location location{};
   bool operator==(const Stmt&) const = default;
 };

@@ -104,9 +104,63 @@ struct Parser {
     return s;
   }
 
+  CopyAsync copy_async() {
+    CopyAsync s;
+    s.buffer = lexer.identifier("a shared array");
+    s.index = parse_shape(lexer);
+    lexer.expect("=");
+    s.from = lexer.identifier("a buffer");
+    s.from_index = parse_shape(lexer);
+    lexer.expect("along");
+    s.along = lexer.small_integer("a dimension");
+    lexer.expect("by");
+    s.elements = lexer.small_integer("a number of elements");
+    s.count = lexer.accept("first") ? parse_expr(lexer) : Expr(s.elements);
+    if (lexer.accept("if")) s.guard = parse_guard(lexer);
+    return s;
+  }
+
+  LoadMatrix load_matrix() {
+    LoadMatrix s;
+    s.name = lexer.identifier("a value");
+    lexer.expect("=");
+    lexer.expect("load_matrix");
+    s.buffer = lexer.identifier("a shared array");
+    s.index = parse_shape(lexer);
+    if (auto found = scope.buffers.find(s.buffer); found != scope.buffers.end()) s.dtype = found->second;
+    Token where = lexer.peek();
+    const std::string count = lexer.identifier("x1, x2 or x4");
+    if (count != "x1" && count != "x2" && count != "x4") lexer.fail(where, fmt::format("expected x1, x2 or x4, found '{}'", count));
+    s.count = count[1] - '0';
+    s.transposed = lexer.accept("transposed");
+    return s;
+  }
+
+  Mma mma() {
+    Mma s;
+    s.array = lexer.identifier("a register array");
+    s.low = parse_shape(lexer);
+    lexer.expect(",");
+    Token where = lexer.peek();
+    if (lexer.identifier("the same array") != s.array) lexer.fail(where, fmt::format("expected {}, which the other sums lie in", s.array));
+    s.high = parse_shape(lexer);
+    lexer.expect("+=");
+    s.a = lexer.identifier("a matrix");
+    lexer.expect("*");
+    s.b = lexer.identifier("a matrix");
+    lexer.expect("half");
+    s.half = lexer.small_integer("a half");
+    return s;
+  }
+
   Stmt line(bool keyword) {
     if (keyword && lexer.accept("matrix")) return {matrix()};
     if (keyword && lexer.accept("barrier")) return {Barrier{}};
+    if (keyword && lexer.accept("copy_async")) return {copy_async()};
+    if (keyword && lexer.accept("copy_commit")) return {CopyGroup{}};
+    if (keyword && lexer.accept("copy_wait")) return {CopyGroup{lexer.small_integer("a number of groups")}};
+    if (keyword && lexer.accept("mma")) return {mma()};
+    if (!keyword && lexer.peek(2).text == "load_matrix") return {load_matrix()};
     if (keyword && lexer.accept("alloc")) return {alloc()};
     if (keyword && lexer.accept("prefetch")) {
       Prefetch s;

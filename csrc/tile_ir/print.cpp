@@ -44,6 +44,22 @@ struct Printer {
     if (s.kind == Matrix::Kind::multiply) what = fmt::format("{} += {} * {}", s.array, place(s.a), place(s.b));
     line(indent, "matrix " + what);
   }
+  void statement(const CopyAsync& s, const std::string& indent) {
+    std::string text =
+        fmt::format("copy_async {}{} = {}{} along {} by {}", s.buffer, print_shape(s.index), s.from, print_shape(s.from_index), s.along, s.elements);
+    if (!s.count.is(s.elements)) text += " first " + deplo::print(s.count);
+    if (!s.guard.empty()) text += " if " + deplo::print(s.guard);
+    line(indent, text);
+  }
+  void statement(const CopyGroup& s, const std::string& indent) {
+    line(indent, s.pending == CopyGroup::kCommit ? "copy_commit" : fmt::format("copy_wait {}", s.pending));
+  }
+  void statement(const LoadMatrix& s, const std::string& indent) {
+    line(indent, fmt::format("{} = load_matrix {}{} x{}{}", s.name, s.buffer, print_shape(s.index), s.count, s.transposed ? " transposed" : ""));
+  }
+  void statement(const Mma& s, const std::string& indent) {
+    line(indent, fmt::format("mma {0}{1}, {0}{2} += {3} * {4} half {5}", s.array, print_shape(s.low), print_shape(s.high), s.a, s.b, s.half));
+  }
   void statement(const For& s, const std::string& indent) {
     bool alone = s.axis.kind == LoopKind::parallel || s.axis.kind == LoopKind::unroll;
     std::string head = s.axis.kind == LoopKind::serial ? "for"

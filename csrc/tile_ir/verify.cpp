@@ -13,6 +13,7 @@ namespace {
 
 /// Copies that a lowering may make of one loop's body.
 constexpr int64_t kMaxCopies = 1024;
+constexpr int64_t kCopyBytes = 16;
 constexpr int64_t kMaxRegisters = 1 << 16;  ///< elements of a register array
 
 /// Names visible at one place of a kernel, and what surrounds it.
@@ -20,6 +21,8 @@ struct Scope : loop_ir::Visible {
   std::map<std::string, LoopKind> kinds;              ///< of axes
   std::set<std::string> registers;                    ///< arrays that become variables
   std::map<std::string, std::vector<Expr>> matrices;  ///< arrays of a matrix unit, and their shapes
+  std::set<std::string> shared;                       ///< arrays
+  std::map<std::string, int> fragments;               ///< matrices that a warp's threads hold, and how many of 8 x 8
   bool parallel = false;                              ///< inside a parallel loop
   bool lanes = false;                                 ///< inside a lanes loop
   bool nested = false;                                ///< inside any loop but parallel
@@ -31,7 +34,7 @@ class Verifier : loop_ir::StatementVerifier {
   explicit Verifier(const Kernel& kernel) : StatementVerifier("tile @" + kernel.name, kernel.params, kernel.symbols), kernel_(kernel) {}
 
   void run() {
-    Scope scope{parameters(), {}, {}, {}};
+    Scope scope{parameters(), {}, {}, {}, {}, {}};
     for (const std::string& name : symbols_of(kernel_.chunks)) require(is_size(name), "chunks depend on " + name + ", which is not a size");
     check_divisors(kernel_.chunks, kernel_.symbols);
     block(kernel_.body, std::move(scope));
@@ -175,6 +178,7 @@ class Verifier : loop_ir::StatementVerifier {
               fmt::format("the register array {}{} has more than {} elements", s.name, print_shape(s.shape), kMaxRegisters));
       scope.registers.insert(s.name);
     }
+    if (s.space == Space::shared) scope.shared.insert(s.name);
     if (s.space != Space::matrix) return;
     auto fits = [](Expr e) { return e.value() > 0 && e.value() % kMatrixSide == 0; };
     require(s.dtype == DType::f32 && s.shape.size() == 2 && fits(s.shape[0]) && fits(s.shape[1]),
@@ -208,6 +212,59 @@ class Verifier : loop_ir::StatementVerifier {
     if (s.kind != Matrix::Kind::multiply) return;
     matrix_place(scope, s.a, DType::bf16, shape[0], kMatrixDepth, false);
     matrix_place(scope, s.b, DType::bf16, kMatrixDepth / 2, shape[1], true);
+  }
+
+  void statement(const CopyAsync& s, Scope& scope) {
+    require(scope.shared.count(s.buffer) > 0 && !scope.shared.count(s.from),
+            fmt::format("copies go from global to shared memory, {} is none", s.buffer));
+    const DType dtype = access(scope, s.buffer, s.index).dtype;
+    require(s.elements * size_of(dtype) == kCopyBytes, fmt::format("{} elements of {} are not {} bytes", s.elements, to_string(dtype), kCopyBytes));
+    require(s.along >= 0 && s.along < static_cast<int64_t>(s.from_index.size()), fmt::format("{} has no dimension {}", s.from, s.along));
+    for (int64_t past : {int64_t{0}, s.elements - 1}) {
+      std::vector<Expr> index = s.index;
+      index.back() = index.back() + past;
+      element(scope, s.buffer, index, dtype, true);
+    }
+    guard(scope, s.guard, "a copy");
+    expression(scope, s.count, "the count of a copy");
+    Scope inner = scope;
+    inner.points.add_guard(s.guard);
+    define_axis(inner, {"%e", 0, min(s.elements, s.count), 1, LoopKind::serial, 1});
+    std::vector<Expr> from = s.from_index;
+    from[static_cast<size_t>(s.along)] = from[static_cast<size_t>(s.along)] + Expr::symbol("%e");
+    element(inner, s.from, from, dtype, false);
+  }
+
+  void statement(const CopyGroup& s, Scope&) { require(s.pending >= CopyGroup::kCommit, "a number of groups is negative"); }
+
+  void statement(const LoadMatrix& s, Scope& scope) {
+    require(scope.shared.count(s.buffer) > 0, fmt::format("{} is no shared array", s.buffer));
+    require(size_of(s.dtype) == 2 && is_float(s.dtype), fmt::format("{} is {}, a matrix is of bf16 or f16", s.name, to_string(s.dtype)));
+    require(!scope.lanes && !scope.reduces, "a warp's matrices inside a lanes loop or a reduction");
+    for (int64_t past : {0, 7}) {
+      std::vector<Expr> index = s.index;
+      require(!index.empty(), s.buffer + " has no rows");
+      index.back() = index.back() + past;
+      element(scope, s.buffer, index, s.dtype, false);
+    }
+    define(scope, s.name, s.dtype);
+    scope.fragments[s.name] = s.count;
+  }
+
+  void statement(const Mma& s, Scope& scope) {
+    require(!scope.lanes && !scope.reduces, "a warp's matrices inside a lanes loop or a reduction");
+    require(scope.registers.count(s.array) > 0, fmt::format("{} is no register array", s.array));
+    for (const std::vector<Expr>* index : {&s.low, &s.high}) {
+      element(scope, s.array, *index, DType::f32, true);
+      register_index(scope, s.array, *index);
+      require(!index->empty() && index->back().is_constant() && index->back().value() % 2 == 0, "sums lie in pairs of the last dimension");
+    }
+    auto a = scope.fragments.find(s.a);
+    auto b = scope.fragments.find(s.b);
+    require(a != scope.fragments.end() && b != scope.fragments.end(), fmt::format("{} or {} is no matrix", s.a, s.b));
+    require(a->second == 4, s.a + " is no 16 x 16 matrix");
+    require(s.half >= 0 && b->second >= 2 * (s.half + 1), fmt::format("{} has no half {}", s.b, s.half));
+    require(value(scope, s.a) == value(scope, s.b), fmt::format("{} and {} differ in dtype", s.a, s.b));
   }
 
   // A hint: it may name a place beyond the end.

@@ -218,7 +218,7 @@ void check_on(const std::shared_ptr<CudaDevice>& device, const Case& c, const st
 
 /// Threads in order and the other way round, scratch memory in shared and in global memory, tensors on the device and on the host.
 void check_emulated(const Case& c, const std::string& schedule = "") {
-  for (const auto& [settings, tensors] : {std::pair{"shared=0", 0}, {"reversed=1", -1}}) {
+  for (const auto& [settings, tensors] : {std::pair{"shared=0", 0}, {"reversed=1,late=1", -1}}) {
     Behaviour behaviour(settings);
     INFO(settings);
     check_on(CudaDevice::open(DEPLO_FAKE_CUDA), c, DEPLO_FAKE_CUDA, schedule, tensors);
@@ -382,13 +382,32 @@ TEST_CASE("the emulator's judge finds what is seeded, and counts sectors and con
   CHECK_FALSE(run("  if (t < 63) s[t] = x[t];\n  __syncthreads();\n  y[t] = s[t];\n"));
   CHECK(counted(file.text(), "unwritten") == 4);
   CHECK_FALSE(run("  if (t < 32) __syncthreads();\n  y[t] = x[t];\n"));  // a barrier that half of the threads reach
+  const std::string copy = "  deplo_emulate_copy(&s[4 * t], &x[4 * t], 16);\n  deplo_emulate_copy_commit();\n";
+  const std::string wait = "  deplo_emulate_copy_wait(0);\n";
+  const std::string barrier = "  __syncthreads();\n";
+  CHECK(run(copy + wait + barrier + "  y[t] = s[255 - t];\n"));
+  CHECK(counted(file.text(), "global_bytes") == 64 * (16 + 4));
+  CHECK_FALSE(run(copy + barrier + "  y[t] = s[255 - t];\n"));  // not waited for
+  CHECK(file.text().find("read before a copy to it was waited for") != std::string::npos);
+  CHECK_FALSE(run(copy + barrier + wait + "  y[t] = s[255 - t];\n"));                              // waited for behind the barrier
+  CHECK_FALSE(run(copy + wait + barrier + "  float v = s[255 - t];\n" + copy + "  y[t] = v;\n"));  // copied over what others may still read
+  CHECK_FALSE(run(copy + copy + wait + barrier + "  y[t] = s[t];\n"));
+  const std::string zeros = "  for (int k = 0; k < 32; ++k) s[t + 64 * k] = 0;\n  unsigned r[4];\n";
+  CHECK(run(zeros + barrier + "  deplo_emulate_load_matrix(&s[32 * t], r, 4, false);\n  y[t] = r[0];\n"));
+  CHECK(counted(file.text(), "shared_ways") == counted(file.text(), "shared_requests") + 2 * 4 * 7);  // eight rows in the same banks
+  CHECK_FALSE(run(zeros + "  deplo_emulate_load_matrix(&s[32 * t], r, 4, false);\n  y[t] = r[0];\n"));
+  const std::string product = "  float c[4] = {};\n  float* const p[] = {c, c + 1, c + 2, c + 3};\n  unsigned a[4] = {};\n";
+  CHECK(run(product + "  deplo_emulate_mma(p, a, 0, 0, true);\n  y[t] = c[0];\n"));
+  CHECK_FALSE(run(product + "  if (t < 16) deplo_emulate_mma(p, a, 0, 0, true);\n  y[t] = c[0];\n"));  // half a warp
   CHECK(run("  s[t * 32 % 2048] = x[t * 8];\n"));
   CHECK(counted(file.text(), "shared_ways") == 32 * counted(file.text(), "shared_requests"));
   CHECK(counted(file.text(), "global_sectors") == 64);
 }
 
 TEST_CASE("counts of the emulator agree with those of the kernel's text") {
-  for (const Case& c : {Case{"softmax", softmax_of("8", "256"), {}}, Case{"mm", matmul_of("64", "64", "32"), {}}}) {
+  for (const Case& c :
+       {Case{"softmax", softmax_of("8", "256"), {}}, Case{"mm", matmul_of("64", "64", "32"), {}},
+        Case{"halves", halves_of("bf16", "64", "64", "64", false, false), {}}, Case{"halves", halves_of("f16", "64", "64", "72", true, true), {}}}) {
     JudgeFile file;
     Behaviour behaviour("judge=" + file.path);
     check_on(CudaDevice::open(DEPLO_FAKE_CUDA), c, DEPLO_FAKE_CUDA);
@@ -401,6 +420,23 @@ TEST_CASE("counts of the emulator agree with those of the kernel's text") {
     CHECK(traffic.shared_requests == Approx(counted(file.text(), "shared_requests")));
     CHECK(traffic.shared_ways == Approx(counted(file.text(), "shared_ways")));
   }
+}
+
+TEST_CASE("products of 16-bit operands run on matrix units without races and without bank conflicts") {
+  JudgeFile file;
+  for (const bool x_by_k : {false, true})
+    for (const bool y_by_k : {false, true})
+      for (const char* settings : {"", ",late=1,reversed=1"}) {
+        std::filesystem::remove(file.path);
+        Behaviour behaviour("judge=" + file.path + settings);
+        const Case c{"halves", halves_of(y_by_k ? "f16" : "bf16", "136", "40", "104", x_by_k, y_by_k), {}};
+        const std::string schedule = "schedule @k0: gpu_matrix tile(i0=64) tile(i1=32) tile(r0.k0=32) warps(i0=2, i1=1) stages(4) raster(2)";
+        check_on(CudaDevice::open(DEPLO_FAKE_CUDA), c, DEPLO_FAKE_CUDA, schedule);
+        CHECK(counted(file.text(), "shared_ways") == counted(file.text(), "shared_requests"));
+        CHECK(cuda_text(kernels_for_cuda(c.text, c.name)).find("deplo_mma_") != std::string::npos);
+      }
+  // Nothing is aligned.
+  check_emulated({"halves", halves_of("bf16", "s0", "37", "45", false, true), {{"s0", 33}}});
 }
 
 TEST_CASE("CUDA text runs on a GPU, where there is one") {

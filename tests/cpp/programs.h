@@ -40,6 +40,30 @@ inline std::string softmax_of(const std::string& rows, const std::string& column
   return text;
 }
 
+/// Products of 16-bit operands, each in either layout (`x`, `y`: "i, k" or "k, i"), added up in float32 and rounded behind a bias.
+inline std::string halves_of(const std::string& dtype, const std::string& m, const std::string& n, const std::string& k, bool x_by_k, bool y_by_k) {
+  const std::string where = m[0] == 's' ? " where " + m + " in 1.." : "";
+  auto shape = [&](const std::string& size, bool by_k) {
+    return by_k ? fmt::format("[{}, {}] strides [{}, 1]", k, size, size) : fmt::format("[{}, {}] strides [{}, 1]", size, k, k);
+  };
+  auto sizes = [&](const std::string& size, bool by_k) { return by_k ? fmt::format("[{}, {}]", k, size) : fmt::format("[{}, {}]", size, k); };
+  return fmt::format(R"(tensor @halves(%x: {0}{1} user, %y: {0}{2} user, %b: {0}[{4}] strides [1] user){5}
+  %xf: f32{7} = cast(%x)
+  %yf: f32{8} = cast(%y)
+  %xm: f32[{3}, {4}, {6}] = map (i, j, k) -> %xf[{9}]
+  %ym: f32[{3}, {4}, {6}] = map (i, j, k) -> %yf[{10}]
+  %p: f32[{3}, {4}, {6}] = mul(%xm, %ym)
+  %c: f32[{3}, {4}] = reduce sum(%p) axes=[2]
+  %bf: f32[{4}] = cast(%b)
+  %bm: f32[{3}, {4}] = map (i, j) -> %bf[j]
+  %s: f32[{3}, {4}] = add(%c, %bm)
+  %r: {0}[{3}, {4}] = cast(%s)
+  return %r strides [{4}, 1]
+)",
+                     dtype, shape(m, x_by_k), shape(n, y_by_k), m, n, where, k, sizes(m, x_by_k), sizes(n, y_by_k), x_by_k ? "k, i" : "i, k",
+                     y_by_k ? "k, j" : "j, k");
+}
+
 inline std::vector<Case> cases() {
   const std::string softmax = softmax_of("s0", "s1", " where s0 in 1.., s1 in 1..");
   const std::string rows = softmax_of("s0", "300", " where s0 in 1..");
@@ -167,6 +191,8 @@ inline std::vector<Case> cases() {
           {"norm", norm, {}},
           {"linear", linear, {{"s0", 19}}},
           {"pairs of bf16", pairs, {{"s0", 19}}},
+          {"bf16 along k", halves_of("bf16", "s0", "40", "64", false, false), {{"s0", 21}}},
+          {"f16 along rows and columns", halves_of("f16", "40", "24", "72", true, true), {}},
           {"linear of one row", linear, {{"s0", 1}}},
           {"divisions", divisions, {{"s0", 19}}},
           {"transpose", transpose, {}},

@@ -32,6 +32,13 @@ void __syncthreads();
 unsigned __shfl_xor_sync(unsigned mask, unsigned value, int lane);
 unsigned __shfl_sync(unsigned mask, unsigned value, int lane);
 
+// What the prelude's functions of hardware instructions do here; a warp's threads meet at those of matrices.
+void deplo_emulate_copy(void* to, const void* from, int bytes);  // of 16; the others are 0
+void deplo_emulate_copy_commit();
+void deplo_emulate_copy_wait(int pending);
+void deplo_emulate_load_matrix(const void* row, unsigned* registers, int count, bool transposed);
+void deplo_emulate_mma(float* const* sums, const unsigned* a, unsigned b0, unsigned b1, bool is_bf16);
+
 inline float atomicAdd(float* place, float value) {
   float old = *place;
   *place = old + value;
@@ -42,6 +49,7 @@ struct deplo_emulated_launch {
   deplo_dim3 grid, block;
   unsigned shared_bytes;
   const char* judge;  // the file that what was found is added to; null: nothing is watched
+  bool late;          // asynchronous copies take place when they are waited for, not at once
   bool reversed;      // threads run in turn between barriers, in order or the other way round: a missing barrier shows as a difference
 };
 

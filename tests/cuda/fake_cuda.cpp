@@ -7,6 +7,7 @@
 //   capability=N     of the device (90)
 //   shared=N         bytes of shared memory that a block may have (232448)
 //   reversed=1       the threads of a block run the other way round
+//   late=1           asynchronous copies take place when they are waited for, not at once
 //   judge=PATH       texts are compiled to be watched: launches add a line of counts to that file, and fail at a race on shared memory or a read of
 //                    what nobody wrote there
 //   log=PATH         each call's name is appended to that file
@@ -374,7 +375,8 @@ int launch(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, un
   uint64_t threads = uint64_t{block_x} * block_y * block_z;
   if (!sizes || threads == 0 || threads > 1024 || shared_bytes > static_cast<unsigned>(f->dynamic_bytes) || extra) return kInvalidValue;
   if (number("idle", 0)) return kSuccess;
-  deplo_emulated_launch launch{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, nullptr, number("reversed", 0) != 0};
+  deplo_emulated_launch launch{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, nullptr,
+                               number("late", 0) != 0,   number("reversed", 0) != 0};
   const std::string judge = setting("judge", "");
   if (!judge.empty()) launch.judge = judge.c_str();
   return f->run(&launch, arguments) ? kSuccess : kLaunchFailed;

@@ -27,6 +27,7 @@ struct Cell {
   unsigned writer = kNobody, write_epoch = 0;
   unsigned reader = kNobody, read_epoch = 0;
   bool more_readers = false;
+  bool under_way = false;  ///< a copy to it has not been waited for
 };
 
 struct Access {
@@ -54,11 +55,15 @@ void found(const char* what, unsigned thread, unsigned other) {
   if (other != kNobody) watch.first += " and thread " + std::to_string(other);
 }
 
-void read(Cell& cell, unsigned thread, unsigned epoch) {
+void read(Cell& cell, unsigned thread, unsigned epoch, bool by_warp = false) {
+  if (cell.under_way) {
+    ++watch.counts.races;
+    found("shared memory is read before a copy to it was waited for", thread, cell.writer);
+  }
   if (cell.writer == kNobody) {
     ++watch.counts.unwritten;
     found("shared memory that nobody wrote is read", thread, kNobody);
-  } else if (cell.writer != thread && cell.write_epoch == epoch) {
+  } else if ((by_warp || cell.writer != thread) && cell.write_epoch == epoch) {
     ++watch.counts.races;
     found("shared memory is written and read without a barrier between", thread, cell.writer);
   }
@@ -69,11 +74,16 @@ void read(Cell& cell, unsigned thread, unsigned epoch) {
   } else if (cell.reader != thread) {
     cell.more_readers = true;
   }
+  cell.more_readers = cell.more_readers || by_warp;
 }
 
 void write(Cell& cell, unsigned thread, unsigned epoch) {
   const bool written = cell.writer != kNobody && cell.writer != thread && cell.write_epoch == epoch;
   const bool was_read = cell.reader != kNobody && cell.read_epoch == epoch && (cell.reader != thread || cell.more_readers);
+  if (cell.under_way) {
+    ++watch.counts.races;
+    found("shared memory is written before a copy to it was waited for", thread, cell.writer);
+  }
   if (written || was_read) {
     ++watch.counts.races;
     found(written ? "shared memory is written twice without a barrier between" : "shared memory is read and written without a barrier between",
@@ -88,26 +98,45 @@ bool within(uintptr_t address, const void* start, uintptr_t bytes) {
   return address >= from && address < from + bytes;
 }
 
+/// The cells of shared memory that an access touches.
+struct Cells {
+  Cell* first = nullptr;
+  Cell* last = nullptr;
+};
+
+Cells cells_at(uintptr_t address, uintptr_t bytes, bool* shared) {
+  const uintptr_t array_bytes = __start_deplo_shared_arrays ? static_cast<uintptr_t>(__stop_deplo_shared_arrays - __start_deplo_shared_arrays) : 0;
+  const bool of_array = within(address, __start_deplo_shared_arrays, array_bytes);
+  const bool of_dynamic = within(address, deplo_shared, watch.dynamic_bytes);
+  *shared = of_array || of_dynamic;
+  if (!*shared) return {};
+  std::vector<Cell>& cells = watch.cells[of_dynamic];
+  const uintptr_t first = address - reinterpret_cast<uintptr_t>(of_array ? static_cast<void*>(__start_deplo_shared_arrays) : deplo_shared);
+  return {cells.data() + first, cells.data() + std::min<uintptr_t>(first + bytes, cells.size())};
+}
+
+void ask(uintptr_t address, uintptr_t bytes, bool shared, const void* text) {
+  const auto where = reinterpret_cast<uintptr_t>(text);
+  const unsigned turn = watch.turns[watch.thread][where + shared]++;
+  unsigned piece = 0;
+  for (uintptr_t at = 0; at < bytes; at += kWidest)
+    watch.requests[shared][{where, watch.thread / kWarp, turn, piece++}].push_back({address + at, std::min(bytes - at, kWidest)});
+}
+
 void access(const void* place, uintptr_t bytes, bool writes, const void* text) {
   const auto address = reinterpret_cast<uintptr_t>(place);
   if (!watch.on || (address >= watch.stack && address < watch.stack_end)) return;
   for (const deplo_dim3* index : {&blockIdx, &threadIdx, &gridDim, &blockDim})
     if (within(address, index, sizeof *index)) return;
-  const uintptr_t array_bytes = __start_deplo_shared_arrays ? static_cast<uintptr_t>(__stop_deplo_shared_arrays - __start_deplo_shared_arrays) : 0;
-  const bool of_array = within(address, __start_deplo_shared_arrays, array_bytes);
-  const bool of_dynamic = within(address, deplo_shared, watch.dynamic_bytes);
-  const unsigned thread = watch.thread;
-  if (of_array || of_dynamic) {
-    std::vector<Cell>& cells = watch.cells[of_dynamic];
-    const uintptr_t first = address - reinterpret_cast<uintptr_t>(of_array ? static_cast<void*>(__start_deplo_shared_arrays) : deplo_shared);
-    for (uintptr_t b = first; b < std::min<uintptr_t>(first + bytes, cells.size()); ++b)
-      (writes ? write : read)(cells[b], thread, watch.epochs[thread]);
+  bool shared = false;
+  const Cells cells = cells_at(address, bytes, &shared);
+  for (Cell* cell = cells.first; cell != cells.last; ++cell) {
+    if (writes)
+      write(*cell, watch.thread, watch.epochs[watch.thread]);
+    else
+      read(*cell, watch.thread, watch.epochs[watch.thread]);
   }
-  const auto where = reinterpret_cast<uintptr_t>(text);
-  const unsigned turn = watch.turns[thread][where]++;
-  unsigned piece = 0;
-  for (uintptr_t at = 0; at < bytes; at += kWidest)
-    watch.requests[of_array || of_dynamic][{where, thread / kWarp, turn, piece++}].push_back({address + at, std::min(bytes - at, kWidest)});
+  ask(address, bytes, shared, text);
 }
 
 void count_global(const std::vector<Access>& request) {
@@ -158,6 +187,42 @@ void set_thread(unsigned number, const void* stack, std::size_t bytes) {
   watch.thread = number;
   watch.stack = reinterpret_cast<uintptr_t>(stack);
   watch.stack_end = watch.stack + bytes;
+}
+
+void copy(const void* to, const void* from, std::size_t bytes, const void* text) {
+  if (!watch.on) return;
+  bool shared = false;
+  const Cells cells = cells_at(reinterpret_cast<uintptr_t>(to), kWidest, &shared);
+  if (!shared || static_cast<uintptr_t>(cells.last - cells.first) != kWidest) {
+    ++watch.counts.races;
+    found("a copy does not go to shared memory", watch.thread, kNobody);
+    return;
+  }
+  for (Cell* cell = cells.first; cell != cells.last; ++cell) {
+    write(*cell, watch.thread, watch.epochs[watch.thread]);
+    cell->under_way = true;
+  }
+  ask(reinterpret_cast<uintptr_t>(to), kWidest, true, text);
+  if (bytes) ask(reinterpret_cast<uintptr_t>(from), bytes, false, text);
+}
+
+void copied(const void* to) {
+  if (!watch.on) return;
+  bool shared = false;
+  const Cells cells = cells_at(reinterpret_cast<uintptr_t>(to), kWidest, &shared);
+  for (Cell* cell = cells.first; cell != cells.last; ++cell) {
+    cell->under_way = false;
+    cell->writer = watch.thread;
+    cell->write_epoch = watch.epochs[watch.thread];
+  }
+}
+
+void read_row(const void* row, const void* text) {
+  if (!watch.on) return;
+  bool shared = false;
+  const Cells cells = cells_at(reinterpret_cast<uintptr_t>(row), kWidest, &shared);
+  for (Cell* cell = cells.first; cell != cells.last; ++cell) read(*cell, watch.thread, watch.epochs[watch.thread], true);
+  ask(reinterpret_cast<uintptr_t>(row), kWidest, shared, text);
 }
 
 void pass_barrier(unsigned number) { ++watch.epochs[number]; }

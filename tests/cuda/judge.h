@@ -20,6 +20,10 @@ void start(bool judged, unsigned threads, unsigned shared_bytes);
 void start_block();
 /// Between accesses: who makes the next ones, and where its stack lies.
 void set_thread(unsigned number, const void* stack, std::size_t bytes);
+/// A thread starts a copy of so many bytes to 16 of shared memory, waits for it, and names a row of 16 bytes that its warp reads; `text`: where.
+void copy(const void* to, const void* from, std::size_t bytes, const void* text);
+void copied(const void* to);
+void read_row(const void* row, const void* text);
 /// A thread goes on behind a barrier.
 void pass_barrier(unsigned number);
 void end_block();

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import zoo
 from devices import EMULATED, Driver, Gpu, fetched
 from devices import device as device
@@ -428,6 +429,26 @@ def test_ptx_and_sass_of_an_expression(capsys):
 
 
 @pytest.mark.parametrize(
+    ("fn", "shapes", "dtype", "dynamic"),
+    [
+        (lambda a, b, c, d: F.gelu(F.linear(a, b, c)) + d, [(40, 64), (72, 64), (72,), (40, 72)], torch.float16, False),
+        (lambda a, b, c: F.silu(F.linear(a, b)) * F.linear(a, c), [(40, 64), (72, 64), (72, 64)], torch.bfloat16, False),
+        (lambda a, b: a.transpose(1, 2) @ b.transpose(1, 2).transpose(2, 3), [(2, 40, 3, 64), (2, 48, 3, 64)], torch.bfloat16, True),
+        (lambda a, b: F.linear(a[1:].view(34, 64), b), [(34 * 64 + 1,), (40, 64)], torch.bfloat16, False),
+        (lambda a, b: (a * 2) @ b, [(39, 61), (61, 70)], torch.bfloat16, False),
+        (lambda a, b: (a.t() @ b).float(), [(96, 37), (96, 50)], torch.float16, True),
+    ],
+    ids=["epilogue", "gated", "heads", "unaligned", "prologue", "edges"],
+)
+def test_products_of_16_bits(fn: Callable[..., Any], shapes: list[tuple[int, ...]], dtype: torch.dtype, dynamic: bool):
+    inputs = [torch.randn(shape).to(dtype) for shape in shapes]
+    got, eager, exact = compiled_for_gpu(fn, dynamic=dynamic)(*inputs), fn(*inputs), fn(*(x.double() for x in inputs))
+    assert got.dtype == eager.dtype
+    assert (got.double() - exact).norm() <= 1.1 * (eager.double() - exact).norm()
+    assert any("gpu_matrix" in kernel.schedule for kernel in deplo.explain(fn, *inputs, options=gpu()).graphs[0].kernels)
+
+
+@pytest.mark.parametrize(
     ("expression", "least_of_main_loop"),
     [
         ("torch.relu(r(4096, 4096) + r(4096, 1))", {}),
@@ -437,6 +458,7 @@ def test_ptx_and_sass_of_an_expression(capsys):
         ("r(4096, 4096).sum(0)", {}),
         ("r(2048, 2048) @ r(2048, 2048)", {"FFMA": 0.8}),
         ("F.linear(r(2048, 2048), r(2048, 2048))", {"FFMA": 0.8}),
+        ("F.gelu(F.linear(r(2048, 2048, dtype=torch.bfloat16), r(2048, 2048, dtype=torch.bfloat16), r(2048, dtype=torch.bfloat16)))", {"HMMA": 0.3}),
     ],
 )
 def test_kernels_judged_for_a_device(capsys, expression: str, least_of_main_loop: dict[str, float]):

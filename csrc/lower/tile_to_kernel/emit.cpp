@@ -193,6 +193,29 @@ void Emitter::matrix(kernel_ir::Matrix matrix) {
   append(std::move(matrix));
 }
 
+void Emitter::copy_async(kernel_ir::CopyAsync copy) {
+  ++versions_[copy.buffer];
+  append(std::move(copy));
+}
+
+void Emitter::copy_group(int pending) {
+  ++memory_;
+  append(kernel_ir::CopyGroup{pending});
+}
+
+std::string Emitter::load_matrix(const std::string& hint, kernel_ir::LoadMatrix load) {
+  load.name = fresh(hint);
+  std::string name = load.name;
+  define(name, load.type, depth());
+  append(std::move(load));
+  return name;
+}
+
+void Emitter::mma(kernel_ir::Mma product) {
+  ++epoch_;
+  append(std::move(product));
+}
+
 void Emitter::barrier() {
   ++memory_;
   append(kernel_ir::Barrier{});

@@ -47,6 +47,11 @@ class Emitter {
   /// After it, memory holds what other threads wrote.
   void barrier();
   void matrix(kernel_ir::Matrix matrix);
+  void copy_async(kernel_ir::CopyAsync copy);
+  /// Closes a group of copies, or waits for those before the last `pending`.
+  void copy_group(int pending);
+  std::string load_matrix(const std::string& hint, kernel_ir::LoadMatrix load);
+  void mma(kernel_ir::Mma product);
   std::string var(const std::string& hint, Type type, const std::string& init);
   void assign(const std::string& var, const std::string& value);
   /// A copy of what a var holds now.

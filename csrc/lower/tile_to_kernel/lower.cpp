@@ -450,6 +450,45 @@ void Lowering::statement(const Matrix& s) {
   }
 }
 
+void Lowering::statement(const CopyAsync& s) {
+  bool never = false;
+  kernel_ir::CopyAsync node;
+  for (const Cond& cond : resolve(s.guard, &never)) node.guard.push_back({cond.kind, tidy(simplify(cond.expr, ranges_))});
+  const Memory& to = memory_.at(s.buffer);
+  const Memory& from = memory_.at(s.from);
+  DEPLO_SUPPORT(from.strides[static_cast<size_t>(s.along)].is(1), "{}: what is copied of {} does not lie side by side", kernel_.name, s.from);
+  node.buffer = to.name;
+  node.offset = tidy(flat(to, s.index));
+  node.from = from.name;
+  node.from_offset = tidy(flat(from, s.from_index));
+  node.elements = static_cast<int>(s.elements);
+  node.count = simplify(resolve(s.count), ranges_);
+  if (provably_nonnegative(node.count - s.elements, ranges_)) node.count = s.elements;
+  node.count = never ? Expr(0) : tidy(node.count);
+  emit_.copy_async(std::move(node));
+}
+
+void Lowering::statement(const CopyGroup& s) { emit_.copy_group(s.pending); }
+
+void Lowering::statement(const LoadMatrix& s) {
+  const Memory& memory = memory_.at(s.buffer);
+  Value value;
+  value.dtype = s.dtype;
+  value.copies.push_back(emit_.load_matrix(s.name, {"", {s.dtype, 2 * s.count}, memory.name, tidy(flat(memory, s.index)), s.transposed}));
+  bind(s.name, &s, std::move(value));
+}
+
+void Lowering::statement(const Mma& s) {
+  RegisterArray& array = registers_.at(s.array);
+  const int64_t lane = s.low.back().value() % array.plan.width;
+  DEPLO_SUPPORT(lane % 2 == 0 && lane + 1 < array.plan.width && (s.high.back().value() - lane) % array.plan.width == 0,
+                "{}: sums of {} do not lie in pairs of the same lanes of its vectors of {}", kernel_.name, s.array, array.plan.width);
+  const std::string& low = element(array, s.low, 0);
+  const std::string& high = element(array, s.high, 0);
+  for (const std::string* sums : {&low, &high}) keep_values(array, sums, plan_.order.at(&s));
+  emit_.mma({low, high, static_cast<int>(lane), values_.at(s.a).copies[0], values_.at(s.b).copies[0], s.half});
+}
+
 void Lowering::statement(const Prefetch& s) {
   const Memory& memory = memory_.at(s.buffer);
   Expr offset = flat(memory, s.index);

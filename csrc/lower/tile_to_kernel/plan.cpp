@@ -74,6 +74,10 @@ struct Varying {
   void statement(const Barrier&) {}
   void statement(const Prefetch&) {}
   void statement(const Matrix&) {}
+  void statement(const CopyAsync&) {}
+  void statement(const CopyGroup&) {}
+  void statement(const LoadMatrix&) {}
+  void statement(const Mma&) {}
 };
 
 // ---- widths --------------------------------------------------------------------------------------------------------
@@ -153,6 +157,13 @@ struct Planner {
   }
 
   void statement(const Matrix&) {}
+  void statement(const CopyAsync&) {}
+  void statement(const CopyGroup&) {}
+  void statement(const LoadMatrix&) {}
+  // Pairs of the lanes of its vectors.
+  void statement(const Mma& s) {
+    if (auto it = arrays.find(s.array); it != arrays.end()) it->second.by_lanes = true;
+  }
 
   void access(const std::string& buffer, const std::vector<Expr>& index, bool store) {
     auto it = arrays.find(buffer);
@@ -376,6 +387,26 @@ struct Planner {
     use(s.a.index);
     use(s.b.index);
     if (s.kind == Matrix::Kind::store) stores.insert(s.a.buffer);
+  }
+  void trace(const CopyAsync& s, std::set<std::string>& stores) {
+    use(s.index);
+    use(s.from_index);
+    use(s.count);
+    use(s.guard);
+    stores.insert(s.buffer);
+  }
+  void trace(const CopyGroup&, std::set<std::string>&) {}
+  void trace(const LoadMatrix& s, std::set<std::string>&) {
+    use(s.index);
+    definitions[s.name].push_back(&s);
+  }
+  void trace(const Mma& s, std::set<std::string>& stores) {
+    plan.order[&s] = position;
+    use(s.low);
+    use(s.high);
+    use(s.a);
+    use(s.b);
+    stores.insert(s.array);
   }
 
   void run() {

@@ -65,6 +65,125 @@ template <class T> __device__ inline T deplo_exchange_from(T v, int lane) {
   for (int k = 0; k < (int)((sizeof(T) + 3) / 4); ++k) u.word[k] = __shfl_sync(0xffffffffu, u.word[k], lane);
   return u.value;
 }
+template <int N, class T> __device__ inline void deplo_copy_elements(T* to, const T* from, long long count) {
+  #pragma unroll 1
+  for (int k = 0; k < N; ++k) {
+    T v;
+    v.bits = 0;
+    if (k < count) v = from[k];
+    to[k] = v;
+  }
+}
+template <int N, int B> __device__ inline int deplo_copied_bytes(long long count) { return count <= 0 ? 0 : count >= N ? N * B : (int)count * B; }
+template <class T> __device__ inline unsigned deplo_shared_address(const T* array, int offset) {
+  #if __CUDA_ARCH__ >= 750
+  unsigned a;
+  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(a) : "l"(array));
+  return a + (unsigned)offset * (unsigned)sizeof(T);
+  #else
+  return 0;
+  #endif
+}
+template <class T> __device__ inline void deplo_copy_async(T* array, int offset, const T* from) {
+  #if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(deplo_shared_address(array, offset)), "l"(from) : "memory");
+  #else
+  deplo_emulate_copy(array + offset, from, 16);
+  #endif
+}
+template <class T> __device__ inline void deplo_copy_async_first(T* array, int offset, const T* from, int bytes) {
+  #if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(deplo_shared_address(array, offset)), "l"(from), "r"(bytes) : "memory");
+  #else
+  deplo_emulate_copy(array + offset, from, bytes);
+  #endif
+}
+__device__ inline void deplo_copy_commit() {
+  #if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+  #else
+  deplo_emulate_copy_commit();
+  #endif
+}
+template <int N> __device__ inline void deplo_copy_wait() {
+  #if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
+  #else
+  deplo_emulate_copy_wait(N);
+  #endif
+}
+template <class T> __device__ inline deplo_pack<unsigned, 1> deplo_load_matrix_x1(const T* array, int offset) {
+  deplo_pack<unsigned, 1> r;
+  #if __CUDA_ARCH__ >= 750
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r.lane[0]) : "r"(deplo_shared_address(array, offset)));
+  #else
+  deplo_emulate_load_matrix(array + offset, r.lane, 1, false);
+  #endif
+  return r;
+}
+template <class T> __device__ inline deplo_pack<unsigned, 1> deplo_load_matrix_x1_transposed(const T* array, int offset) {
+  deplo_pack<unsigned, 1> r;
+  #if __CUDA_ARCH__ >= 750
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(r.lane[0]) : "r"(deplo_shared_address(array, offset)));
+  #else
+  deplo_emulate_load_matrix(array + offset, r.lane, 1, true);
+  #endif
+  return r;
+}
+template <class T> __device__ inline deplo_pack<unsigned, 2> deplo_load_matrix_x2(const T* array, int offset) {
+  deplo_pack<unsigned, 2> r;
+  #if __CUDA_ARCH__ >= 750
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r.lane[0]), "=r"(r.lane[1]) : "r"(deplo_shared_address(array, offset)));
+  #else
+  deplo_emulate_load_matrix(array + offset, r.lane, 2, false);
+  #endif
+  return r;
+}
+template <class T> __device__ inline deplo_pack<unsigned, 2> deplo_load_matrix_x2_transposed(const T* array, int offset) {
+  deplo_pack<unsigned, 2> r;
+  #if __CUDA_ARCH__ >= 750
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r.lane[0]), "=r"(r.lane[1]) : "r"(deplo_shared_address(array, offset)));
+  #else
+  deplo_emulate_load_matrix(array + offset, r.lane, 2, true);
+  #endif
+  return r;
+}
+template <class T> __device__ inline deplo_pack<unsigned, 4> deplo_load_matrix_x4(const T* array, int offset) {
+  deplo_pack<unsigned, 4> r;
+  #if __CUDA_ARCH__ >= 750
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r.lane[0]), "=r"(r.lane[1]), "=r"(r.lane[2]), "=r"(r.lane[3]) : "r"(deplo_shared_address(array, offset)));
+  #else
+  deplo_emulate_load_matrix(array + offset, r.lane, 4, false);
+  #endif
+  return r;
+}
+template <class T> __device__ inline deplo_pack<unsigned, 4> deplo_load_matrix_x4_transposed(const T* array, int offset) {
+  deplo_pack<unsigned, 4> r;
+  #if __CUDA_ARCH__ >= 750
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r.lane[0]), "=r"(r.lane[1]), "=r"(r.lane[2]), "=r"(r.lane[3]) : "r"(deplo_shared_address(array, offset)));
+  #else
+  deplo_emulate_load_matrix(array + offset, r.lane, 4, true);
+  #endif
+  return r;
+}
+__device__ inline void deplo_mma_bf16(float& c0, float& c1, float& c2, float& c3, const deplo_pack<unsigned, 4>& a, unsigned b0, unsigned b1) {
+  #if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3) : "r"(a.lane[0]), "r"(a.lane[1]), "r"(a.lane[2]), "r"(a.lane[3]), "r"(b0), "r"(b1));
+  #else
+  float* const c[] = {&c0, &c1, &c2, &c3};
+  deplo_emulate_mma(c, a.lane, b0, b1, true);
+  #endif
+}
+__device__ inline void deplo_mma_f16(float& c0, float& c1, float& c2, float& c3, const deplo_pack<unsigned, 4>& a, unsigned b0, unsigned b1) {
+  #if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3) : "r"(a.lane[0]), "r"(a.lane[1]), "r"(a.lane[2]), "r"(a.lane[3]), "r"(b0), "r"(b1));
+  #else
+  float* const c[] = {&c0, &c1, &c2, &c3};
+  deplo_emulate_mma(c, a.lane, b0, b1, false);
+  #endif
+}
 __device__ inline float deplo_inf32() { return deplo_bits<float>(0x7f800000u); }
 __device__ inline float deplo_nan32() { return deplo_bits<float>(0x7fc00000u); }
 __device__ inline double deplo_inf64() { return deplo_bits<double>(0x7ff0000000000000ull); }

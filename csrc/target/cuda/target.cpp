@@ -14,6 +14,20 @@
 namespace deplo {
 namespace {
 
+constexpr int kMatrixCapability = 80;  ///< of GPUs with asynchronous copies and products of bf16 matrices
+
+/// What kernels are for: the option, unless this machine's GPU is too old for its instructions.
+std::string find_arch(const TargetOptions& options) {
+  try {
+    const int capability = CudaDevice::open(options["cuda_driver"], std::max(options.device, 0))->capability();
+    return capability < kMatrixCapability ? fmt::format("sm_{}", capability) : options["arch"];
+  } catch (const UnsupportedError&) {
+    return options["arch"];
+  } catch (const ExecutionError&) {
+    return options["arch"];
+  }
+}
+
 class CudaScheduler final : public Scheduler {
  public:
   explicit CudaScheduler(const PassContext& context) : context_(context) {}
@@ -54,7 +68,7 @@ class CudaTarget final : public Target {
 
   TargetInfo machine(const TargetOptions& options) const override {
     TargetInfo machine;
-    machine.features = {options["arch"]};
+    machine.features = {find_arch(options)};
     return machine;
   }
 

@@ -241,7 +241,7 @@ class BodyWriter {
   // ---- values of one or more lanes ---------------------------------------------------------------------------------
 
   /// A value: scalars v_x_L0, v_x_L1, ... for its lanes, one v_x for all where they are equal, or the lanes of a pack.
-  enum class Form : uint8_t { one, lanes, pack };
+  enum class Form : uint8_t { one, lanes, pack, matrices };
   struct Known {
     DType dtype = DType::f32;
     int lanes = 1;
@@ -255,6 +255,7 @@ class BodyWriter {
       case Form::one: return id(name);
       case Form::lanes: return fmt::format("{}_L{}", id(name), l);
       case Form::pack: return fmt::format("{}.lane[{}]", id(name), l);
+      case Form::matrices: throw InternalError(fmt::format("kernel {}: {} is a part of a warp's matrices", kernel_.name, name));
     }
     return "";
   }
@@ -441,6 +442,50 @@ class BodyWriter {
     line("__align__(16) {} {}[{}];", memory_type(s.dtype), id(s.name), s.count.value());
   }
   void statement(const Prefetch& /*s*/) {}
+  /// In an array that a block has, which ints count.
+  std::string shared_offset(Expr offset) { return index_.is_narrow(offset) ? expr(offset) : fmt::format("(int)({})", expr(offset)); }
+
+  void statement(const CopyAsync& s) {
+    const int64_t bytes = s.elements * size_of(buffers_.at(s.buffer));
+    const std::string to = fmt::format("{}, {}", id(s.buffer), shared_offset(s.offset));
+    const std::string from = fmt::format("&{}[{}]", id(s.from), expr(s.from_offset));
+    const bool aligned =
+        index_.assumes() && params_.count(s.from) && index_.is_multiple(s.from_offset, s.elements) && index_.is_multiple(s.offset, s.elements);
+    const bool all = s.count.is(s.elements) && s.guard.empty();
+    if (!aligned) {
+      const std::string count = s.guard.empty() ? expr(s.count) : fmt::format("{} ? (long long)({}) : 0LL", index_.text(s.guard), expr(s.count));
+      line("deplo_copy_elements<{}>(&{}[{}], {}, {});", s.elements, id(s.buffer), expr(s.offset), from, count);
+      return;
+    }
+    aligned_[s.from] = std::max(aligned_[s.from], bytes);
+    if (all) {
+      line("deplo_copy_async({}, {});", to, from);
+      return;
+    }
+    // All or none, if the count is a multiple.
+    std::vector<Cond> guard = s.guard;
+    const bool whole = s.count.is(s.elements) || index_.is_multiple(s.count, s.elements);
+    if (whole && !s.count.is(s.elements)) guard.push_back(less(0, s.count));
+    const std::string some =
+        whole ? std::to_string(bytes) : fmt::format("deplo_copied_bytes<{}, {}>({})", s.elements, bytes / s.elements, expr(s.count));
+    line("deplo_copy_async_first({}, {}, {});", to, from, guard.empty() ? some : fmt::format("{} ? {} : 0", index_.text(guard), some));
+  }
+  void statement(const CopyGroup& s) {
+    if (s.pending == CopyGroup::kCommit)
+      line("deplo_copy_commit();");
+    else
+      line("deplo_copy_wait<{}>();", s.pending);
+  }
+  void statement(const LoadMatrix& s) {
+    const int count = s.type.lanes / 2;
+    line("const deplo_pack<unsigned, {0}> {1} = deplo_load_matrix_x{0}{2}({3}, {4});", count, id(s.name), s.transposed ? "_transposed" : "",
+         id(s.buffer), shared_offset(s.offset));
+    values_[s.name] = {s.type.dtype, s.type.lanes, Form::matrices};
+  }
+  void statement(const Mma& s) {
+    line("deplo_mma_{}({}, {}, {}, {}, {}, {}.lane[{}], {}.lane[{}]);", known(s.a).dtype == DType::bf16 ? "bf16" : "f16", lane(s.low, s.lane),
+         lane(s.low, s.lane + 1), lane(s.high, s.lane), lane(s.high, s.lane + 1), id(s.a), id(s.b), 2 * s.half, id(s.b), 2 * s.half + 1);
+  }
   void statement(const Matrix& /*s*/) { throw UnsupportedError(fmt::format("kernel {}: matrix statements are for CPUs", kernel_.name)); }
   void statement(const Barrier& /*s*/) { line("__syncthreads();"); }
   void statement(const SetError& s) {

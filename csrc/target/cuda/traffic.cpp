@@ -80,21 +80,61 @@ class Warp {
     auto lanes = lanes_.find(s.value);
     access(s, lanes == lanes_.end() ? 1 : lanes->second, active, weight);
   }
+  void statement(const CopyAsync& s, const Active& active, double weight) {
+    const int64_t bytes = size_of(dtypes_.at(s.buffer));
+    std::vector<int64_t> counts;
+    // One access, if it lies at a multiple of its size and all or none is copied; else element by element.
+    int64_t piece = s.elements;
+    for (size_t t : active) {
+      const auto count = value(s.count, t);
+      counts.push_back(holds(s.guard, t) ? std::clamp<int64_t>(count.value_or(s.elements), 0, s.elements) : 0);
+      const auto at = value(s.from_offset, t);
+      if (!at || *at % s.elements != 0 || counts.back() % s.elements != 0) piece = 1;
+    }
+    for (int64_t element = 0; element < s.elements; element += piece) {
+      std::vector<std::optional<int64_t>> from;
+      std::vector<std::optional<int64_t>> to;
+      for (size_t k = 0; k < active.size(); ++k) {
+        const auto place = [&](Expr offset) {
+          const auto at = value(offset, active[k]);
+          out_.complete = out_.complete && at;
+          return at ? std::optional<int64_t>((*at + element) * bytes) : std::nullopt;
+        };
+        to.push_back(place(s.offset));
+        if (element < counts[k]) from.push_back(place(s.from_offset));
+      }
+      if (!from.empty()) count_global(s.from, from, piece * bytes, weight);
+      if (!to.empty()) count_shared(to, piece * bytes, weight);
+    }
+  }
+  void statement(const LoadMatrix& s, const Active& active, double weight) {
+    lanes_[s.name] = s.type.lanes;
+    // The threads that name rows.
+    std::vector<std::optional<int64_t>> rows;
+    for (size_t k = 0; k < std::min(active.size(), static_cast<size_t>(s.type.lanes) * 4); ++k) {
+      const auto at = value(s.offset, active[k]);
+      out_.complete = out_.complete && at;
+      rows.push_back(at ? std::optional<int64_t>(*at * size_of(s.type.dtype)) : std::nullopt);
+    }
+    if (!rows.empty()) count_shared(rows, kWidest, weight);
+  }
   template <class Other>
   void statement(const Other& /*s*/, const Active& /*active*/, double /*weight*/) {}
+
+  bool holds(const std::vector<Cond>& guard, size_t thread) const {
+    bool holds = true;
+    for (const Cond& c : guard) {
+      auto known = value(c.expr, thread);
+      if (!known) continue;
+      holds = holds && (c.kind == Cond::Kind::ge0 ? *known >= 0 : c.kind == Cond::Kind::eq0 ? *known == 0 : *known != 0);
+    }
+    return holds;
+  }
 
   void statement(const If& s, const Active& active, double weight) {
     Active on;
     Active off;
-    for (size_t t : active) {
-      bool holds = true;
-      for (const Cond& c : s.guard) {
-        auto known = value(c.expr, t);
-        if (!known) continue;
-        holds = holds && (c.kind == Cond::Kind::ge0 ? *known >= 0 : c.kind == Cond::Kind::eq0 ? *known == 0 : *known != 0);
-      }
-      (holds ? on : off).push_back(t);
-    }
+    for (size_t t : active) (holds(s.guard, t) ? on : off).push_back(t);
     block(s.then, on, weight);
     block(s.otherwise, off, weight);
   }

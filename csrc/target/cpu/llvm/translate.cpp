@@ -567,6 +567,11 @@ class Translator {
     call(llvm::Intrinsic::x86_ldtilecfg, {config});
   }
 
+  template <class S>
+    requires std::is_same_v<S, CopyAsync> || std::is_same_v<S, CopyGroup> || std::is_same_v<S, LoadMatrix> || std::is_same_v<S, Mma>
+  void statement(const S& /*s*/) {
+    DEPLO_ASSERT(false, "kernel {}: asynchronous copies and matrices of warps are a GPU's", kernel_.name);
+  }
   void statement(const Matrix& s) {
     matrices_ = true;
     auto number = [&](int t) { return b_.getInt8(static_cast<uint8_t>(t)); };

@@ -8,7 +8,6 @@
 
 namespace deplo::loop_to_tile {
 
-using analysis::AxisClass;
 using tile_ir::LoopKind;
 using tile_ir::Space;
 
@@ -23,136 +22,12 @@ constexpr int64_t kStep = 16;           // of k per stage
 constexpr int64_t kBuffers = 2;         // one is filled while the other one is read
 constexpr int64_t kPad = 4;             // elements behind a row of a tile whose operand lies along k
 constexpr int64_t kVector = 4;          // sums side by side
-constexpr size_t kMostItems = 3;        // sums of all stay in registers
 
 // What a schedule may ask for.
 constexpr int64_t kMostTile = 1024;
 constexpr int64_t kMostPerThread = 16;
 
-std::string name_of(const loop_ir::Stmt& stmt) {
-  return std::visit(Overloaded{[](const loop_ir::Let& s) { return s.name; }, [](const loop_ir::Load& s) { return s.name; },
-                               [](const auto&) { return std::string(); }},
-                    stmt.node);
-}
-
-void collect_uses(const loop_ir::Stmt& stmt, std::set<std::string>& out) {
-  if (const auto* let = std::get_if<loop_ir::Let>(&stmt.node)) {
-    out.insert(let->operands.begin(), let->operands.end());
-    if (let->fn == Fn::index) collect_symbols(let->index, out);
-  }
-  if (const auto* load = std::get_if<loop_ir::Load>(&stmt.node)) {
-    for (Expr e : load->index) collect_symbols(e, out);
-    for (const Cond& c : load->guard) collect_symbols(c.expr, out);
-  }
-}
-
-std::string group_of(const std::vector<loop_ir::Axis>& axes) {
-  std::vector<std::string> names;
-  for (const auto& a : axes) names.push_back(a.name);
-  return group_name(names);
-}
-
-bool uses_any(const std::set<std::string>& names, const std::vector<loop_ir::Axis>& axes) {
-  return std::any_of(axes.begin(), axes.end(), [&](const auto& a) { return names.count(a.name) > 0; });
-}
-
 }  // namespace
-
-GpuContraction::GpuContraction(const loop_ir::Kernel& kernel) : kernel_(kernel) {
-  names_.reserve(kernel);
-  fits_ = match();
-}
-
-// ---- recognition ---------------------------------------------------------------------------------------------------
-
-bool GpuContraction::match() {
-  std::vector<analysis::Contraction> found = analysis::find_contractions(kernel_);
-  OuterNest nest = outer_nest(kernel_);
-  inner_ = nest.inner;
-  if (found.empty() || found.size() > kMostItems || !colliding_stores(kernel_).empty()) return false;
-  for (const auto& a : nest.axes) batch_.push_back(a);
-  loop_ir::Block before;
-  for (const auto& stmt : *inner_) {
-    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
-    if (!reduce) {
-      if (std::holds_alternative<loop_ir::Let>(stmt->node) || std::holds_alternative<loop_ir::Load>(stmt->node)) before.push_back(stmt);
-      if (std::holds_alternative<loop_ir::For>(stmt->node) || std::holds_alternative<loop_ir::Scan>(stmt->node) ||
-          std::holds_alternative<loop_ir::Local>(stmt->node))
-        return false;
-      continue;
-    }
-    auto at = std::find_if(found.begin(), found.end(), [&](const auto& c) { return c.reduce == reduce; });
-    if (at == found.end() || !classify(*at) || !add_item(*at, before)) return false;
-  }
-  return items_.size() == found.size();
-}
-
-/// The first contraction says which axes are rows and which are columns, where the last axis of the output always runs; the others must agree.
-bool GpuContraction::classify(const analysis::Contraction& contraction) {
-  std::vector<loop_ir::Axis> batch;
-  std::vector<loop_ir::Axis> m;
-  std::vector<loop_ir::Axis> n;
-  std::string last;
-  for (const auto& a : contraction.axes) {
-    if (a.kind == AxisClass::k) continue;
-    if (!a.shared) return false;
-    last = a.name;
-    (a.kind == AxisClass::m ? m : a.kind == AxisClass::n ? n : batch).push_back({a.name, a.extent});
-  }
-  if (std::any_of(m.begin(), m.end(), [&](const auto& a) { return a.name == last; })) std::swap(m, n);
-  if (!items_.empty()) return (m == rows_ && n == columns_) || (n == rows_ && m == columns_);
-  rows_ = m;
-  columns_ = n;
-  batch_ = batch;
-  return !rows_.empty() && !columns_.empty();
-}
-
-bool GpuContraction::add_item(const analysis::Contraction& contraction, const loop_ir::Block& before) {
-  const loop_ir::Reduce& reduce = *contraction.reduce;
-  if (reduce.dtypes[0] != DType::f32 && reduce.dtypes[0] != DType::f64) return false;
-  loop_ir::Block whole = before;
-  for (const auto& s : reduce.body) {
-    if (name_of(*s).empty()) return false;  // a check, or a loop
-    whole.push_back(s);
-  }
-  Item item;
-  item.reduce = &reduce;
-  for (const auto* side : {&contraction.a, &contraction.b}) {
-    std::set<std::string> needed{side->value};
-    Operand operand;
-    operand.value = side->value;
-    for (size_t i = whole.size(); i-- > 0;) {
-      if (!needed.count(name_of(*whole[i]))) continue;
-      collect_uses(*whole[i], needed);
-      operand.slice.insert(operand.slice.begin(), whole[i]);
-    }
-    for (const Item& other : items_)
-      if (needed.count(other.reduce->results[0])) return false;
-    bool of_rows = uses_any(needed, rows_);
-    if (of_rows == uses_any(needed, columns_)) return false;
-    (of_rows ? item.rows : item.columns) = std::move(operand);
-  }
-  if (item.rows.value.empty() || item.columns.value.empty()) return false;
-  item.depth_name = reduce.results[0] + "." + group_of(reduce.axes);
-  for (Operand* operand : {&item.rows, &item.columns}) {
-    const bool of_rows = operand == &item.rows;
-    operand->tile = names_.fresh(of_rows ? "a_tile" : "b_tile");
-    operand->next = names_.fresh(of_rows ? "a_next" : "b_next");
-    // Along its rows or columns, or along k, wherever memory runs.
-    const std::vector<GlobalAccess> accesses = global_accesses(kernel_, operand->slice);
-    auto along = [&](const std::vector<loop_ir::Axis>& axes) {
-      const loop_ir::Axis& last = axes.back();
-      return axes.size() > 1 && !last.extent.is_constant() ? 1 : lanes_along(accesses, last.name, last.extent);
-    };
-    const int64_t across = along(of_rows ? rows_ : columns_);
-    const int64_t down = along(reduce.axes);
-    operand->along_k = down > across;
-    operand->lanes = std::max(across, down);
-  }
-  item.sums = names_.fresh("acc");
-  items_.push_back(std::move(item));
-  return true;
-}
 
 // ---- the schedule as data ------------------------------------------------------------------------------------------
 
@@ -312,7 +187,7 @@ Ref<tile_ir::Stmt> GpuContraction::fetch(const Item& item, bool of_rows, Expr st
   map.merge(unflatten(axes, linear));
   map.merge(unflatten(item.reduce->axes, depth));
   // Statements of a slice occur once for each place it is computed in.
-  tile_ir::Block inside = convert(operand.slice, map);
+  tile_ir::Block inside = convert(operand.slice, map, {});
   inside.push_back(make(tile_ir::Store{operand.next, {sym(q), sym(v)}, operand.value, {}, Combiner::set}));
   std::string none = names_.fresh("zero");
   return over_vectors(item, operand, q, v,
@@ -340,25 +215,9 @@ tile_ir::Block GpuContraction::finish() {
   Substitution map = batch_map_;
   map.merge(unflatten(rows_, row));
   map.merge(unflatten(columns_, column));
-  tile_ir::Block body = convert(*inner_, map);
+  tile_ir::Block body = convert(*inner_, map, sum_index());
   tile_ir::If inside{{less(row, count(rows_)), less(column, count(columns_))}, std::move(body)};
   return {per_thread({make(std::move(inside))})};
-}
-
-tile_ir::Block GpuContraction::convert(const loop_ir::Block& block, const Substitution& map) const {
-  tile_ir::Block out;
-  for (const auto& stmt : block)
-    std::visit(Overloaded{[&](const loop_ir::Let& s) { out.push_back(make(substituted(s, map))); },
-                          [&](const loop_ir::Load& s) { out.push_back(make(substituted(s, map))); },
-                          [&](const loop_ir::Store& s) { out.push_back(make(substituted(s, map))); },
-                          [&](const loop_ir::Check& s) { out.push_back(make(substituted(s, map))); },
-                          [&](const loop_ir::Reduce& s) {
-                            auto item = std::find_if(items_.begin(), items_.end(), [&](const Item& i) { return i.reduce == &s; });
-                            out.push_back(make(tile_ir::Load{s.results[0], s.dtypes[0], item->sums, sum_index(), {}, {}}));
-                          },
-                          [](const auto&) {}},
-               stmt->node);
-  return out;
 }
 
 /// for row, column: body, over the thread's own outputs, columns side by side as lanes.
