@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from .compiled_graph import CompiledGraph
 
@@ -32,6 +33,15 @@ class Guard:
     source: Any  # torch._dynamo.source.Source
     name: str  # that of the source, as L['x'].shape
     kind: str  # TENSOR_MATCH, ...
+    type: type  # of what it saw
+
+
+@dataclasses.dataclass
+class Input:
+    """One input of a graph."""
+
+    source: Any  # torch._dynamo.source.Source; nothing for what Dynamo does not tell of
+    wrapped: bool  # a number of Python that the graph takes as a tensor
 
 
 @dataclasses.dataclass
@@ -39,10 +49,11 @@ class Captured:
     """One graph that Dynamo compiled, callable like it; `recorded()` learns of the calls."""
 
     call: Callable[..., Any]
-    sources: list[Any]  # of its inputs
+    inputs: list[Input]
     graph: CompiledGraph | None = None  # as AOTAutograd runs it: of a forward or an inference graph
     code: types.CodeType | None = None  # what Dynamo runs in the function's place
     guards: list[Guard] = dataclasses.field(default_factory=list)
+    counts: bool = False  # it returns numbers that depend on values of tensors
 
     def __call__(self, *inputs: Any) -> Any:
         outputs = self.call(*inputs)
@@ -55,6 +66,8 @@ class Captured:
         """Why its calls cannot leave Dynamo's code out; empty: they can."""
         if self.code is None:
             return "Dynamo did not show its code"
+        if self.counts:
+            return "it returns numbers that depend on values of tensors"
         if effects := torch._dynamo.convert_frame.get_compiled_code_side_effects(self.code):
             return f"it has side effects in Python ({', '.join(map(str, effects))})"
         return _why_not_code(self.code)
@@ -80,20 +93,30 @@ def capturing(compile: Callable[[torch.fx.GraphModule, Sequence[Any], Callable[[
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Captured:
         graphs: list[CompiledGraph] = []
+        inputs = [_input(node) for node in gm.graph.find_nodes(op="placeholder")]  # which Dynamo's tracing context tells
         call = compile(gm, example_inputs, graphs.append)
-        sources = [getattr(node, "_dynamo_source", None) for node in gm.graph.nodes if node.op == "placeholder"]
-        captured = Captured(call, sources, graphs[0] if len(graphs) == 1 else None)
+        (output,) = gm.graph.find_nodes(op="output")
+        counts = any(free_unbacked_symbols(node.meta.get("example_value")) for node in output.all_input_nodes if _is_number(node))
+        captured = Captured(call, inputs, graphs[0] if len(graphs) == 1 else None, counts=counts)
         _thread.latest = captured
         return captured
 
     return backend
 
 
+def _input(node: torch.fx.Node) -> Input:
+    return Input(getattr(node, "_dynamo_source", None), bool(getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False)))
+
+
+def _is_number(node: torch.fx.Node) -> bool:
+    return not isinstance(node.meta.get("example_value"), torch.Tensor)
+
+
 def keep_guards(guards: Sequence[Any]) -> list[bool]:
     """torch.compile's `guard_filter_fn`, which keeps all guards, and tells the graph that was captured last of them."""
     captured = getattr(_thread, "latest", None)
     if captured is not None:
-        captured.guards = [Guard(guard.orig_guard.originating_source, guard.orig_guard.name, guard.guard_type) for guard in guards]
+        captured.guards = [Guard(guard.orig_guard.originating_source, guard.orig_guard.name, guard.guard_type, type(guard.value)) for guard in guards]
         _thread.latest = None
     return [True] * len(guards)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .captured import Captured, capturing, is_of_code, keep_guards, recorded, root_of
+from .captured import Captured, Input, capturing, is_of_code, keep_guards, recorded, root_of
 from .core import core
 from .errors import Error, UserError
 from .options import Options
@@ -74,15 +74,18 @@ class Dispatch:
         return CallReport(hits, misses, entries, self._bare, self.reason, dict(self.refused), list(self.unchecked))
 
     def _missed(self, key: bytes | None, why: str, leaves: list[Any], named: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        stance = torch._dynamo.eval_frame._stance.stance
+        if not why and stance != "default":
+            why = f"the stance of torch.compile is {stance}"
         if not why and torch._C._functorch.peek_interpreter_stack() is not None:
             why = "inside a transform of torch.func"
         if key is None or why or self.reason:
             if why:
-                self.refused[why] = self.refused.get(why, 0) + 1
+                self._refuse(why)
             return (self._plain if self.reason else self._whole_or_plain)(*args, **kwargs)
         with recorded() as calls:
-            result = self._whole_or_plain(*args, **kwargs)
-        if not self.reason:
+            result, is_whole = self._by_dynamo(args, kwargs)
+        if is_whole:
             try:
                 self._learn(key, leaves, named, calls, result)
             except PlainPath as reason:
@@ -90,20 +93,29 @@ class Dispatch:
         return result
 
     def _whole_or_plain(self, *args: Any, **kwargs: Any) -> Any:
-        """A call through Dynamo: as one graph, or, where Dynamo makes no single graph of it, as it can."""
+        return self._by_dynamo(args, kwargs)[0]
+
+    def _by_dynamo(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+        """A call through Dynamo: as one graph, or, where Dynamo makes no single graph of it, as it can; and whether it was one."""
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
         if self.fullgraph:
-            return self._whole(*args, **kwargs)
+            return self._whole(*args, **kwargs), True
         try:
-            return self._whole(*args, **kwargs)
+            return self._whole(*args, **kwargs), True
         except Error:
             raise
-        except (TorchDynamoException, FailOnRecompileLimitHit) as error:  # before anything of the function ran
+        except FailOnRecompileLimitHit:
+            self._refuse("Dynamo's limit of recompilations is reached (torch._dynamo.config.recompile_limit)")
+            return self._plain(*args, **kwargs), False
+        except TorchDynamoException as error:  # before anything of the function ran
             text = str(error).strip().splitlines()
         result = self._plain(*args, **kwargs)
         self._go_plainly(f"Dynamo makes no single graph of it: {text[0] if text else 'it does not say why'}")
-        return result
+        return result, False
+
+    def _refuse(self, why: str) -> None:
+        self.refused[why] = self.refused.get(why, 0) + 1
 
     def _go_plainly(self, reason: str) -> None:
         self.reason = self.reason or reason
@@ -119,7 +131,7 @@ class Dispatch:
         if (type(result) in (list, dict) and sys.getrefcount(result) > _REFERENCES_OF_RESULT) or not _is_fresh(result):
             raise PlainPath("it returns a list or dict that others have, too")
         roots = self._roots_of(captured, leaves)
-        given = [_given(value, source, leaves, roots) for value, source in zip(inputs, captured.sources, strict=True)]
+        given = [_given(value, at, leaves, roots) for value, at in zip(inputs, captured.inputs, strict=True)]
         tree = _tree(result, list(outputs), leaves, roots)
         program = captured.graph.bare_program() if captured.graph is not None else None
         self._bare += program is not None
@@ -156,13 +168,14 @@ class Roots:
         function = getattr(fn, "__func__", fn)
         self._variables = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)) if hasattr(function, "__code__") else {}
         self._scope = getattr(function, "__globals__", {})
+        self._named_tuples = {guard.name for guard in captured.guards if issubclass(guard.type, tuple) and hasattr(guard.type, "_fields")}
         for module in [root, *leaves]:
             if isinstance(module, torch.nn.Module):
                 self._add_module(module)
-        for source in [guard.source for guard in captured.guards] + captured.sources:
+        for source in [guard.source for guard in captured.guards] + [given.source for given in captured.inputs]:
             self._add_root(source)
         for guard in captured.guards:
-            if guard.source is not None and not self._checks(guard.source, guard.kind) and not is_of_code(guard):
+            if guard.source is not None and not self.checks(guard.source) and not is_of_code(guard):
                 self.unchecked.append(guard.name)
         functions = sum(is_of_code(guard) for guard in captured.guards)
         self.unchecked = list(dict.fromkeys(self.unchecked)) + (["functions, classes and modules of Python"] if functions else [])
@@ -208,23 +221,41 @@ class Roots:
             tables = (attributes["_parameters"], attributes["_buffers"], attributes)
             self._tensors.update({id(x): x for table in tables for x in table.values() if isinstance(x, torch.Tensor)})
 
-    def _checks(self, source: Any, kind: str) -> bool:
-        """Whether direct calls see what this guard of Dynamo's sees. Raises PlainPath for what an argument has besides what its key holds."""
+    def checks(self, source: Any) -> bool:
+        """Whether direct calls see what Dynamo's guards on this source see. Raises PlainPath for what an argument has besides what its key holds."""
         root, chain = root_of(source)
         name = type(root).__name__
+        value: Any = None
         if name == "GlobalSource":
-            return root.global_name.startswith("__builtins_dict__") or (root.global_name in self._globals and _stays_in_modules(chain))
-        if name != "LocalSource":
+            if root.global_name not in self._globals:
+                return str(root.global_name).startswith("__builtins_dict__")
+            value = self._globals[root.global_name]
+        elif name != "LocalSource":
             return name in ("GlobalStateSource", "ShapeEnvSource")
-        if root.local_name in self._variables or _is_of_module(chain):
+        elif root.local_name in self._variables:
+            value = self._variables[root.local_name].cell_contents
+        elif _is_of_module(chain):
             return _stays_in_modules(chain)
-        if other := [part for part in chain if type(part).__name__ not in _OF_ARGUMENTS]:
-            raise PlainPath(f"it reads {_name_of(other[0])} of an argument")
-        return True
+        else:
+            self._check_argument(chain)
+            return True
+        return all(_is_step(part) for part in chain) or (isinstance(value, torch.nn.Module) and _stays_in_modules(chain))
+
+    def _check_argument(self, chain: list[Any]) -> None:
+        for part in chain:
+            if type(part).__name__ in _OF_ARGUMENTS or (type(part).__name__ == "AttrSource" and _name_of(part.base) in self._named_tuples):
+                continue
+            raise PlainPath(f"it reads {_name_of(part)} of an argument")
+
+
+def _is_step(source: Any) -> bool:
+    """Whether it shows its base in another form."""
+    return type(source).__name__ in ("FloatTensorSource", "ConvertIntSource", "TypeSource")
 
 
 # Sources of what a key holds: parts of tuples, lists and dicts, and what a tensor's layout gives.
-_OF_ARGUMENTS = {"GetItemSource", "DictGetItemSource", "ListGetItemSource", "ConstDictKeySource", "TensorPropertySource", "ConvertIntSource", "TypeSource"}
+_OF_ARGUMENTS = {"GetItemSource", "DictGetItemSource", "ListGetItemSource", "ConstDictKeySource", "TensorPropertySource"}
+_OF_ARGUMENTS |= {"ConvertIntSource", "FloatTensorSource", "TypeSource"}
 
 
 def _is_of_module(chain: list[Any]) -> bool:
@@ -250,20 +281,18 @@ def _stays_in_modules(chain: list[Any]) -> bool:
     return True
 
 
-def _given(value: Any, source: Any, leaves: list[Any], roots: Roots) -> tuple[int, Any]:
+def _given(value: Any, given: Input, leaves: list[Any], roots: Roots) -> tuple[int, Any]:
     """Which leaf of the arguments an input of the graph is, or the object itself (with -1)."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and not given.wrapped:
         for i, leaf in enumerate(leaves):
             if leaf is value:
                 return i, None
         if roots.has(value):
             return -1, value
-        raise PlainPath(f"its graph reads a tensor that is no argument, nor of a module: {_name_of(source)}")
-    root, chain = root_of(source) if source is not None else (None, [])
-    is_argument = type(root).__name__ == "LocalSource" and not _is_of_module(chain)
-    if isinstance(value, (int, float)) and is_argument:  # a size or a number: the key holds it
+        raise PlainPath(f"its graph reads a tensor that is no argument, nor of a module: {_name_of(given.source)}")
+    if given.source is not None and roots.checks(given.source):  # a size or a number of known origin
         return -1, value
-    raise PlainPath(f"its graph reads {_name_of(source)}, which may change")
+    raise PlainPath(f"its graph reads {_name_of(given.source)}, which may change")
 
 
 def _name_of(source: Any) -> str:
