@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,10 @@ from .options import Options
 _MOST_ENTRIES = 1024
 _MOST_CHANGES = 64  # of modules and globals, after which nobody looks at them any more
 _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+# Dynamo's guards fail now and then where several threads look at them at once (torch 2.13), and it compiles again.
+_dynamo_lock = threading.RLock()
 
 
 class PlainPath(Exception):
@@ -61,6 +66,7 @@ class Dispatch:
         self.refused: dict[str, int] = {}
         self.unchecked: dict[str, None] = {}
         self._bare = 0
+        self._limited = False
         self._changes = 0
         self._roots: dict[tuple[int, ...], Roots] = {}
         self._root = fn if isinstance(fn, torch.nn.Module) else getattr(fn, "__self__", None)
@@ -83,7 +89,7 @@ class Dispatch:
             if why:
                 self._refuse(why)
             return (self._plain if self.reason else self._whole_or_plain)(*args, **kwargs)
-        with recorded() as calls:
+        with _dynamo_lock, recorded() as calls:
             result, is_whole = self._by_dynamo(args, kwargs)
         if is_whole:
             try:
@@ -101,18 +107,25 @@ class Dispatch:
 
         if self.fullgraph:
             return self._whole(*args, **kwargs), True
+        if self._limited:
+            return self._at_limit(args, kwargs)
         try:
             return self._whole(*args, **kwargs), True
         except Error:
             raise
         except FailOnRecompileLimitHit:
-            self._refuse("Dynamo's limit of recompilations is reached (torch._dynamo.config.recompile_limit)")
-            return self._plain(*args, **kwargs), False
+            self._limited = True
+            return self._at_limit(args, kwargs)
         except TorchDynamoException as error:  # before anything of the function ran
             text = str(error).strip().splitlines()
         result = self._plain(*args, **kwargs)
         self._go_plainly(f"Dynamo makes no single graph of it: {text[0] if text else 'it does not say why'}")
         return result, False
+
+    def _at_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+        """Dynamo compiles no more: kinds of calls that are known stay direct, for others it has eager mode, or an older graph."""
+        self._refuse("Dynamo's limit of recompilations is reached (torch._dynamo.config.recompile_limit)")
+        return self._plain(*args, **kwargs), False
 
     def _refuse(self, why: str) -> None:
         self.refused[why] = self.refused.get(why, 0) + 1

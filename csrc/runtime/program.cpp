@@ -448,7 +448,7 @@ std::shared_ptr<const Plan> Program::run(const CallArgument* arguments, size_t c
   solver_.solve(arguments, state->symbols);
   std::shared_ptr<const Plan> plan = plan_for(state->symbols);
   check_arguments(arguments, count, *plan);
-  TeamLease team(code_.device ? 1 : threads);
+  TeamLease team(code_.device ? 0 : threads);
   DeviceBlock scalars;
   if (resident_) {
     resident_->check_errors();
