@@ -67,13 +67,10 @@ class __attribute__((visibility("hidden"))) PyProgram {
       }
     }
     aten::refuse_tangents(at.tensors);
-    aten::TensorHost host(graph_.program->module(), at.tensors, argument_of_, graph_.program->layout().allocated, device_);
+    PythonHost host(graph_.program->module(), at.tensors, argument_of_, graph_.program->layout().allocated, device_);
     int threads = options_.target.threads > 0 ? options_.target.threads : at::in_parallel_region() ? 1 : at::get_num_threads();
-    std::shared_ptr<const runtime::Plan> plan;
-    {
-      Unlocked unlocked;
-      plan = graph_.program->run(at.arguments.data(), count, host, threads);
-    }
+    std::shared_ptr<const runtime::Plan> plan = graph_.program->run(at.arguments.data(), count, host, threads);
+    host.return_lock();
     wrap(inputs, host, *plan, results);
   }
 
@@ -120,16 +117,23 @@ class __attribute__((visibility("hidden"))) PyProgram {
     return value;
   }
 
-  /// Lets other threads of Python run while it lives.
-  class Unlocked {
+  /// Lets other threads of Python run from when the program says that it will take long.
+  class PythonHost final : public aten::TensorHost {
    public:
-    Unlocked() : state_(PyEval_SaveThread()) {}
-    ~Unlocked() { PyEval_RestoreThread(state_); }
-    Unlocked(const Unlocked&) = delete;
-    Unlocked& operator=(const Unlocked&) = delete;
+    using aten::TensorHost::TensorHost;
+    ~PythonHost() override { return_lock(); }
+    PythonHost(const PythonHost&) = delete;
+    PythonHost& operator=(const PythonHost&) = delete;
+    void will_take_long() override {
+      if (!state_) state_ = PyEval_SaveThread();
+    }
+    void return_lock() {
+      if (state_) PyEval_RestoreThread(state_);
+      state_ = nullptr;
+    }
 
    private:
-    PyThreadState* state_;
+    PyThreadState* state_ = nullptr;
   };
 
   struct Buffers {

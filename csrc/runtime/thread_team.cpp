@@ -2,7 +2,6 @@
 
 #include <immintrin.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -14,6 +13,8 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+
+#include "base/processors.h"
 
 namespace deplo::runtime {
 namespace {
@@ -134,13 +135,17 @@ class Team {
 std::atomic<Team*> current{nullptr};
 std::atomic<HostPool> host_pool{nullptr};
 
-/// Programs under way in the process: no more than there are processors, whatever the number of Python threads that call. With more, the system
+/// Programs under way in the process: one more than there are processors, whatever the number of Python threads that call. With more, the system
 /// takes processors from threads in the middle of a program, and from whoever holds Python's lock.
 class Admission {
  public:
   /// Parks until there is room, but not for ever: what a program waits for may be another one that is not let in.
-  void enter() {
+  void enter(bool waits) {
     if (take()) return;
+    if (!waits) {
+      running_.fetch_add(1);
+      return;
+    }
     std::unique_lock lock(mutex_);
     waiting_.fetch_add(1);
     if (!left_.wait_for(lock, kPatience, [&] { return take(); })) running_.fetch_add(1);
@@ -165,16 +170,12 @@ class Admission {
 
   bool take() {
     int running = running_.load();
-    while (running < processors_)
+    while (running < places_)
       if (running_.compare_exchange_weak(running, running + 1)) return true;
     return false;
   }
-  static int count_processors() {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
-  }
 
-  const int processors_ = count_processors();
+  const int places_ = available_processors() + 1;  // one is on its way in or out
   std::atomic<int> running_{0};
   std::atomic<int> waiting_{0};
   std::mutex mutex_;
@@ -236,10 +237,10 @@ void use_host_pool(HostPool pool) {
   host_pool.store(pool);
 }
 
-TeamLease::TeamLease(int threads) {
+TeamLease::TeamLease(int threads, bool waits) {
   if (threads == 0) return;
   threads = std::clamp(threads, 1, kMaxThreads);
-  enter();
+  enter(waits);
   if (threads == 1) return;
   if (host_pool.load(std::memory_order_relaxed)) {
     // OpenMP gives every thread that asks workers of its own, and a job ends only when all of them have come: with two callers each would wait for
@@ -257,12 +258,12 @@ TeamLease::TeamLease(int threads) {
   threads_ = std::min(threads, shared.size());
 }
 
-void TeamLease::enter() {
+void TeamLease::enter(bool waits) {
   static std::once_flag registered;
   std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, forget_programs); });
   auto* programs = admission_now.load(std::memory_order_acquire);
   if (programs_here++ == 0) {
-    programs->enter();
+    programs->enter(waits);
     entered_ = true;
   }
   admission_ = programs;

@@ -23,9 +23,9 @@ void use_host_pool(HostPool pool);
 /// child makes workers of its own when it first needs them.
 class TeamLease {
  public:
-  /// At most `threads` threads take part, the caller's among them. Waits, parked, while as many leases of other threads live as there are processors;
-  /// with 0 threads (work that runs elsewhere) it does not.
-  explicit TeamLease(int threads);
+  /// At most `threads` threads take part, the caller's among them. Waits, parked, while more leases of other threads live than there are
+  /// processors, unless told not to, or with 0 threads (for work that runs elsewhere).
+  explicit TeamLease(int threads, bool waits = true);
   ~TeamLease();
   TeamLease(const TeamLease&) = delete;
   TeamLease& operator=(const TeamLease&) = delete;
@@ -36,7 +36,7 @@ class TeamLease {
   void run(int64_t parts, PartFn fn, void* context);
 
  private:
-  void enter();
+  void enter(bool waits);
 
   void* team_ = nullptr;
   void* admission_ = nullptr;  ///< what counts the programs under way
