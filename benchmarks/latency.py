@@ -2,8 +2,8 @@
 
     python benchmarks/latency.py [--tables calls,serving,first] [--no-inductor] [--rounds 7] [--threads 2] [--json FILE]
 
-`deplo` is torch.compile's own way (Dynamo's guards, AOTAutograd's wrappers, the program), `direct` deplo.jit(guards="inputs"), `entry` the program alone,
-called with the list that AOTAutograd gives it. First calls run in processes of their own, with empty and then with filled cache folders.
+`deplo` is torch.compile's own way (Dynamo's guards, AOTAutograd's wrappers, the program), `direct` deplo.jit(guards="inputs"), `entry` the
+program alone, called with the list that AOTAutograd gives it. First calls run in processes of their own, with empty and then with filled caches.
 """
 
 from __future__ import annotations

@@ -19,8 +19,32 @@ from .compiled_graph import CompiledGraph
 _MATCHES_OF_CODE = {"BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "FUNCTION_MATCH", "MODULE_MATCH", "NAME_MATCH"}
 # Operations of Python that build a result from what is there already, and change nothing that others see.
 _PURE = {
-    *("RESUME", "NOP", "CACHE", "PUSH_NULL", "POP_TOP", "COPY", "SWAP", "RETURN_VALUE", "RETURN_CONST", "COPY_FREE_VARS", "MAKE_CELL", "PRECALL", "CALL"),
-    *("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "LOAD_FAST_LOAD_FAST", "LOAD_CONST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_ATTR", "LOAD_GLOBAL"),
+    *(
+        "RESUME",
+        "NOP",
+        "CACHE",
+        "PUSH_NULL",
+        "POP_TOP",
+        "COPY",
+        "SWAP",
+        "RETURN_VALUE",
+        "RETURN_CONST",
+        "COPY_FREE_VARS",
+        "MAKE_CELL",
+        "PRECALL",
+        "CALL",
+    ),
+    *(
+        "LOAD_FAST",
+        "LOAD_FAST_CHECK",
+        "LOAD_FAST_AND_CLEAR",
+        "LOAD_FAST_LOAD_FAST",
+        "LOAD_CONST",
+        "LOAD_DEREF",
+        "LOAD_CLOSURE",
+        "LOAD_ATTR",
+        "LOAD_GLOBAL",
+    ),
     *("STORE_FAST", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST", "DELETE_FAST", "UNPACK_SEQUENCE", "BINARY_SUBSCR", "EXTENDED_ARG", "KW_NAMES"),
     *("BUILD_TUPLE", "BUILD_LIST", "BUILD_MAP", "BUILD_CONST_KEY_MAP", "LIST_EXTEND", "LIST_TO_TUPLE", "DICT_UPDATE", "MAP_ADD", "LIST_APPEND"),
 }
@@ -57,7 +81,7 @@ class Captured:
 
     def __call__(self, *inputs: Any) -> Any:
         outputs = self.call(*inputs)
-        calls = getattr(_thread, "calls", None)
+        calls = _thread.calls
         if calls is not None:
             calls.append((self, inputs, outputs))
         return outputs
@@ -73,14 +97,22 @@ class Captured:
         return _why_not_code(self.code)
 
 
-_thread = threading.local()
+class _Thread(threading.local):
+    """What this thread compiles and calls."""
+
+    calls: list[tuple[Captured, tuple[Any, ...], Any]] | None = None
+    latest: Captured | None = None
+
+
+_thread = _Thread()
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[tuple[Captured, tuple[Any, ...], Any]]]:
     """The calls of captured graphs inside the block, in this thread: graph, inputs, outputs."""
-    before = getattr(_thread, "calls", None)
-    _thread.calls = calls = []
+    before = _thread.calls
+    calls: list[tuple[Captured, tuple[Any, ...], Any]] = []
+    _thread.calls = calls
     try:
         yield calls
     finally:
@@ -114,7 +146,7 @@ def _is_number(node: torch.fx.Node) -> bool:
 
 def keep_guards(guards: Sequence[Any]) -> list[bool]:
     """torch.compile's `guard_filter_fn`, which keeps all guards, and tells the graph that was captured last of them."""
-    captured = getattr(_thread, "latest", None)
+    captured = _thread.latest
     if captured is not None:
         captured.guards = [Guard(guard.orig_guard.originating_source, guard.orig_guard.name, guard.guard_type, type(guard.value)) for guard in guards]
         _thread.latest = None
@@ -123,10 +155,10 @@ def keep_guards(guards: Sequence[Any]) -> list[bool]:
 
 @functools.cache
 def _watch_code() -> None:
-    def hook(old: types.CodeType, new: types.CodeType) -> None:
-        captured = getattr(_thread, "latest", None)
+    def hook(code: types.CodeType, new_code: types.CodeType) -> None:
+        captured = _thread.latest
         if captured is not None and captured.code is None:
-            captured.code = new
+            captured.code = new_code
 
     torch._dynamo.convert_frame.register_bytecode_hook(hook)
 

@@ -47,8 +47,9 @@ def jit(
     """Compiles a function or a module, as a call or a decorator, with or without arguments.
 
     The arguments are those of torch.compile: `dynamic=True` makes all sizes symbolic from the first call, `fullgraph=True` makes a
-    graph break an error. With `guards="inputs"` calls go to the compiled graph by what their arguments are, without Dynamo (docs/calls.md says what is then
-    not checked, and call_report how calls went). Raises UserError for unknown options, bad values and what cannot be called at once; torch.compile does so at the first call.
+    graph break an error. With `guards="inputs"` calls go to the compiled graph by what their arguments are, without Dynamo (docs/calls.md says what
+    is then not checked, and call_report how calls went). Raises UserError for unknown options, bad values and what cannot be called at once;
+    torch.compile does so at the first call.
     """
     if guards not in ("dynamo", "inputs"):
         raise UserError(f"guards is {guards!r}, expected 'dynamo' or 'inputs'")

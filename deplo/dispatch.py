@@ -1,6 +1,7 @@
 """`deplo.jit(..., guards="inputs")`: calls that look at what their arguments are, and go to a compiled graph without Dynamo.
 
-The first call of a kind goes through Dynamo, whose guards judge it; what came of it is kept under a key that tells such calls from others (call_key.h).
+The first call of a kind goes through Dynamo, whose guards judge it; what came of it is kept under a key that tells such calls from others
+(csrc/bindings/call_key.h).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Dispatch:
         self._changes = 0
         self._roots: dict[tuple[int, ...], Roots] = {}
         self._root = fn if isinstance(fn, torch.nn.Module) else getattr(fn, "__self__", None)
-        self._whole = compile(fn, backend, True, {"guard_filter_fn": keep_guards})
+        self.whole = compile(fn, backend, True, {"guard_filter_fn": keep_guards})
         self._plain = compile(fn, backend, fullgraph, {})
         self.dispatcher = core().Dispatcher(self._missed)
 
@@ -88,7 +89,7 @@ class Dispatch:
         if key is None or why or self.reason:
             if why:
                 self._refuse(why)
-            return (self._plain if self.reason else self._whole_or_plain)(*args, **kwargs)
+            return self._plain(*args, **kwargs)
         with _dynamo_lock, recorded() as calls:
             result, is_whole = self._by_dynamo(args, kwargs)
         if is_whole:
@@ -98,25 +99,26 @@ class Dispatch:
                 self._go_plainly(str(reason))
         return result
 
-    def _whole_or_plain(self, *args: Any, **kwargs: Any) -> Any:
-        return self._by_dynamo(args, kwargs)[0]
-
     def _by_dynamo(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
         """A call through Dynamo: as one graph, or, where Dynamo makes no single graph of it, as it can; and whether it was one."""
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
         if self.fullgraph:
-            return self._whole(*args, **kwargs), True
+            return self.whole(*args, **kwargs), True
         if self._limited:
             return self._at_limit(args, kwargs)
+        versions = _versions(args, kwargs)
         try:
-            return self._whole(*args, **kwargs), True
+            return self.whole(*args, **kwargs), True
         except Error:
             raise
         except FailOnRecompileLimitHit:
             self._limited = True
             return self._at_limit(args, kwargs)
-        except TorchDynamoException as error:  # before anything of the function ran
+        except RuntimeError as error:
+            in_eager = str(error).startswith(_RAN_IN_EAGER) and versions == _versions(args, kwargs)
+            if not isinstance(error, TorchDynamoException) and not in_eager:  # Dynamo's come before anything of the function ran
+                raise
             text = str(error).strip().splitlines()
         result = self._plain(*args, **kwargs)
         self._go_plainly(f"Dynamo makes no single graph of it: {text[0] if text else 'it does not say why'}")
@@ -132,7 +134,7 @@ class Dispatch:
 
     def _go_plainly(self, reason: str) -> None:
         self.reason = self.reason or reason
-        core().call_plainly(self.dispatcher, self._plain if "no single graph" in self.reason else self._whole_or_plain)
+        core().call_plainly(self.dispatcher, self._plain)
 
     def _learn(self, key: bytes, leaves: list[Any], named: list[Any], calls: list[tuple[Captured, tuple[Any, ...], Any]], result: Any) -> None:
         """Keeps what became of a call under its key."""
@@ -150,7 +152,9 @@ class Dispatch:
         self._bare += program is not None
         fixed = list({id(x): x for _, x in given if isinstance(x, torch.Tensor)}.values())
         function = None if program is not None else captured.call
-        entry = core().Entry(given, program, function, tree, named, torch._C._dynamo.guards.GlobalStateGuard().check, roots.states, roots.cells, fixed)
+        entry = core().Entry(
+            given, program, function, tree, named, torch._C._dynamo.guards.GlobalStateGuard().check, roots.states, roots.cells, fixed
+        )
         if core().add_entry(self.dispatcher, key, entry, _MOST_ENTRIES):  # in the place of one that does not hold any more
             self._changes += 1
         hits = core().dispatch_counts(self.dispatcher)[0]
@@ -165,6 +169,16 @@ class Dispatch:
             roots = self._roots[key] = Roots(self.fn, self._root, captured, leaves)
             self.unchecked.update(dict.fromkeys(roots.unchecked))
         return roots
+
+
+# What torch.compile(fullgraph=True) raises after a function that Dynamo does not look at, which has run in eager mode.
+_RAN_IN_EAGER = "torch.compile with fullgraph=True found no compiled frames"
+
+
+def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """Of the tensors among arguments: whether one was written."""
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    return [leaf._version for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()]
 
 
 class Roots:
@@ -204,7 +218,9 @@ class Roots:
         return id(tensor) in self._tensors
 
     def _add_root(self, source: Any) -> None:
-        root, chain = root_of(source) if source is not None else (None, [])
+        if source is None:
+            return
+        root, _ = root_of(source)
         kind = type(root).__name__
         value: Any
         if kind == "GlobalSource" and root.global_name in self._scope and not root.global_name.startswith("__"):
@@ -346,7 +362,7 @@ def dispatched(fn: Any, compile: Callable[..., Any], options: Options, fullgraph
         return direct(*args, **kwargs)
 
     wrapper: Any = functools.wraps(fn)(call)
-    wrapper._deplo_dispatch = dispatch
+    wrapper.deplo_dispatch = dispatch
     return wrapper
 
 
@@ -366,28 +382,32 @@ def _is_fresh(value: Any) -> bool:
 
 
 def _as_module(model: torch.nn.Module, dispatch: Dispatch) -> Any:
-    module = _module_class(type(dispatch._whole))(model, dispatch._whole.dynamo_ctx)
-    object.__setattr__(module, "_deplo_dispatch", dispatch)
-    object.__setattr__(module, "_deplo_direct", dispatch.dispatcher)
+    base: Any = type(dispatch.whole)
+    module = _module_class(base)(model, dispatch.whole.dynamo_ctx)
+    object.__setattr__(module, "deplo_dispatch", dispatch)
+    object.__setattr__(module, "deplo_direct", dispatch.dispatcher)
     return module
 
 
 @functools.cache
 def _module_class(base: Any) -> Any:
     class DispatchedModule(base):  # type: ignore[misc]
-        """A compiled module whose calls go by their arguments alone."""
+        """A compiled module whose calls go by their arguments alone; a copy's go through Dynamo."""
+
+        deplo_direct: Any = None
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return self._orig_mod(*args, **kwargs)
-            return self._deplo_direct(*args, **kwargs)
+            direct = self.deplo_direct
+            return super().__call__(*args, **kwargs) if direct is None else direct(*args, **kwargs)
 
     return DispatchedModule
 
 
 def call_report(compiled: Any) -> CallReport:
     """How calls of `compiled` went, which `deplo.jit(..., guards="inputs")` made. Raises UserError for anything else."""
-    dispatch = getattr(compiled, "_deplo_dispatch", None)
+    dispatch = getattr(compiled, "__dict__", {}).get("deplo_dispatch")
     if not isinstance(dispatch, Dispatch):
         raise UserError('call_report takes what deplo.jit(..., guards="inputs") returned')
     return dispatch.report()

@@ -9,6 +9,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <fmt/format.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
@@ -79,6 +80,10 @@ void CallKey::clear() {
 bool CallKey::add_state(PyObject* stance, std::string& refusal) {
   if (at::impl::PythonTorchFunctionTLS::stack_len() > 0) {
     refusal = "a mode of __torch_function__ is on";
+    return false;
+  }
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) {
+    refusal = "a mode of __torch_dispatch__ is on";
     return false;
   }
   const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state();

@@ -99,8 +99,10 @@ PyObject* call_dispatcher(Table& table, PyObject* const* arguments, size_t posit
   CallKey& key = *borrowed;
   std::string why;
   PyObject* stance = PyDict_GetItemWithError(table.frames.ptr(), table.stance.ptr());
-  if (!key.add_state(stance, why) || !key.add_arguments(arguments, positional, names, why))
+  if (!key.add_state(stance, why) || !key.add_arguments(arguments, positional, names, why)) {
+    ++table.misses;
     return call_missed(table, nullptr, why, arguments, positional, names);
+  }
   std::shared_ptr<Entry> entry;
   if (table.latest && *table.latest_key == key.words) {
     entry = table.latest;
@@ -122,6 +124,7 @@ PyObject* call_dispatcher(Table& table, PyObject* const* arguments, size_t posit
 PyObject* vectorcall(PyObject* self, PyObject* const* arguments, size_t flagged, PyObject* names) {
   Table& table = *reinterpret_cast<Dispatcher*>(self)->table;
   if (table.plain) {
+    ++table.misses;
     py::object plain = table.plain;
     return PyObject_Vectorcall(plain.ptr(), arguments, flagged, names);
   }

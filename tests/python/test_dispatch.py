@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 import threading
 from collections import namedtuple
 
@@ -159,8 +162,18 @@ def test_default_dtype_stance_and_function_modes():
             result = func(*args, **(kwargs or {}))
             return result * 2 if func is torch.ones else result
 
+    class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            Counting.seen += 1
+            return func(*args, **(kwargs or {}))
+
     with Doubling():
         assert torch.equal(g(x), f(x))
+    with Counting():
+        assert torch.equal(misses(g, x), f(x))
+    assert Counting.seen > 1
     assert torch.equal(direct(g, x), f(x))
 
 
@@ -216,6 +229,7 @@ def test_modules_are_watched():
         assert not torch.equal(g(x), g(x))  # drops
     g.eval()
     check(False)
+    torch.testing.assert_close(copy.deepcopy(g)(x), model(x))
     model.double()
     with pytest.raises((RuntimeError, deplo.Error)):
         g(x)
@@ -383,3 +397,35 @@ def test_errors_are_eager_modes():
         with pytest.raises(IndexError):
             g(torch.tensor([1, 7]))
         torch.testing.assert_close(direct(g, torch.tensor([1, 4])), table(torch.tensor([1, 4])))
+
+
+FIRST_CALLS = """
+import threading, torch, deplo
+def f(x):
+    return torch.relu(x + 1) * 2
+model = torch.nn.Linear(8, 8)
+calls = [deplo.jit(f, guards="inputs"), torch.compile(f, backend="deplo"), deplo.jit(model, guards="inputs"), torch.compile(model, backend="deplo")]
+ready, wrong = threading.Barrier(2 * len(calls)), []
+def first(k):
+    x = torch.randn(4, 8)
+    ready.wait()
+    wanted = (model if k % len(calls) >= 2 else f)(x)
+    for _ in range(3):
+        if not torch.allclose(calls[k % len(calls)](x), wanted, atol=1e-5):
+            wrong.append(k)
+def guarded(k):
+    try:
+        first(k)
+    except BaseException as error:
+        wrong.append(repr(error))
+threads = [threading.Thread(target=guarded, args=(k,)) for k in range(2 * len(calls))]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(wrong)
+"""
+
+
+def test_threads_that_compile_first_at_once(tmp_path):
+    folders = {"DEPLO_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch")}
+    done = subprocess.run([sys.executable, "-c", FIRST_CALLS], env={**os.environ, **folders}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.strip() == "[]", done.stdout + done.stderr[-3000:]
