@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .backend import deplo as deplo
     from .decorator import jit as jit
+    from .dispatch import CallReport as CallReport
+    from .dispatch import call_report as call_report
     from .errors import Error as Error
     from .errors import FallbackWarning as FallbackWarning
     from .errors import InternalError as InternalError
@@ -32,6 +34,8 @@ __version__ = "0.1.0"
 _HOME = {
     "deplo": "backend",
     "jit": "decorator",
+    "call_report": "dispatch",
+    "CallReport": "dispatch",
     "explain": "explanation",
     "repack": "executable",
     "synchronize": "executable",

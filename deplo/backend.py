@@ -33,7 +33,7 @@ from .executable import Executable
 from .fx_import import import_graph
 from .graph_code import EagerGraph
 from .imported import Imported
-from .inputs import InputInfo, describe_inputs, static_names, takes_bases, written_inputs
+from .inputs import InputInfo, describe_inputs, is_bare, static_names, takes_bases, written_inputs
 from .mixed import Mixed
 from .options import KEYS, Options, read_options
 from .progress import progress
@@ -89,9 +89,13 @@ def deplo(
 
 @raises_own_errors
 def compile_with(
-    options: Options, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], make: type[Compilation] | None = None
+    options: Options,
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    make: type[Compilation] | None = None,
+    tell: Callable[[CompiledGraph], None] | None = None,
 ) -> Callable[..., Any]:
-    """Compiles one graph of Dynamo by `make` (Compilation)."""
+    """Compiles one graph of Dynamo by `make` (Compilation). `tell` is called with the graph that AOTAutograd runs in a call of it, if that is all."""
     check_options(options)
     places = Places(gm, example_inputs)
     inputs = describe_inputs(gm, example_inputs)
@@ -114,6 +118,8 @@ def compile_with(
     if facts.has_bases:  # which of those that share memory are written, AOTAutograd does not tell
         written.update(i for i, group in enumerate(places.groups) if group)
     if not written:
+        if tell is not None and compilation.graph is not None:
+            tell(compilation.graph)
         return compiled
     return CheckedCall(compiled, EagerGraph(gm), Checks(places, written, facts.has_bases, facts.differentiates, options.strict))
 
@@ -138,6 +144,7 @@ class Compilation:
         self.inputs = inputs
         self.user_graph = user_graph
         self.facts = Facts()
+        self.graph: CompiledGraph | None = None  # of the forward or the inference graph
         self._cached = False  # AOTAutogradCache is asked for the graph, and given it
         self._under_way = False
 
@@ -197,11 +204,15 @@ class Compilation:
         inline_regions(gm)
         if kind != "backward":
             windows = self.user_graph is not None and writes_windows_with_gaps(self.user_graph, gm)
-            self.facts = facts = Facts(written_inputs(gm), kind == "forward", takes_bases(gm), windows)
+            bare = kind == "inference" and is_bare(gm)
+            self.facts = facts = Facts(written_inputs(gm), kind == "forward", takes_bases(gm), windows, bare)
             view_written_inputs(gm)
         call = self._call(kind, gm, static)
         if isinstance(call, Executable):
-            return CompiledGraph(call.boxed(), call, facts, self.options)
+            graph = CompiledGraph(call.boxed(), call, facts, self.options)
+            if kind != "backward":
+                self.graph = graph
+            return graph
         return CompiledGraph(call, None, facts, self.options, f"some calls of the {kind} graph stay in eager mode")
 
     def _call(self, kind: str, gm: torch.fx.GraphModule, static: set[str] | None) -> Executable | Callable[..., Any]:

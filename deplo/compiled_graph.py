@@ -45,6 +45,7 @@ class Facts:
     differentiates: bool = False  # the graph keeps values for its gradient
     has_bases: bool = False  # some inputs share memory: the graph takes their base and views it by strides
     writes_windows: bool = False  # in a way that AOTAutograd's graph does not repeat
+    bare: bool = False  # AOTAutograd's code around the graph passes inputs and outputs on as they are
 
 
 class Asking(Protocol):
@@ -52,6 +53,7 @@ class Asking(Protocol):
 
     options: Options
     facts: Facts
+    graph: Any  # the CompiledGraph
 
 
 # The compilation under way in this thread: no argument of PyTorch's leads from a graph that it restores to who asked for it.
@@ -105,6 +107,12 @@ class CompiledGraph(OutputCode):
     def __call__(self, inputs: Sequence[Any]) -> Any:
         return self._call(inputs)  # type: ignore[misc, arg-type]
 
+    def bare_program(self) -> Any:
+        """The core's Program, where a call of Dynamo's graph is a call of it and nothing else; None where it is more."""
+        if self._facts is None or not self._facts.bare or self._executable is None:
+            return None
+        return self._executable.bare_program()
+
     def prepare_for_serialization(self) -> None:
         """Leaves what pickles. Raises PyTorch's BypassAOTAutogradCache where nothing does."""
         if self._executable is not None:
@@ -135,6 +143,7 @@ class CompiledGraph(OutputCode):
         self._options = stored.options if compilation is None else compilation.options
         if compilation is not None and stored.facts is not None:
             compilation.facts = stored.facts
+            compilation.graph = self
         self._facts = stored.facts
         warn_of(self._options)
         self._executable = stored.restored(self._options)

@@ -12,26 +12,50 @@ _T = TypeVar("_T", bound=Callable[..., Any])
 
 
 @overload
-def jit(fn: _T, *, mode: str | None = None, options: Mapping[str, Any] | None = None, dynamic: bool | None = None, fullgraph: bool = False) -> _T: ...
+def jit(
+    fn: _T,
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    guards: str = "dynamo",
+) -> _T: ...
 
 
 @overload
 def jit(
-    fn: None = None, *, mode: str | None = None, options: Mapping[str, Any] | None = None, dynamic: bool | None = None, fullgraph: bool = False
+    fn: None = None,
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    guards: str = "dynamo",
 ) -> Callable[[_T], _T]: ...
 
 
 def jit(
-    fn: Any = None, *, mode: str | None = None, options: Mapping[str, Any] | None = None, dynamic: bool | None = None, fullgraph: bool = False
+    fn: Any = None,
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    guards: str = "dynamo",
 ) -> Any:
     """Compiles a function or a module, as a call or a decorator, with or without arguments.
 
     The arguments are those of torch.compile: `dynamic=True` makes all sizes symbolic from the first call, `fullgraph=True` makes a
-    graph break an error. Raises UserError for unknown options, bad values and what cannot be called at once; torch.compile does so at the first call.
+    graph break an error. With `guards="inputs"` calls go to the compiled graph by what their arguments are, without Dynamo (docs/calls.md says what
+    is then not checked, and call_report how calls went). Raises UserError for unknown options, bad values and what cannot be called at once;
+    torch.compile does so at the first call.
     """
+    if guards not in ("dynamo", "inputs"):
+        raise UserError(f"guards is {guards!r}, expected 'dynamo' or 'inputs'")
     checked = read_options(mode, options, quiet=True)
     if fn is None:
-        return lambda decorated: jit(decorated, mode=mode, options=options, dynamic=dynamic, fullgraph=fullgraph)
+        return lambda decorated: jit(decorated, mode=mode, options=options, dynamic=dynamic, fullgraph=fullgraph, guards=guards)
     if not callable(fn):
         raise UserError(f"deplo.jit takes a function or a torch.nn.Module, not {type(fn).__name__}")
     import torch
@@ -39,6 +63,13 @@ def jit(
     from .backend import check_options, deplo
 
     check_options(checked)
+    if guards == "inputs":
+        from .dispatch import dispatched
+
+        def compile(fn: Any, backend: Any, fullgraph: bool, more: Any) -> Any:
+            return torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=more or None)
+
+        return dispatched(fn, compile, read_options(mode, options), fullgraph)
     chosen: Any = {"options": dict(options)} if options else {}
     if mode is not None and options:
         # torch.compile takes one of the two; the mode's options are defaults for the others.

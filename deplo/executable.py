@@ -74,6 +74,12 @@ class Executable:
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
 
+    def bare_program(self) -> Any:
+        """The program, where it takes a call's inputs and gives its outputs as they are, and writes none; None where a call is more."""
+        takes_all = not self._constants and self._arguments == list(range(self._inputs))
+        is_bare = takes_all and self._direct and not self._writes and self._refusal is None and self._derived is None and not self._failed
+        return self.program if is_bare else None
+
     def _pass_on(self, inputs: list[Any], error: UnsupportedError) -> Any:
         if self._strict:
             raise error

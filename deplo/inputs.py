@@ -77,6 +77,19 @@ def written_inputs(gm: torch.fx.GraphModule) -> set[int]:
     return {index for node, info in zip(nodes, infos, strict=False) if info.mutates_data and (index := outer_index(node)) is not None}
 
 
+def is_bare(gm: torch.fx.GraphModule) -> bool:
+    """Whether AOTAutograd's code around an inference graph gives it all inputs of Dynamo's graph in order, and its outputs to the caller."""
+    metadata = getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
+    if metadata is None:
+        return False
+    places = [outer_index(node) for node in gm.graph.nodes if node.op == "placeholder"]
+    kept = places == list(range(len(metadata.input_info))) and not any(info.mutates_data or info.mutates_metadata for info in metadata.input_info)
+    fresh = all(info.output_type.name == "non_alias" for info in metadata.output_info)
+    plain = all(type(meta).__name__ == "PlainTensorMeta" for meta in (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta))
+    unmarked = metadata.grad_enabled_mutation is None and not metadata.is_rng_op_functionalized
+    return kept and fresh and plain and unmarked and not metadata.tokens and not metadata.num_intermediate_bases
+
+
 def static_names(gm: torch.fx.GraphModule) -> set[str] | None:
     """Names of the placeholders whose storage AOTAutograd knows to stay; for forward and inference graphs only."""
     context = torch._guards.TracingContext.try_get()

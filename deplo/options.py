@@ -243,6 +243,8 @@ def _option_of_target(name: str) -> Key | None:
 def _checked(name: str, value: Any, where: str, text: bool = False) -> Any:
     """`value` as option `name` has it; `text`: it's from a variable or the command line."""
     key = KEYS.get(name) or _option_of_target(name)
+    if name == "guards":
+        raise UserError("'guards' is no option: torch.compile itself decides how calls reach a backend. Use deplo.jit(fn, guards=\"inputs\").")
     if key is None:
         raise UserError(f"unknown option {name!r}{_nearest(name, KEYS) or '.'} Known options: {', '.join(sorted(KEYS))}.")
     try:

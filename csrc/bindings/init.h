@@ -4,6 +4,7 @@
 
 namespace deplo::bindings {
 
+void init_dispatch(pybind11::module_& module);
 void init_errors(pybind11::module_& module);
 void init_package(pybind11::module_& module);
 void init_program(pybind11::module_& module);

@@ -60,6 +60,7 @@ PYBIND11_MODULE(_C, module) {
   deplo::bindings::init_errors(module);
   deplo::bindings::init_threads();
   deplo::bindings::init_program(module);
+  deplo::bindings::init_dispatch(module);
   deplo::bindings::init_package(module);
   deplo::bindings::init_tools(module);
 }

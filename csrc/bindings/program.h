@@ -41,27 +41,37 @@ class __attribute__((visibility("hidden"))) PyProgram {
 
   py::list run(const py::list& inputs) {
     auto count = static_cast<size_t>(PyList_GET_SIZE(inputs.ptr()));
-    std::vector<const at::Tensor*> tensors(count, nullptr);
-    std::vector<CallArgument> arguments(count);
+    py::list list(graph_.program->layout().outputs.size());
+    call(PySequence_Fast_ITEMS(inputs.ptr()), count, PySequence_Fast_ITEMS(list.ptr()));
+    return list;
+  }
+
+  size_t outputs() const { return graph_.program->layout().outputs.size(); }
+
+  /// Runs the program on `count` tensors and integers, and puts new references to its outputs into `results`, which has room for all. Leaves it
+  /// alone where it throws.
+  void call(PyObject* const* inputs, size_t count, PyObject** results) {
+    Arguments borrowed;
+    Buffers& at = *borrowed;
+    at.tensors.assign(count, nullptr);
+    at.arguments.resize(count);
     for (size_t i = 0; i < count; ++i) {
-      PyObject* item = PyList_GET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i));
-      if (THPVariable_Check(item)) {
-        tensors[i] = &THPVariable_Unpack(item);
-        arguments[i].tensor = aten::view_of(*tensors[i], device_.type());
+      PyObject* item = inputs[i];
+      CallArgument& argument = at.arguments[i];
+      argument.is_tensor = THPVariable_Check(item);
+      if (argument.is_tensor) {
+        at.tensors[i] = &THPVariable_Unpack(item);
+        argument.tensor = aten::view_of(*at.tensors[i], device_.type());
       } else {
-        arguments[i].is_tensor = false;
-        arguments[i].integer = integer_of(item, i);
+        argument.integer = integer_of(item, i);
       }
     }
-    aten::refuse_tangents(tensors);
-    aten::TensorHost host(graph_.program->module(), tensors, argument_of_, graph_.program->layout().allocated, device_);
+    aten::refuse_tangents(at.tensors);
+    PythonHost host(graph_.program->module(), at.tensors, argument_of_, graph_.program->layout().allocated, device_);
     int threads = options_.target.threads > 0 ? options_.target.threads : at::in_parallel_region() ? 1 : at::get_num_threads();
-    std::shared_ptr<const runtime::Plan> plan;
-    {
-      py::gil_scoped_release unlocked;
-      plan = graph_.program->run(arguments.data(), count, host, threads);
-    }
-    return results(inputs, host, *plan);
+    std::shared_ptr<const runtime::Plan> plan = graph_.program->run(at.arguments.data(), count, host, threads);
+    host.return_lock();
+    wrap(inputs, host, *plan, results);
   }
 
   static std::unique_ptr<PyProgram> compile(const std::string& text, const std::string& options) {
@@ -107,9 +117,49 @@ class __attribute__((visibility("hidden"))) PyProgram {
     return value;
   }
 
-  py::list results(const py::list& inputs, aten::TensorHost& host, const runtime::Plan& plan) const {
+  /// Lets other threads of Python run from when the program says that it will take long.
+  class PythonHost final : public aten::TensorHost {
+   public:
+    using aten::TensorHost::TensorHost;
+    ~PythonHost() override { return_lock(); }
+    PythonHost(const PythonHost&) = delete;
+    PythonHost& operator=(const PythonHost&) = delete;
+    void will_take_long() override {
+      if (!state_) state_ = PyEval_SaveThread();
+    }
+    void return_lock() {
+      if (state_) PyEval_RestoreThread(state_);
+      state_ = nullptr;
+    }
+
+   private:
+    PyThreadState* state_ = nullptr;
+  };
+
+  struct Buffers {
+    std::vector<const at::Tensor*> tensors;
+    std::vector<CallArgument> arguments;
+  };
+
+  /// The thread's, which later calls use again; a call inside another one (of a library call in Python) gets its own.
+  class Arguments {
+   public:
+    Arguments() : buffers_(kept() ? std::move(kept()) : std::make_unique<Buffers>()) {}
+    ~Arguments() { kept() = std::move(buffers_); }
+    Arguments(const Arguments&) = delete;
+    Arguments& operator=(const Arguments&) = delete;
+    Buffers& operator*() { return *buffers_; }
+
+   private:
+    static std::unique_ptr<Buffers>& kept() {
+      thread_local std::unique_ptr<Buffers> buffers;
+      return buffers;
+    }
+    std::unique_ptr<Buffers> buffers_;
+  };
+
+  void wrap(PyObject* const* inputs, aten::TensorHost& host, const runtime::Plan& plan, PyObject** results) const {
     const std::vector<runtime::Layout::Output>& outputs = graph_.program->layout().outputs;
-    py::list list(outputs.size());
     for (size_t k = 0; k < outputs.size(); ++k) {
       PyObject* item = nullptr;
       if (outputs[k].integer) {
@@ -119,14 +169,16 @@ class __attribute__((visibility("hidden"))) PyProgram {
       } else if (allocated_at_[k]) {
         item = THPVariable_Wrap(host.allocated(*allocated_at_[k]));
       } else if (graph_.program->module().buffers[*outputs[k].buffer].kind == BufferKind::input) {
-        item = Py_NewRef(PyList_GET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(argument_of_[*outputs[k].buffer])));
+        item = Py_NewRef(inputs[argument_of_[*outputs[k].buffer]]);
       } else {
         item = THPVariable_Wrap(host.tensor(*outputs[k].buffer));
       }
-      if (!item) throw py::error_already_set();
-      PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(k), item);
+      if (!item) {
+        for (size_t made = 0; made < k; ++made) Py_CLEAR(results[made]);
+        throw py::error_already_set();
+      }
+      results[k] = item;
     }
-    return list;
   }
 
   CompileOptions options_;

@@ -75,6 +75,9 @@ class Host {
   /// Keeps the identity of a static input's storage from being reused while the result lives.
   virtual std::shared_ptr<void> watch(size_t input) = 0;
 
+  /// The call goes on for long: what the caller holds that others wait for (Python's lock) should be let go.
+  virtual void will_take_long() {}
+
   // Asked by programs whose tensors are on a device.
 
   /// What the device's driver calls the stream that the call's work goes to; library steps use the same.

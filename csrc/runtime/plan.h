@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -49,6 +50,26 @@ Layout make_layout(const kernel_ir::Module& module);
 
 /// A program with its sizes resolved to numbers: made once per tuple of symbol values.
 struct Plan {
+  /// How long calls take that nothing holds up: the least of the first few.
+  class Duration {
+   public:
+    /// Whether another call should be timed.
+    bool open() const { return calls_.load(std::memory_order_relaxed) < kTimed; }
+    void add(int64_t nanoseconds) {
+      int64_t least = least_.load(std::memory_order_relaxed);
+      while (nanoseconds < least && !least_.compare_exchange_weak(least, nanoseconds)) {
+      }
+      calls_.fetch_add(1);
+    }
+    /// Known to be less than what it takes to hand Python's lock to another thread and get it back.
+    bool is_brief() const { return !open() && least_.load(std::memory_order_relaxed) < kBrief; }
+
+   private:
+    static constexpr int kTimed = 8;
+    static constexpr int64_t kBrief = 20'000;
+    std::atomic<int> calls_{0};
+    std::atomic<int64_t> least_{INT64_MAX};
+  };
   struct Step {
     bool runs = true;  ///< no alternative that is not taken, nor a `once` step of which no taken step reads anything
     int64_t chunks = 1;
@@ -62,6 +83,7 @@ struct Plan {
   int64_t arena_bytes = 0;
   int64_t peak_bytes = 0;
   int64_t scratch_bytes = 0;  ///< per thread, the most of any kernel
+  mutable Duration duration;
 
   /// Of a program whose tensors are on its kernels' device: kernels made ready to start.
   std::shared_ptr<DeviceLaunches> launches;

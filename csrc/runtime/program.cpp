@@ -372,6 +372,12 @@ void Program::run_steps(CallState& state, const Plan& plan, Host& host, TeamLeas
   }
 }
 
+void Program::run_timed(CallState& state, const Plan& plan, Host& host, TeamLease& team) {
+  auto start = std::chrono::steady_clock::now();
+  run_steps(state, plan, host, team);
+  plan.duration.add(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count());
+}
+
 void Program::run_steps_on_device(CallState& state, const Plan& plan, Host& host) {
   Memory memory(libraries_.empty() ? 0 : plan.arena_bytes);  // what library calls read lies where the host can
   for (size_t t = 0; t < layout_.temporaries.size(); ++t)
@@ -448,7 +454,9 @@ std::shared_ptr<const Plan> Program::run(const CallArgument* arguments, size_t c
   solver_.solve(arguments, state->symbols);
   std::shared_ptr<const Plan> plan = plan_for(state->symbols);
   check_arguments(arguments, count, *plan);
-  TeamLease team(code_.device ? 1 : threads);
+  const bool is_brief = libraries_.empty() && !code_.device && plan->duration.is_brief();
+  if (!is_brief) host.will_take_long();
+  TeamLease team(code_.device ? 0 : threads, !is_brief);
   DeviceBlock scalars;
   if (resident_) {
     resident_->check_errors();
@@ -472,6 +480,8 @@ std::shared_ptr<const Plan> Program::run(const CallArgument* arguments, size_t c
     run_steps_of_residents(*state, *plan, host);
   else if (code_.device)
     run_steps_on_device(*state, *plan, host);
+  else if (plan->duration.open())
+    run_timed(*state, *plan, host, team);
   else
     run_steps(*state, *plan, host, team);
   return plan;

@@ -8,10 +8,13 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
+
+#include "base/processors.h"
 
 namespace deplo::runtime {
 namespace {
@@ -131,8 +134,67 @@ class Team {
 
 std::atomic<Team*> current{nullptr};
 std::atomic<HostPool> host_pool{nullptr};
+
+/// Programs under way in the process: one more than there are processors, whatever the number of Python threads that call. With more, the system
+/// takes processors from threads in the middle of a program, and from whoever holds Python's lock.
+class Admission {
+ public:
+  /// Parks until there is room, but not for ever: what a program waits for may be another one that is not let in.
+  void enter(bool waits) {
+    if (take()) return;
+    if (!waits) {
+      running_.fetch_add(1);
+      return;
+    }
+    std::unique_lock lock(mutex_);
+    waiting_.fetch_add(1);
+    if (!left_.wait_for(lock, kPatience, [&] { return take(); })) running_.fetch_add(1);
+    waiting_.fetch_sub(1);
+  }
+  void leave() {
+    running_.fetch_sub(1);
+    if (waiting_.load() == 0) return;
+    {
+      std::lock_guard lock(mutex_);
+    }
+    left_.notify_one();
+  }
+  /// Of which one may use the host's pool.
+  int running() const { return running_.load(std::memory_order_relaxed); }
+
+  /// Nanoseconds until which callers come in turns: there was more than one of late.
+  std::atomic<int64_t> crowded_until{0};
+
+ private:
+  static constexpr std::chrono::milliseconds kPatience{20};
+
+  bool take() {
+    int running = running_.load();
+    while (running < places_)
+      if (running_.compare_exchange_weak(running, running + 1)) return true;
+    return false;
+  }
+
+  const int places_ = available_processors() + 1;  // one is on its way in or out
+  std::atomic<int> running_{0};
+  std::atomic<int> waiting_{0};
+  std::mutex mutex_;
+  std::condition_variable left_;
+};
+
+/// Never destroyed. A forked child gets a new one: programs of the parent's other threads are not there.
+std::atomic<Admission*> admission_now{new Admission};
+/// Programs of this thread, one inside the other (a library call that calls a program).
+thread_local int programs_here = 0;
+
+/// Callers that take turns are seldom in a program all at once. Longer than most calls, short for who is alone from then on.
+constexpr int64_t kCrowdedFor = 2'000'000;
+
+int64_t nanoseconds() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); }
+
 /// OpenMP's workers do not survive a fork, and whoever waits for them hangs.
 void forget_host_pool() { host_pool.store(nullptr); }
+void forget_programs() { admission_now.store(new Admission); }
 
 /// One job on the host's pool: whichever of its threads come take the parts.
 struct HostJob {
@@ -175,11 +237,19 @@ void use_host_pool(HostPool pool) {
   host_pool.store(pool);
 }
 
-TeamLease::TeamLease(int threads) {
+TeamLease::TeamLease(int threads, bool waits) {
+  if (threads == 0) return;
   threads = std::clamp(threads, 1, kMaxThreads);
+  enter(waits);
   if (threads == 1) return;
   if (host_pool.load(std::memory_order_relaxed)) {
-    threads_ = threads;
+    // OpenMP gives every thread that asks workers of its own, and a job ends only when all of them have come: with two callers each would wait for
+    // workers that the other's keep from a processor.
+    auto& programs = *static_cast<Admission*>(admission_);
+    bool alone = programs.running() <= 1;
+    int64_t now = nanoseconds();
+    if (!alone) programs.crowded_until.store(now + kCrowdedFor, std::memory_order_relaxed);
+    if (alone && now >= programs.crowded_until.load(std::memory_order_relaxed)) threads_ = threads;
     return;
   }
   Team& shared = team();
@@ -188,12 +258,28 @@ TeamLease::TeamLease(int threads) {
   threads_ = std::min(threads, shared.size());
 }
 
+void TeamLease::enter(bool waits) {
+  static std::once_flag registered;
+  std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, forget_programs); });
+  auto* programs = admission_now.load(std::memory_order_acquire);
+  if (programs_here++ == 0) {
+    programs->enter(waits);
+    entered_ = true;
+  }
+  admission_ = programs;
+}
+
 TeamLease::~TeamLease() {
   if (team_) static_cast<Team*>(team_)->give_back();
+  if (!admission_) return;
+  --programs_here;
+  if (entered_) static_cast<Admission*>(admission_)->leave();
 }
 
 void TeamLease::run(int64_t parts, PartFn fn, void* context) {
-  if (threads_ == 1 || parts <= 1) {
+  // Somebody may have come since: as long as he is there this program runs here alone, too.
+  bool crowded = !team_ && admission_ && static_cast<Admission*>(admission_)->running() > 1;
+  if (threads_ == 1 || parts <= 1 || crowded) {
     for (int64_t part = 0; part < parts; ++part) fn(context, part, 0);
     return;
   }

@@ -14,8 +14,8 @@ using HostPool = void (*)(void (*fn)(void*), void* data, unsigned threads, unsig
 /// would share the cores with them whenever kernels follow eager operators.
 void use_host_pool(HostPool pool);
 
-/// The process's worker threads, borrowed for the length of one object. Without a pool of the host, whoever finds them borrowed (another Python
-/// thread runs a program) works alone instead of waiting: total progress is the same, and nothing can deadlock.
+/// The process's worker threads, borrowed for the length of one object. Whoever finds them borrowed (another Python thread runs a program) works
+/// alone instead of waiting: total progress is the same, and nothing can deadlock.
 ///
 /// Workers spin for some tens of microseconds after a job and then park, so that programs of many small kernels
 /// synchronise in well under a microsecond while idle processes burn nothing. Each thread takes the parts of its own
@@ -23,19 +23,24 @@ void use_host_pool(HostPool pool);
 /// child makes workers of its own when it first needs them.
 class TeamLease {
  public:
-  /// At most `threads` threads take part, the caller's among them.
-  explicit TeamLease(int threads);
+  /// At most `threads` threads take part, the caller's among them. Waits, parked, while more leases of other threads live than there are
+  /// processors, unless told not to, or with 0 threads (for work that runs elsewhere).
+  explicit TeamLease(int threads, bool waits = true);
   ~TeamLease();
   TeamLease(const TeamLease&) = delete;
   TeamLease& operator=(const TeamLease&) = delete;
 
-  /// Threads that run() uses; 1 if the workers are busy elsewhere.
+  /// The most threads that run() uses; 1 if the workers are busy elsewhere.
   int threads() const { return threads_; }
   /// Runs every part once and returns when all are done. `fn` must not throw.
   void run(int64_t parts, PartFn fn, void* context);
 
  private:
+  void enter(bool waits);
+
   void* team_ = nullptr;
+  void* admission_ = nullptr;  ///< what counts the programs under way
+  bool entered_ = false;       ///< by this lease, not by one around it
   int threads_ = 1;
 };
 

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/processors.h"
+
 using namespace deplo::runtime;
 
 namespace {
@@ -74,6 +76,28 @@ TEST_CASE("several callers at once") {
   CHECK(failures.load() == 0);
 }
 
+TEST_CASE("no more programs run at once than there are processors for") {
+  const int places = deplo::available_processors() + 1;
+  std::atomic<int> inside{0};
+  std::atomic<int> most{0};
+  std::vector<std::thread> callers;
+  for (int t = 0; t < places + 3; ++t)
+    callers.emplace_back([&] {
+      for (int round = 0; round < 20; ++round) {
+        TeamLease outer(1);
+        TeamLease inner(1);  // of a program that a library call of the outer one calls: it waits for nobody
+        int seen = inside.fetch_add(1) + 1;
+        for (int before = most.load(); before < seen && !most.compare_exchange_weak(before, seen);) {
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+        inside.fetch_sub(1);
+        TeamLease elsewhere(0);
+      }
+    });
+  for (auto& caller : callers) caller.join();
+  CHECK(most.load() <= places);
+}
+
 TEST_CASE("a forked child makes workers of its own") {
   TeamLease parent(2);
   REQUIRE(runs_once(parent, 16, 2));
@@ -111,12 +135,18 @@ TEST_CASE("jobs run on the host's pool, and on workers of its own in a forked ch
   use_host_pool(host_pool);
   {
     TeamLease first(3);
-    TeamLease second(2);
-    CHECK(second.threads() == 2);
     for (int64_t parts : {2, 7, 500}) CHECK(runs_once(first, parts, 3));
-    CHECK(runs_once(second, 9, 2));
-    CHECK(host_jobs.load() == 4);
+    CHECK(host_jobs.load() == 3);
     CHECK(runs_once(first, 1, 1));
+    CHECK(host_jobs.load() == 3);
+    std::thread([&] {
+      TeamLease second(2);  // both work alone while both are there
+      CHECK(second.threads() == 1);
+      CHECK(runs_once(second, 9, 1));
+      CHECK(runs_once(first, 9, 1));
+      CHECK(host_jobs.load() == 3);
+    }).join();
+    CHECK(runs_once(first, 9, 3));
     CHECK(host_jobs.load() == 4);
   }
   pid_t child = fork();
@@ -128,8 +158,10 @@ TEST_CASE("jobs run on the host's pool, and on workers of its own in a forked ch
   REQUIRE(waitpid(child, &status, 0) == child);
   CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
   use_host_pool(lonely_pool);
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));  // callers came in turns a moment ago
   {
     TeamLease team(4);
+    CHECK(team.threads() == 4);
     CHECK(runs_once(team, 100, 4));
   }
   use_host_pool(nullptr);

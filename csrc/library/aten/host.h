@@ -13,7 +13,7 @@
 namespace deplo::aten {
 
 /// One call of a program with at::Tensors on its other side. Lives for the length of the call; inputs are borrowed.
-class TensorHost final : public Host {
+class TensorHost : public Host {
  public:
   /// `inputs` by place in the calling order (null for a symbol), `argument_of` the place of each input buffer,
   /// `allocated` the output buffers in the order in which the program allocates them, `device` where its tensors are. A device is the thread's
