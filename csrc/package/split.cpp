@@ -14,6 +14,47 @@ bool is_constant(const std::vector<Expr>& exprs) {
   return std::all_of(exprs.begin(), exprs.end(), [](Expr e) { return symbols_of(e).empty(); });
 }
 
+/// The program for inputs of which no fact holds: what serves a package does not see the elements of its weights.
+kernel_ir::Module without_facts(kernel_ir::Module module) {
+  Ranges none;
+  for (const Fact& fact : module.facts) {
+    none[fact.symbol] = {Expr(0), Expr(0)};
+    module.symbols.erase(fact.symbol);
+  }
+  module.facts.clear();
+  std::vector<Step> steps;
+  bool open = false;  // the call before has a `when`
+  for (Step& step : module.steps) {
+    auto* call = std::get_if<CallStep>(&step);
+    if (!call || call->once) {
+      steps.push_back(std::move(step));
+      continue;
+    }
+    const bool never =
+        std::any_of(call->when.begin(), call->when.end(), [&](const Cond& c) { return decide(c, none) == std::optional<bool>(false); });
+    if (never) {
+      open = open && call->is_alternative;
+      continue;
+    }
+    call->is_alternative = open;
+    open = !call->when.empty();
+    steps.push_back(std::move(step));
+  }
+  std::set<std::string> read;
+  for (const Step& step : steps)
+    if (const auto* call = std::get_if<CallStep>(&step); call && !call->once) read.insert(call->arguments.begin(), call->arguments.end());
+  std::erase_if(steps, [&](const Step& step) {
+    const auto* call = std::get_if<CallStep>(&step);
+    if (!call || !call->once) return false;
+    return std::none_of(call->arguments.begin(), call->arguments.end(), [&](const std::string& name) {
+      const Buffer* buffer = module.find_buffer(name);
+      return buffer && buffer->kind == BufferKind::packed && read.contains(name);
+    });
+  });
+  module.steps = std::move(steps);
+  return module;
+}
+
 class Splitter {
  public:
   explicit Splitter(const kernel_ir::Module& module) : module_(module), layout_(runtime::make_layout(module)) {}
@@ -126,6 +167,10 @@ class Splitter {
 
 }  // namespace
 
-SplitProgram split_once(const kernel_ir::Module& module) { return Splitter(module).split(); }
+SplitProgram split_once(const kernel_ir::Module& module) {
+  if (module.facts.empty()) return Splitter(module).split();
+  const kernel_ir::Module any = without_facts(module);
+  return Splitter(any).split();
+}
 
 }  // namespace deplo::package

@@ -115,6 +115,12 @@ std::vector<Array> interpret(const ProgramBody& program, const FindParams& find_
     bind_symbols(buffer->shape, inputs[i].shape, name, symbols);
     machine.memory[name] = inputs[i];
   }
+  for (const Fact& fact : program.facts) {
+    const Array& elements = machine.memory.at(fact.buffer);
+    bool holds = true;
+    for (int64_t i = 0; i < elements.count(); ++i) holds = holds && elements.get(i).i >= fact.lo && elements.get(i).i <= fact.hi;
+    symbols[fact.symbol] = holds ? 1 : 0;
+  }
   run_size_checks(program.checks, symbols);
   for (const Buffer& buffer : program.buffers)
     if (buffer.kind != BufferKind::input) machine.memory[buffer.name] = Array::undefined(buffer.dtype, evaluate_shape(buffer.shape, symbols));

@@ -22,6 +22,7 @@ namespace deplo {
 //
 //   program @net(x: f32[s0, 64] user, w: f32[64, 64] strides [1, 64] parameter static, s1: sym) where s0 in 2..
 //     check s1 - s0 != 0 else "integer division or modulo by zero"
+//     fact few0 = all q in -8..7
 //     buffer t0: f32[s0, 64]
 //     buffer p0: f32[4, 64, 16] packed
 //     once call @k1_pack(w, p0)
@@ -30,13 +31,13 @@ namespace deplo {
 //     library aten.sort.stable(self=t0, dim=0) -> t1, t2 reason "sort"
 //     return t1, s0, none
 //
-// Semantics: a call whose sizes do not fulfil a `check` fails before anything ran. Steps run in order. Buffers never overlap unless one is declared
-// `alias of`; the memory plan decides who reuses whose memory. `once` steps read only static inputs and constants, and run again only when one of
-// those changed; what they write (buffers marked packed) lives as long as the program; they wait until a step that runs reads it. Of a call and the
-// `or` calls that follow it, the first whose `when` holds for the sizes runs: they compute the same by schedules for different sizes, and the last
-// one has no `when`. Inputs may be written by steps (mutation). A kernel's parameters are bound to buffers by position. Strides are in elements,
-// row-major where the text has none. Names of buffers carry no %; inside the arguments of a library step a bare word that names a buffer is that
-// buffer.
+// Semantics: a `fact` is a symbol that is 1 if all elements of a static input of bytes lie in a range, else 0. A call whose sizes do not fulfil a
+// `check` fails before anything ran. Steps run in order. Buffers never overlap unless one is declared `alias of`; the memory plan decides who reuses
+// whose memory. `once` steps read only static inputs and constants, and run again only when one of those changed; what they write (buffers marked
+// packed) lives as long as the program; they wait until a step that runs reads it. Of a call and the `or` calls that follow it, the first whose
+// `when` holds for the sizes runs: they compute the same by schedules for different sizes, and the last one has no `when`. Inputs may be written by
+// steps (mutation). A kernel's parameters are bound to buffers by position. Strides are in elements, row-major where the text has none. Names of
+// buffers carry no %; inside the arguments of a library step a bare word that names a buffer is that buffer.
 
 enum class BufferKind : uint8_t {
   input,   ///< the caller's memory
@@ -55,6 +56,15 @@ struct Buffer {
   bool is_static = false;                                      ///< of inputs
   Location location{};
   bool operator==(const Buffer&) const = default;
+};
+
+/// Whether all elements of an input lie in lo..hi, as the value of a symbol.
+struct Fact {
+  std::string symbol;
+  std::string buffer;  ///< a static input, of i8 or u8
+  int64_t lo = 0;
+  int64_t hi = 0;
+  bool operator==(const Fact&) const = default;
 };
 
 struct CallStep {
@@ -83,6 +93,7 @@ struct ProgramBody {
   std::string name;
   Ranges symbols;
   std::vector<SizeCheck> checks;           ///< run before the steps
+  std::vector<Fact> facts;                 ///< symbols that follow from the elements of inputs
   std::vector<std::string> symbol_inputs;  ///< symbols given as inputs of their own, `s1: sym`; see input_order
   std::vector<Buffer> buffers;             ///< inputs first, in calling order
   std::vector<std::string> input_order;    ///< names of input buffers and symbol inputs in calling order

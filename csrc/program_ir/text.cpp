@@ -263,6 +263,7 @@ std::string print(const ProgramBody& program) {
   for (const std::string& name : program.input_order) inputs.push_back(print_input(program, name));
   std::string text = fmt::format("program @{}({}){}\n", program.name, joined(inputs), print_ranges(program.symbols));
   for (const SizeCheck& check : program.checks) text += "  " + print(check) + "\n";
+  for (const Fact& fact : program.facts) text += fmt::format("  fact {} = all {} in {}..{}\n", fact.symbol, fact.buffer, fact.lo, fact.hi);
   for (const Buffer& b : program.buffers) {
     if (b.kind == BufferKind::input) continue;
     text += fmt::format("  buffer {}: {}", b.name, print_type(b.dtype, b.shape, b.strides));
@@ -274,6 +275,19 @@ std::string print(const ProgramBody& program) {
   std::vector<std::string> outputs;
   for (const Attribute& output : program.outputs) outputs.push_back(print(output));
   return text + (outputs.empty() ? "  return" : "  return " + joined(outputs)) + "\n";
+}
+
+static Fact parse_fact(Lexer& lexer) {
+  Fact fact;
+  fact.symbol = lexer.identifier("a symbol");
+  lexer.expect("=");
+  lexer.expect("all");
+  fact.buffer = lexer.identifier("a buffer");
+  lexer.expect("in");
+  fact.lo = lexer.integer("the least element");
+  lexer.expect("..");
+  fact.hi = lexer.integer("the largest element");
+  return fact;
 }
 
 ProgramBody parse_program(Lexer& lexer) {
@@ -292,6 +306,8 @@ ProgramBody parse_program(Lexer& lexer) {
   while (!lexer.at("return")) {
     if (lexer.at("check")) {
       program.checks.push_back(parse_size_check(lexer));
+    } else if (lexer.accept("fact")) {
+      program.facts.push_back(parse_fact(lexer));
     } else if (lexer.accept("buffer")) {
       program.buffers.push_back(parse_buffer(lexer));
     } else if (lexer.at("once") || lexer.at("or") || lexer.at("call")) {
@@ -299,7 +315,7 @@ ProgramBody parse_program(Lexer& lexer) {
     } else if (lexer.accept("library")) {
       program.steps.emplace_back(parse_library(lexer, program));
     } else {
-      lexer.fail(fmt::format("expected check, buffer, call, once, or, library or return, found '{}'", lexer.peek().text));
+      lexer.fail(fmt::format("expected check, fact, buffer, call, once, or, library or return, found '{}'", lexer.peek().text));
     }
     lexer.expect("end of line");
   }
@@ -421,6 +437,12 @@ struct ProgramVerifier {
 void verify(const ProgramBody& program, const FindParams& find_params) {
   ProgramVerifier verifier{program, find_params, {}, false, {}};
   for (const SizeCheck& check : program.checks) verify(check, program.symbols);
+  for (const Fact& fact : program.facts) {
+    const Buffer* b = program.find_buffer(fact.buffer);
+    DEPLO_ASSERT(b && b->kind == BufferKind::input && b->is_static && (b->dtype == DType::i8 || b->dtype == DType::u8),
+                 "program @{}: the fact {} is about {}, which is no static input of bytes", program.name, fact.symbol, fact.buffer);
+    DEPLO_ASSERT(program.symbols.count(fact.symbol), "program @{}: the fact {} has no range", program.name, fact.symbol);
+  }
   std::set<std::string> names;
   for (const Buffer& b : program.buffers) {
     located(b.location, [&] {

@@ -84,6 +84,12 @@ SymbolSolver::SymbolSolver(const ProgramBody& program) {
     if (buffer.kind == BufferKind::input) inputs[buffer.name] = &buffer;
   known_.resize(names_.size(), false);
   arguments_ = program.input_order;
+  for (const deplo::Fact& fact : program.facts) {
+    const auto at = std::find(arguments_.begin(), arguments_.end(), fact.buffer);
+    DEPLO_ASSERT(at != arguments_.end() && index_.contains(fact.symbol), "the fact {} of program {} is about no input", fact.symbol, program.name);
+    facts_.push_back({index_.at(fact.symbol), static_cast<size_t>(at - arguments_.begin()), fact.lo, fact.hi});
+    known_[index_.at(fact.symbol)] = true;
+  }
   // Symbol inputs first, then sizes, then strides: each pass may make another expression solvable.
   for (size_t i = 0; i < arguments_.size(); ++i)
     if (!inputs.contains(arguments_[i]) && index_.contains(arguments_[i])) add(i, Source::integer, 0, Expr::symbol(arguments_[i]));
@@ -135,6 +141,7 @@ int64_t SymbolSolver::solve(const Step& step, int64_t given, const std::vector<i
 
 void SymbolSolver::solve(const CallArgument* arguments, std::vector<int64_t>& values) const {
   values.resize(names_.size());
+  for (const Fact& fact : facts_) values[fact.symbol] = 0;
   for (const Step& step : steps_) {
     const CallArgument& argument = arguments[step.argument];
     DEPLO_CHECK(argument.is_tensor == (step.source != Source::integer), "input {}: expected {}", arguments_[step.argument],
@@ -147,6 +154,38 @@ void SymbolSolver::solve(const CallArgument* arguments, std::vector<int64_t>& va
     }
     values[step.symbol] = solve(step, given, values);
   }
+}
+
+namespace {
+
+template <class Byte>
+bool within(const TensorView& view, int64_t lo, int64_t hi) {
+  if (is_empty(view)) return true;
+  // The innermost dimension in a loop of its own, which the compiler makes vectors of.
+  const int64_t length = view.rank == 0 ? 1 : view.sizes[view.rank - 1];
+  const int64_t step = view.rank == 0 ? 1 : view.strides[view.rank - 1];
+  std::vector<int64_t> index(static_cast<size_t>(std::max(view.rank - 1, 0)), 0);
+  while (true) {
+    int64_t offset = 0;
+    for (size_t d = 0; d < index.size(); ++d) offset += index[d] * view.strides[d];
+    const auto* row = reinterpret_cast<const Byte*>(view.data) + offset;
+    Byte least = row[0];
+    Byte most = row[0];
+    for (int64_t i = 1; i < length; ++i) {
+      least = std::min(least, row[i * step]);
+      most = std::max(most, row[i * step]);
+    }
+    if (least < lo || most > hi) return false;
+    size_t d = index.size();
+    while (d > 0 && ++index[d - 1] == view.sizes[d - 1]) index[--d] = 0;
+    if (d == 0) return true;
+  }
+}
+
+}  // namespace
+
+bool all_within(const TensorView& bytes, int64_t lo, int64_t hi) {
+  return bytes.dtype == DType::u8 ? within<uint8_t>(bytes, lo, hi) : within<int8_t>(bytes, lo, hi);
 }
 
 void check_input(const Buffer& buffer, const BufferShape& expected, const TensorView& given) {

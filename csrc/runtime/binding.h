@@ -17,7 +17,14 @@ class SymbolSolver {
   explicit SymbolSolver(const ProgramBody& program);
 
   const std::vector<std::string>& names() const { return names_; }
-  /// Values in the order of names(). Throws UserError naming the input whose size fits no value.
+  /// A symbol that follows from the elements of an argument.
+  struct Fact {
+    size_t symbol;
+    size_t argument;
+    int64_t lo, hi;
+  };
+  const std::vector<Fact>& facts() const { return facts_; }
+  /// Values in the order of names(), 0 for facts. Throws UserError naming the input whose size fits no value.
   void solve(const CallArgument* arguments, std::vector<int64_t>& values) const;
 
  private:
@@ -37,8 +44,12 @@ class SymbolSolver {
   std::map<std::string, size_t> index_;
   std::vector<bool> known_;
   std::vector<Step> steps_;
+  std::vector<Fact> facts_;
   std::vector<std::string> arguments_;
 };
+
+/// Whether all elements of a tensor of bytes in this process lie in lo..hi.
+bool all_within(const TensorView& bytes, int64_t lo, int64_t hi);
 
 /// Throws UserError naming the input if dtype, sizes or strides are not those expected. The stride of a dimension of
 /// size 1, and all strides of an empty tensor, mean nothing and are not compared.

@@ -53,6 +53,7 @@ Identity identity_of_size(int64_t value) { return {nullptr, nullptr, static_cast
 struct Program::CallState {
   std::vector<char*> pointers;  ///< by buffer
   std::vector<int64_t> symbols;
+  std::vector<std::optional<Identity>> identities;  ///< of arguments, as far as this call has looked at them
 };
 
 /// What was packed from one state of the static inputs.
@@ -98,6 +99,7 @@ Program::Program(kernel_ir::Module module, KernelCode code, LibraryFactory libra
   DEPLO_ASSERT(!has_functions || code_.functions.size() == module_.kernels.size(), "{} kernels, {} compiled", module_.kernels.size(),
                code_.functions.size());
   groups_ = find_once_groups(module_, layout_);
+  facts_.resize(solver_.facts().size());
   argument_of_.resize(module_.buffers.size());
   for (size_t i = 0; i < layout_.input_order.size(); ++i)
     if (layout_.input_order[i]) argument_of_[*layout_.input_order[i]] = i;
@@ -168,13 +170,40 @@ bool Program::is_wanted(const OnceGroup& group, const Plan& plan) {
   return std::any_of(group.steps.begin(), group.steps.end(), [&](size_t step) { return plan.steps[step].runs; });
 }
 
-bool Program::same_identities(const PackedState& state, const CallArgument* arguments, const Plan& plan) const {
+const Identity& Program::identity(size_t argument, const CallArgument* arguments, CallState& state) const {
+  auto& known = state.identities[argument];
+  if (!known) known = identity_of(arguments[argument].tensor);
+  return *known;
+}
+
+void Program::find_facts(const CallArgument* arguments, CallState& state, Host& host) {
+  const auto& facts = solver_.facts();
+  const uint64_t generation = packed_generation();
+  for (size_t i = 0; i < facts.size(); ++i) {
+    const TensorView& view = arguments[facts[i].argument].tensor;
+    const Identity& now = identity(facts[i].argument, arguments, state);
+    int64_t& value = state.symbols[facts[i].symbol];
+    {
+      std::lock_guard lock(mutex_);
+      if (facts_[i] && facts_[i]->generation == generation && facts_[i]->identity == now) {
+        value = facts_[i]->value;
+        continue;
+      }
+    }
+    const bool bytes = view.dtype == DType::i8 || view.dtype == DType::u8;
+    value = bytes && view.device < 0 && all_within(view, facts[i].lo, facts[i].hi) ? 1 : 0;
+    std::lock_guard lock(mutex_);
+    facts_[i] = KnownFact{now, host.watch(facts[i].argument), generation, value};
+  }
+}
+
+bool Program::same_identities(const PackedState& state, const CallArgument* arguments, CallState& call, const Plan& plan) const {
   for (size_t g = 0; g < groups_.size(); ++g)
     if (!state.blocks[g] && is_wanted(groups_[g], plan)) return false;
   auto at = state.identities.begin();
   for (const OnceGroup& group : groups_) {
     for (size_t buffer : group.inputs)
-      if (*at++ != identity_of(arguments[argument_of_[buffer]].tensor)) return false;
+      if (*at++ != identity(argument_of_[buffer], arguments, call)) return false;
     for (size_t step : group.steps)
       for (int64_t value : plan.steps[step].symbols)
         if (*at++ != identity_of_size(value)) return false;
@@ -182,7 +211,7 @@ bool Program::same_identities(const PackedState& state, const CallArgument* argu
   return true;
 }
 
-std::shared_ptr<const Program::PackedState> Program::packed_for(const CallArgument* arguments, const CallState& state, const Plan& plan, Host& host,
+std::shared_ptr<const Program::PackedState> Program::packed_for(const CallArgument* arguments, CallState& state, const Plan& plan, Host& host,
                                                                 TeamLease& team) {
   if (groups_.empty()) return nullptr;
   std::shared_ptr<const PackedState> current;
@@ -192,13 +221,13 @@ std::shared_ptr<const Program::PackedState> Program::packed_for(const CallArgume
   }
   uint64_t generation = packed_generation();
   bool fresh = current && current->generation == generation;
-  if (fresh && same_identities(*current, arguments, plan)) return current;
+  if (fresh && same_identities(*current, arguments, state, plan)) return current;
   auto made = std::make_shared<PackedState>();
   made->generation = generation;
   std::vector<size_t> starts;
   for (const OnceGroup& group : groups_) {
     starts.push_back(made->identities.size());
-    for (size_t buffer : group.inputs) made->identities.push_back(identity_of(arguments[argument_of_[buffer]].tensor));
+    for (size_t buffer : group.inputs) made->identities.push_back(identity(argument_of_[buffer], arguments, state));
     for (size_t step : group.steps)
       for (int64_t value : plan.steps[step].symbols) made->identities.push_back(identity_of_size(value));
   }
@@ -452,6 +481,8 @@ std::shared_ptr<const Plan> Program::run(const CallArgument* arguments, size_t c
   DEPLO_CHECK(count == layout_.input_order.size(), "program {} takes {} inputs, got {}", module_.name, layout_.input_order.size(), count);
   CallGuard state(*this);
   solver_.solve(arguments, state->symbols);
+  state->identities.assign(count, std::nullopt);
+  if (!solver_.facts().empty()) find_facts(arguments, *state, host);
   std::shared_ptr<const Plan> plan = plan_for(state->symbols);
   check_arguments(arguments, count, *plan);
   const bool is_brief = libraries_.empty() && !code_.device && plan->duration.is_brief();

@@ -6,6 +6,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -74,10 +75,14 @@ class Program {
   void check_arguments(const CallArgument* arguments, size_t count, const Plan& plan) const;
   void check_overlaps(const CallArgument* arguments, const Plan& plan) const;
   std::shared_ptr<const Plan> plan_for(const std::vector<int64_t>& symbols);
+  /// The identity of an argument, which each call looks at once.
+  const Identity& identity(size_t argument, const CallArgument* arguments, CallState& state) const;
+  /// Symbols that follow from elements: looked at again where an argument's identity is another.
+  void find_facts(const CallArgument* arguments, CallState& state, Host& host);
   /// Whether a step that runs at these sizes reads what the group packs.
   static bool is_wanted(const OnceGroup& group, const Plan& plan);
-  bool same_identities(const PackedState& state, const CallArgument* arguments, const Plan& plan) const;
-  std::shared_ptr<const PackedState> packed_for(const CallArgument* arguments, const CallState& state, const Plan& plan, Host& host, TeamLease& team);
+  bool same_identities(const PackedState& state, const CallArgument* arguments, CallState& call, const Plan& plan) const;
+  std::shared_ptr<const PackedState> packed_for(const CallArgument* arguments, CallState& state, const Plan& plan, Host& host, TeamLease& team);
   void pack(const OnceGroup& group, const CallState& state, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block);
   /// Has the call's stream wait until packed blocks are filled.
   static void await_packed(const PackedState& packed, Host& host);
@@ -106,6 +111,13 @@ class Program {
   std::list<std::shared_ptr<const Plan>> plans_;  ///< the latest first
   std::shared_ptr<const PackedState> packed_;
   std::vector<std::unique_ptr<CallState>> idle_;
+  struct KnownFact {
+    Identity identity;
+    std::shared_ptr<void> watch;  ///< keeps the identity from being reused
+    uint64_t generation = 0;
+    int64_t value = 0;
+  };
+  std::vector<std::optional<KnownFact>> facts_;  ///< in the order of the solver's
 
   std::atomic<bool> profiling_{false};
   mutable std::mutex times_mutex_;

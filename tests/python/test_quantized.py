@@ -114,3 +114,38 @@ def test_weights_in_groups_stay_bytes(group: int, features: str, dtype: torch.dt
             layer.zero.neg_()
     # Lanes are padded to 96; each group has a zero point and a scale, twice where steps of k lie in pairs.
     assert deplo._C.packed_bytes() <= 96 * depth * (1 + 2 * (1 + dtype.itemsize) / group) + 3 * 4096
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("features", ["native", "avx2"])
+@pytest.mark.parametrize("group", [16, 32, 256])
+@pytest.mark.parametrize("codes", [torch.int8, torch.uint8])
+def test_weights_of_four_bits_are_packed_two_in_a_byte(codes: torch.dtype, group: int, features: str, dtype: torch.dtype) -> None:
+    """As long as all of them are: when one is not, the layer goes back to bytes."""
+    torch.manual_seed(0)
+    n, depth = 128, 512
+    low, high = (-8, 8) if codes == torch.int8 else (0, 16)
+    layer = nn.Module()
+    layer.register_buffer("weight", torch.randint(low, high, (n, depth), dtype=codes))
+    layer.register_buffer("zero", torch.randint(low, high, (n, depth // group), dtype=codes))
+    layer.register_buffer("scale", (torch.rand(n, depth // group) / 100).to(dtype))
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        whole = layer.weight.reshape(n, -1, group).to(dtype) - layer.zero[:, :, None].to(dtype)
+        return torch.nn.functional.linear(x, (whole * layer.scale[:, :, None]).reshape(n, depth))
+
+    layer.forward = forward  # type: ignore[method-assign]
+    factors = n * depth * (1 + dtype.itemsize) / group
+    for rows in (1, 2, 5, 16):
+        torch._dynamo.reset()
+        x = torch.randn(rows, depth, dtype=dtype)
+        compiled = torch.compile(layer, backend="deplo", dynamic=False, options={"strict": True, "features": features})
+        for first in (low, high - 1, 100, low):  # the third one takes a byte
+            layer.weight[3, 5] = first
+            whole = (layer.weight.double().reshape(n, -1, group) - layer.zero.double()[:, :, None]) * layer.scale.double()[:, :, None]
+            exact = x.double() @ whole.reshape(n, depth).T
+            error, theirs = ((y.double() - exact).abs().max() for y in (compiled(x), layer(x)))
+            assert error <= theirs + 2 * torch.finfo(dtype).eps * exact.abs().max()
+            packed = deplo._C.packed_bytes()
+            if dtype == torch.bfloat16:  # of float32 layers, zero points stay with the weights
+                assert (packed >= n * depth) if first == 100 else (packed <= n * depth / 2 + factors + 4096)

@@ -4,6 +4,7 @@
 #include <llvm/IR/Constants.h>
 #include <llvm/IR/Intrinsics.h>
 #include <llvm/IR/IntrinsicsX86.h>
+#include <llvm/IR/PatternMatch.h>
 
 #include "base/error.h"
 #include "target/cpu/callable.h"
@@ -236,6 +237,8 @@ Value* FunctionEmitter::apply_integer(Fn fn, DType dtype, const std::vector<Valu
     case Fn::shl:
     case Fn::shr: {
       Value* valid = b_.CreateICmpULT(x[1], integer_like(x[1], bits));
+      if (const auto* known = llvm::dyn_cast<llvm::Constant>(valid); known && known->isAllOnesValue())
+        return fn == Fn::shl ? b_.CreateShl(x[0], x[1]) : is_signed(dtype) ? b_.CreateAShr(x[0], x[1]) : b_.CreateLShr(x[0], x[1]);
       Value* amount = b_.CreateSelect(valid, x[1], integer_like(x[1], 0));
       if (fn == Fn::shl) return b_.CreateSelect(valid, b_.CreateShl(x[0], amount), integer_like(x[0], 0));
       if (!is_signed(dtype)) return b_.CreateSelect(valid, b_.CreateLShr(x[0], amount), integer_like(x[0], 0));
@@ -321,6 +324,12 @@ Value* FunctionEmitter::dot2(DType from, const std::vector<Value*>& x, int lanes
       Value* word = b_.CreateOr(b_.CreateZExt(first, i32), b_.CreateShl(b_.CreateZExt(second, i32), 16));
       return b_.CreateBitCast(b_.CreateVectorSplat(count, word), pairs);
     }
+    // The halves of words.
+    using namespace llvm::PatternMatch;
+    if (Value* word = nullptr, *other = nullptr; match(even, m_Trunc(m_Value(word))) &&
+                                                 match(odd, m_Trunc(m_Shr(m_Value(other), m_SpecificInt(16)))) && word == other &&
+                                                 word->getType() == type({DType::i32, lanes}))
+      return b_.CreateBitCast(word, pairs);
     std::vector<int> order;
     for (int lane = 0; lane < lanes; ++lane) order.insert(order.end(), {lane, lanes + lane});
     return b_.CreateBitCast(b_.CreateShuffleVector(even, odd, order), pairs);

@@ -1,5 +1,7 @@
 #include "target/cpu/schedule/contraction.h"
 
+#include "loop_ir/build.h"
+#include "loop_ir/rewrite.h"
 #include "lower/loop_to_tile/merge_axes.h"
 #include "target/cpu/schedule/contraction_scheduler.h"
 
@@ -8,6 +10,39 @@ namespace deplo {
 using namespace loop_to_tile;
 
 namespace {
+
+/// Gives the only row of a layer back its axis: that of extent 1 of a buffer that is not static. Unchanged where there is another row, or no such
+/// buffer.
+loop_ir::Kernel with_row(const loop_ir::Kernel& kernel, const std::set<std::string>& statics) {
+  if (!analysis::find_contractions(kernel).empty()) return kernel;
+  loop_ir::Nest nest = loop_ir::peel(kernel.body);
+  if (nest.axes.empty()) return kernel;
+  bool found = false;
+  for (auto& stmt : nest.body) {
+    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
+    if (!reduce) continue;
+    loop_ir::Reduce copy = *reduce;
+    for (auto& inner : copy.body) {
+      const auto* load = std::get_if<loop_ir::Load>(&inner->node);
+      const loop_ir::Param* param = load ? kernel.find_param(load->buffer) : nullptr;
+      if (!param || statics.count(load->buffer) > 0) continue;
+      loop_ir::Load with = *load;
+      for (size_t d = 0; d < with.index.size(); ++d)
+        if (with.index[d].is(0) && param->shape[d].is(1)) {
+          with.index[d] = Expr::symbol(kOnlyRow);
+          found = true;
+          break;
+        }
+      inner = loop_ir::make_stmt(std::move(with));
+    }
+    stmt = loop_ir::make_stmt(std::move(copy));
+  }
+  if (!found) return kernel;
+  nest.axes.insert(nest.axes.begin(), {kOnlyRow, 1});
+  loop_ir::Kernel out = kernel;
+  out.body = loop_ir::make_nest(nest.axes, nest.body);
+  return analysis::find_contractions(out).empty() ? kernel : out;
+}
 
 struct Best {
   ProposedContraction proposed;
@@ -47,7 +82,7 @@ std::optional<Best> propose_best(const loop_ir::Kernel& merged, const std::set<s
 std::optional<ProposedContraction> propose_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics,
                                                            const PassContext& ctx) {
   constexpr double kSmallGain = 1.05;  // of packed weights, which is not worth a copy of them
-  const loop_ir::Kernel merged = merge_outer_axes(kernel);
+  const loop_ir::Kernel merged = with_row(merge_outer_axes(kernel), statics);
   auto best = propose_best(merged, statics, ctx);
   if (!best) return std::nullopt;
   if (ctx.weights == Weights::automatic && best->plain) {
@@ -59,9 +94,18 @@ std::optional<ProposedContraction> propose_cpu_contraction(const loop_ir::Kernel
   return best->proposed;
 }
 
+std::optional<FewBits> propose_few_bits(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx) {
+  const loop_ir::Kernel merged = with_row(merge_outer_axes(kernel), statics);
+  ContractionScheduler scheduler(merged, statics, ctx, /*bits=*/4);
+  auto schedule = scheduler.propose();
+  if (!schedule) return std::nullopt;
+  FewBits out{*schedule, scheduler.few_bits()};
+  return out.ranges.empty() || !scheduler.streamed()->empty() ? std::nullopt : std::optional(std::move(out));
+}
+
 ScheduledContraction apply_cpu_contraction(const loop_ir::Kernel& kernel, const Schedule& schedule, const std::set<std::string>& statics,
                                            const PassContext& ctx) {
-  return ContractionScheduler(merge_outer_axes(kernel), statics, ctx).apply(schedule);
+  return ContractionScheduler(with_row(merge_outer_axes(kernel), statics), statics, ctx).apply(schedule);
 }
 
 int64_t contraction_rows(int64_t rows, const PassContext& ctx) { return round_up(rows, register_rows(rows, kBlockVectors, ctx)); }

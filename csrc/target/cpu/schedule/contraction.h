@@ -27,6 +27,20 @@ struct ProposedContraction {
   std::vector<Cond> unless;  ///< sizes at which a schedule that streams the operands as they lie is better: where any of these holds
 };
 
+/// What a schedule takes for granted of a param's elements.
+struct AssumedRange {
+  std::string param;
+  int64_t lo = 0;
+  int64_t hi = 0;
+};
+
+/// A schedule that packs weights in bytes as 4-bit codes, for few rows, and what must hold for it; none where that is not possible.
+struct FewBits {
+  Schedule schedule;
+  std::vector<AssumedRange> ranges;
+};
+std::optional<FewBits> propose_few_bits(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx);
+
 struct ScheduledContraction {
   tile_ir::Kernel kernel;
   std::vector<PackedOperand> packed;

@@ -85,6 +85,8 @@ tile_ir::Block ContractionScheduler::allocations() const {
       scratch("pa", std::move(shape), item.pairs ? DType::bf16 : item.dtype());
     }
     if (!item.lanes.is_static) scratch("pb", {item.depth_block, lane_block_});
+    if (sums_rows(item)) scratch("ps", {row_tiles_ * mr_, item.depth_block / item.chain});
+    if (item.differs(mr_)) scratch("pn", {row_tiles_ * mr_, item.depth_block + item.rows.padding}, DType::bf16);
   }
   return out;
 }
@@ -175,6 +177,8 @@ tile_ir::Block ContractionScheduler::packs(const Item& item) const {
     for (auto& s : pack_window(item)) block.push_back(s);
   else if (!item.rows.is_static)
     for (auto& s : rows_lie_across() ? pack_lines(item, item.rows, "r", "pa", row_lines(), padded_rows()) : pack_rows(item)) block.push_back(s);
+  if (item.folded)
+    for (auto& s : prepare_rows(item)) block.push_back(s);
   return block;
 }
 
@@ -200,10 +204,15 @@ tile_ir::Block ContractionScheduler::multiply(const Item& item, bool several) co
 
 std::vector<Expr> ContractionScheduler::packed_lanes(const Item& item, Expr k, Expr lane, Expr half, int64_t part) const {
   std::vector<Expr> index = outer_index(item.lanes);
+  if (item.bits > 0) {
+    const Expr place = first_lane_ + panel(item) * nr_;
+    index.insert(index.end(), {sym("kb" + item.tag), floordiv(place, item.width), k, mod(place, item.width) + lane});
+    return index;
+  }
   index.insert(index.end(), {sym("kb" + item.tag), floordiv(first_lane_, nr_) + panel(item)});
   if (item.parts > 1) index.emplace_back(part);
   index.insert(index.end(), {k, lane});
-  if (item.pairs) index.push_back(half);
+  if (item.paired_lanes()) index.push_back(half);
   return index;
 }
 
@@ -211,17 +220,18 @@ tile_ir::Block ContractionScheduler::prefetch_panel(const Item& item, Expr k) co
   tile_ir::Block out;
   if (in_rows_) return out;
   const auto narrow = item.packed_lanes();
-  const int64_t lanes_of_line = item.words ? kCacheLine : kCacheLine * 4 / (narrow ? size_of(narrow->dtype) : 4) / (item.pairs ? 2 : 1);
+  const bool words = item.words || item.bits > 0;
+  const int64_t lanes_of_line = words ? kCacheLine : kCacheLine * 4 / (narrow ? size_of(narrow->dtype) : 4) / (item.pairs ? 2 : 1);
   // Every tile of rows reads the panel. Of long lines each fetches a part of the next panel: hints take turns with loads.
   const int64_t lines = (nr_ + lanes_of_line - 1) / lanes_of_line;
-  const int64_t tiles = item.widened ? 1 : window_ ? lines_ / block_lines_ : row_tiles_;
+  const int64_t tiles = item.widened || item.folded ? 1 : window_ ? lines_ / block_lines_ : row_tiles_;
   const int64_t turns = lines > kBlockVectors ? std::min(lines, tiles) : 1;
   const int64_t each = (lines + turns - 1) / turns;
   for (int64_t line = 0; line < each; ++line) {
     Expr first = min(mod(sym("rt" + item.tag), (lines + each - 1) / each) * each + line, lines - 1);
     std::vector<Expr> at = packed_lanes(item, k, (each == lines ? Expr(line) : first) * lanes_of_line, 0);
-    Expr& next = at[at.size() - (item.pairs ? 4 : 3)];
-    next = min(next + 1, ceildiv(lanes_extent_, nr_) - 1);
+    Expr& next = at[at.size() - (item.paired_lanes() ? 4 : 3)];
+    next = min(next + 1, ceildiv(lanes_extent_, packed_width(item, true)) - 1);
     out.push_back(make(tile_ir::Prefetch{item.lanes.param, std::move(at), 2}));
   }
   return out;
@@ -478,6 +488,7 @@ tile_ir::Block ContractionScheduler::add_to_tile(const Item& item, bool several,
 
 tile_ir::Block ContractionScheduler::register_block(const Item& item, bool several, const RowBlocks& rows) const {
   if (item.matrix) return matrix_block(item, several, rows);
+  if (item.folded) return folded_block(item, several, rows);
   const std::string& t = item.tag;
   const std::string acc = "acc" + t + rows.suffix;
   tile_ir::Block step;

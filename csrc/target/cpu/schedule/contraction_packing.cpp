@@ -146,9 +146,9 @@ Expr ContractionScheduler::depth_of_block(const Item& item) {
 tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand& operand, bool lanes, const PackedOperand& packed,
                                                 const std::vector<Axis>& batch) const {
   const std::vector<Axis>& axes = lanes ? lanes_ : rows_;
-  const int64_t width = lanes ? nr_ : mr_;
+  const int64_t width = packed_width(item, lanes);
   const bool split = lanes && item.parts > 1;
-  const bool pairs = lanes && item.pairs;
+  const bool pairs = lanes && item.paired_lanes();
   const Expr extent = count(axes);
   const Expr panels = ceildiv(extent, width);
   const Expr panel = mod(sym("par"), panels);
@@ -158,8 +158,9 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
   const Expr half = sym("half");
   const Expr step = pairs ? k * 2 + half : k;
   const Expr all = lanes ? depth_of_block(item) : item.depth;
-  const bool words = lanes && item.words;
-  const Expr depth = pairs ? floordiv(all, 2) : words ? floordiv(all, 4) : all;
+  const bool words = lanes && (item.words || item.bits > 0);
+  const int64_t word = item.words ? 4 : item.word();
+  const Expr depth = pairs ? floordiv(all, 2) : words ? floordiv(all, word) : all;
   Substitution map = unflatten(batch, floordiv(sym("par"), panels));
   std::vector<Expr> prefix;
   for (const auto& a : batch) prefix.push_back(map.at(a.name));
@@ -179,10 +180,11 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
   auto copy = [&](const Substitution& from, const std::vector<Expr>& to) {
     if (words) {
       std::vector<Substitution> maps;
-      for (int64_t byte = 0; byte < 4; ++byte) {
+      for (int64_t step = 0; step < word; ++step) {
         maps.push_back(from);
-        for (auto& [name, value] : maps.back()) value = substitute(value, {{"k", Expr::symbol("k") * 4 + byte}});
+        for (auto& [name, value] : maps.back()) value = substitute(value, {{"k", Expr::symbol("k") * word + step}});
       }
+      if (item.bits > 0) return store_codes(item, maps, packed.param, to, "");
       return store_word(operand, maps, packed.param, to, "", false);
     }
     return split ? store_parts(operand, from, packed.param, to, part, "")
@@ -223,7 +225,7 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
     zeros.push_back(make(loop_ir::Store{packed.param, std::move(there), "none", {}, Combiner::set}));
   }
   out.push_back(loop("pad", valid, width, LoopKind::serial, halves({loop("k", 0, depth, LoopKind::lanes, std::move(zeros))})));
-  if (words && item.shifted()) {
+  if (lanes && item.shifted()) {
     // What 128 in each byte of the rows adds, to be taken off: behind the last step of the panel.
     std::vector<Expr> last = place(position);
     last[last.size() - 2] = item.depth_block / 4;
@@ -247,9 +249,9 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
   if (lanes && item.packed_lanes()) packed.dtype = item.packed_lanes()->dtype;
   const bool split = lanes && item.parts > 1;
   if (split) packed.dtype = DType::bf16;
-  if (lanes && item.words) packed.dtype = DType::i32;
+  if (lanes && (item.words || item.bits > 0)) packed.dtype = DType::i32;
   operand.param = packed.param = (lanes ? "packed_lanes" : "packed_rows") + item.tag;
-  const int64_t width = lanes ? nr_ : mr_;
+  const int64_t width = packed_width(item, lanes);
   const std::vector<Axis>& axes = lanes ? lanes_ : rows_;
   const Expr panels = ceildiv(count(axes), width);
   std::vector<Axis> batch;
@@ -261,8 +263,9 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
   packed.shape.push_back(panels);
   if (split) packed.shape.emplace_back(item.parts);
   // Pairs of k lie side by side: [k / 2][NR][2].
-  const bool pairs = lanes && item.pairs;
-  packed.shape.push_back(lanes ? Expr(item.depth_block / item.group() + (item.shifted() ? 1 : 0)) : item.depth);
+  const bool pairs = lanes && item.paired_lanes();
+  const int64_t steps = item.bits > 0 ? item.word() : item.group();
+  packed.shape.push_back(lanes ? Expr(item.depth_block / steps + (item.shifted() ? 1 : 0)) : item.depth);
   packed.shape.emplace_back(width);
   if (pairs) packed.shape.emplace_back(2);
 
@@ -302,14 +305,16 @@ std::vector<PackedOperand> ContractionScheduler::pack_factors(Item& item) {
   std::vector<PackedOperand> out;
   const auto prologue = item.prologue();
   if (!prologue) return out;
+  const bool pairs = item.paired_lanes();
+  const int64_t width = packed_width(item, true);
   std::vector<Axis> batch;
   for (const auto& a : outer_)
     if (item.lanes.source->axes.count(a.name)) batch.push_back(a);
   const Expr extent = count(lanes_);
-  const Expr panels = ceildiv(extent, nr_);
+  const Expr panels = ceildiv(extent, width);
   const Expr panel = mod(sym("par"), panels);
   const Expr group = sym("group");
-  const Expr valid = min(nr_, extent - panel * nr_);
+  const Expr valid = min(width, extent - panel * width);
   const Substitution at = unflatten(batch, floordiv(sym("par"), panels));
   for (const loop_ir::Load* factor : prologue->factors) {
     PackedOperand packed;
@@ -318,16 +323,16 @@ std::vector<PackedOperand> ContractionScheduler::pack_factors(Item& item) {
     packed.param = fmt::format("factor{}_{}", out.size(), item.tag);
     for (const auto& a : batch) packed.shape.push_back(a.extent);
     // [outer][panel][group of k][NR], in pairs as the panel's elements are.
-    packed.shape.insert(packed.shape.end(), {panels, floordiv(item.depth, prologue->group), Expr(nr_)});
-    if (item.pairs) packed.shape.emplace_back(2);
+    packed.shape.insert(packed.shape.end(), {panels, floordiv(item.depth, prologue->group), Expr(width)});
+    if (pairs) packed.shape.emplace_back(2);
     auto store = [&](Expr lane, Expr half, bool zero) {
       std::vector<Expr> to;
       for (const auto& a : batch) to.push_back(at.at(a.name));
       to.insert(to.end(), {panel, group, lane});
-      if (item.pairs) to.push_back(half);
+      if (pairs) to.push_back(half);
       if (zero) return store_zero(packed.param, std::move(to), "none", packed.dtype);
       Substitution map = at;
-      join(map, unflatten(lanes_, panel * nr_ + lane));
+      join(map, unflatten(lanes_, panel * width + lane));
       join(map, depth_map(item, group * prologue->group));
       loop_ir::Load load = substituted(*factor, map);
       const std::string name = load.name;
@@ -335,13 +340,13 @@ std::vector<PackedOperand> ContractionScheduler::pack_factors(Item& item) {
     };
     auto halves = [&](Expr lane, bool zero) {
       tile_ir::Block one = store(lane, sym("half"), zero);
-      return item.pairs ? tile_ir::Block{loop("half", 0, 2, LoopKind::unroll, std::move(one))} : one;
+      return pairs ? tile_ir::Block{loop("half", 0, 2, LoopKind::unroll, std::move(one))} : one;
     };
     const Expr groups = floordiv(item.depth, prologue->group);
     tile_ir::Block inside{loop("pos", 0, valid, LoopKind::serial, {loop("group", 0, groups, LoopKind::lanes, halves(sym("pos"), false))}),
-                          loop("pad", valid, nr_, LoopKind::serial, {loop("group", 0, groups, LoopKind::lanes, halves(sym("pad"), true))})};
+                          loop("pad", valid, width, LoopKind::serial, {loop("group", 0, groups, LoopKind::lanes, halves(sym("pad"), true))})};
     packed.kernel.name = fmt::format("pack_{}_{}", packed.param, kernel_.name);
-    finish_pack(packed, {factor->buffer}, std::move(inside), batch, lanes_, nr_);
+    finish_pack(packed, {factor->buffer}, std::move(inside), batch, lanes_, width);
     out.push_back(std::move(packed));
   }
   return out;

@@ -29,8 +29,8 @@ constexpr int64_t kKeptBytes = 1 << 16;  // weights up to here are packed once i
 
 }  // namespace
 
-ContractionScheduler::ContractionScheduler(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx)
-    : kernel_(kernel), statics_(statics), ctx_(ctx), nest_(outer_nest(kernel_)), contractions_(analysis::find_contractions(kernel_)) {
+ContractionScheduler::ContractionScheduler(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx, int64_t bits)
+    : kernel_(kernel), statics_(statics), ctx_(ctx), nest_(outer_nest(kernel_)), contractions_(analysis::find_contractions(kernel_)), bits_(bits) {
   ranges_ = kernel_.symbols;
   for (const auto& a : nest_.axes) ranges_[a.name] = axis_range(a.extent);
   for (const Contraction& c : contractions_)
@@ -584,11 +584,16 @@ bool ContractionScheduler::unit_along(const Operand& operand, const std::string&
 
 std::optional<std::vector<Cond>> ContractionScheduler::streamed() const {
   std::vector<Cond> cases{less(count(rows_) * count(lanes_) * items_[0].depth, kLeastWork)};
+  const bool known_rows = count(rows_).is_constant();
+  // Bytes without factors are streamed as fast as words.
+  const bool folds = known_rows && std::all_of(items_.begin(), items_.end(),
+                                               [&](const Item& i) { return can_fold(i, bits_) && (bits_ < 8 || i.linear()->group > 0); });
+  if (!folds && rows_.size() == 1 && rows_[0].name == kOnlyRow) return std::nullopt;
   bool along_k =
       std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return unit_along(i.lanes, i.contraction->reduce->axes.back().name); });
   // Few rows read the lane operand once anyway: packing it per call would double the traffic.
   bool packs_per_call = std::any_of(items_.begin(), items_.end(), [](const Item& i) { return !i.lanes.is_static || i.lanes.per_call; });
-  if (along_k || packs_per_call) cases.push_back(less_equal(count(rows_), packs_per_call ? kUnpackedRows : kStreamRows));
+  if ((along_k && !folds) || packs_per_call) cases.push_back(less_equal(count(rows_), packs_per_call ? kUnpackedRows : kStreamRows));
   std::vector<Cond> open;
   for (const Cond& c : cases) {
     auto decided = decide(c, ranges_);

@@ -28,9 +28,13 @@ constexpr int64_t kChunkWork = 65536;
 inline int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 inline Expr round_up(Expr a, int64_t b) { return ceildiv(a, b) * b; }
 
-constexpr int64_t kBlockVectors = 2;    // of a register block's rows
-constexpr int64_t kParts = 3;           // bf16 numbers of 8 bits that hold the 24 bits of float32
-constexpr int64_t kMatrixChain = 1024;  // of k, that a matrix unit sums in one chain
+constexpr int64_t kBlockVectors = 2;            // of a register block's rows
+constexpr int64_t kParts = 3;                   // bf16 numbers of 8 bits that hold the 24 bits of float32
+constexpr const char* kOnlyRow = "row_of_one";  // the axis of a layer's only row
+constexpr int64_t kWordVectors = 4;             // of a panel of words: so many lanes share what is loaded of the rows
+constexpr int64_t kLongestFold = 128;           // steps of k that are summed before they are added to a total, where no factors ask for less
+constexpr int64_t kDifferenceRows = 4;          // up to here, making exact numbers of bytes costs more than a second product
+constexpr int64_t kMatrixChain = 1024;          // of k, that a matrix unit sums in one chain
 
 /// What a row costs in register blocks of mr rows of `vectors` vectors, beside its multiply-adds.
 double block_overhead(int64_t mr, int64_t vectors, double load_cost);
@@ -65,6 +69,17 @@ struct Operand {
     int64_t group = 1;
   };
   std::optional<Prologue> prologue(const std::vector<Axis>& summed) const;
+
+  /// A value that is scale * code + shift of a byte in memory, where scale and shift are made of factors that are the same for `group` steps of k.
+  struct Linear {
+    Narrow code;
+    std::vector<const loop_ir::Load*> factors;
+    int64_t group = 0;          ///< 0: no factors
+    loop_ir::Block statements;  ///< that make scale and shift, in float32
+    std::string scale, shift;   ///< empty: 1 and 0
+  };
+  /// Roundings to 16 bits between code and value are left out: in a sum of products the factors could as well leave the sum.
+  std::optional<Linear> linear(const std::vector<Axis>& summed) const;
 
   /// The statements of the slice that this value takes.
   loop_ir::Block statements_of(const std::string& value) const;
@@ -112,12 +127,23 @@ struct Item {
   bool matrix = false;   ///< pairs that a matrix unit multiplies
   int64_t parts = 1;     ///< bf16 numbers that make up an element: float32 is the sum of three
   bool widened = false;  ///< a panel of narrow lanes is widened once for all register blocks of a tile
+  int64_t bits = 0;      ///< of codes of lanes that are packed in words, each of which holds several steps of k; 0: they are not
+  int64_t width = 0;     ///< lanes of such a panel: those of a register block or more
+  bool folded = false;   ///< these are taken apart in registers, as they are multiplied, and their factors multiply the sums of groups
   Expr depth_blocks;
   std::string tag;
 
   DType dtype() const { return contraction->dtype; }
   /// Steps of k that one multiplication takes.
   int64_t group() const { return words ? 4 : pairs ? 2 : 1; }
+  /// Steps of k in a word.
+  int64_t word() const { return bits > 0 ? 32 / bits : 0; }
+  /// Whether two steps of k lie side by side in the panels of lanes.
+  bool paired_lanes() const { return pairs && bits == 0; }
+  /// The lanes as codes and their factors, if these may be packed in words.
+  std::optional<Operand::Linear> linear() const;
+  /// Whether words are multiplied as the difference of two bf16 numbers, which are made faster than one that is exact.
+  bool differs(int64_t rows) const { return folded && pairs && bits == 8 && rows <= kDifferenceRows; }
   /// As what the lanes are packed once, if not as they are multiplied.
   std::optional<Operand::Narrow> packed_lanes() const;
   /// How lanes that are packed as they were quantised become what is multiplied.
@@ -132,7 +158,8 @@ struct Item {
 /// schedule or applies one.
 class ContractionScheduler {
  public:
-  ContractionScheduler(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx);
+  /// `bits`: of lanes that are packed in words, if they can be.
+  ContractionScheduler(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx, int64_t bits = 8);
   std::optional<Schedule> propose();
 
   /// With the lanes along the other operand's axes, where that pads less; `best` is the cost to beat.
@@ -166,6 +193,9 @@ class ContractionScheduler {
   bool reads_rows() const {
     return per_call_ && across_ && !window_ && std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
   }
+
+  /// What codes of 4 bits take for granted of the params that hold them, after a proposal; none where all are bytes.
+  std::vector<AssumedRange> few_bits() const;
 
   /// For a block of `rows` rows of one axis.
   std::optional<std::vector<Directive>> propose_rows(const ContractionRows& tile);
@@ -322,6 +352,10 @@ class ContractionScheduler {
   static tile_ir::Block store_word(const Operand& operand, const std::vector<Substitution>& maps, const std::string& buffer, std::vector<Expr> index,
                                    const std::string& suffix, bool shift);
 
+  /// The codes of a word's steps at buffer[index]: `maps` are the points of each.
+  static tile_ir::Block store_codes(const Item& item, const std::vector<Substitution>& maps, const std::string& buffer, std::vector<Expr> index,
+                                    const std::string& suffix);
+
   /// The operand as the sum of three bf16 numbers h + m + l, at buffer[index] with their numbers 0, 1 and 2 at `part` of the index.
   static tile_ir::Block store_parts(const Operand& operand, const Substitution& map, const std::string& buffer, const std::vector<Expr>& index,
                                     size_t part, const std::string& suffix);
@@ -399,6 +433,27 @@ class ContractionScheduler {
   /// The lanes of one panel as they are multiplied, for all register blocks of the tile.
   Ref<tile_ir::Stmt> widen_panel(const Item& item) const;
 
+  // ---- lanes in words, taken apart in registers ------------------------------------------------------------------
+
+  /// Whether the lanes may be packed in words of such codes.
+  bool can_fold(const Item& item, int64_t bits) const;
+  /// Of `vectors` vectors.
+  int64_t lanes_of(int64_t vectors) const { return vectors * (ctx_.target.vector_bytes / 4); }
+  /// Lanes of an operand's panel as it is packed once.
+  int64_t packed_width(const Item& item, bool lanes) const { return !lanes ? mr_ : item.bits > 0 ? item.width : nr_; }
+  /// Whether all lanes may be packed in words, in panels of kWordVectors without much padding.
+  bool folds_wide() const;
+  /// Packs lanes in words where they may be, in blocks of k that these and their factors fit.
+  void choose_words(Item& item) const;
+  /// What makes a code of the number that a word gives: added to the sums of pairs, to each number of float32.
+  static int64_t code_offset(const Item& item);
+  static bool sums_rows(const Item& item);
+  /// The sums of the rows over each chain, and the rows with the other sign.
+  tile_ir::Block prepare_rows(const Item& item) const;
+  /// Loads of the factors at a step of k, for the panel in hand.
+  std::map<std::string, loop_ir::Load> factors_at(const Item& item, const std::vector<const loop_ir::Load*>& factors, int64_t group, Expr step,
+                                                  Expr lane) const;
+
   /// Brings the panel after this one nearer while line k of this one is read.
   tile_ir::Block prefetch_panel(const Item& item, Expr k) const;
 
@@ -440,7 +495,7 @@ class ContractionScheduler {
   Ref<tile_ir::Stmt> multiply_add(const Item& item, const RowBlocks& rows, const std::string& acc) const;
   /// All steps of a block of k, or of a chain of it.
   Ref<tile_ir::Stmt> over_depth(const Item& item, tile_ir::Block body) const;
-  static bool has_chains(const Item& item) { return item.chain < item.depth_block; }
+  static bool has_chains(const Item& item) { return item.chain < item.depth_block && !item.folded; }
   Ref<tile_ir::Stmt> over_chains(const Item& item, tile_ir::Block body) const;
   /// Whether a panel is widened as much as one chain takes at a time, which stays in the first cache.
   static bool in_chunks(const Item& item) { return item.widened && has_chains(item); }
@@ -450,6 +505,12 @@ class ContractionScheduler {
   tile_ir::Block add_to_tile(const Item& item, bool several, const RowBlocks& rows, const std::string& acc) const;
   tile_ir::Block register_block(const Item& item, bool several, const RowBlocks& rows) const;
   tile_ir::Block matrix_block(const Item& item, bool several, const RowBlocks& rows) const;
+  tile_ir::Block folded_block(const Item& item, bool several, const RowBlocks& rows) const;
+  /// Sums that a row's products with a lane are shared out to: so many chains hide the latency of multiply-adds.
+  int64_t shares(const Item& item, const RowBlocks& rows) const;
+  /// Adds the sums of a chain, times its factors, to the totals.
+  tile_ir::Block add_chain(const Item& item, const RowBlocks& rows, const std::string& acc, const std::string& total) const;
+  Ref<tile_ir::Stmt> multiply_words(const Item& item, const RowBlocks& rows, const std::string& acc) const;
 
   /// Products of these parts of the rows and lanes, in pairs, added to buffer `c` of the tile.
   struct PartProducts {
@@ -506,6 +567,7 @@ class ContractionScheduler {
   Substitution outer_map_;
   Ranges ranges_;
   std::string tag_;
+  int64_t bits_ = 8;
 };
 
 }  // namespace deplo::loop_to_tile

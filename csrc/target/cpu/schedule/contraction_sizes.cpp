@@ -31,6 +31,7 @@ constexpr int64_t kNarrowLanes = 96;        // its lanes at least
 constexpr int64_t kLeastRows = 128;         // its rows at least where few blocks would leave threads idle
 constexpr int64_t kTileElements = 1 << 17;  // of the tile of sums: it shares L2 with the packed operands
 constexpr int64_t kWidenedTiles = 3;        // register blocks of a tile that pay for widening a panel beforehand
+constexpr int64_t kWideRows = 4;            // up to here, loads of the rows cost more than what is multiplied, unless many lanes share them
 constexpr int64_t kTailRows = 4;            // of the register blocks that end a tile of any size: fewer hide less of the latency
 constexpr int64_t kFewBlocks = 4;           // fewer parallel iterations leave one of a few threads idle for long
 constexpr int64_t kWantedBlocks = 8;        // parallel iterations that keep a few threads busy
@@ -136,7 +137,11 @@ void ContractionScheduler::choose_sizes() {
     choose_blocks(kBlockVectors + 1);
     if (padded_work() * block_share(lane_block_) >= narrow) choose_blocks(kBlockVectors);
   }
-  for (Item& item : items_) item.widened = can_widen(item) && (item.needs_widening() || tile_rows() / mr_ >= kWidenedTiles);
+  if (folds_wide() && rows_extent_.is_constant() && rows_extent_.value() <= kWideRows) choose_blocks(kWordVectors);
+  for (Item& item : items_) {
+    choose_words(item);
+    item.widened = !item.folded && can_widen(item) && (item.needs_widening() || tile_rows() / mr_ >= kWidenedTiles);
+  }
 }
 
 int64_t ContractionScheduler::call_blocks() const { return hint(lanes_extent_) > kDynamicLanes ? 2 : 1; }
@@ -420,11 +425,13 @@ Schedule ContractionScheduler::describe() const {
   for (const Item& item : items_) {
     const std::string& result = item.contraction->result;
     add("tile", {{depth_name(item), item.depth_block}});
-    if (has_chains(item)) add("chain", {{depth_name(item), item.chain}});
+    if (item.chain < item.depth_block) add("chain", {{depth_name(item), item.chain}});
     add("unroll", {{depth_name(item), item.unroll}});
     if (item.group() > 1) add("dot", {{depth_name(item), item.matrix ? tile_ir::kMatrixDepth : item.group()}});
     if (item.parts > 1) s.directives.back().arguments.push_back({"parts", item.parts});
     std::vector<Argument> lanes{{result + ".lanes", {}}, {"at", item.lanes.per_call ? "call" : item.lanes.is_static ? "program" : "block"}};
+    if (item.bits > 0) lanes.insert(lanes.end(), {{"bits", item.bits}, {"width", item.width}});
+    if (item.folded) lanes.push_back({"fold", {}});
     if (item.widened) lanes.push_back({"widen", {}});
     add("pack", std::move(lanes));
     std::vector<Argument> rows{{result + ".rows", {}}, {"at", item.rows.is_static ? "program" : "block"}};
@@ -512,7 +519,21 @@ void ContractionScheduler::read_dot(ScheduleReader& reader, Item& item) const {
 
 void ContractionScheduler::read_widen(ScheduleReader& reader, Item& item) const {
   const Directive& d = needed(reader, "pack", item.contraction->result + ".lanes");
-  item.widened = std::any_of(d.arguments.begin(), d.arguments.end(), [](const Argument& a) { return a.name == "widen"; });
+  auto has = [&](const char* word) { return std::any_of(d.arguments.begin(), d.arguments.end(), [&](const Argument& a) { return a.name == word; }); };
+  item.widened = has("widen");
+  item.folded = has("fold");
+  item.bits = has("bits") ? reader.number(d, "bits", 4, 8) : 0;
+  if (item.folded || item.bits > 0) {
+    item.width = has("width") ? reader.number(d, "width", 1, kMostTile) : 0;
+    const bool right = (item.bits == 4 || item.bits == 8) && item.width > 0 && can_fold(item, item.bits) && item.folded && !item.widened;
+    if (!right)
+      reader.fail(d, "'fold' takes bits=4 or 8 and width, of lanes that are packed at=program from bytes whose factors are those of whole words");
+    const int64_t group = item.linear()->group;
+    const int64_t end = group > 0 ? group : item.depth.value();
+    if (item.chain % item.word() != 0 || end % item.chain != 0 || item.depth_block % item.chain != 0)
+      reader.fail(d, fmt::format("its chains are whole words of {} steps, of which {} and the tile are multiples", item.word(), end));
+    return;
+  }
   if (item.widened && !can_widen(item)) reader.fail(d, "only lanes that are packed at=program narrower than they are multiplied are widened");
   if (!item.widened && item.needs_widening()) reader.fail(d, "lanes that are packed in bytes are widened for dot");
 }
@@ -533,7 +554,11 @@ void ContractionScheduler::read_pack(ScheduleReader& reader, const Item& item, O
   }
   if (window_ && !operand.is_static) reader.fail(d, "beside windows, the lanes are packed at=program");
   bool padded = side == "rows" && !operand.is_static;
-  reader.only(d, {name, "at", padded ? "pad" : side == "lanes" ? "widen" : "at"});
+  reader.only(d, {name, "at",
+                  padded            ? "pad"
+                  : side == "lanes" ? "widen"
+                                    : "at",
+                  side == "lanes" ? "fold" : "at", side == "lanes" ? "bits" : "at", side == "lanes" ? "width" : "at"});
   operand.padding = padded ? reader.number(d, "pad", 0, 1024, 0) : 0;
 }
 
@@ -612,6 +637,8 @@ void ContractionScheduler::read_register_block(ScheduleReader& reader) {
   }
   nr_ = reader.number(d, name_of(lanes_), vector, most * vector);
   check_matrix_sides(reader, d);
+  for (const Item& item : items_)
+    if (item.bits > 0 && item.width % nr_ != 0) reader.fail(d, fmt::format("panels of {} lanes are not whole blocks of {}", item.width, nr_));
   if (nr_ % vector != 0) reader.fail(d, fmt::format("{} is {}, allowed: multiples of the machine's {} lanes", name_of(lanes_), nr_, vector));
   if (mr_ * (nr_ / vector) > most)
     reader.fail(d, fmt::format("{} x {} sums are {} vectors of {} lanes, at most {} are allowed on a machine of {} vector registers", mr_, nr_,

@@ -1,5 +1,7 @@
 #include "target/cpu/schedule/scheduler.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "lower/loop_to_tile/convert.h"
 #include "lower/loop_to_tile/masked_keys.h"
@@ -57,6 +59,13 @@ class CpuScheduler final : public Scheduler {
       versions_[kernel.name] = {small.name, contraction->unless};
     }
     auto found = given.find(kernel.name);
+    loop_ir::Kernel few = kernel;
+    few.name = kernel.name + "_few_bits";
+    const auto few_bits = found == given.end() || given.count(few.name) > 0 ? propose_few_bits(kernel, statics, ctx_) : std::nullopt;
+    if (few_bits && holds_inputs(kernel, few_bits->ranges)) {
+      apply(few, given.count(few.name) > 0 ? given.at(few.name) : few_bits->schedule, statics, out);
+      few_[kernel.name] = {few.name, few_bits->ranges};
+    }
     apply(kernel,
           found != given.end() ? found->second
           : contraction        ? contraction->schedule
@@ -67,16 +76,29 @@ class CpuScheduler final : public Scheduler {
   /// The call, by the version for its sizes where its kernel has two.
   void add_call(const CallStep& call, tile_ir::Module& out) override {
     CallStep main = with_packed(call, out);
+    if (auto few = few_.find(call.kernel); few != few_.end()) {
+      CallStep with_few = call;
+      with_few.kernel = few->second.kernel;
+      with_few = with_packed(with_few, out);
+      const tile_ir::Kernel& kernel = *out.find_kernel(with_few.kernel);
+      for (const AssumedRange& range : few->second.ranges) {
+        const auto param = std::find_if(kernel.params.begin(), kernel.params.end(), [&](const auto& p) { return p.name == range.param; });
+        const std::string fact = fact_about(call.arguments[static_cast<size_t>(param - kernel.params.begin())], range, out);
+        with_few.when.push_back({Cond::Kind::ge0, Expr::symbol(fact) - 1});
+      }
+      out.steps.emplace_back(std::move(with_few));
+      main.is_alternative = true;
+    }
     if (auto version = versions_.find(call.kernel); version != versions_.end()) {
       CallStep small = call;
       small.kernel = version->second.kernel;
       small = with_packed(small, out);
       for (const Cond& c : version->second.when) {
         small.when = {c};
+        small.is_alternative = main.is_alternative;
         out.steps.emplace_back(small);
-        small.is_alternative = true;
+        main.is_alternative = true;
       }
-      main.is_alternative = true;
     }
     out.steps.emplace_back(std::move(main));
   }
@@ -136,6 +158,32 @@ class CpuScheduler final : public Scheduler {
     return extended;
   }
 
+  /// Whether these params are static inputs of the program, whose elements can be looked at, at every call of the kernel.
+  bool holds_inputs(const loop_ir::Kernel& kernel, const std::vector<AssumedRange>& ranges) const {
+    for (const Step& step : module_.steps) {
+      const auto* call = std::get_if<CallStep>(&step);
+      if (!call || call->kernel != kernel.name) continue;
+      for (const AssumedRange& range : ranges)
+        for (size_t i = 0; i < kernel.params.size(); ++i) {
+          if (kernel.params[i].name != range.param) continue;
+          const Buffer* buffer = module_.find_buffer(call->arguments[i]);
+          if (!buffer || buffer->kind != BufferKind::input || !buffer->is_static) return false;
+        }
+    }
+    return true;
+  }
+
+  /// The symbol that tells whether an input's elements lie in a range.
+  static std::string fact_about(const std::string& buffer, const AssumedRange& range, tile_ir::Module& out) {
+    for (const Fact& fact : out.facts)
+      if (fact.buffer == buffer && fact.lo == range.lo && fact.hi == range.hi) return fact.symbol;
+    std::string name;
+    for (size_t n = out.facts.size(); name.empty() || out.symbols.count(name) > 0 || out.find_buffer(name); ++n) name = "fits" + std::to_string(n);
+    out.facts.push_back({name, buffer, range.lo, range.hi});
+    out.symbols[name] = {Expr(0), Expr(1)};
+    return name;
+  }
+
   std::string fresh_buffer(const tile_ir::Module& out) {
     while (true) {
       std::string name = "panel" + std::to_string(next_++);
@@ -151,6 +199,11 @@ class CpuScheduler final : public Scheduler {
     std::vector<Cond> when;  ///< any of them
   };
   std::map<std::string, Version> versions_;  ///< for small sizes, by the kernel for all others
+  struct FewBitsVersion {
+    std::string kernel;
+    std::vector<AssumedRange> ranges;
+  };
+  std::map<std::string, FewBitsVersion> few_;  ///< for weights that fit 4 bits, likewise
   int next_ = 0;
 };
 

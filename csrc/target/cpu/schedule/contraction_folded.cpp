@@ -1,0 +1,269 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "target/cpu/schedule/contraction_scheduler.h"
+#include "target/cpu/schedule/statements.h"
+
+// Lanes in words, multiplied by few rows. The sum of x (scale code + shift) over a group of k is scale sum(x code) + shift sum(x): words are taken
+// apart in registers, into numbers that differ from the codes by what is the same for all of them, once for all rows.
+
+namespace deplo::loop_to_tile {
+namespace {
+
+using loop_ir::Let;
+using loop_ir::Load;
+
+constexpr int64_t kTurn = 3;             // of words of 4-bit codes, see contraction_words.cpp
+constexpr int64_t kSpareRegisters = 10;  // for numbers and factors in flight
+
+/// Numbers that one multiply-add takes: two steps of k as bf16, or one as float32.
+struct Numbers {
+  int64_t step;      ///< the first, of those in the word
+  std::string even;  ///< or the only one
+  std::string odd;
+  bool negated = false;  ///< taken off
+};
+
+/// Two bf16 numbers in a word.
+Numbers halves(Statements& put, int64_t step, const std::string& word, const std::string& which, bool negated = false) {
+  const std::string low = put.let("low" + which, DType::i16, Fn::cast, {word});
+  const std::string high = put.let("high" + which, DType::i16, Fn::cast, {put.word("upper" + which, Fn::shr, {word, put.number("up" + which, 16)})});
+  return {step, put.let("even" + which, DType::bf16, Fn::bitcast, {low}), put.let("odd" + which, DType::bf16, Fn::bitcast, {high}), negated};
+}
+
+std::string shifted(Statements& put, const std::string& word, int64_t right, const std::string& which) {
+  if (right == 0) return word;
+  return put.word("at" + which, right > 0 ? Fn::shr : Fn::shl, {word, put.number("by" + which, std::abs(right))});
+}
+
+/// Rotated to the right by less than 32.
+std::string turned(Statements& put, const std::string& word, int64_t right, const std::string& which) {
+  const std::string low =
+      put.word("rest" + which, Fn::bit_and, {shifted(put, word, right, which + "d"), put.number("keep" + which, (int64_t{1} << (32 - right)) - 1)});
+  return put.word("turned" + which, Fn::bit_or, {low, shifted(put, word, right - 32, which + "u")});
+}
+
+std::string picked(Statements& put, const std::string& word, int64_t bits, int64_t exponent, const std::string& which) {
+  auto number = [&](const char* name, int64_t value) { return put.number(name + which, static_cast<int32_t>(value)); };
+  return put.word("number" + which, Fn::bit_or,
+                  {put.word("bits" + which, Fn::bit_and, {word, number("fraction", bits)}), number("exponent", exponent)});
+}
+
+/// 16 and the code, whose bits are the upper ones of a fraction; of float32 `offset` is added at once, whose sums keep more digits than 16 would
+/// leave.
+std::vector<Numbers> four_bits(Statements& put, const std::string& word, bool pairs, int64_t offset) {
+  std::vector<Numbers> out;
+  for (int64_t n = 0; n < (pairs ? 4 : 8); ++n) {
+    const std::string which = std::to_string(n);
+    if (pairs) {
+      const std::string here = n == 3 ? turned(put, word, 12, which) : shifted(put, word, 4 * n, which);
+      out.push_back(halves(put, 2 * n, picked(put, here, 0x00780078, 0x41804180, which), which));
+      continue;
+    }
+    // Code n lies at bit 4 n + kTurn; the fraction of a float32 number starts with bit 22.
+    const int64_t right = 4 * n + kTurn - 19;
+    const std::string here = n == 7 ? turned(put, word, right, which) : shifted(put, word, right, which);
+    const std::string number = put.let("float" + which, DType::f32, Fn::bitcast, {picked(put, here, 0x00780000, 0x41800000, which)});
+    const std::string code = put.let("whole" + which, DType::f32, Fn::add, {number, put.real("offset" + which, static_cast<double>(offset))});
+    out.push_back({n < 4 ? 2 * n : 2 * n - 7, code, {}});
+  }
+  return out;
+}
+
+/// Bytes, exactly; of float32 `offset` is added at once.
+std::vector<Numbers> bytes(Statements& put, const std::string& word, bool pairs, int64_t offset) {
+  std::vector<std::string> numbers;
+  for (int64_t byte = 0; byte < 4; ++byte) {
+    const std::string which = std::to_string(byte);
+    const std::string top = shifted(put, word, 8 * byte - 24, fmt::format("{}t", which));
+    const std::string code = put.word("code" + which, Fn::shr, {top, put.number("down" + which, 24)});
+    std::string number = put.let("float" + which, DType::f32, Fn::cast, {code});
+    if (!pairs && offset != 0)
+      number = put.let("whole" + which, DType::f32, Fn::add, {number, put.real(fmt::format("offset{}", which), static_cast<double>(offset))});
+    numbers.push_back(std::move(number));
+  }
+  if (!pairs) return {{0, numbers[0], {}}, {2, numbers[1], {}}, {1, numbers[2], {}}, {3, numbers[3], {}}};
+  std::vector<Numbers> out;
+  for (int64_t n : {0, 1}) {
+    // Whole numbers up to 256 are their upper halves.
+    const std::string which = "p" + std::to_string(n);
+    auto bits = [&](const char* name, const std::string& value) { return put.word(name + which, Fn::bitcast, {value}); };
+    const std::string even = put.word("down" + which, Fn::shr, {bits("evens", numbers[static_cast<size_t>(n)]), put.number("half" + which, 16)});
+    const std::string low = put.word("lower" + which, Fn::bit_and, {even, put.number("mask" + which, 0xffff)});
+    const std::string high =
+        put.word("uppers" + which, Fn::bit_and, {bits("odds", numbers[static_cast<size_t>(n) + 2]), put.number("top" + which, -0x10000)});
+    out.push_back(halves(put, 2 * n, put.word("pair" + which, Fn::bit_or, {low, high}), which));
+  }
+  return out;
+}
+
+/// Bytes as a difference: 128 and the lower bits, less 128 or, where the uppermost bit is set, 256.
+std::vector<Numbers> differences(Statements& put, const std::string& word) {
+  std::vector<Numbers> out;
+  for (int64_t n : {0, 1}) {
+    const std::string which = std::to_string(n);
+    const std::string here = shifted(put, word, 8 * n, which);
+    out.push_back(halves(put, 2 * n, picked(put, here, 0x007f007f, 0x43004300, which + "l"), which + "l"));
+    out.push_back(halves(put, 2 * n, picked(put, here, 0x00800080, 0x43004300, which + "s"), which + "s", true));
+  }
+  return out;
+}
+
+}  // namespace
+
+bool ContractionScheduler::sums_rows(const Item& item) {
+  return item.folded && ((item.pairs && code_offset(item) != 0) || !item.linear()->shift.empty());
+}
+
+int64_t ContractionScheduler::shares(const Item& item, const RowBlocks& rows) const {
+  const int64_t vectors = rows.mr * nr_ / (ctx_.target.vector_bytes / 4);
+  int64_t sums = 1;
+  while (2 * sums * vectors <= ctx_.target.vector_registers / 2 && 2 * sums * (item.pairs ? 2 : 1) <= item.word()) sums *= 2;
+  return sums;
+}
+
+tile_ir::Block ContractionScheduler::prepare_rows(const Item& item) const {
+  const std::string& t = item.tag;
+  const DType dtype = item.pairs ? DType::bf16 : item.dtype();
+  const Expr row = sym("rs" + t);
+  tile_ir::Block inside;
+  if (sums_rows(item)) {
+    const Expr chain = sym("ks" + t);
+    tile_ir::Block element;
+    Statements put(element, ".ps" + t);
+    std::string value = put.load("x", dtype, "pa" + t, {row, chain * item.chain + sym("q" + t)});
+    if (item.pairs) value = put.let("wide", DType::f32, Fn::cast, {value});
+    tile_ir::Block sum{make(
+        tile_ir::Reduce{{"rowsum" + t}, {DType::f32}, Combiner::sum, {value}, {axis("q" + t, 0, item.chain, LoopKind::lanes)}, std::move(element)})};
+    sum.push_back(make(loop_ir::Store{"ps" + t, {row, chain}, "rowsum" + t, {}, Combiner::set}));
+    inside.push_back(loop("ks" + t, 0, floordiv(depth_of_block(item), item.chain), LoopKind::serial, std::move(sum)));
+  }
+  if (item.differs(mr_)) {
+    tile_ir::Block element;
+    Statements put(element, ".pn" + t);
+    const std::vector<Expr> at{row, sym("kn" + t)};
+    put.store("pn" + t, at, put.let("less", dtype, Fn::neg, {put.load("x", dtype, "pa" + t, at)}));
+    inside.push_back(loop("kn" + t, 0, depth_of_block(item), LoopKind::lanes, std::move(element)));
+  }
+  if (inside.empty()) return {};
+  return {loop("rs" + t, 0, padded_rows(), LoopKind::serial, std::move(inside))};
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::multiply_words(const Item& item, const RowBlocks& rows, const std::string& acc) const {
+  const std::string& t = item.tag;
+  const Expr row = row_of(item, rows, sym("r" + t));
+  const Expr lane = sym("x" + t);
+  const Expr k = sym("k" + t);
+  tile_ir::Block step{make(Load{"nw" + t, DType::i32, item.lanes.param, packed_lanes(item, k, lane, 0), {}, {}})};
+  Statements put(step, ".f" + t);
+  const std::string word = "nw" + t;
+  const bool differs = item.differs(mr_);
+  const std::vector<Numbers> numbers = item.bits == 4 ? four_bits(put, word, item.pairs, code_offset(item))
+                                       : differs      ? differences(put, word)
+                                                      : bytes(put, word, item.pairs, code_offset(item));
+  tile_ir::Block factors;
+  Statements of_row(factors, ".a" + t);
+  const int64_t sums = shares(item, rows);
+  for (size_t n = 0; n < numbers.size(); ++n) {
+    const std::string which = std::to_string(n);
+    auto factor = [&](const char* name, int64_t half) {
+      return of_row.load(name + which, item.pairs ? DType::bf16 : item.dtype(), (numbers[n].negated ? "pn" : "pa") + t,
+                         {row, k * item.word() + numbers[n].step + half});
+    };
+    const std::vector<Expr> at{sym("r" + t), static_cast<int64_t>(n) % sums, lane};
+    const std::string even = factor("x", 0);
+    const std::string before = put.load("before" + which, DType::f32, acc, at);
+    if (item.pairs)
+      put.store(acc, at, put.let("sum" + which, DType::f32, Fn::dot2, {even, factor("y", 1), numbers[n].even, numbers[n].odd, before}));
+    else
+      put.store(acc, at, put.let("sum" + which, DType::f32, Fn::fma, {even, numbers[n].even, before}));
+  }
+  return over_registers(item, rows, "", std::move(factors), std::move(step));
+}
+
+tile_ir::Block ContractionScheduler::add_chain(const Item& item, const RowBlocks& rows, const std::string& acc, const std::string& total) const {
+  const std::string& t = item.tag;
+  const auto linear = item.linear();
+  const Expr row = sym("r" + t + "a");
+  const Expr lane = sym("x" + t + "a");
+  const Expr chain = sym("kg" + t);
+  tile_ir::Block of_row;
+  Statements row_put(of_row, ".g" + t);
+  const std::string of_rows = sums_rows(item) ? row_put.load("rows", DType::f32, "ps" + t, {row_of(item, rows, row), chain}) : "";
+  tile_ir::Block step;
+  Statements put(step, ".g" + t);
+  const auto instead = linear->group > 0
+                           ? factors_at(item, linear->factors, linear->group, sym("kb" + t) * item.depth_block + chain * item.chain, lane)
+                           : std::map<std::string, Load>{};
+  std::map<std::string, std::string> renamed;
+  auto name = [&](const std::string& value) { return value + ".g" + t; };
+  for (const auto& stmt : linear->statements) {
+    if (const auto* load = std::get_if<Load>(&stmt->node)) {
+      Load copy = instead.at(load->name);
+      copy.name = name(load->name);
+      step.push_back(make(std::move(copy)));
+    } else {
+      Let copy = std::get<Let>(stmt->node);
+      copy.name = name(copy.name);
+      for (std::string& operand : copy.operands) operand = name(operand);
+      step.push_back(make(std::move(copy)));
+    }
+  }
+  std::vector<std::string> sums;
+  for (int64_t n = 0; n < shares(item, rows); ++n) sums.push_back(put.load("sum" + std::to_string(n), DType::f32, acc, {row, n, lane}));
+  for (size_t step = 1; step < sums.size(); step *= 2)
+    for (size_t n = 0; n + step < sums.size(); n += 2 * step)
+      sums[n] = put.let(fmt::format("both{}_{}", n, step), DType::f32, Fn::add, {sums[n], sums[n + step]});
+  const std::string sum = sums[0];
+  std::string all = put.load("total", DType::f32, total, {row, lane});
+  all = linear->scale.empty() ? put.let("added", DType::f32, Fn::add, {all, sum})
+                              : put.let("added", DType::f32, Fn::fma, {name(linear->scale), sum, all});
+  if (sums_rows(item)) {
+    std::string shift = linear->shift.empty() ? "" : name(linear->shift);
+    if (const int64_t more = item.pairs ? code_offset(item) : 0; more != 0) {
+      const std::string offset = put.real("offset", static_cast<double>(more));
+      if (linear->scale.empty())
+        shift = shift.empty() ? offset : put.let("shift", DType::f32, Fn::add, {shift, offset});
+      else if (shift.empty())
+        shift = put.let("shift", DType::f32, Fn::mul, {name(linear->scale), offset});
+      else
+        shift = put.let("shift", DType::f32, Fn::fma, {name(linear->scale), offset, shift});
+    }
+    all = put.let("whole", DType::f32, Fn::fma, {of_rows, shift, all});
+  }
+  put.store(total, {row, lane}, all);
+  return {over_registers(item, rows, "a", std::move(of_row), std::move(step))};
+}
+
+tile_ir::Block ContractionScheduler::folded_block(const Item& item, bool several, const RowBlocks& rows) const {
+  const std::string& t = item.tag;
+  const std::string acc = "acc" + t + rows.suffix;
+  const std::string total = "total" + t + rows.suffix;
+  auto clear = [&](const std::string& buffer, const std::string& suffix, int64_t sums) {
+    const std::string none = fmt::format("none{}{}", suffix, t);
+    tile_ir::Block zeros{make(Let{none, item.dtype(), Fn::constant, {}, Scalar::of_float(item.dtype(), 0), 0})};
+    Statements put(zeros, "");
+    const Expr row = sym("r" + t + suffix);
+    const Expr lane = sym("x" + t + suffix);
+    for (int64_t n = 0; n < sums; ++n) put.store(buffer, buffer == acc ? std::vector<Expr>{row, n, lane} : std::vector<Expr>{row, lane}, none);
+    return over_registers(item, rows, suffix, {}, std::move(zeros));
+  };
+  const int64_t words = item.chain / item.word();
+  tile_ir::Block step = prefetch_panel(item, sym("k" + t));
+  step.push_back(multiply_words(item, rows, acc));
+  const Expr chain = sym("kg" + t);
+  tile_ir::Block chains{clear(acc, "i", shares(item, rows)),
+                        loop("k" + t, chain * words, chain * words + words, LoopKind::serial, std::move(step), std::min(item.unroll, words))};
+  for (auto& stmt : add_chain(item, rows, acc, total)) chains.push_back(stmt);
+  tile_ir::Block out{make(tile_ir::Alloc{acc, item.dtype(), {rows.mr, shares(item, rows), nr_}, Space::reg})};
+  // The totals stay in registers where there is room for them beside the sums.
+  const int64_t vectors = rows.mr * nr_ / (ctx_.target.vector_bytes / 4);
+  const bool room = (1 + shares(item, rows)) * vectors + kSpareRegisters <= ctx_.target.vector_registers;
+  out.push_back(make(tile_ir::Alloc{total, item.dtype(), {rows.mr, nr_}, room ? Space::reg : Space::stack}));
+  out.push_back(clear(total, "z", 1));
+  out.push_back(loop("kg" + t, 0, floordiv(depth_of_block(item), item.chain), LoopKind::serial, std::move(chains)));
+  for (auto& stmt : add_to_tile(item, several, rows, total)) out.push_back(stmt);
+  return out;
+}
+
+}  // namespace deplo::loop_to_tile

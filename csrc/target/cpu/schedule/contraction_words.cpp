@@ -1,0 +1,218 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "loop_ir/build.h"
+#include "target/cpu/schedule/contraction_scheduler.h"
+#include "target/cpu/schedule/statements.h"
+
+namespace deplo::loop_to_tile {
+namespace {
+
+using loop_ir::Let;
+using loop_ir::Load;
+
+/// Of a word of 4-bit codes: each lies three bits further up than its place, the last one across the ends, so that a shift brings it where bf16
+/// numbers have the upper bits of their fraction.
+constexpr int64_t kTurn = 3;
+constexpr int64_t kFewestBits = 4;
+constexpr int64_t kLeastOfPadding = 16;  // of the lanes, one of so many may be padding
+constexpr int64_t kFoldedRows = 16;      // up to here, taking words apart in registers costs less than going through the first cache
+
+/// The place of a step's code in its word: those of two steps next to each other lie 16 bits apart.
+int64_t place_of_step(int64_t bits, int64_t step) { return step / 2 + step % 2 * (16 / bits); }
+
+/// The load that a code is.
+const Load* loaded_code(const Operand& operand, const std::string& code) {
+  for (const auto& stmt : operand.slice)
+    if (const auto* load = std::get_if<Load>(&stmt->node); load && load->name == code && load->guard.empty()) return load;
+  return nullptr;
+}
+
+/// Writes scale * code + shift as statements about the factors.
+class LinearForm {
+ public:
+  LinearForm(const Operand& operand, std::string code, loop_ir::Block& into) : operand_(operand), code_(std::move(code)), into_(into) {
+    for (const auto& stmt : operand.slice) {
+      if (const auto* let = std::get_if<Let>(&stmt->node)) definitions_[let->name] = let;
+      if (const auto* load = std::get_if<Load>(&stmt->node)) loads_[load->name] = load;
+    }
+  }
+
+  struct Form {
+    std::string scale, shift;
+  };
+  std::optional<Form> of(const std::string& value) {
+    if (value == code_) return Form{};
+    auto it = definitions_.find(value);
+    if (it == definitions_.end()) return std::nullopt;
+    const Let& let = *it->second;
+    if (!is_float(let.dtype) && let.dtype != DType::i32) return std::nullopt;
+    if (let.fn == Fn::cast) return of(let.operands[0]);
+    if (let.fn != Fn::mul && let.fn != Fn::add && let.fn != Fn::sub) return std::nullopt;
+    const bool first = varies(let.operands[0]);
+    if (first == varies(let.operands[1]) || (!first && let.fn == Fn::sub)) return std::nullopt;
+    auto form = of(let.operands[first ? 0 : 1]);
+    auto factor = form ? number(let.operands[first ? 1 : 0]) : std::nullopt;
+    if (!factor) return std::nullopt;
+    if (let.fn == Fn::mul) {
+      form->scale = form->scale.empty() ? *factor : make_let(Fn::mul, {form->scale, *factor});
+      if (!form->shift.empty()) form->shift = make_let(Fn::mul, {form->shift, *factor});
+    } else if (form->shift.empty()) {
+      form->shift = let.fn == Fn::sub ? make_let(Fn::neg, {*factor}) : *factor;
+    } else {
+      form->shift = make_let(let.fn, {form->shift, *factor});
+    }
+    return form;
+  }
+
+ private:
+  bool varies(const std::string& value) const {
+    if (value == code_) return true;
+    auto it = definitions_.find(value);
+    return it != definitions_.end() &&
+           std::any_of(it->second->operands.begin(), it->second->operands.end(), [&](const auto& o) { return varies(o); });
+  }
+
+  /// A value that is made of factors alone, as float32.
+  std::optional<std::string> number(const std::string& value) {
+    for (const auto& stmt : operand_.statements_of(value)) {
+      const auto* let = std::get_if<Let>(&stmt->node);
+      const auto* load = std::get_if<Load>(&stmt->node);
+      const std::string& name = let ? let->name : load->name;
+      if (made_.insert(name).second) into_.push_back(stmt);
+    }
+    const DType dtype = loads_.count(value) > 0 ? loads_.at(value)->dtype : definitions_.at(value)->dtype;
+    if (dtype == DType::f32) return value;
+    if (dtype != DType::bf16 && dtype != DType::f16 && dtype != DType::i32 && size_of(dtype) != 1) return std::nullopt;
+    return make_let(Fn::cast, {value});
+  }
+
+  std::string make_let(Fn fn, std::vector<std::string> operands) {
+    const std::string name = fmt::format("{}.l{}", code_, next_++);
+    into_.push_back(loop_ir::make_stmt(Let{name, DType::f32, fn, std::move(operands), {}, 0}));
+    return name;
+  }
+
+  const Operand& operand_;
+  const std::string code_;
+  loop_ir::Block& into_;
+  std::map<std::string, const Let*> definitions_;
+  std::map<std::string, const Load*> loads_;
+  std::set<std::string> made_;
+  int next_ = 0;
+};
+
+}  // namespace
+
+std::optional<Operand::Linear> Operand::linear(const std::vector<Axis>& summed) const {
+  Linear out;
+  if (auto scaled = prologue(summed)) {
+    out.code = scaled->main;
+    out.factors = scaled->factors;
+    out.group = scaled->group;
+  } else if (auto narrow = stored()) {
+    out.code = *narrow;
+  } else {
+    return std::nullopt;
+  }
+  if (out.code.dtype != DType::i8 && out.code.dtype != DType::u8) return std::nullopt;
+  auto form = LinearForm(*this, out.code.value, out.statements).of(source->value);
+  if (!form) return std::nullopt;
+  out.scale = form->scale;
+  out.shift = form->shift;
+  return out;
+}
+
+std::optional<Operand::Linear> Item::linear() const {
+  if (words || parts > 1 || matrix || dtype() != DType::f32 || !lanes.is_static || lanes.per_call) return std::nullopt;
+  return lanes.linear(contraction->reduce->axes);
+}
+
+bool ContractionScheduler::can_fold(const Item& item, int64_t bits) const {
+  const auto linear = item.linear();
+  if (!linear || !lies_for_pairs(item) || ctx_.training) return false;
+  // Zero points that leave the sums of float32 layers would take digits from them.
+  if (!linear->shift.empty() && !item.rows.narrow()) return false;
+  // Codes of 4 bits are elements of a param, whose range can be looked at.
+  if (bits == kFewestBits && !loaded_code(item.lanes, linear->code.value)) return false;
+  const int64_t word = 32 / bits;
+  return item.depth.value() % word == 0 && linear->group % word == 0;
+}
+
+bool ContractionScheduler::folds_wide() const {
+  if (!lanes_extent_.is_constant() || two_lane_axes() || !std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return can_fold(i, 8); }))
+    return false;
+  const int64_t lanes = lanes_extent_.value();
+  return round_up(lanes, lanes_of(kWordVectors)) - lanes <= lanes / kLeastOfPadding;
+}
+
+std::vector<AssumedRange> ContractionScheduler::few_bits() const {
+  std::vector<AssumedRange> out;
+  for (const Item& item : items_) {
+    if (item.bits != kFewestBits) return {};
+    const Load& load = *loaded_code(item.lanes, item.linear()->code.value);
+    const bool is_signed = load.dtype == DType::i8;
+    out.push_back({load.buffer, is_signed ? -8 : 0, is_signed ? 7 : 15});
+  }
+  return out;
+}
+
+void ContractionScheduler::choose_words(Item& item) const {
+  item.folded = rows_extent_.is_constant() && rows_extent_.value() <= kFoldedRows && can_fold(item, 8);
+  if (!item.folded) return;
+  item.bits = can_fold(item, bits_) ? bits_ : 8;
+  item.width = folds_wide() ? lanes_of(kWordVectors) : nr_;
+  // Chains end where groups do.
+  const int64_t group = item.linear()->group;
+  const int64_t end = group > 0 ? group : item.depth.value();
+  item.chain = round_up(std::min(end, item.pairs ? 2 * kLongestFold : kLongestFold), item.word());
+  while (end % item.chain != 0) item.chain -= item.word();
+  item.depth_block = round_up(item.depth_block, item.chain);
+}
+
+int64_t ContractionScheduler::code_offset(const Item& item) {
+  const bool is_signed = item.linear()->code.dtype == DType::i8;
+  if (item.bits == kFewestBits) return is_signed ? -24 : -16;
+  return is_signed ? 0 : 128;
+}
+
+tile_ir::Block ContractionScheduler::store_codes(const Item& item, const std::vector<Substitution>& maps, const std::string& buffer,
+                                                 std::vector<Expr> index, const std::string& suffix) {
+  const auto linear = item.linear();
+  const bool is_signed = linear->code.dtype == DType::i8;
+  const bool few = item.bits == kFewestBits;
+  tile_ir::Block out;
+  Statements put(out, suffix);
+  const std::string mask = put.number("code_mask", few ? 0xf : 0xff);
+  std::string word;
+  for (size_t step = 0; step < maps.size(); ++step) {
+    const std::string code = operand_value(item.lanes, maps[step], fmt::format("{}.c{}", suffix, step), linear->code, out);
+    auto name = [&](const char* stem) { return fmt::format("{}{}", stem, step); };
+    std::string value = put.word(name("code"), Fn::bit_and, {put.word(name("wide"), Fn::cast, {code}), mask});
+    const int64_t by = item.bits * place_of_step(item.bits, static_cast<int64_t>(step));
+    if (by > 0) value = put.word(name("up"), Fn::shl, {value, put.number(name("places"), by)});
+    word = word.empty() ? value : put.word(name("word"), Fn::bit_or, {word, value});
+  }
+  // Turning the uppermost bit over adds half of the range: 4-bit codes are unsigned, bytes signed.
+  if (few == is_signed) word = put.word("turned", Fn::bit_xor, {word, put.number("upper_bits", static_cast<int32_t>(few ? 0x88888888 : 0x80808080))});
+  if (few) {
+    const std::string low = put.word("low", Fn::bit_and, {put.word("over", Fn::shr, {word, put.number("back", 32 - kTurn)}), put.number("ends", 7)});
+    word = put.word("placed", Fn::bit_or, {put.word("on", Fn::shl, {word, put.number("turn", kTurn)}), low});
+  }
+  out.push_back(make(loop_ir::Store{buffer, std::move(index), word, {}, Combiner::set}));
+  return out;
+}
+
+std::map<std::string, loop_ir::Load> ContractionScheduler::factors_at(const Item& item, const std::vector<const loop_ir::Load*>& factors,
+                                                                      int64_t group, Expr step, Expr lane) const {
+  std::map<std::string, loop_ir::Load> out;
+  for (size_t i = 0; i < factors.size(); ++i) {
+    std::vector<Expr> at = outer_index(item.lanes);
+    const Expr place = first_lane_ + panel(item) * nr_;
+    at.insert(at.end(), {floordiv(place, item.width), floordiv(step, group), mod(place, item.width) + lane});
+    out[factors[i]->name] = Load{factors[i]->name, factors[i]->dtype, fmt::format("factor{}_{}", i, item.tag), std::move(at), {}, {}};
+  }
+  return out;
+}
+
+}  // namespace deplo::loop_to_tile
