@@ -33,7 +33,7 @@ enum class Weights {
 struct PassContext {
   TargetInfo target;
   SizeHints hints;
-  bool training = false;                         ///< parameters change between calls: what is packed of them is packed for each
+  bool training = false;  ///< parameters change between calls: what is packed of them is packed for each
   Weights weights = Weights::automatic;
   std::set<std::string> disabled;                ///< names of passes to skip
   std::map<std::string, std::string> schedules;  ///< kernel name or canonical nest -> schedule text given by the user

@@ -29,7 +29,7 @@ loop_ir::Kernel without_masked_keys(const loop_ir::Kernel& kernel) {
     // A start that moves with the axes would change how accesses lie along them.
     const bool moves = std::any_of(nest.axes.begin(), nest.axes.end(), [&](const auto& a) { return uses(l.limit, a.name); });
     if (l.above)
-      hi = min(hi, l.limit + 1);
+      hi = min(hi, min(l.limit, all - 1) + 1);  // a loaded position may be the largest integer
     else if (!moves)
       lo = max(lo, l.limit);
   }

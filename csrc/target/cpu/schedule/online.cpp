@@ -381,7 +381,7 @@ class OnlineScheduler {
         body.push_back(make(Let{"each" + name, DType::i64, Fn::index, {}, {}, substitute(limit, copy.map)}));
         into.push_back(make(tile_ir::Reduce{
             {name}, {DType::i64}, above ? Combiner::max : Combiner::min, {"each" + name}, {axis("rl" + tag, 0, rows)}, std::move(body)}));
-        limit = sym(name);
+        limit = above ? min(sym(name), sum_.key.extent - 1) : sym(name);  // a loaded position may be the largest integer
       }
       if (above)
         out.hi = out.hi ? min(*out.hi, limit + 1) : limit + 1;

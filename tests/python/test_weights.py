@@ -1,0 +1,100 @@
+"""The option `weights`: layers that read the model's own weights, and those that keep copies."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import torch
+from engines import feature_sets, same
+from torch import nn
+
+import deplo
+from deplo.core import core
+
+torch.manual_seed(0)
+
+
+class Gated(nn.Module):
+    """Two products of the same rows, one of theirs, a residual; and a product over two axes."""
+
+    def __init__(self, width: int = 256, hidden: int = 352) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(width, hidden), nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x):
+        y = x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+        heads = y.view(*y.shape[:-1], 8, -1).transpose(-3, -2).contiguous()
+        return self.out(heads.transpose(-3, -2).flatten(-2)).relu()
+
+
+def compiled(model: nn.Module, weights: str, features: str = "", dynamic: bool | None = None):
+    torch._dynamo.reset()
+    return torch.compile(model, backend="deplo", dynamic=dynamic, options={"strict": True, "weights": weights, "features": features, "verify": True})
+
+
+@pytest.mark.parametrize("features", feature_sets())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_layers_that_read_the_models_weights(features, dtype):
+    model = Gated().to(dtype)
+    with torch.no_grad():
+        before = core().packed_bytes()
+        run = compiled(model, "original", features)
+        for rows in (1, 3, 16, 33, 64, 130):
+            x = torch.randn(rows, 256).to(dtype)
+            same(run(x), model(x))
+        assert core().packed_bytes() == before  # nothing was copied
+        model.down.weight.data.zero_()  # not even PyTorch counts this write
+        same(run(x), model(x))
+
+
+def test_one_program_for_all_lengths_reads_them_too():
+    model = Gated()
+    with torch.no_grad():
+        before = core().packed_bytes()
+        run = compiled(model, "original", dynamic=True)
+        for rows in (40, 2, 7, 33, 64, 200):
+            x = torch.randn(2, rows, 256)
+            same(run(x), model(x))
+        assert core().packed_bytes() == before
+
+
+def test_gradients_beside_weights_that_stay():
+    model, x = Gated(), torch.randn(48, 256)
+    other = copy.deepcopy(model)
+    compiled(model, "original")(x).square().sum().backward()
+    other(x).square().sum().backward()
+    for mine, eagers in zip(model.parameters(), other.parameters(), strict=True):
+        same(mine.grad, eagers.grad)
+
+
+@pytest.mark.parametrize(("rows", "weights", "copies"), [(64, "auto", False), (5, "auto", True), (64, "pack", True), (5, "original", False)])
+def test_copies_are_kept_where_they_are_much_faster(rows, weights, copies):
+    layer, x = nn.Linear(256, 512), torch.randn(rows, 256)
+    torch._dynamo.reset()  # what other layers' programs keep goes with them
+    gc.collect()
+    with torch.no_grad():
+        before = core().packed_bytes()
+        run = compiled(layer, weights)
+        same(run(x), layer(x))
+        assert core().packed_bytes() - before == (layer.weight.nbytes if copies else 0)
+
+
+def test_convolutions_that_read_the_models_weights():
+    model = nn.Sequential(
+        nn.Conv2d(48, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 96, 1), nn.Conv2d(96, 96, 3, stride=2), nn.ConvTranspose2d(96, 48, 2, stride=2)
+    )
+    with torch.no_grad():
+        before = core().packed_bytes()
+        run = compiled(model, "original")
+        for size in (14, 15):
+            x = torch.randn(2, 48, size, size)
+            same(run(x), model(x))
+        assert core().packed_bytes() - before < 1 << 16
+
+
+def test_other_values_are_refused():
+    with pytest.raises(deplo.UserError, match="'auto', 'pack', 'original'"):
+        torch.compile(nn.Linear(2, 2), backend="deplo", options={"weights": "originals"})(torch.ones(1, 2))
