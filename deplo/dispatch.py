@@ -92,8 +92,12 @@ class Dispatch:
             return self._plain(*args, **kwargs)
         with _dynamo_lock, recorded() as calls:
             result, is_whole = self._by_dynamo(args, kwargs)
+        # Counted here: how many references a call holds of its arguments depends on how the interpreter specialised it.
+        shared = type(result) in (list, dict) and sys.getrefcount(result) > _REFERENCES_OF_RESULT
         if is_whole:
             try:
+                if shared or not _is_fresh(result):
+                    raise PlainPath("it returns a list or dict that others have, too")
                 self._learn(key, leaves, named, calls, result)
             except PlainPath as reason:
                 self._go_plainly(str(reason))
@@ -143,8 +147,6 @@ class Dispatch:
         captured, inputs, outputs = calls[0]
         if why := captured.why_not():
             raise PlainPath(why)
-        if (type(result) in (list, dict) and sys.getrefcount(result) > _REFERENCES_OF_RESULT) or not _is_fresh(result):
-            raise PlainPath("it returns a list or dict that others have, too")
         roots = self._roots_of(captured, leaves)
         given = [_given(value, at, leaves, roots) for value, at in zip(inputs, captured.inputs, strict=True)]
         tree = _tree(result, list(outputs), leaves, roots)
@@ -366,7 +368,7 @@ def dispatched(fn: Any, compile: Callable[..., Any], options: Options, fullgraph
     return wrapper
 
 
-_REFERENCES_OF_RESULT = 3  # of the variables of _missed and _learn, and the call that counts
+_REFERENCES_OF_RESULT = 2  # of the variable of _missed, and the call that counts
 
 
 def _is_fresh(value: Any) -> bool:

@@ -343,7 +343,7 @@ def test_explain_gives_figures():
     assert sum(kernel.bytes for kernel in graph.kernels) >= 2 * 64 * 128 * 4
     layer = torch.nn.Linear(256, 512)
     with torch.no_grad():
-        (packs,) = deplo.explain(layer, torch.randn(64, 256), options={"features": "avx2"}).graphs
+        (packs,) = deplo.explain(layer, torch.randn(64, 256), options={"features": "avx2", "weights": "pack"}).graphs
     assert [kernel.bytes for kernel in packs.kernels if kernel.once] == [2 * 256 * 512 * 4]
     assert all(kernel.seconds > 0 for kernel in graph.kernels)
     text = str(explanation)

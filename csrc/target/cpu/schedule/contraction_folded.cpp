@@ -79,7 +79,8 @@ std::vector<Numbers> bytes(Statements& put, const std::string& word, bool pairs,
     const std::string code = put.word("code" + which, Fn::shr, {top, put.number("down" + which, 24)});
     std::string number = put.let("float" + which, DType::f32, Fn::cast, {code});
     if (!pairs && offset != 0)
-      number = put.let("whole" + which, DType::f32, Fn::add, {number, put.real(fmt::format("offset{}", which), static_cast<double>(offset))});
+      number = put.let(fmt::format("whole{}", which), DType::f32, Fn::add,
+                       {number, put.real(fmt::format("offset{}", which), static_cast<double>(offset))});
     numbers.push_back(std::move(number));
   }
   if (!pairs) return {{0, numbers[0], {}}, {2, numbers[1], {}}, {1, numbers[2], {}}, {3, numbers[3], {}}};

@@ -278,7 +278,10 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
   for (const auto& stmt : operand.statements_of(narrow ? narrow->value : operand.source->value))
     if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) reads.insert(load->buffer);
   finish_pack(packed, reads, std::move(inside), batch, axes, width);
-  if (!packed.once) packed.kernel.symbols = kernel_.symbols;
+  if (!packed.once) {
+    packed.kernel.symbols = kernel_.symbols;
+    packed.kernel.provenance.clear();  // a call's own work is not done twice
+  }
   return packed;
 }
 
