@@ -44,6 +44,21 @@ ProgramBody parse_program(Lexer& lexer);
 /// Throws InternalError: undefined buffers, a wrong number or dtype of arguments, a buffer read before it is written.
 void verify(const ProgramBody& program, const FindParams& find_params);
 
+/// Buffers lie as the kernel's parameters say, which its accesses follow; steps along one element do not matter.
+template <class Kernel>
+void verify_strides(const ProgramBody& program, const CallStep& call, const Kernel& kernel) {
+  for (size_t i = 0; i < kernel.params.size(); ++i) {
+    const auto& p = kernel.params[i];
+    if constexpr (requires { p.strides; }) {
+      const Buffer& b = *program.find_buffer(call.arguments[i]);
+      for (size_t d = 0; d < b.strides.size(); ++d)
+        DEPLO_ASSERT(b.shape[d].is(1) || b.strides[d] == p.strides[d],
+                     "program @{}: call @{} binds {}, whose stride in dimension {} is {}, to a parameter with the stride {}", program.name,
+                     call.kernel, b.name, d, print(b.strides[d]), print(p.strides[d]));
+    }
+  }
+}
+
 /// Verifies every kernel, that their names differ, and the program that calls them.
 template <class Kernel>
 void verify_module(const ModuleOf<Kernel>& module) {
@@ -63,6 +78,8 @@ void verify_module(const ModuleOf<Kernel>& module) {
     }
     return params;
   });
+  for (const Step& step : module.steps)
+    if (const auto* call = std::get_if<CallStep>(&step)) located(call->location, [&] { verify_strides(module, *call, *kernels.at(call->kernel)); });
 }
 
 /// A module's text: the program, then its kernels, separated by blank lines.
