@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 
 import harness
@@ -94,3 +95,12 @@ def equal(compiled, f, *inputs):
     assert got.dtype == wanted.dtype and got.shape == wanted.shape
     alike = (got == wanted) & (got.signbit() == wanted.signbit()) | (got.isnan() & wanted.isnan())
     assert alike.all(), (got[~alike], wanted[~alike])
+
+
+def packed_by_others() -> int:
+    """Bytes that programs keep of packed weights, once those that nobody holds any more are gone."""
+    from deplo.core import core
+
+    torch._dynamo.reset()
+    gc.collect()
+    return core().packed_bytes()

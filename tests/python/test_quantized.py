@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
+from engines import packed_by_others
 from torch import nn
 
 import deplo
@@ -23,13 +22,6 @@ class Product(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x.int()[:, None, :] * self.weight.int()[None, :, :]).sum(-1, dtype=torch.int32)
-
-
-def bytes_of_others() -> int:
-    """Packed bytes of programs that other tests keep."""
-    torch._dynamo.reset()
-    gc.collect()
-    return int(deplo._C.packed_bytes())
 
 
 @pytest.mark.parametrize("features", ["native", "avx2", "sse"])
@@ -82,7 +74,7 @@ def test_weights_in_bytes_stay_bytes(dtype: torch.dtype, features: str) -> None:
     layer.register_buffer("weight", torch.randint(-128, 128, (96, 256), dtype=torch.int8))
     layer.register_buffer("scale", torch.rand(96, dtype=dtype) / 100)
     layer.forward = lambda x: torch.nn.functional.linear(x, layer.weight.to(x.dtype)) * layer.scale  # type: ignore[method-assign]
-    before = bytes_of_others()
+    before = packed_by_others()
     for rows in (1, 5, 40, 150):
         torch._dynamo.reset()
         x = torch.randn(rows, 256, dtype=dtype)
@@ -110,7 +102,7 @@ def test_weights_in_groups_stay_bytes(group: int, features: str, dtype: torch.dt
         return torch.nn.functional.linear(x, (whole * layer.scale[:, :, None]).reshape(71, depth))
 
     layer.forward = forward  # type: ignore[method-assign]
-    before = bytes_of_others()
+    before = packed_by_others()
     for rows in (1, 3, 40, 150):
         torch._dynamo.reset()
         x = torch.randn(rows, depth, dtype=dtype)
@@ -146,7 +138,7 @@ def test_weights_of_four_bits_are_packed_two_in_a_byte(codes: torch.dtype, group
 
     layer.forward = forward  # type: ignore[method-assign]
     factors = n * depth * (1 + dtype.itemsize) / group
-    before = bytes_of_others()
+    before = packed_by_others()
     for rows in (1, 2, 5, 16):
         torch._dynamo.reset()
         x = torch.randn(rows, depth, dtype=dtype)

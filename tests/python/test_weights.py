@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import gc
 
 import pytest
 import torch
-from engines import feature_sets, same
+from engines import feature_sets, packed_by_others, same
 from torch import nn
 
 import deplo
@@ -40,7 +39,7 @@ def compiled(model: nn.Module, weights: str, features: str = "", dynamic: bool |
 def test_layers_that_read_the_models_weights(features, dtype):
     model = Gated().to(dtype)
     with torch.no_grad():
-        before = core().packed_bytes()
+        before = packed_by_others()
         run = compiled(model, "original", features)
         for rows in (1, 3, 16, 33, 64, 130):
             x = torch.randn(rows, 256).to(dtype)
@@ -53,7 +52,7 @@ def test_layers_that_read_the_models_weights(features, dtype):
 def test_one_program_for_all_lengths_reads_them_too():
     model = Gated()
     with torch.no_grad():
-        before = core().packed_bytes()
+        before = packed_by_others()
         run = compiled(model, "original", dynamic=True)
         for rows in (40, 2, 7, 33, 64, 200):
             x = torch.randn(2, rows, 256)
@@ -73,10 +72,8 @@ def test_gradients_beside_weights_that_stay():
 @pytest.mark.parametrize(("rows", "weights", "copies"), [(64, "auto", False), (5, "auto", True), (64, "pack", True), (5, "original", False)])
 def test_copies_are_kept_where_they_are_much_faster(rows, weights, copies):
     layer, x = nn.Linear(256, 512), torch.randn(rows, 256)
-    torch._dynamo.reset()  # what other layers' programs keep goes with them
-    gc.collect()
     with torch.no_grad():
-        before = core().packed_bytes()
+        before = packed_by_others()
         run = compiled(layer, weights)
         same(run(x), layer(x))
         assert core().packed_bytes() - before == (layer.weight.nbytes if copies else 0)
@@ -87,7 +84,7 @@ def test_convolutions_that_read_the_models_weights():
         nn.Conv2d(48, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 96, 1), nn.Conv2d(96, 96, 3, stride=2), nn.ConvTranspose2d(96, 48, 2, stride=2)
     )
     with torch.no_grad():
-        before = core().packed_bytes()
+        before = packed_by_others()
         run = compiled(model, "original")
         for size in (14, 15):
             x = torch.randn(2, 48, size, size)
