@@ -152,6 +152,12 @@ KEYS: dict[str, Key] = {
         "DEPLO_WEIGHTS",
         "original: kernels read the model's weights; pack: layers keep copies in the order in which they are read; auto: where that is much faster",
     ),
+    "weight_checks": Key(
+        _one_of("sampled", "versions"),
+        "sampled",
+        "DEPLO_WEIGHT_CHECKS",
+        "sampled: a call also compares some elements of packed weights, for writes through .data; versions: PyTorch's counters alone tell of writes",
+    ),
     "memory_limit": Key(_bytes, 0, "", "largest arena and packed weights in bytes, as '4G'; 0: no limit"),
     "tune": Key(_one_of("off", "fast", "full"), "off", "", "accepted for later: schedules come from heuristics only"),
 }
@@ -185,6 +191,7 @@ class Options:
     replay: bool
     features: str
     weights: str
+    weight_checks: str
     memory_limit: int
     tune: str
 

@@ -40,6 +40,7 @@ struct Reader {
            auto folder = v.get<std::string>();
            options.target.cache_dir = folder == "off" ? "" : folder;
          }},
+        {"weight_checks", [&](const json& v) { options.sampled = v.get<std::string>() != "versions"; }},
         {"memory_limit", [&](const json& v) { options.memory_limit = v.get<int64_t>(); }},
         {"tune", [&](const json& v) { options.tune = v.get<std::string>(); }},
         {"training", [&](const json& v) { options.context.training = v.get<bool>(); }},

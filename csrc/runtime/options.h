@@ -20,6 +20,7 @@ struct CompileOptions {
   bool time = false;
   bool guard = false;        ///< guard pages and patterns around what kernels work on
   bool replay = false;       ///< launches on a device are recorded, and then repeated
+  bool sampled = true;       ///< elements of weights are compared at each call
   int64_t memory_limit = 0;  ///< bytes; 0: any
   std::string tune = "off";
 };

@@ -98,32 +98,73 @@ int64_t scattering_step(int64_t size) {
   return step % size;
 }
 
-/// Of every element, or of one in each row, each column, and so on: the longest axis is walked from its start to its end, the others with scattering
-/// steps, so that parts which users write (rows, columns, blocks, a triangle, a diagonal's side) hold some of them.
+/// Of every element, in order.
 template <class Bits>
-uint64_t sample_of_elements(const TensorView& view, int64_t count) {
+uint64_t sample_of_all(const TensorView& view, int64_t count) {
   Hash hash;
   std::vector<int64_t> index(static_cast<size_t>(view.rank));
-  std::vector<int64_t> step(static_cast<size_t>(view.rank));
-  const bool whole = count * static_cast<int64_t>(sizeof(Bits)) <= kWhole;
-  int longest = 0;
-  for (int d = 1; d < view.rank; ++d)
-    if (view.sizes[d] > view.sizes[longest]) longest = d;
-  for (int d = 0; d < view.rank; ++d) step[d] = d == longest ? 1 : scattering_step(view.sizes[d]);
-  const int64_t samples = whole || view.rank == 0 ? count : view.sizes[longest];
   int64_t offset = 0;
-  for (int64_t k = 0; k < samples; ++k) {
+  for (int64_t k = 0; k < count; ++k) {
     hash.add(bits_at<Bits>(view.data + offset * static_cast<int64_t>(sizeof(Bits))));
     for (int d = view.rank; d-- > 0;) {
-      const int64_t before = index[d];
-      index[d] += whole ? 1 : step[d];
-      const bool wraps = index[d] >= view.sizes[d];
-      if (wraps) index[d] -= view.sizes[d];
-      offset += (index[d] - before) * view.strides[d];
-      if (whole && !wraps) break;
+      const bool wraps = ++index[d] == view.sizes[d];
+      offset += view.strides[d];
+      if (!wraps) break;
+      offset -= view.sizes[d] * view.strides[d];
+      index[d] = 0;
     }
   }
   return hash.value();
+}
+
+/// Of one element in each row, each column, and so on: the longest axis is walked from its start to its end, the others with scattering steps, so that
+/// parts which users write (rows, columns, blocks, a triangle, a diagonal's side) hold some of them. Such a weight is seldom in a cache: the places of
+/// a block are fetched while those of the block before are looked at, and nothing branches on where an axis wraps.
+template <class Bits>
+uint64_t sample_of_some(const TensorView& view) {
+  struct Axis {
+    int64_t index, size, step, advance, wrap;  // the last two in bytes
+  };
+  std::vector<Axis> axes;
+  int longest = 0;
+  for (int d = 1; d < view.rank; ++d)
+    if (view.sizes[d] > view.sizes[longest]) longest = d;
+  for (int d = 0; d < view.rank; ++d) {
+    const int64_t size = view.sizes[d];
+    const int64_t step = d == longest ? 1 : scattering_step(size);
+    const int64_t stride = view.strides[d] * static_cast<int64_t>(sizeof(Bits));
+    if (size > 1) axes.push_back({0, size, step, step * stride, size * stride});
+  }
+  constexpr int64_t kBlock = 64;
+  std::array<std::array<const char*, kBlock>, 2> places{};
+  const char* place = view.data;
+  const int64_t samples = view.sizes[longest];
+  auto fetch = [&](int64_t first) {
+    auto& block = places[static_cast<size_t>(first / kBlock % 2)];
+    for (int64_t k = 0, n = std::min(kBlock, samples - first); k < n; ++k) {
+      block[static_cast<size_t>(k)] = place;
+      __builtin_prefetch(place);
+      for (Axis& axis : axes) {
+        axis.index += axis.step;
+        const int64_t wraps = -static_cast<int64_t>(axis.index >= axis.size);
+        axis.index -= axis.size & wraps;
+        place += axis.advance - (axis.wrap & wraps);
+      }
+    }
+  };
+  Hash hash;
+  fetch(0);
+  for (int64_t first = 0; first < samples; first += kBlock) {
+    if (first + kBlock < samples) fetch(first + kBlock);
+    const auto& block = places[static_cast<size_t>(first / kBlock % 2)];
+    for (int64_t k = 0, n = std::min(kBlock, samples - first); k < n; ++k) hash.add(bits_at<Bits>(block[static_cast<size_t>(k)]));
+  }
+  return hash.value();
+}
+
+template <class Bits>
+uint64_t sample_of_elements(const TensorView& view, int64_t count) {
+  return count * static_cast<int64_t>(sizeof(Bits)) <= kWhole ? sample_of_all<Bits>(view, count) : sample_of_some<Bits>(view);
 }
 
 /// Tells a weight that was written unseen, if a sampled element changed.
@@ -141,9 +182,9 @@ uint64_t sample_of(const TensorView& view) {
 
 }  // namespace
 
-Identity identity_of(const TensorView& view) {
+Identity identity_of(const TensorView& view, bool sampled) {
   static std::atomic<uint64_t> unknown{1ULL << 63};
-  return {view.storage, view.data, view.has_version ? view.version : unknown.fetch_add(1), view.device < 0 ? sample_of(view) : 0};
+  return {view.storage, view.data, view.has_version ? view.version : unknown.fetch_add(1), sampled && view.device < 0 ? sample_of(view) : 0};
 }
 
 std::vector<OnceGroup> find_once_groups(const kernel_ir::Module& module, const Layout& layout) {

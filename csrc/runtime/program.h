@@ -37,6 +37,7 @@ class Program {
   struct Options {
     int64_t memory_limit = 0;  ///< bytes of packed inputs and of one call's temporaries; 0: any
     int plans_kept = 16;       ///< tuples of sizes whose plan is remembered
+    bool sampled = true;       ///< elements of weights are compared at each call, for writes that no version counts
     bool guard = false;        ///< each kernel works on guarded copies of its buffers
     int device = -1;           ///< that its tensors are on, where its kernels run on one
     bool replay = false;       ///< launches of equal sizes are recorded, and then repeated

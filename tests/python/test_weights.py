@@ -95,3 +95,18 @@ def test_convolutions_that_read_the_models_weights():
 def test_other_values_are_refused():
     with pytest.raises(deplo.UserError, match="'auto', 'pack', 'original'"):
         torch.compile(nn.Linear(2, 2), backend="deplo", options={"weights": "originals"})(torch.ones(1, 2))
+
+
+def test_checks_by_versions_see_the_writes_that_are_counted():
+    layer, x = nn.Linear(256, 512), torch.randn(5, 256)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        run = torch.compile(layer, backend="deplo", options={"strict": True, "weights": "pack", "weight_checks": "versions"})
+        before = layer(x)
+        same(run(x), before)
+        layer.weight.data.mul_(2)
+        same(run(x), before)  # nobody counted this one
+        deplo.repack(layer)
+        same(run(x), layer(x))
+        layer.weight.mul_(2)
+        same(run(x), layer(x))
