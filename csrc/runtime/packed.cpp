@@ -117,9 +117,9 @@ uint64_t sample_of_all(const TensorView& view, int64_t count) {
   return hash.value();
 }
 
-/// Of one element in each row, each column, and so on: the longest axis is walked from its start to its end, the others with scattering steps, so that
-/// parts which users write (rows, columns, blocks, a triangle, a diagonal's side) hold some of them. Such a weight is seldom in a cache: the places of
-/// a block are fetched while those of the block before are looked at, and nothing branches on where an axis wraps.
+/// Of one element in each row, each column, and so on: the longest axis is walked from its start to its end, the others with scattering steps, so
+/// that parts which users write (rows, columns, blocks, a triangle, a diagonal's side) hold some of them. Such a weight is seldom in a cache: the
+/// places of a block are fetched while those of the block before are looked at, and nothing branches on where an axis wraps.
 template <class Bits>
 uint64_t sample_of_some(const TensorView& view) {
   struct Axis {

@@ -24,7 +24,8 @@ struct Identity {
   uint64_t sample = 0;  ///< of the elements
   auto operator<=>(const Identity&) const = default;
 };
-/// The identity of a tensor without a version is new at every call: what is packed from it is packed again. Without `sampled`, no element is looked at.
+/// The identity of a tensor without a version is new at every call: what is packed from it is packed again. Without `sampled`, no element is looked
+/// at.
 Identity identity_of(const TensorView& view, bool sampled);
 
 /// `once` steps that belong together: connected through the packed buffers that they write and read.

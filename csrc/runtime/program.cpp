@@ -199,7 +199,8 @@ void Program::find_facts(const CallArgument* arguments, CallState& state, Host& 
     }
     value = all_within(view, facts[i].lo, facts[i].hi) ? 1 : 0;
     std::lock_guard lock(mutex_);
-    facts_[i] = KnownFact{value ? identity(facts[i].argument, arguments, state) : identity_of(view, false), host.watch(facts[i].argument), generation, value};
+    facts_[i] =
+        KnownFact{value ? identity(facts[i].argument, arguments, state) : identity_of(view, false), host.watch(facts[i].argument), generation, value};
   }
 }
 

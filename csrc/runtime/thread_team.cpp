@@ -196,6 +196,12 @@ int64_t nanoseconds() { return std::chrono::duration_cast<std::chrono::nanosecon
 void forget_host_pool() { host_pool.store(nullptr); }
 void forget_programs() { admission_now.store(new Admission); }
 
+/// Until when the processors are taken to be busy with others' work. A job on the host's pool ends when every thread of it has come, and one that has
+/// no processor comes a time slice later, though all parts are done; on deplo's own team nobody waits for who has not begun.
+std::atomic<int64_t> contended_until{0};
+std::atomic<int64_t> patience_with_host{0};
+std::atomic<int64_t> pause_from_host{0};
+
 /// One job on the host's pool: whichever of its threads come take the parts.
 struct HostJob {
   Share* shares;
@@ -203,11 +209,14 @@ struct HostJob {
   PartFn fn;
   void* context;
   std::atomic<int> arrived{0};
+  std::atomic<int64_t> first_done{0};  ///< when a thread found no part left
 
   static void enter(void* data) {
     auto& job = *static_cast<HostJob*>(data);
     int self = job.arrived.fetch_add(1, std::memory_order_relaxed);
     if (self < job.threads) work_on(job.shares, job.threads, self, job.fn, job.context);
+    int64_t none = 0;
+    job.first_done.compare_exchange_strong(none, nanoseconds(), std::memory_order_relaxed);
   }
 };
 
@@ -216,6 +225,10 @@ void run_on_host(HostPool pool, int64_t parts, int threads, PartFn fn, void* con
   share_out(shares.data(), parts, threads);
   HostJob job{shares.data(), threads, fn, context};
   pool(HostJob::enter, &job, static_cast<unsigned>(threads), 0);
+  const int64_t now = nanoseconds();
+  const int64_t late = now - job.first_done.load(std::memory_order_relaxed);
+  if (late > patience_with_host.load(std::memory_order_relaxed))
+    contended_until.store(now + pause_from_host.load(std::memory_order_relaxed), std::memory_order_relaxed);
 }
 
 /// Never destroyed: parked workers refer to it until the process ends.
@@ -231,9 +244,12 @@ Team& team() {
 
 }  // namespace
 
-void use_host_pool(HostPool pool) {
+void use_host_pool(HostPool pool, std::chrono::nanoseconds patience, std::chrono::nanoseconds pause) {
   static std::once_flag registered;
   std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, forget_host_pool); });
+  patience_with_host.store(patience.count());
+  pause_from_host.store(pause.count());
+  contended_until.store(0);
   host_pool.store(pool);
 }
 
@@ -242,7 +258,7 @@ TeamLease::TeamLease(int threads, bool waits) {
   threads = std::clamp(threads, 1, kMaxThreads);
   enter(waits);
   if (threads == 1) return;
-  if (host_pool.load(std::memory_order_relaxed)) {
+  if (host_pool.load(std::memory_order_relaxed) && nanoseconds() >= contended_until.load(std::memory_order_relaxed)) {
     // OpenMP gives every thread that asks workers of its own, and a job ends only when all of them have come: with two callers each would wait for
     // workers that the other's keep from a processor.
     auto& programs = *static_cast<Admission*>(admission_);

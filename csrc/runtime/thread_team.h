@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 
 namespace deplo::runtime {
@@ -11,8 +12,11 @@ using PartFn = void (*)(void* context, int64_t part, int worker);
 using HostPool = void (*)(void (*fn)(void*), void* data, unsigned threads, unsigned flags);
 
 /// From now on jobs run on the host program's own workers (null: on deplo's). OpenMP's spin for milliseconds after a job: a second pool
-/// would share the cores with them whenever kernels follow eager operators.
-void use_host_pool(HostPool pool);
+/// would share the cores with them whenever kernels follow eager operators. Such a job ends when the last worker has come: where one comes later than
+/// `patience` after all parts were taken, the processors are busy with others' work, and leases of the `pause` that follows are of deplo's own
+/// workers.
+void use_host_pool(HostPool pool, std::chrono::nanoseconds patience = std::chrono::microseconds(500),
+                   std::chrono::nanoseconds pause = std::chrono::milliseconds(200));
 
 /// The process's worker threads, borrowed for the length of one object. Whoever finds them borrowed (another Python thread runs a program) works
 /// alone instead of waiting: total progress is the same, and nothing can deadlock.

@@ -125,6 +125,16 @@ void host_pool(void (*fn)(void*), void* data, unsigned threads, unsigned /*flags
   for (auto& helper : helpers) helper.join();
 }
 
+constexpr std::chrono::nanoseconds kAnyTime = std::chrono::hours(1);
+
+/// Its second thread comes when all is done.
+void late_pool(void (*fn)(void*), void* data, unsigned /*threads*/, unsigned /*flags*/) {
+  host_jobs.fetch_add(1);
+  fn(data);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  fn(data);
+}
+
 /// As OpenMP does where no threads are left.
 void lonely_pool(void (*fn)(void*), void* data, unsigned /*threads*/, unsigned /*flags*/) { fn(data); }
 
@@ -132,7 +142,7 @@ void lonely_pool(void (*fn)(void*), void* data, unsigned /*threads*/, unsigned /
 
 TEST_CASE("jobs run on the host's pool, and on workers of its own in a forked child") {
   host_jobs = 0;
-  use_host_pool(host_pool);
+  use_host_pool(host_pool, kAnyTime);
   {
     TeamLease first(3);
     for (int64_t parts : {2, 7, 500}) CHECK(runs_once(first, parts, 3));
@@ -157,12 +167,34 @@ TEST_CASE("jobs run on the host's pool, and on workers of its own in a forked ch
   int status = -1;
   REQUIRE(waitpid(child, &status, 0) == child);
   CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
-  use_host_pool(lonely_pool);
+  use_host_pool(lonely_pool, kAnyTime);
   std::this_thread::sleep_for(std::chrono::milliseconds(5));  // callers came in turns a moment ago
   {
     TeamLease team(4);
     CHECK(team.threads() == 4);
     CHECK(runs_once(team, 100, 4));
+  }
+  use_host_pool(nullptr);
+}
+
+TEST_CASE("deplo's own workers take over while those of the host come late") {
+  host_jobs = 0;
+  use_host_pool(late_pool, std::chrono::milliseconds(1), kAnyTime);
+  {
+    TeamLease team(2);
+    CHECK(runs_once(team, 100, 2));
+    CHECK(host_jobs.load() == 1);
+  }
+  {
+    TeamLease team(2);
+    CHECK(runs_once(team, 100, 2));
+    CHECK(host_jobs.load() == 1);
+  }
+  use_host_pool(late_pool, kAnyTime);  // patience, and nothing remembered
+  {
+    TeamLease team(2);
+    CHECK(runs_once(team, 100, 2));
+    CHECK(host_jobs.load() == 2);
   }
   use_host_pool(nullptr);
 }
