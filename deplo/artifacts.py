@@ -28,7 +28,7 @@ def _artifact_class() -> Any:
 
             with contextlib.suppress(Error):  # no extension, bad variables: whoever compiles is told
                 core().offer_kernel(self.content)
-                if folder := read_options(quiet=True).cache_folder():
+                if folder := read_options().cache_folder():
                     core().keep_kernel(self.content, folder)
 
         @staticmethod

@@ -43,6 +43,7 @@ from .records import publish
 from .registration import register_for_threads
 from .subgraphs import inline_regions
 from .targets import find_target
+from .tune import tune_graph
 
 log = logging.getLogger(__name__)
 _Backend = TypeVar("_Backend", bound=Callable[..., Any])
@@ -265,6 +266,7 @@ class Compilation:
     def _program(self, record: Record, gm: torch.fx.GraphModule, static: set[str] | None) -> Executable | Callable[..., Any]:
         imported = self._import(record, gm, static)
         start = time.perf_counter()
+        tune_graph(imported, self.options)
         with progress(f"compiling the {record.kind} graph of {imported.text.count(chr(10)) - 2} calls"):
             record.program = compile_text(imported, self.options)
         record.compile_seconds = time.perf_counter() - start

@@ -45,6 +45,8 @@ def reason_to_bypass(options: Options, gm: torch.fx.GraphModule, shares_memory: 
     for name in _OF_A_COMPILATION:
         if getattr(options, name) != KEYS[name].default:
             return f"the option {name} asks for a compilation"
+    if options.tune in ("fast", "full"):
+        return "the option tune asks for a search"
     if shares_memory:
         return "inputs share memory: where they lie is in the program, but not in PyTorch's key"
     for module in gm.modules():
@@ -80,8 +82,20 @@ def key_of(options: Options, inputs: Sequence[InputInfo], example_inputs: Sequen
         "sizes": [_magnitude(size) for size in given if isinstance(size, torch.SymInt)],
         "attention": [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ("flash", "mem_efficient", "math", "cudnn")],
         "packaged": packaged,
+        "tuned": _state_of_winners(options),
     }
     return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _state_of_winners(options: Options) -> list[int] | None:
+    """Changes with the schedules that a compilation may find, which are those of a number of threads."""
+    folder = options.cache_folder()
+    if options.tune == "off" or not folder:
+        return None
+    try:
+        return [os.stat(os.path.join(folder, "tuned")).st_mtime_ns, options.threads or torch.get_num_threads()]
+    except OSError:
+        return None
 
 
 def _magnitude(size: torch.SymInt) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
 from .errors import UserError
-from .options import read_options
+from .options import KEYS, read_options
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 
@@ -53,7 +53,7 @@ def jit(
     """
     if guards not in ("dynamo", "inputs"):
         raise UserError(f"guards is {guards!r}, expected 'dynamo' or 'inputs'")
-    checked = read_options(mode, options, quiet=True)
+    checked = read_options(mode, options)
     if fn is None:
         return lambda decorated: jit(decorated, mode=mode, options=options, dynamic=dynamic, fullgraph=fullgraph, guards=guards)
     if not callable(fn):
@@ -73,8 +73,8 @@ def jit(
     chosen: Any = {"options": dict(options)} if options else {}
     if mode is not None and options:
         # torch.compile takes one of the two; the mode's options are defaults for the others.
-        base = read_options(mode, quiet=True)
-        chosen["options"] = {**({"tune": base.tune} if base.tune != "off" else {}), **options}
+        base = read_options(mode)
+        chosen["options"] = {**({"tune": base.tune} if base.tune != KEYS["tune"].default else {}), **options}
     elif mode is not None:
         chosen["mode"] = mode
     return torch.compile(fn, backend=deplo, dynamic=dynamic, fullgraph=fullgraph, **chosen)

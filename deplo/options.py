@@ -159,7 +159,12 @@ KEYS: dict[str, Key] = {
         "sampled: a call also compares some elements of packed weights, for writes through .data; versions: PyTorch's counters alone tell of writes",
     ),
     "memory_limit": Key(_bytes, 0, "", "largest arena and packed weights in bytes, as '4G'; 0: no limit"),
-    "tune": Key(_one_of("off", "fast", "full"), "off", "", "accepted for later: schedules come from heuristics only"),
+    "tune": Key(
+        _one_of("auto", "off", "fast", "full"),
+        "auto",
+        "DEPLO_TUNE",
+        "fast, full: search schedules by measuring; auto: use those that were found before; off: heuristics only",
+    ),
 }
 
 
@@ -261,11 +266,9 @@ def _checked(name: str, value: Any, where: str, text: bool = False) -> Any:
 
 
 def read_options(
-    mode: str | None = None, options: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None, quiet: bool = False
+    mode: str | None = None, options: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
 ) -> Options:
     """Defaults, then `mode`, then the DEPLO_* variables, then `options`, then `texts` (of the command line), each checked.
-
-    What does nothing yet is a warning, unless `quiet`: where the options are only checked, and read again by a compilation.
 
     Raises UserError for an unknown key (with a suggestion and the known ones), a value out of range, or an unknown mode.
     """
@@ -284,8 +287,6 @@ def read_options(
         values[name] = _checked(name, value, f"option {name!r}")
     for name, text in (texts or {}).items():
         values[name] = _checked(name, text, f"--option {name}", text=True)
-    if values.get("tune", "off") != "off" and not quiet:
-        warnings.warn(f"tune={values['tune']!r} does nothing yet: schedules come from heuristics only", stacklevel=3)
     return Options(values)
 
 

@@ -35,3 +35,26 @@ def progress(what: str, after: float = 1.0) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+
+
+class Line:
+    """One line on stderr with a bar that says how far something has come; nothing when stderr is not a terminal."""
+
+    _WIDTH = 20
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def show(self, what: str, done: int, count: int, more: str) -> None:
+        if not sys.stderr.isatty():
+            return
+        full = self._WIDTH * done // max(1, count)
+        self._shown = True
+        sys.stderr.write(f"\r\x1b[Kdeplo: [{'#' * full}{'.' * (self._WIDTH - full)}] {done + 1} of {count}: {what} ({more})")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+        self._shown = False

@@ -1,10 +1,13 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 
 namespace deplo {
+
+class TunedSchedules;
 
 /// Example sizes of symbols: they reach schedules and costs only, never legality.
 using SizeHints = std::map<std::string, int64_t>;
@@ -37,6 +40,7 @@ struct PassContext {
   Weights weights = Weights::automatic;
   std::set<std::string> disabled;                ///< names of passes to skip
   std::map<std::string, std::string> schedules;  ///< kernel name or canonical nest -> schedule text given by the user
+  std::shared_ptr<const TunedSchedules> tuned;   ///< what is known from measurements; null: nothing
 };
 
 }  // namespace deplo

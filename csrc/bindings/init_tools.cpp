@@ -1,3 +1,4 @@
+#include <ATen/Parallel.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -17,6 +18,7 @@
 #include "runtime/compile.h"
 #include "runtime/packed.h"
 #include "runtime/resident.h"
+#include "runtime/winners.h"
 #include "target/target.h"
 #include "tensor_ir/interpret.h"
 #include "tile_ir/interpret.h"
@@ -71,6 +73,7 @@ void init_tools(py::module_& module) {
       "lower",
       [](const std::string& text, const std::string& level, const std::string& options, const std::string& file) {
         CompileOptions parsed = parse_options(options);
+        use_winners(parsed, parsed.target.threads > 0 ? parsed.target.threads : at::get_num_threads());
         if (level_of(text, file) == "torch") {
           verify_by_hand(text, file);
           aten::check_types(torch_ir::parse(text, file), file, parsed.context.hints);

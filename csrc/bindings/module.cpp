@@ -63,4 +63,5 @@ PYBIND11_MODULE(_C, module) {
   deplo::bindings::init_dispatch(module);
   deplo::bindings::init_package(module);
   deplo::bindings::init_tools(module);
+  deplo::bindings::init_tuning(module);
 }

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "library/aten/host.h"
 #include "runtime/compile.h"
+#include "runtime/winners.h"
 #include "target/target.h"
 
 namespace deplo::bindings {
@@ -76,6 +77,7 @@ class __attribute__((visibility("hidden"))) PyProgram {
 
   static std::unique_ptr<PyProgram> compile(const std::string& text, const std::string& options) {
     CompileOptions parsed = parse_options(options);
+    use_winners(parsed, parsed.target.threads > 0 ? parsed.target.threads : at::get_num_threads());
     CompiledGraph graph = compile_text(text, parsed, aten::make_library_op);
     return std::make_unique<PyProgram>(std::move(parsed), std::move(graph));
   }

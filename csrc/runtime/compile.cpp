@@ -12,7 +12,9 @@
 
 #include "analysis/cost.h"
 #include "base/error.h"
+#include "lower/loop_to_tile/alone.h"
 #include "pipeline.h"
+#include "runtime/winners.h"
 #include "schedule/schedule.h"
 #include "target/target.h"
 
@@ -110,8 +112,21 @@ void add_bytes(const std::vector<loop_ir::Param>& params, KernelSummary& summary
   }
 }
 
+/// Notes what was measured of a kernel that has the winner's schedules.
+void add_winner(const loop_ir::Module& module, const loop_ir::Kernel& kernel, const CompileOptions& options,
+                std::map<std::string, KernelSummary>& summaries) {
+  const auto winner = options.winners->load(loop_to_tile::tuning_key(loop_to_tile::alone(module, kernel), options.context));
+  if (!winner) return;
+  for (const auto& [version, schedule] : winner->schedules) {
+    auto summary = summaries.find(kernel.name + version);
+    if (summary == summaries.end() || summary->second.schedule != schedule) continue;
+    summary->second.tuned_seconds = winner->seconds;
+    summary->second.usual_seconds = winner->usual_seconds;
+  }
+}
+
 /// Summaries in the order of the Kernel IR's kernels; figures come from the loop level, where the nests are still in view.
-std::vector<KernelSummary> summarize(const Compiled& made) {
+std::vector<KernelSummary> summarize(const Compiled& made, const CompileOptions& options) {
   std::map<std::string, KernelSummary> known;
   for (const auto& kernel : made.loop.kernels) {
     analysis::KernelCost cost = analysis::cost_of(*kernel);
@@ -132,6 +147,8 @@ std::vector<KernelSummary> summarize(const Compiled& made) {
     it->second.schedule = print(kernel->schedule);
     if (is_new) add_bytes(kernel->params, it->second);  // what schedules add: it copies operands into panels
   }
+  for (const auto& kernel : made.loop.kernels)
+    if (options.winners) add_winner(made.loop, *kernel, options, known);
   std::vector<KernelSummary> summaries;
   for (const auto& kernel : made.kernel.kernels) {
     KernelSummary summary = known[kernel->name];
@@ -181,7 +198,7 @@ CompiledGraph compile_text(const std::string& text, const CompileOptions& option
   auto start = Clock::now();
   Dumper dumper(options);
   Compiled made = run_levels(text, "<graph>", options, "", /*by_hand=*/false, dumper);
-  std::vector<KernelSummary> kernels = summarize(made);
+  std::vector<KernelSummary> kernels = summarize(made, options);
   double lowering_seconds = seconds_since(start);
   for (const MachineText& machine : target.texts)
     if (!machine.suffix.empty() && dumper.wanted() && !made.kernel.kernels.empty()) dumper.show(machine, machine.write(made.kernel, options.context));
@@ -198,7 +215,9 @@ GraphText to_text(const CompiledGraph& graph) {
     kernels.push_back({{"flops", print(kernel.flops)},
                        {"bytes_read", print(kernel.bytes_read)},
                        {"bytes_written", print(kernel.bytes_written)},
-                       {"schedule", kernel.schedule}});
+                       {"schedule", kernel.schedule},
+                       {"tuned_seconds", kernel.tuned_seconds},
+                       {"usual_seconds", kernel.usual_seconds}});
   return {print(graph.program->module()), kernels.dump()};
 }
 
@@ -212,7 +231,8 @@ CompiledGraph restore_graph(const GraphText& text, const CompileOptions& options
     for (size_t k = 0; k < kernels.size(); ++k) {
       auto expr = [&](const char* name) { return parse_expr(kernels[k].at(name).get<std::string>()); };
       summaries.push_back({module.kernels[k]->name, module.kernels[k]->provenance, expr("flops"), expr("bytes_read"), expr("bytes_written"),
-                           kernels[k].at("schedule").get<std::string>()});
+                           kernels[k].at("schedule").get<std::string>(), kernels[k].at("tuned_seconds").get<double>(),
+                           kernels[k].at("usual_seconds").get<double>()});
     }
   } catch (const json::exception& error) {
     throw UserError(fmt::format("the report of a stored graph does not read: {}", error.what()));
@@ -241,7 +261,7 @@ std::string lower_text(const std::string& text, const std::string& file, const s
 std::string judge_text(const std::string& text, const CompileOptions& options) {
   Dumper dumper(options);
   Compiled made = run_levels(text, "<graph>", options, "", /*by_hand=*/false, dumper);
-  const std::vector<KernelSummary> summaries = summarize(made);
+  const std::vector<KernelSummary> summaries = summarize(made, options);
   json list = json::array();
   for (size_t k = 0; k < summaries.size(); ++k) {
     const kernel_ir::Kernel& kernel = *made.kernel.kernels[k];

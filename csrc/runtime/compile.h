@@ -18,6 +18,8 @@ struct KernelSummary {
   Expr bytes_read = 0;
   Expr bytes_written = 0;
   std::string schedule;
+  double tuned_seconds = 0;  ///< of the kernel alone by a schedule that measurements chose, which it has; 0: it has none
+  double usual_seconds = 0;  ///< by the schedule in whose place that came
 };
 
 /// What one compilation did.

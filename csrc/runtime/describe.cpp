@@ -59,6 +59,8 @@ json describe_kernels(const CompiledGraph& graph, const SizeHints& sizes) {
                        {"calls", time.steps},
                        {"ops", kernel.provenance},
                        {"schedule", kernel.schedule},
+                       {"tuned_seconds", kernel.tuned_seconds},
+                       {"usual_seconds", kernel.usual_seconds},
                        {"flops", steps * estimate(kernel.flops)},
                        {"bytes", steps * (estimate(kernel.bytes_read) + estimate(kernel.bytes_written))},
                        {"seconds", time.seconds}});

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,8 @@
 #include "target/target.h"
 
 namespace deplo {
+
+class Winners;
 
 /// What one compilation was asked for; deplo/options.py documents and checks the same keys.
 struct CompileOptions {
@@ -18,11 +21,12 @@ struct CompileOptions {
   std::string stop_after;
   bool verify = false;  ///< the IR after every pass
   bool time = false;
-  bool guard = false;        ///< guard pages and patterns around what kernels work on
-  bool replay = false;       ///< launches on a device are recorded, and then repeated
-  bool sampled = true;       ///< elements of weights are compared at each call
-  int64_t memory_limit = 0;  ///< bytes; 0: any
-  std::string tune = "off";
+  bool guard = false;                                ///< guard pages and patterns around what kernels work on
+  bool replay = false;                               ///< launches on a device are recorded, and then repeated
+  bool sampled = true;                               ///< elements of weights are compared at each call
+  int64_t memory_limit = 0;                          ///< bytes; 0: any
+  std::string tune = "auto";                         ///< off: winners are not used
+  std::shared_ptr<const Winners> winners = nullptr;  ///< those that context.tuned stands for
 };
 
 /// Reads the options' JSON and finds the target's properties. Throws UserError for unknown keys and bad values.

@@ -41,6 +41,13 @@ std::unique_ptr<SharedMemory> DeviceKernels::share(int64_t /*bytes*/) { refuse_r
 
 void DeviceKernels::copy_on_stream(uint64_t /*to*/, const void* /*from*/, int64_t /*bytes*/, void* /*stream*/) { refuse_resident(*this); }
 
+std::vector<Schedule> Scheduler::proposals(const loop_ir::Kernel& /*kernel*/, const std::string& /*version*/) const { return {}; }
+
+std::vector<Direction> Scheduler::directions(const loop_ir::Kernel& /*kernel*/, const std::string& /*version*/, const Schedule& /*base*/,
+                                             bool /*wide*/) const {
+  return {};
+}
+
 void Scheduler::add_call(const CallStep& call, tile_ir::Module& out) { out.steps.emplace_back(call); }
 
 const std::string& TargetOptions::operator[](const std::string& option) const {

@@ -12,6 +12,7 @@
 #include "loop_ir/ir.h"
 #include "scalar/functions.h"
 #include "schedule/schedule.h"
+#include "schedule/tuned.h"
 #include "target/kernels.h"
 #include "tile_ir/ir.h"
 
@@ -26,6 +27,12 @@ class Scheduler {
   virtual void add_kernel(const loop_ir::Kernel& kernel, const std::map<std::string, Schedule>& given, tile_ir::Module& out) = 0;
   /// Adds the steps that stand for a call of such a kernel, with the buffers that they need.
   virtual void add_call(const CallStep& call, tile_ir::Module& out);
+  /// Where a search may start: schedules of all forms that a kernel may have, or one of its versions (what add_kernel appends to its name), the
+  /// target's own choice first. None: schedules are not searched for.
+  virtual std::vector<Schedule> proposals(const loop_ir::Kernel& kernel, const std::string& version) const;
+  /// Schedules that differ from `base` in one decision each; `wide`: all that may be worth a try. Sums are formed in no longer chains than those
+  /// of proposals(), so that their errors have the same bound.
+  virtual std::vector<Direction> directions(const loop_ir::Kernel& kernel, const std::string& version, const Schedule& base, bool wide) const;
 };
 
 /// Text that a target makes of Kernel IR, as a level that `lower` knows.

@@ -4,6 +4,8 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "lower/loop_to_tile/alone.h"
+#include "schedule/tuned.h"
 #include "target/target.h"
 
 namespace deplo {
@@ -18,7 +20,10 @@ class Lowering {
     out_.steps.clear();
     read_given();
     auto scheduler = target_of(ctx_).make_scheduler(module_, ctx_);
-    for (const auto& kernel : module_.kernels) scheduler->add_kernel(*kernel, given_, out_);
+    for (const auto& kernel : module_.kernels) {
+      const auto tuned = find_tuned(*kernel);
+      scheduler->add_kernel(*kernel, tuned.empty() ? given_ : tuned, out_);
+    }
     check_given();
     for (const Step& step : module_.steps) {
       if (const auto* call = std::get_if<CallStep>(&step))
@@ -40,6 +45,25 @@ class Lowering {
         const std::string& kernel = name.empty() ? key : name;
         DEPLO_CHECK(given_.emplace(kernel, schedule).second, "two schedules are given for kernel {}", kernel);
       }
+  }
+
+  /// What measurements chose for the kernel, if nobody gave it a schedule by hand. Empty as well if it does not fit: what is kept may be older.
+  std::map<std::string, Schedule> find_tuned(const loop_ir::Kernel& kernel) const {
+    if (!ctx_.tuned) return {};
+    for (const auto& [name, schedule] : given_)
+      if (name.starts_with(kernel.name)) return {};
+    const loop_ir::Module by_itself = loop_to_tile::alone(module_, kernel);
+    std::map<std::string, Schedule> named;
+    for (auto& [suffix, schedule] : ctx_.tuned->find(loop_to_tile::tuning_key(by_itself, ctx_)))
+      named.emplace(kernel.name + suffix, std::move(schedule));
+    if (named.empty()) return {};
+    tile_ir::Module trial;
+    try {
+      target_of(ctx_).make_scheduler(module_, ctx_)->add_kernel(kernel, named, trial);
+    } catch (const UserError&) {
+      return {};
+    }
+    return named;
   }
 
   /// Schedules for no kernel of the program, and those of packing kernels, which follow from the kernels that they pack for.

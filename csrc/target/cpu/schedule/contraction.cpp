@@ -1,5 +1,8 @@
 #include "target/cpu/schedule/contraction.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "loop_ir/build.h"
 #include "loop_ir/rewrite.h"
 #include "lower/loop_to_tile/merge_axes.h"
@@ -92,6 +95,37 @@ std::optional<ProposedContraction> propose_cpu_contraction(const loop_ir::Kernel
     if (original && original->in_rows && original->work <= kSmallGain * best->work) return original->proposed;
   }
   return best->proposed;
+}
+
+std::vector<Schedule> propose_cpu_contractions(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx) {
+  constexpr double kAny = std::numeric_limits<double>::max();
+  const loop_ir::Kernel merged = with_row(merge_outer_axes(kernel), statics);
+  std::vector<Schedule> all;
+  auto add = [&](const PassContext& context, auto propose) {
+    ContractionScheduler scheduler(merged, statics, context);
+    if (auto schedule = propose(scheduler)) all.push_back(std::move(*schedule));
+  };
+  auto add_all = [&](const PassContext& context) {
+    add(context, [](ContractionScheduler& s) { return s.propose(); });
+    add(context, [](ContractionScheduler& s) { return s.propose_across(kAny); });
+    add(context, [](ContractionScheduler& s) { return s.propose_apart(kAny); });
+    for (bool across : {true, false}) {
+      add(context, [&](ContractionScheduler& s) { return s.propose_per_call(across, kAny); });
+      for (bool per_call : {false, true}) add(context, [&](ContractionScheduler& s) { return s.propose_window(across, per_call, kAny); });
+    }
+  };
+  const auto chosen = propose_cpu_contraction(kernel, statics, ctx);
+  if (!chosen) return {};
+  PassContext original = ctx;
+  original.weights = Weights::original;
+  const Argument program{"at", "program"};
+  const auto& words = chosen->schedule.directives;
+  const bool packs = std::any_of(words.begin(), words.end(), [&](const Directive& d) {
+    return d.word == "pack" && std::find(d.arguments.begin(), d.arguments.end(), program) != d.arguments.end();
+  });
+  if (packs || ctx.weights == Weights::packed) add_all(ctx);
+  add_all(original);
+  return all;
 }
 
 std::optional<FewBits> propose_few_bits(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx) {

@@ -27,6 +27,10 @@ struct ProposedContraction {
   std::vector<Cond> unless;  ///< sizes at which a schedule that streams the operands as they lie is better: where any of these holds
 };
 
+/// All forms of such schedules that the kernel may have, whatever they are expected to cost: lanes along either operand, images under windows or
+/// taps apart, operands packed once, once a call or block by block. Weights get no copies that propose_cpu_contraction does without.
+std::vector<Schedule> propose_cpu_contractions(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx);
+
 /// What a schedule takes for granted of a param's elements.
 struct AssumedRange {
   std::string param;

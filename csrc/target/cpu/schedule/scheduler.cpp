@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "analysis/cost.h"
 #include "base/error.h"
 #include "lower/loop_to_tile/convert.h"
 #include "lower/loop_to_tile/masked_keys.h"
@@ -10,9 +11,12 @@
 #include "target/cpu/schedule/nest.h"
 #include "target/cpu/schedule/online.h"
 #include "target/cpu/schedule/rows.h"
+#include "target/cpu/schedule/variants.h"
 
 namespace deplo {
 namespace {
+
+constexpr double kMostStreamed = 4e6;  // multiply-adds of a contraction beyond which one without packing is no candidate
 
 using Given = std::map<std::string, Schedule>;
 
@@ -103,7 +107,39 @@ class CpuScheduler final : public Scheduler {
     out.steps.emplace_back(std::move(main));
   }
 
+  std::vector<Schedule> proposals(const loop_ir::Kernel& kernel, const std::string& version) const override {
+    std::vector<Schedule> all;
+    auto add = [&](const Schedule& s) {
+      if (std::find(all.begin(), all.end(), s) == all.end()) all.push_back(s);
+    };
+    if (version.empty()) {
+      const std::set<std::string> statics = static_params(module_, kernel);
+      if (auto chosen = propose_cpu_contraction(kernel, statics, ctx_)) add(chosen->schedule);
+      for (const Schedule& s : propose_cpu_contractions(kernel, statics, ctx_)) add(s);
+    } else if (version != "_small") {
+      return {};
+    }
+    const bool is_packed = !all.empty();
+    if (!is_packed) add(propose_streamed(kernel));
+    if (auto online = propose_cpu_online(kernel, ctx_)) add(*online);
+    if (auto rows = propose_cpu_rows(kernel, ctx_)) add(*rows);
+    if (!is_packed || multiply_adds(kernel) <= kMostStreamed) add(propose_cpu_nest(kernel, ctx_));
+    return all;
+  }
+
+  std::vector<Direction> directions(const loop_ir::Kernel& kernel, const std::string& version, const Schedule& base, bool wide) const override {
+    const Extents extents = extents_of(kernel, ctx_);
+    std::map<std::string, int64_t> longest;
+    for (const Schedule& s : proposals(kernel, version))
+      for (const auto& [name, sum] : longest_sums(s, extents)) longest[name] = std::max(longest[name], sum);
+    return cpu_directions(base, extents, longest, wide, ctx_);
+  }
+
  private:
+  double multiply_adds(const loop_ir::Kernel& kernel) const {
+    return analysis::estimate(analysis::cost_of(kernel).flops, ctx_.hints, kernel.symbols) / 2;
+  }
+
   Schedule propose_streamed(const loop_ir::Kernel& kernel) const {
     if (auto online = propose_cpu_online(kernel, ctx_)) return *online;
     // Few rows pay less for reading keys twice than for packing those that a mask leaves out.

@@ -1,0 +1,225 @@
+"""Programs of one kernel, their inputs and their times, for the search of deplo/tune.py."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from .core import core
+from .errors import Error, UnsupportedError, UserError
+from .tune import Task
+
+_DTYPES = {
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "bool": torch.bool,
+}
+_NARROW = (torch.int8, torch.uint8, torch.bool)
+_MOST_SETS = 8  # of inputs
+_MOST_BYTES = 1 << 30  # of all that is measured at a time
+_SAMPLE_SECONDS = 2e-4  # a sample repeats shorter calls
+_TURNS, _PATIENT_TURNS = 5, 11
+_MOST_SECONDS = 0.25  # of a race's turns, unless these are few
+_SLOW = (1.3, 1.1)  # times the best: who is out after two turns, and after four
+_SWEEP_BYTES = 64 << 20  # read between samples, at most: weights are then where a model has them, not in a cache
+
+
+class Programs:
+    """Makes and times the candidates of one task."""
+
+    def __init__(self, task: Task, sets: list[list[Any]], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._task = task
+        self._sets = sets
+        self._clock = clock
+        self._next = 0
+        static = sum(_bytes(about) for about in task.inputs if about.get("static"))
+        l2, l3 = _caches()
+        self._sweep = torch.zeros(min(l3, _SWEEP_BYTES) // 4, device="cpu") if static > l2 // 2 else None
+        self._at_once = max(1, min(8, _MOST_BYTES // max(1, static)))
+        self._expected: list[Any] | None = None
+
+    @classmethod
+    def for_task(cls, task: Task) -> Programs | None:
+        """With made-up inputs on which the kernel runs as it is; None if there are none."""
+        if any(about.get("dtype", "f32") not in _DTYPES for about in task.inputs):
+            return None
+        for bound in _bounds(task):
+            first = _make_set(task, bound, 0)
+            if first is None:
+                return None
+            made = cls(task, [first])
+            if made.make([task.usual])[0] is not None:
+                made._add_sets(bound)
+                return made
+        return None
+
+    def _add_sets(self, bound: int) -> None:
+        changing = sum(_bytes(about) for about in self._task.inputs if not about.get("static"))
+        l2, _ = _caches()
+        wanted = min(_MOST_SETS, 2 + 2 * l2 // max(1, changing), max(2, _MOST_BYTES // 4 // max(1, changing)))
+        statics = [x for x, about in zip(self._sets[0], self._task.inputs, strict=True) if about.get("static")]
+        for seed in range(1, wanted):
+            again = _make_set(self._task, bound, seed, statics)
+            if again is not None:
+                self._sets.append(again)
+
+    def make(self, schedules: Sequence[str]) -> list[Any]:
+        """Programs; None where the schedule does not fit, or the results are others."""
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            made = list(pool.map(self._compile, schedules))
+        return [program if program is not None and self._is_right(program) else None for program in made]
+
+    def _compile(self, schedule: str) -> Any:
+        given = json.loads(self._task.options)
+        every = {**self._task.schedules, self._task.version: schedule}
+        given["schedule"] = {"alone" + version: text for version, text in every.items()}
+        try:
+            return core().compile(self._task.text, json.dumps(given))
+        except (UserError, UnsupportedError):
+            return None
+
+    def _is_right(self, program: Any) -> bool:
+        """Whether it gives what the first program gave, but for sums in another order: against slips, which verifiers do not see."""
+        inputs = [x.clone() if about.get("written") else x for x, about in zip(self._sets[0], self._task.inputs, strict=True)]
+        try:
+            results = list(program.run(inputs))
+        except (Error, RuntimeError, LookupError, ArithmeticError):
+            return False
+        results += [x for x, about in zip(inputs, self._task.inputs, strict=True) if about.get("written")]
+        if self._expected is None:
+            self._expected = results
+            return True
+        return all(_agree(got, wanted) for got, wanted in zip(results, self._expected, strict=True) if isinstance(got, torch.Tensor))
+
+    def race(self, programs: Sequence[Any], patient: bool = False) -> list[float]:
+        """Medians of samples in turns; each turn begins with another program. Slow ones leave early."""
+        if len(programs) > self._at_once + 1:  # their packed weights would not fit
+            first = self.race(programs[: self._at_once + 1], patient)
+            later = self.race([programs[0], *programs[self._at_once + 1 :]], patient)
+            return first + [t * first[0] / later[0] for t in later[1:]]
+        loops = []
+        for program in programs:
+            self._sample(program, 1)
+            loops.append(max(1, min(200, math.ceil(_SAMPLE_SECONDS / min(self._sample(program, 1) for _ in range(2))))) if self._sweep is None else 1)
+        samples: list[list[float]] = [[] for _ in programs]
+        racing = list(range(len(programs)))
+        start = self._clock()
+        turns = _PATIENT_TURNS if patient else _TURNS
+        for turn in range(turns):
+            for place in range(len(racing)):
+                i = racing[(place + turn) % len(racing)]
+                samples[i].append(self._sample(programs[i], loops[i]))
+            best = min(statistics.median(samples[i]) for i in racing)
+            if turn in (1, 3):
+                most = best * _SLOW[turn // 2]
+                racing = [i for i in racing if i == 0 or statistics.median(samples[i]) <= most]
+            if turn >= 4 and self._clock() - start > _MOST_SECONDS * (4 if patient else 1):
+                break
+        return [statistics.median(each) for each in samples]
+
+    def _sample(self, program: Any, calls: int) -> float:
+        """Seconds of a call, each on the next set of inputs."""
+        if self._sweep is not None:
+            self._sweep.sum()
+        sets, at = self._sets, self._next
+        self._next = (at + calls) % len(sets)
+        order = [sets[(at + i) % len(sets)] for i in range(calls)]
+        run = program.run
+        start = self._clock()
+        for inputs in order:
+            run(inputs)
+        return max(1e-9, (self._clock() - start) / calls)
+
+
+@functools.cache
+def _caches() -> tuple[int, int]:
+    about = json.loads(core().target("{}"))
+    return int(about["l2_bytes"]), int(about["l3_bytes"])
+
+
+def _span(about: dict[str, Any]) -> int:
+    """Elements from the first to the last."""
+    if 0 in about["shape"]:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(about["shape"], about["strides"], strict=True))
+
+
+def _bytes(about: dict[str, Any]) -> int:
+    return 0 if "size" in about else _span(about) * _DTYPES[about["dtype"]].itemsize
+
+
+def _bounds(task: Task) -> Iterator[int]:
+    """Below which integers may be drawn: they may be indices of any of the sizes, or divisors (0: ones)."""
+    integers = any("dtype" in about and not _DTYPES[about["dtype"]].is_floating_point for about in task.inputs)
+    if not integers:
+        yield 1
+        return
+    sizes = {size for about in task.inputs for size in about.get("shape", ()) if size > 0}
+    yield from sorted(sizes, reverse=True)[:4]
+    yield 1
+    yield 0
+
+
+def _make_set(task: Task, bound: int, seed: int, statics: Sequence[Any] = ()) -> list[Any] | None:
+    """Inputs for one call; with these static ones, if some are given. None where they would not fit in memory."""
+    if sum(_bytes(about) for about in task.inputs) > _MOST_BYTES:
+        return None
+    random = torch.Generator().manual_seed(seed)
+    given = iter(statics)
+    made: list[Any] = []
+    for about in task.inputs:
+        if "size" in about:
+            made.append(int(about["size"]))
+            continue
+        if statics and about.get("static"):
+            made.append(next(given))
+            continue
+        flat = _values(_DTYPES[about["dtype"]], _span(about), bound, random)
+        made.append(flat.as_strided(about["shape"], about["strides"]))
+    return made
+
+
+def _values(dtype: torch.dtype, count: int, bound: int, random: torch.Generator) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return torch.randn(count, generator=random, device="cpu").to(dtype)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, (count,), generator=random, device="cpu").to(torch.bool)
+    if dtype in _NARROW:
+        limits = torch.iinfo(dtype)
+        return torch.randint(limits.min, limits.max + 1, (count,), generator=random, device="cpu", dtype=dtype)
+    if bound == 0:
+        return torch.ones(count, dtype=dtype, device="cpu")
+    return torch.randint(0, bound, (count,), generator=random, device="cpu", dtype=dtype)
+
+
+def _agree(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """As near as sums in another order are: within a few hundred roundings of the largest value."""
+    if got.shape != wanted.shape or got.dtype != wanted.dtype:
+        return False
+    if got.numel() == 0:
+        return True
+    if not got.is_floating_point():
+        return float((got != wanted).float().mean()) <= 0.01  # comparisons of floats may turn
+    a, b = got.double(), wanted.double()
+    finite = a.isfinite() & b.isfinite()
+    if float((a.isnan() != b.isnan()).float().mean()) > 0.01:
+        return False
+    scale = float(b[finite].abs().max()) if bool(finite.any()) else 0.0
+    few = 512 if got.dtype in (torch.float32, torch.float64) else 4
+    return bool(((a - b).abs()[finite] <= few * torch.finfo(got.dtype).eps * scale).all())
