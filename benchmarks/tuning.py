@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", metavar="ROW", help="rows that contain this text (default: all)")
     parser.add_argument("--tune", choices=("fast", "full", "auto"), default="fast")
     parser.add_argument("--cache-dir", help="folder of winners")
+    parser.add_argument("--threads", type=int, default=0, help="of a call (default: as torch)")
     parser.add_argument("--turns", type=int, default=41)
     arguments = parser.parse_args()
     folder = arguments.cache_dir or tempfile.mkdtemp(prefix="deplo-tuning-")
@@ -81,9 +82,9 @@ def main() -> None:
                 continue
             torch.manual_seed(0)
             model, inputs = make()
-            usual = _compiled(model, inputs, {"tune": "off"})
+            usual = _compiled(model, inputs, {"tune": "off", "threads": arguments.threads})
             start = time.perf_counter()
-            tuned = _compiled(model, inputs, {"tune": arguments.tune, "cache_dir": folder})
+            tuned = _compiled(model, inputs, {"tune": arguments.tune, "cache_dir": folder, "threads": arguments.threads})
             searched = time.perf_counter() - start
             times = measure({"usual": usual, "tuned": tuned}, arguments.turns)
             speed = times["usual"] / times["tuned"]

@@ -113,6 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     numerics.add_argument("--exhaustive", action="store_true", help="all 2^32 values of float32 (a minute or more for each function)")
     cache = _command(commands, "cache", "show or empty the cache of compiled kernels", _cache)
     cache.add_argument("action", nargs="?", choices=("show", "clear"), default="show")
+    tune = _command(commands, "tune", "list the schedules that searches found (option tune), or remove them", _tune)
+    tune.add_argument("action", nargs="?", choices=("show", "clear"), default="show")
+    tune.add_argument("--schedules", action="store_true", help="with their text")
     inspect = _command(commands, "inspect", "print what a package of deplo.export holds, or all of its manifest", _inspect)
     inspect.add_argument("package", metavar="MODEL.deplo")
     inspect.add_argument("--json", action="store_true", help="the manifest as it stands in the file")
@@ -412,6 +415,31 @@ def _cache(arguments: argparse.Namespace) -> None:
         return
     found = entries(folder)
     print(f"{folder}: {len(found)} entries, {quantity(sum(size for _, size in found), 'B')}")
+
+
+def _tune(arguments: argparse.Namespace) -> None:
+    from .cache import cache_folder
+    from .core import core
+    from .terminal import seconds, show_table
+    from .tune import clear, entries
+
+    options = read_options()
+    folder = cache_folder(options)
+    if arguments.action == "clear":
+        print(f"removed {clear(folder)} schedules from {folder}")
+        return
+    found = entries(folder)
+    here = core().winners_machine(options.to_json())
+    rows = []
+    for entry in found:
+        state = entry.level if entry.done else f"{entry.level}, interrupted"
+        gain = f"{entry.usual_seconds / entry.seconds:.2f} x" if entry.seconds else ""
+        rows.append((entry.kernel, seconds(entry.usual_seconds), seconds(entry.seconds), gain, state, "" if entry.machine == here else entry.machine))
+    if rows:
+        show_table("", ("kernel", "heuristics", "found", "speed", "search", "other machine"), rows, [1, 2, 3])
+    for entry in found if arguments.schedules else []:
+        print(f"schedule @{entry.kernel}: {entry.schedule}")
+    print(f"{folder}: schedules of {len(found)} kernels; this machine: {here}")
 
 
 def _inspect(arguments: argparse.Namespace) -> None:

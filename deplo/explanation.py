@@ -28,7 +28,7 @@ NO_GRAPH = (
     "no graph: Dynamo found no tensor operation that it hands to a backend; either there is none, or PyTorch runs the function in eager mode"
     " (sparse and quantised inputs, code that it cannot trace: torch.compile with fullgraph=True says why)"
 )
-_KERNEL_COLUMNS = ("kernel", "runs", "implements", "flops", "bytes", "time", "of limit")
+_KERNEL_COLUMNS = ("kernel", "runs", "implements", "flops", "bytes", "estimate", "time", "of limit", "tuned")
 
 
 @dataclasses.dataclass
@@ -43,17 +43,23 @@ class KernelReport:
     calls: int  # how often one call of the program runs it
     seconds: float  # 0 if it was not measured
     once: bool  # it packs weights: it runs again only when they change
+    tuned_seconds: float = 0.0  # of the kernel alone by a schedule that a search found, which it has; 0: it has that of heuristics
+    usual_seconds: float = 0.0  # the same by the schedule of heuristics, measured in turns with it
 
     def user_calls(self, origin: Mapping[str, str]) -> list[str]:
         """What the user called, each once, by `origins`."""
         values = [part.partition(" of ")[0].partition(":") for part in self.implements]
         return list(dict.fromkeys(origin.get(value, op) for op, _, value in values))
 
+    def estimate(self, machine: Machine) -> float:
+        """Seconds that its operations and bytes take at least where nothing comes from a cache."""
+        return max(self.flops / machine.flops, self.bytes / machine.bandwidth)
+
     def share_of_limit(self, machine: Machine) -> float | None:
         """Of the machine's peak or its memory's bandwidth. None if not timed, or if faster: caches and bf16 dot products have limits of their own."""
         if self.once or not self.seconds:
             return None
-        share = max(self.flops / machine.flops, self.bytes / machine.bandwidth) / self.seconds
+        share = self.estimate(machine) / self.seconds
         return share if share <= 1 else None
 
 
@@ -108,8 +114,10 @@ class GraphReport:
                     shortened(kernel.user_calls(origin)),
                     quantity(kernel.flops, "flop"),
                     quantity(kernel.bytes, "B"),
+                    seconds(kernel.estimate(machine)) if self.has_limits and kernel.seconds and not kernel.once else "",
                     seconds(kernel.seconds) if kernel.seconds and not kernel.once else "",
                     "" if share is None else f"{100 * share:.0f} %",
+                    f"{kernel.usual_seconds / kernel.tuned_seconds:.2f} x" if kernel.tuned_seconds else "",
                 )
             )
         return rows
@@ -118,7 +126,10 @@ class GraphReport:
         notes = []
         if self.has_limits and any(k.seconds and not k.once for k in self.kernels):
             limit = "of limit: share of the machine's peak, or of its memory's bandwidth; "
-            notes.append(limit + "empty where caches or bf16 dot products, which are not measured, beat that")
+            notes.append(limit + "empty where caches or bf16 dot products, which are not measured, beat that; estimate: time at that limit")
+        if tuned := [k for k in self.kernels if k.tuned_seconds]:
+            alone = ", ".join(f"{k.name} {seconds(k.usual_seconds)} -> {seconds(k.tuned_seconds)}" for k in tuned)
+            notes.append(f"tuned: schedules that a search found, and how much faster they were, alone and cold: {alone}")
         memory, cache = self.description.get("memory", {}), self.description.get("cache", {})
         if "arena_bytes" in memory:
             saved = memory.get("bytes_without_reuse", 0)
@@ -296,6 +307,8 @@ def _kernels(description: Mapping[str, Any]) -> list[KernelReport]:
             kernel["calls"],
             kernel["seconds"],
             kernel["name"] in once,
+            kernel["tuned_seconds"],
+            kernel["usual_seconds"],
         )
         for kernel in description.get("kernels", [])
     ]

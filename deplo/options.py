@@ -265,9 +265,7 @@ def _checked(name: str, value: Any, where: str, text: bool = False) -> Any:
         raise UserError(f"{where} is {value!r}, expected {error}") from None
 
 
-def read_options(
-    mode: str | None = None, options: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
-) -> Options:
+def read_options(mode: str | None = None, options: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None) -> Options:
     """Defaults, then `mode`, then the DEPLO_* variables, then `options`, then `texts` (of the command line), each checked.
 
     Raises UserError for an unknown key (with a suggestion and the known ones), a value out of range, or an unknown mode.

@@ -9,12 +9,14 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from .core import core
+from .errors import UserError
 from .imported import Imported
 from .options import Options
 from .progress import Line
@@ -202,6 +204,7 @@ class Search:
         if again[1] > (1 - GAIN) * again[0]:
             found.tried[_digest(rivals[first][0])] = again[1] / again[0]
             return False
+        found.tried[_digest(found.best)] = again[0] / again[1]
         found.best = rivals[first][0]
         found.seconds = found.usual_seconds = 0.0
         self._programs = {s: p for s, p in self._programs.items() if s == self.task.usual} | {found.best: rivals[first][1]}
@@ -335,3 +338,17 @@ def entries(folder: str) -> list[Entry]:
             times = (float(about["seconds"]), float(about["usual_seconds"]))
             found.append(Entry(about["file"], rest["kernel"], about["machine"], rest["level"], rest["done"], about["version"], schedule, *times))
     return sorted(found, key=lambda entry: (entry.machine, entry.kernel, entry.file))
+
+
+def clear(folder: str) -> int:
+    """Removes all winners in a folder of compiled kernels, and nothing else; how many."""
+    removed = 0
+    for entry in entries(folder):
+        try:
+            os.unlink(entry.file)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise UserError(f"{entry.file}: {error.strerror}") from None
+        removed += 1
+    return removed

@@ -4,6 +4,8 @@ import gc
 import os
 
 os.environ.setdefault("DEPLO_VERIFY", "1")
+# What somebody tuned on this machine is no business of a test.
+os.environ.setdefault("DEPLO_TUNE", "off")
 # Two workers share two cores: OpenMP's threads, which ATen uses, must not spin on one that the other worker needs. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

@@ -68,7 +68,8 @@ def test_values_are_normalised():
     assert (options.memory_limit, options.disable, options.schedule) == (2 << 30, ("a", "b"), {"": "tile m 4"})
 
 
-def test_modes():
+def test_modes(monkeypatch):
+    monkeypatch.delenv("DEPLO_TUNE")
     assert read_options("max-autotune").tune == "full"
     assert read_options("reduce-overhead").replay and not read_options().replay
     assert read_options("max-autotune", {"tune": "off"}).tune == "off"
@@ -77,27 +78,32 @@ def test_modes():
 
 
 @pytest.mark.parametrize("compile_with", [deplo.jit, lambda fn, mode: torch.compile(fn, backend="deplo", mode=mode)], ids=["jit", "torch.compile"])
-def test_every_mode_of_torch_compile_is_taken(compile_with, fresh_inference):
+def test_every_mode_of_torch_compile_is_taken(compile_with, fresh_inference, monkeypatch, tmp_path):
+    monkeypatch.delenv("DEPLO_TUNE")
+    monkeypatch.setenv("DEPLO_CACHE_DIR", str(tmp_path))
+    searched = []
+    monkeypatch.setattr("deplo.tune.tune", lambda text, options, level: searched.append(level))
     x = torch.arange(5.0)
     for mode in (None, "default", "reduce-overhead", "lite", "max-autotune", "max-autotune-no-cudagraphs"):
         torch._dynamo.reset()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert torch.equal(compile_with(lambda x: x * 2 + 1, mode=mode)(x), x * 2 + 1)
-        texts = {str(w.message) for w in caught}
-        assert texts == ({"tune='full' does nothing yet: schedules come from heuristics only"} if mode and "autotune" in mode else set())
+        assert not caught
+        assert searched == (["full"] if mode and "autotune" in mode else [])
+        searched.clear()
     with pytest.raises(UserError, match="unknown mode 'reduce-overheads'; did you mean 'reduce-overhead'\\? Known modes: 'default', "):
         compile_with(lambda x: x + 1, mode="reduce-overheads")(x)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"mode": "max-autotune"}, {"options": {"tune": "full"}}, {"mode": "max-autotune", "options": {"tune": "off"}}], ids=str
-)
-def test_jit_warns_once_of_what_does_nothing(settings, fresh_inference):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        deplo.jit(lambda x: x + 1, **settings)(torch.ones(2))
-    assert len(caught) == ("tune" not in settings.get("options", {}) or settings["options"]["tune"] == "full")
+@pytest.mark.parametrize("given", [{}, {"tune": "off"}], ids=str)
+def test_options_beside_a_mode_win(given, fresh_inference, monkeypatch, tmp_path):
+    monkeypatch.delenv("DEPLO_TUNE")
+    monkeypatch.setenv("DEPLO_CACHE_DIR", str(tmp_path))
+    searched = []
+    monkeypatch.setattr("deplo.tune.tune", lambda text, options, level: searched.append(level))
+    deplo.jit(lambda x: x + 1, mode="max-autotune", options={"strict": True, **given})(torch.ones(2))
+    assert searched == ([] if given else ["full"])
 
 
 def test_modes_of_torch_compile_are_all_known():
@@ -182,7 +188,7 @@ def test_cache_folder_is_shown_and_cleared_without_touching_other_files(tmp_path
         ({"schedule": "tile m 4"}, "option 'schedule': <schedule>:1:8: expected '(', found '4'"),
         ({"schedule": {"k0": "nest tile(m=)"}}, "option 'schedule': <schedule of k0>:1:13: expected "),
         ({"target": "cdua"}, "option 'target' is 'cdua', expected one of 'cpu', 'cuda'; did you mean 'cuda'?"),
-        ({"tune": "fats"}, "option 'tune' is 'fats', expected one of 'off', 'fast', 'full'; did you mean 'fast'?"),
+        ({"tune": "fats"}, "option 'tune' is 'fats', expected one of 'auto', 'off', 'fast', 'full'; did you mean 'fast'?"),
         ({"arch": "sm_1"}, "option 'arch' is 'sm_1', expected an architecture from 'sm_75' on"),
         ({"guard": 1}, "option 'guard' is 1, expected True or False"),
         ({"allow_library": ["aten.sorrt"]}, "option 'allow_library' names 'aten.sorrt', which is no operator of PyTorch; did you mean aten.sort"),
