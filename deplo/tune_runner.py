@@ -68,12 +68,12 @@ class Programs:
             made = cls(task, [first])
             (program,) = made.make([task.usual])
             if program is not None:
-                made._add_sets(bound, program)
+                made.add_sets(bound, program)
                 return made
         return None
 
-    def _add_sets(self, bound: int, program: Any) -> None:
-        """More inputs of the kind, as far as the kernel takes them: all that are read between two calls with one set are more than the caches hold."""
+    def add_sets(self, bound: int, program: Any) -> None:
+        """More inputs of the kind, if the kernel takes them: more than the caches hold are read between two calls with the same ones."""
         changing = sum(_bytes(about) for about in self._task.inputs if not about.get("static"))
         l2, _ = _caches()
         wanted = min(_MOST_SETS, 2 + 2 * l2 // max(1, changing), max(2, _MOST_BYTES // 4 // max(1, changing)))
