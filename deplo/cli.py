@@ -119,7 +119,8 @@ def _parser() -> argparse.ArgumentParser:
     inspect = _command(commands, "inspect", "print what a package of deplo.export holds, or all of its manifest", _inspect)
     inspect.add_argument("package", metavar="MODEL.deplo")
     inspect.add_argument("--json", action="store_true", help="the manifest as it stands in the file")
-    _command(commands, "env", "print versions, CPU features, topology, folders and options", _env)
+    env = _command(commands, "env", "print versions, CPU features, topology, what the machine does at most, folders and options", _env)
+    env.add_argument("--measure", action="store_true", help="measure the machine again; by default what was measured first is shown")
     return parser
 
 
@@ -457,5 +458,5 @@ def _inspect(arguments: argparse.Namespace) -> None:
 def _env(arguments: argparse.Namespace) -> None:
     from .environment import environment
 
-    for name, value in environment():
+    for name, value in environment(arguments.measure):
         print(f"{name:18} {value}")

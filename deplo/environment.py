@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from . import __version__
+from .calibration import calibration
 from .core import core
 from .errors import UnsupportedError, UserError
 from .options import KEYS, Options, read_options
@@ -17,8 +18,8 @@ from .targets import targets
 from .terminal import quantity
 
 
-def environment() -> Iterator[tuple[str, str]]:
-    """Pairs of a name and its value."""
+def environment(anew: bool = False) -> Iterator[tuple[str, str]]:
+    """Pairs of a name and its value. What the machine does at most is measured the first time, and `anew` on request."""
     options = read_options()
     yield "deplo", __version__
     yield "torch", torch.__version__
@@ -33,6 +34,7 @@ def environment() -> Iterator[tuple[str, str]]:
         for name, value in about.items():
             if name not in ("deplo", "cache_dir"):
                 yield from _flat(name, value)
+        yield from calibration(options, anew).rows()
         for target in targets():
             if target.device:
                 yield target.device, _device(options.replace(target=target.name))

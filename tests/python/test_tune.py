@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import deplo
-from deplo import tune
+from deplo import calibration, tune
 from deplo.backend import collect_records
 from deplo.capture import capture
 from deplo.cli import main
@@ -304,3 +304,28 @@ def test_pytorchs_cache_is_not_asked_for_a_search_and_knows_of_winners(monkeypat
     monkeypatch.setattr(tune, "make_runner", lambda task: FakeRunner(small_chunks))
     assert "work=2048" in compiled(model, x, tune="fast")[1][0]["schedule"]
     assert "work=2048" in compiled(model, x)[1][0]["schedule"]
+
+
+def test_the_machine_is_measured_once(monkeypatch, folder, capsys):
+    options, runs = read_options(), []
+
+    def measured(given):
+        runs.append(given)
+        return calibration.Calibration(**dict.fromkeys(calibration.Calibration.__annotations__, 2e9))
+
+    monkeypatch.setattr(calibration, "measure_calibration", measured)
+    first = calibration.calibration(options)
+    assert calibration.calibration(options) == first and len(runs) == 1
+    assert calibration.calibration(options.replace(threads=5)) and calibration.calibration(options, anew=True) and len(runs) == 3
+    for path in folder.glob("machine-*.json"):
+        path.write_text(path.read_text().replace("2000000000.0", '"x"', 1))
+    assert calibration.calibration(options) == first and len(runs) == 4
+    assert main(["env"]) == 0 and "f32 2, bf16 2, int8 2 GOPS" in capsys.readouterr().out and len(runs) == 4
+
+
+def test_what_the_machine_does_is_measured():
+    found = calibration.measure_calibration(read_options())
+    features = set(json.loads(core().env(""))["cpu features"])
+    assert min(found.f32, found.l1, found.l2, found.l3, found.dram, found.dram_all) > 0
+    assert (found.bf16 > 0, found.int8 > 0) == ("avx512bf16" in features, "avx512vnni" in features)
+    assert found.threads == torch.get_num_threads() and min(found.page_fault, found.barrier, found.fork) >= 0
