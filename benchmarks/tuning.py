@@ -35,6 +35,9 @@ ROWS: dict[str, Callable[[], tuple[Any, tuple[torch.Tensor, ...]]]] = {
     "layer norm 512x768": lambda: (nn.LayerNorm(768), (torch.randn(512, 768),)),
     "conv 3x3 64 56x56": lambda: (nn.Conv2d(64, 64, 3, padding=1), (torch.randn(1, 64, 56, 56),)),
     "transposed 64-32 4x4 s2": lambda: (nn.ConvTranspose2d(64, 32, 4, 2, 1), (torch.randn(1, 64, 56, 56),)),
+    "depthwise 3x3 192 28x28": lambda: (nn.Conv2d(192, 192, 3, padding=1, groups=192), (torch.randn(1, 192, 28, 28),)),
+    "max pool 3x3 s2 112x112": lambda: (nn.MaxPool2d(3, 2, 1), (torch.randn(1, 64, 112, 112),)),
+    "attention 12x512x64": lambda: (nn.functional.scaled_dot_product_attention, tuple(torch.randn(1, 12, 512, 64) for _ in range(3))),
     "matmul 64x47": lambda: (torch.matmul, (torch.randn(64, 47), torch.randn(47, 64))),
 }
 

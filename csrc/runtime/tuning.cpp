@@ -56,6 +56,7 @@ json task_of(const loop_ir::Module& module, const loop_ir::Kernel& kernel, const
   const auto sizes = sizes_of(alone, ctx);
   if (sizes.size() != alone.symbols.size()) return nullptr;
   auto scheduler = target_of(ctx).make_scheduler(alone, ctx);
+  if (scheduler->proposals(*alone.kernels[0], "").empty()) return nullptr;
   PassContext untuned = ctx;
   untuned.tuned = nullptr;
   untuned.schedules.clear();
