@@ -1,4 +1,4 @@
-"""`python -m deplo compile|run|explain|report|passes|ops|numerics|cache|inspect|env`: looks at every level of IR, runs and measures expressions."""
+"""`python -m deplo compile|run|explain|report|passes|ops|numerics|cache|inspect|bench-llm|env`: looks at every level of IR, runs and measures expressions."""
 
 from __future__ import annotations
 
@@ -116,6 +116,19 @@ def _parser() -> argparse.ArgumentParser:
     inspect = _command(commands, "inspect", "print what a package of deplo.export holds, or all of its manifest", _inspect)
     inspect.add_argument("package", metavar="MODEL.deplo")
     inspect.add_argument("--json", action="store_true", help="the manifest as it stands in the file")
+    bench = _command(commands, "bench-llm", "measure tokens a second of a language model's shape, beside eager mode and llama.cpp", _bench_llm)
+    bench.add_argument("--shape", default="qwen3-0.6b", metavar="NAME", help="qwen3-0.6b (default), qwen3-1.7b, tinyllama-1.1b or llama-3.2-1b")
+    bench.add_argument("--quant", default="bf16", metavar="KIND", help="none (float32), bf16 (default), int8 or int4; several with commas")
+    for name, default, text in (
+        ("prompt", 128, "tokens of the prompt"),
+        ("tokens", 16, "tokens decoded in each round"),
+        ("rounds", 5, "rounds, of which the median counts"),
+        ("layers", 0, "decoder layers; 0: as many as the shape has"),
+        ("length", 0, "tokens that the cache holds; 0: prompt and answer"),
+    ):
+        bench.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default: {default})")
+    bench.add_argument("--no-eager", action="store_true", help="leave eager mode out")
+    bench.add_argument("--no-llama", action="store_true", help="leave llama.cpp out, which takes part where llama-cpp-python and gguf are installed")
     _command(commands, "env", "print versions, CPU features, topology, folders and options", _env)
     return parser
 
@@ -412,6 +425,25 @@ def _cache(arguments: argparse.Namespace) -> None:
         return
     found = entries(folder)
     print(f"{folder}: {len(found)} entries, {quantity(sum(size for _, size in found), 'B')}")
+
+
+def _bench_llm(arguments: argparse.Namespace) -> None:
+    from .llm_bench import measure, show
+
+    rows: list[dict[str, Any]] = []
+    for quant in arguments.quant.split(","):
+        rows += measure(
+            arguments.shape,
+            quant,
+            prompt=arguments.prompt,
+            tokens=arguments.tokens,
+            rounds=arguments.rounds,
+            layers=arguments.layers,
+            length=arguments.length,
+            eager=not arguments.no_eager,
+            llama=not arguments.no_llama,
+        )
+    show(rows)
 
 
 def _inspect(arguments: argparse.Namespace) -> None:

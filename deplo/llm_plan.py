@@ -183,7 +183,7 @@ class Plans:
         store = cache.store
         places = kwargs.get("position_ids")
         if places is None:
-            places = positions[None]
+            places = positions.repeat(rows, 1)
         if places.shape[0] != rows:
             places = places.expand(rows, -1)
         if rows < store.batch:  # what the other rows compute, nobody reads
