@@ -172,7 +172,7 @@ _OF_MODES = "<unknown source>"  # how Dynamo names the stack of modes of __torch
 
 
 def _empties_modes(instructions: list[dis.Instruction]) -> int | None:
-    """Where the code calls set_torch_function_mode_stack([]); None if it does not. A function that enters such a mode and leaves it does so at its end.
+    """Where the code calls set_torch_function_mode_stack([]); None if it does not. Functions that enter such a mode and leave it do so at their end.
 
     Direct calls are made without modes (those with go through Dynamo), so that nothing is to be done then.
     """

@@ -1,4 +1,4 @@
-"""`python -m deplo compile|run|explain|report|passes|ops|numerics|cache|inspect|bench-llm|env`: looks at every level of IR, runs and measures expressions."""
+"""`python -m deplo compile|run|explain|report|passes|ops|numerics|cache|inspect|bench-llm|env`: looks at every level of IR, runs and measures."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +64,7 @@ def build(shape: str, quant: str, layers: int = 0, length: int = 4096) -> Any:
             model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     finally:
         torch.set_default_dtype(before)
+    model.tie_weights()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -78,14 +81,15 @@ def build(shape: str, quant: str, layers: int = 0, length: int = 4096) -> Any:
 def quantize(model: Any, quant: str) -> None:
     """Weights of all linear layers in int8 (a scale for each row) or int4 (for each 32 of a row), by torchao; the head's own copy, if it was tied."""
     try:
-        from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, quantize_
-        from torchao.quantization.granularity import PerGroup
+        ao: Any = importlib.import_module("torchao.quantization")
     except ImportError as error:
         raise UserError(f"--quant {quant} needs torchao: {error}") from None
+    int4: Any = torch.int4  # type: ignore[attr-defined]
     head = model.get_output_embeddings()
     if head.weight is model.get_input_embeddings().weight:
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
-    quantize_(model, Int8WeightOnlyConfig() if quant == "int8" else IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)))
+    how = ao.Int8WeightOnlyConfig() if quant == "int8" else ao.IntxWeightOnlyConfig(weight_dtype=int4, granularity=ao.PerGroup(32))
+    ao.quantize_(model, how)
 
 
 @dataclasses.dataclass
@@ -178,14 +182,15 @@ def measure(
     options: Mapping[str, Any] | None = None,
     during: Callable[[], Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for each engine: tokens a second of a prompt and of decoding, and of the read bandwidth the share that decoding reaches.
+    """A row for each engine: tokens a second of a prompt and of decoding, and of the read bandwidth the share that decoding reaches; for deplo also
+    `memory`: the weights' bytes and what preparing and the first calls added to the process, over the weights' bytes.
 
     `during()` is a context in which the timing, and nothing else, takes place.
     """
     import contextlib
 
     from . import llm_llama
-    from .llm_roofline import Reads, read_bandwidth, weights_read
+    from .llm_roofline import Reads, read_bandwidth, weights_of, weights_read
     from .prepare import prepare
 
     length = length or prompt + tokens + 8
@@ -194,33 +199,54 @@ def measure(
             f"a prompt of {prompt}, {tokens} tokens, {rounds} rounds and a cache for {length}: the cache must hold prompt, tokens and two more"
         )
     model = build(shape, quant, layers, max(length, 64))
+    before = resident()
     prepare(model, max_length=length, options=options)
     ids = torch.randint(0, model.config.vocab_size, (1, prompt), generator=torch.Generator().manual_seed(1))
     engines = [of_deplo(model, ids)]
+    engines[0].prefill()
+    engines[0].decode()
+    added = resident() - before
     if eager:
         engines.append(of_eager(model, ids, length))
     if llama and (other := llm_llama.engine(model.config, quant, ids[0].tolist(), length)):
         engines.append(other)
     with during() if during else contextlib.nullcontext():
-        bandwidth = read_bandwidth(torch.get_num_threads())
+        bandwidth = read_bandwidth()
         times = take_turns(engines, rounds, tokens, pause)
     plans = model.deplo_plans
     reads = Reads(weights_read(model), sum(layer.bytes_of_token() for layer in plans.layers))
-    rows = []
+    weights = weights_of(model)
+    rows: list[dict[str, Any]] = []
     for name, (prefill, decode) in times.items():
         share = reads.tokens_a_second(bandwidth, prompt + tokens // 2) * decode
         row = {"engine": name, "quant": quant, "prefill tokens/s": prompt / prefill, "decode tokens/s": 1 / decode, "decode ms": decode * 1e3}
         rows.append({**row, "of bandwidth": 1 / share} if name != "llama.cpp" else row)
+    rows[0]["memory"] = (weights + added) / weights
     return rows
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
     """Prints the rows as a table."""
     from .terminal import show_table
 
-    header = ["engine", "quant", "prefill tokens/s", "decode tokens/s", "decode ms", "of bandwidth"]
+    header = ["engine", "quant", "prefill tokens/s", "decode tokens/s", "decode ms", "of bandwidth", "memory"]
     cells = [
-        [row["engine"], row["quant"], *(f"{row[name]:.4g}" for name in header[2:5]), f"{row['of bandwidth']:.0%}" if "of bandwidth" in row else ""]
+        [
+            row["engine"],
+            row["quant"],
+            *(f"{row[name]:.4g}" for name in header[2:5]),
+            f"{row['of bandwidth']:.0%}" if "of bandwidth" in row else "",
+            f"{row['memory']:.2f}x" if "memory" in row else "",
+        ]
         for row in rows
     ]
-    show_table("", header, cells, range(2, 6))
+    show_table("", header, cells, range(2, 7))

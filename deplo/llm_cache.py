@@ -1,7 +1,7 @@
 """The key-value caches of a prepared model: tensors that stay where they are, and what transformers sees of them.
 
-A `View` with its `Layer`s is made anew for each call, in the compiled function itself: nothing outside of it changes but the tensors. A `PreparedCache`
-is what generate() keeps between calls. This file imports transformers, and is imported where it is needed only.
+A `View` with its `Layer`s is made anew for each call, in the compiled function itself: nothing outside of it changes but the tensors. A
+`PreparedCache` is what generate() keeps between calls. This file imports transformers, and is imported where it is needed only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import Cache, StaticLayer
+from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 from .errors import UnsupportedError, UserError
 
@@ -80,10 +80,10 @@ def shapes_of(model: Any, cache_name: str) -> list[LayerShape]:
         model.train(was_training)
     found = []
     for layer in cache.layers:
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if "Dynamic" not in type(layer).__name__ or keys is None or values is None or keys.ndim != 4 or keys.shape[2] != 1:
+        keys, values = (layer.keys, layer.values) if isinstance(layer, DynamicLayer) else (None, None)
+        if keys is None or values is None or keys.ndim != 4 or keys.shape[2] != 1:
             raise UnsupportedError(f"prepare knows layers that keep keys and values of each token, not {type(layer).__name__}")
-        found.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, bool(getattr(layer, "is_sliding", False))))
+        found.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, bool(layer.is_sliding)))
     if not found:
         raise UnsupportedError(f"{type(model).__name__} puts nothing into its cache: it keeps its state in another way")
     return found
@@ -92,6 +92,8 @@ def shapes_of(model: Any, cache_name: str) -> list[LayerShape]:
 class Layer(StaticLayer):  # type: ignore[misc]
     """A layer that keeps each token at its own position, those too that a sliding window has left: masks leave them out, and no kernel reads them."""
 
+    keys: Any
+    values: Any
     is_compileable = True
     is_sliding = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
 import os
 import tempfile
@@ -24,11 +25,11 @@ def engine(config: Any, quant: str, prompt: list[int], length: int) -> Engine | 
     """llama.cpp with as many threads as torch; None where it is not installed."""
     if not is_here():
         return None
-    import llama_cpp as lib
     import torch
 
     from .llm_bench import Engine
 
+    lib: Any = importlib.import_module("llama_cpp")
     folder = tempfile.TemporaryDirectory(prefix="deplo-gguf-")
     path = os.path.join(folder.name, "model.gguf")
     write_model(path, config, quant)
@@ -59,9 +60,9 @@ def engine(config: Any, quant: str, prompt: list[int], length: int) -> Engine | 
 
 def write_model(path: str, config: Any, quant: str) -> None:
     """A GGUF file of the config's shape (Llama, Qwen3) with random weights and no vocabulary."""
-    import gguf
     import numpy
 
+    gguf: Any = importlib.import_module("gguf")
     name = config.model_type
     heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     width, inner = config.hidden_size, config.intermediate_size
@@ -83,6 +84,7 @@ def write_model(path: str, config: Any, quant: str) -> None:
 
     def matrix(tensor: str, rows: int, columns: int) -> None:
         kind = getattr(gguf.GGMLQuantizationType, _TYPES[quant])
+        data: Any
         if quant == "none":
             data = random.standard_normal((rows, columns), dtype=numpy.float32) * 0.02
         elif quant == "bf16":

@@ -74,8 +74,8 @@ class Plans:
     def install(self) -> None:
         """Lets the model's calls, generate() among them, go to the programs."""
         self.model.deplo_plans = self
-        self.model.forward = functools.update_wrapper(_Method(self, "call"), type(self.model).forward)
-        self.model._prepare_cache_for_generation = _Method(self, "cache_of_generate")
+        self.model.forward = _method(self, "call")
+        self.model._prepare_cache_for_generation = _method(self, "cache_of_generate")
 
     def remove(self) -> None:
         """Leaves the model as it was built."""
@@ -198,7 +198,8 @@ class Plans:
             for tensor, axis in ((ids, 1), (places, 1), (positions, 0)):
                 torch._dynamo.maybe_mark_dynamic(tensor, axis)
             logits = self.prefill(ids, positions, places, store.seen, store.keys, store.values, min(keep, tokens))
-        return logits if rows == store.batch else logits[:rows]
+        result: torch.Tensor = logits if rows == store.batch else logits[:rows]
+        return result
 
     def _as_it_was(self, cache: Any, kwargs: dict[str, Any], positions: torch.Tensor, rows: int, why: str) -> Any:
         if why not in self._told:
@@ -236,7 +237,7 @@ class _Method:
         return _method, (self.plans, self.name)
 
 
-def _method(plans: Plans, name: str) -> _Method:
+def _method(plans: Plans, name: str) -> Any:
     method = _Method(plans, name)
     return functools.update_wrapper(method, type(plans.model).forward) if name == "call" else method
 

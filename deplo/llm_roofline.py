@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from typing import Any
 
@@ -26,7 +25,7 @@ def bytes_of(tensor: torch.Tensor) -> int:
     """Of a tensor's elements; of a subclass, as torchao's quantised weights, those of the tensors in it, of 4-bit values half a byte."""
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
-        bits = 4 if str(getattr(tensor, "target_dtype", "")).endswith("int4") else 8
+        bits = 4 if str(vars(tensor).get("target_dtype", "")).endswith("int4") else 8
         return sum(bytes_of(part) * (bits if name == "qdata" else 8) // 8 for name in names for part in [getattr(tensor, name)])
     return tensor.numel() * tensor.element_size()
 
@@ -38,14 +37,14 @@ def weights_of(model: torch.nn.Module) -> int:
 
 
 def weights_read(model: Any) -> float:
-    """Bytes of weights that a token needs: an embedding's table is looked up, unless it is the head's too, and of experts the chosen ones are read."""
+    """Bytes of weights that a token needs: of experts the chosen ones, and of an embedding's table nothing, unless it is the head's too."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is not None:
-        tables.discard(id(getattr(head, "weight", None)))
-    text = model.config.get_text_config(decoder=True)
-    chosen = getattr(text, "num_experts_per_tok", None)
-    experts = next((n for n in (getattr(text, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")) if n), None)
+        tables -= {id(parameter) for parameter in head.parameters()}
+    text = model.config.get_text_config(decoder=True).to_dict()
+    chosen = text.get("num_experts_per_tok")
+    experts = next((text[name] for name in ("num_local_experts", "num_experts", "n_routed_experts") if text.get(name)), None)
     share = chosen / experts if chosen and experts else 1.0
     total, counted = 0.0, set()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -56,9 +55,8 @@ def weights_read(model: Any) -> float:
     return total
 
 
-@functools.lru_cache
-def read_bandwidth(threads: int) -> float:
-    """Bytes a second that `threads` threads read from memory: the best of several sums over 256 MB. Takes about 0.3 s."""
+def read_bandwidth() -> float:
+    """Bytes a second that torch's threads read from memory: the best of several sums over 256 MB. Takes about 0.5 s."""
     block = torch.ones(64 << 20)
     best = float("inf")
     end = time.perf_counter() + 0.3
