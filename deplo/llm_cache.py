@@ -79,6 +79,7 @@ def shapes_of(model: Any, cache_name: str) -> list[LayerShape]:
     finally:
         model.train(was_training)
     found = []
+    layer: Any
     for layer in cache.layers:
         keys, values = (layer.keys, layer.values) if isinstance(layer, DynamicLayer) else (None, None)
         if keys is None or values is None or keys.ndim != 4 or keys.shape[2] != 1:

@@ -68,7 +68,8 @@ def _checked_sizes(model: Any, max_length: int, batch: int | Sequence[int]) -> t
         raise UserError("the model is compiled already, or its forward was replaced: prepare takes it as it was built")
     if hasattr(model, "deplo_plans"):
         raise UserError("the model is prepared already: build it anew, or deplo.prepare a copy of the original, for other sizes")
-    if not isinstance(model, GenerationMixin) or not model.can_generate():
+    generator: Any = model
+    if not isinstance(model, GenerationMixin) or not generator.can_generate():
         raise UserError(
             f"{type(model).__name__} does not generate text: prepare takes models of transformers with generate(), as AutoModelForCausalLM"
         )
