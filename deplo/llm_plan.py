@@ -69,7 +69,14 @@ class Plans:
         self._told: set[str] = set()
 
     def __reduce__(self) -> Any:  # a copy of the model compiles programs of its own, when it is called
-        return Plans, (self.model, self.length, self.batches, self.options)
+        return _unmade, (self.model, self.length, self.batches, self.options)
+
+    def __getattr__(self, name: str) -> Any:
+        """Makes what a copy was made without: its model had no parts yet."""
+        if "step" in self.__dict__ or "options" not in self.__dict__ or name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+        Plans.__init__(self, self.model, self.length, self.batches, self.options)
+        return getattr(self, name)
 
     def install(self) -> None:
         """Lets the model's calls, generate() among them, go to the programs."""
@@ -235,6 +242,12 @@ class _Method:
 
     def __reduce__(self) -> Any:
         return _method, (self.plans, self.name)
+
+
+def _unmade(model: Any, length: int, batches: Sequence[int], options: Mapping[str, Any]) -> Plans:
+    plans = Plans.__new__(Plans)
+    plans.model, plans.length, plans.batches, plans.options = model, length, tuple(batches), dict(options)
+    return plans
 
 
 def _method(plans: Plans, name: str) -> Any:

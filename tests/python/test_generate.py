@@ -201,6 +201,16 @@ def test_written_weights_are_seen(pair: tuple[Any, Any]) -> None:
     assert torch.equal(generate(prepared, input_ids=prompt(5), **_GREEDY), generate(model, input_ids=prompt(5), **_GREEDY))
 
 
+def test_a_copy_has_programs_of_its_own(pair: tuple[Any, Any]) -> None:
+    model, prepared = pair
+    other = copy.deepcopy(prepared)
+    with collect_records() as records:
+        assert torch.equal(generate(other, input_ids=prompt(1), **_GREEDY), generate(model, input_ids=prompt(1), **_GREEDY))
+    assert len(records) == 1 and other.deplo_plans.model is other
+    with pytest.raises(AttributeError, match="has no attribute nothing"):
+        _ = other.deplo_plans.nothing
+
+
 def test_caches_of_texts_at_the_same_time(pair: tuple[Any, Any]) -> None:
     """A cache that somebody holds is not given to the next."""
     prepared = pair[1]
