@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .packages import Model as Model
     from .packages import load as load
     from .packaging import export as export
+    from .prepare import prepare as prepare
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,7 @@ _HOME = {
     "synchronize": "executable",
     "export": "packaging",
     "load": "packages",
+    "prepare": "prepare",
     "Model": "packages",
     "Explanation": "explanation",
     "Options": "options",

@@ -92,9 +92,14 @@ class Captured:
             return "Dynamo did not show its code"
         if self.counts:
             return "it returns numbers that depend on values of tensors"
-        if effects := torch._dynamo.convert_frame.get_compiled_code_side_effects(self.code):
+        effects = list(torch._dynamo.convert_frame.get_compiled_code_side_effects(self.code) or ())
+        instructions = list(dis.get_instructions(self.code))
+        emptying = _empties_modes(instructions)
+        if emptying is not None and _OF_MODES in effects:
+            effects.remove(_OF_MODES)
+        if effects:
             return f"it has side effects in Python ({', '.join(map(str, effects))})"
-        return _why_not_code(self.code)
+        return _why_not_code(instructions, emptying)
 
 
 class _Thread(threading.local):
@@ -163,9 +168,24 @@ def _watch_code() -> None:
     torch._dynamo.convert_frame.register_bytecode_hook(hook)
 
 
-def _why_not_code(code: types.CodeType) -> str:
-    """Dynamo's code reads the graph's inputs, calls the graph, and builds the result. What does more is not left out."""
-    instructions = list(dis.get_instructions(code))
+_OF_MODES = "<unknown source>"  # how Dynamo names the stack of modes of __torch_function__ among side effects: the only thing without a source
+
+
+def _empties_modes(instructions: list[dis.Instruction]) -> int | None:
+    """Where the code calls set_torch_function_mode_stack([]); None if it does not. Functions that enter such a mode and leave it do so at their end.
+
+    Direct calls are made without modes (those with go through Dynamo), so that nothing is to be done then.
+    """
+    for at, instruction in enumerate(instructions):
+        if instruction.argval == "set_torch_function_mode_stack":
+            rest = [i for i in instructions[at + 1 : at + 8] if i.opname not in ("COPY", "STORE_FAST", "PRECALL", "CACHE", "PUSH_NULL", "SWAP")]
+            if [i.opname for i in rest[:2]] == ["BUILD_LIST", "CALL"] and rest[0].arg == 0:
+                return instructions.index(rest[1])
+    return None
+
+
+def _why_not_code(instructions: list[dis.Instruction], emptying: int | None) -> str:
+    """Dynamo's code reads the graph's inputs, calls the graph, and builds the result. What does more is not left out, but the call at `emptying`."""
     loaded = [str(i.argval) for i in instructions if i.opname == "LOAD_GLOBAL"]
     if any(name.startswith("__resume") for name in loaded):
         return "it has graph breaks"
@@ -177,7 +197,7 @@ def _why_not_code(code: types.CodeType) -> str:
     for at, instruction in enumerate(instructions):
         if instruction.opname not in _PURE:
             return f"the code around its graph does more than to build a result ({instruction.opname})"
-        if at > stored[0] and instruction.opname == "CALL":
+        if at > stored[0] and instruction.opname == "CALL" and at != emptying:
             return "its result is built by calls of Python"
     return ""
 

@@ -58,3 +58,26 @@ class Line:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
         self._shown = False
+
+
+class Bar:
+    """`deplo: preparing [====    ] 3/8 what` on stderr, where that is a terminal; a context that clears it at its end."""
+
+    def __init__(self, title: str, steps: int) -> None:
+        self.title, self.steps, self.done = title, steps, 0
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def step(self, what: str) -> None:
+        """Says what is done next; each call but the first counts one step as done."""
+        if sys.stderr.isatty():
+            full = 24 * self.done // max(self.steps, 1)
+            sys.stderr.write(f"\r\x1b[Kdeplo: {self.title} [{'=' * full}{' ' * (24 - full)}] {self.done}/{self.steps} {what}")
+            sys.stderr.flush()
+        self.done += 1
+
+    def __exit__(self, *error: object) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

@@ -1,27 +1,18 @@
-"""An LLM: greedy generation with a static KV cache, one program for prompts of any length and one for single tokens.
+"""An LLM: text by generate(), with one program for prompts of any length and one for single tokens, both ready before the first call.
 
     python examples/llm.py
 
-The model is a tiny Llama with random weights, so that this needs no download; any model of transformers is compiled alike.
+The model is a tiny Llama with random weights, so that this needs no download; any decoder of transformers is prepared alike.
 """
 
 from __future__ import annotations
 
+import copy
+
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import LlamaConfig, LlamaForCausalLM
 
-
-def generate(forward: object, config: LlamaConfig, prompt: torch.Tensor, tokens: int) -> list[int]:
-    """The most likely next tokens, one after another. `prompt` is int64 (1, length)."""
-    cache = StaticCache(config=config, max_batch_size=1, max_cache_len=64)
-    found: list[int] = []
-    given, place = prompt, torch.arange(prompt.shape[1])
-    with torch.no_grad():
-        for _ in range(tokens):
-            logits = forward(input_ids=given, past_key_values=cache, cache_position=place).logits  # type: ignore[operator]
-            given, place = logits[:, -1:].argmax(-1), place[-1:] + 1
-            found.append(int(given))
-    return found
+import deplo
 
 
 def main() -> None:
@@ -34,14 +25,16 @@ def main() -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         initializer_range=0.2,
+        pad_token_id=0,
     )
     model = LlamaForCausalLM(config).eval()
-    compiled = torch.compile(model, backend="deplo", options={"strict": True})
+    eager = copy.deepcopy(model)
+    deplo.prepare(model, max_length=64)
     for length in (7, 11):
         prompt = torch.randint(128, (1, length))
-        tokens = generate(compiled, config, prompt, 8)
-        assert tokens == generate(model, config, prompt, 8), "other tokens than in eager mode"
-        print(f"{length} tokens of a prompt, then {tokens}")
+        tokens = model.generate(prompt, max_new_tokens=8, do_sample=False)
+        assert torch.equal(tokens, eager.generate(prompt, max_new_tokens=8, do_sample=False)), "other tokens than in eager mode"
+        print(f"{length} tokens of a prompt, then {tokens[0, length:].tolist()}")
 
 
 if __name__ == "__main__":

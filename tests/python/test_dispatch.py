@@ -190,6 +190,27 @@ class Tied(torch.nn.Module):
         return self.first(y) if twice else y
 
 
+def test_modes_that_the_function_enters_itself():
+    """As transformers does where it makes masks: the stack of modes is as empty afterwards as it is before a direct call."""
+
+    class Doubled(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            return 2 * result if func is torch.relu else result
+
+    def f(x):
+        with Doubled():
+            y = torch.relu(x)
+        return y + torch.relu(x)
+
+    x = torch.randn(5)
+    g = jit(f)
+    torch.testing.assert_close(direct(g, x), f(x))
+    with Doubled():
+        torch.testing.assert_close(misses(g, x), f(x))
+    torch.testing.assert_close(direct(g, x), f(x))
+
+
 def test_modules_are_watched():
     model = Tied().eval()
     g = jit(model)

@@ -61,7 +61,7 @@ def test_every_command_is_listed_with_its_help(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit):
         main(["--help"])
-    commands = dict(re.findall(r"^    ([a-z]+) +(\S.*)$", capsys.readouterr().out, re.MULTILINE))
+    commands = dict(re.findall(r"^    ([a-z-]+)\s+(\S.*)$", capsys.readouterr().out, re.MULTILINE))
     assert len(commands) > 5 and {row[0].strip("`"): row[1] for row in rows_of("cli.md")} == commands
 
 
