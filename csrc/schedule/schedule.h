@@ -54,7 +54,7 @@ class Lexer;
 //   blocks(B)                       blocks of a GPU's grid, at most; each then goes on with further points or rows
 //
 // Kinds, each with the words it takes:
-//   contraction   parallel tile vectorize register_block partition unroll dot pack
+//   contraction   parallel tile vectorize register_block partition chain unroll dot pack epilogue
 //   rows          parallel tile vectorize, and phases, which take what contractions take but parallel and the tile of the rows
 //   online        parallel share dot, the tiles of rows and keys, and two register blocks: rows by keys, and rows by columns of the values
 //   nest          parallel reorder tile transpose vectorize register_block window; every kernel has schedules of this kind

@@ -475,7 +475,7 @@ TEST_CASE("what is proposed follows extents and strides") {
         "unroll(c.k=4) pack(c.lanes, at=program) pack(c.rows, at=block, pad=16)");
   CHECK(product("7", 33, 96, "parameter static") ==
         "contraction parallel(n, i, work=65536) tile(i=8) tile(n=48) vectorize(n) register_block(i=4, n=16) tile(c.k=96) unroll(c.k=4) pack(c.lanes, "
-        "at=program) pack(c.rows, at=block, pad=16)");
+        "at=program) pack(c.rows, at=block, pad=16) epilogue(registers)");
   CHECK(product("300", 300, 300, "parameter static") ==
         "contraction parallel(n, i, work=65536) tile(i=78) tile(n=160) vectorize(n) register_block(i=6, n=16) tile(c.k=300) chain(c.k=100) "
         "unroll(c.k=4) pack(c.lanes, at=program) pack(c.rows, at=block, pad=16)");
@@ -484,7 +484,7 @@ TEST_CASE("what is proposed follows extents and strides") {
         "unroll(c.k=4) pack(c.lanes, at=block) pack(c.rows, at=block, pad=16)");
   CHECK(product("2000", 2000, 16, "user") ==
         "contraction parallel(n, i, work=65536) tile(i=252) tile(n=256) vectorize(n) register_block(i=6, n=16) tile(c.k=16) unroll(c.k=4) "
-        "pack(c.lanes, at=block) pack(c.rows, at=block, pad=16)");
+        "pack(c.lanes, at=block) pack(c.rows, at=block, pad=16) epilogue(registers)");
   auto convolution = [&](int channels, int size, int stride) {
     int out = (size - 3) / stride + 1;
     return proposed(fmt::format(R"(program @conv(x: f32[2, {0}, {1}, {1}] user, w: f32[32, {0}, 3, 3] parameter static)

@@ -24,6 +24,7 @@ struct Access {
   Expr offset;
   std::vector<Axis> loops;
   double points = 1;
+  double places = 1;  ///< of the memory that it moves over: loops that leave it where it is find it in registers
 };
 
 struct KernelAccesses {
@@ -64,7 +65,10 @@ struct Chooser {
       auto local = locals.find(access.buffer);
       const std::vector<Expr>& strides = local == locals.end() ? graph.buffer(access.buffer).strides : local->second;
       for (size_t d = 0; d < access.index.size(); ++d) access.offset = access.offset + access.index[d] * strides[d];
-      for (const Axis& axis : loops) access.points *= size(axis.extent);
+      for (const Axis& axis : loops) {
+        access.points *= size(axis.extent);
+        if (uses(access.offset, axis.name)) access.places *= size(axis.extent);
+      }
       found.all.push_back(std::move(access));
     });
     return found;
@@ -79,7 +83,7 @@ struct Chooser {
     return it->second;
   }
 
-  /// Of the loops around an access, the one along which most accesses to other buffers lie. Parameters may be copied: they do not count.
+  /// Of the loops around an access, the one along which most of what is accessed in other buffers lies. Parameters may be copied: they do not count.
   std::string lanes_of(const Access& access, const std::vector<Access>& all) const {
     std::string best;
     double most = 0;
@@ -88,7 +92,7 @@ struct Chooser {
       for (const Access& other : all) {
         if (other.buffer == access.buffer || is_parameter(other.buffer)) continue;
         auto step = linear_coefficient(other.offset, axis.name);
-        if (step && step->is(1)) score += other.points;
+        if (step && step->is(1)) score += other.places;
       }
       if (score > most) {
         most = score;

@@ -53,10 +53,10 @@ struct ScheduledContraction {
 /// Proposes a schedule of kind `contraction` for a kernel whose outer nest holds contractions and straight-line statements. Of the two operands of a
 /// contraction, the one that varies along the store's contiguous axis gets the vector lanes (panels [k][NR]), the other one is broadcast row by row
 /// (panels [k][MR]); an MR x NR block accumulates in registers over KC steps of k and is added to a tile of the result in
-/// scratch memory, over which the remaining statements run while it is in cache. Operands made of `statics` alone are packed once,
-/// others per block or once a call, in all cases with whatever computes them (casts, scales, padding). An image under overlapping windows is packed
-/// as it lies, once for all taps. Nothing if the kernel is not of this form, or if streaming the operands as they lie is better (one or two rows) at
-/// all sizes.
+/// scratch memory, over which the remaining statements run while it is in cache; few and simple ones end the last block of k in registers. Operands
+/// made of `statics` alone are packed once, others per block or once a call, in all cases with whatever computes them (casts, scales, padding). An
+/// image under overlapping windows is packed as it lies, once for all taps. Nothing if the kernel is not of this form, or if streaming the operands
+/// as they lie is better (one or two rows) at all sizes.
 std::optional<ProposedContraction> propose_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics,
                                                            const PassContext& ctx);
 /// Throws UserError where the schedule does not fit the kernel.

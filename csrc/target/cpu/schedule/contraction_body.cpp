@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "base/error.h"
@@ -108,13 +107,14 @@ tile_ir::Block ContractionScheduler::tile_body() const {
       append(packs(item));
       for (auto& stmt : multiply(item, false)) panels.push_back(stmt);
     }
-    for (auto& stmt : epilogue()) panels.push_back(stmt);
+    if (!in_registers_)
+      for (auto& stmt : epilogue(0, valid_rows_)) panels.push_back(stmt);
     append({over_panels(items_[0], std::move(panels))});
     for (const Item& item : items_) out = {loop("kb" + item.tag, 0, 1, LoopKind::serial, std::move(out))};
     return out;
   }
   for (const Item& item : items_) append(contraction(item));
-  if (!in_panels()) append(epilogue());
+  if (!in_panels()) append(epilogue(0, valid_rows_));
   return out;
 }
 
@@ -134,10 +134,10 @@ tile_ir::Block ContractionScheduler::contraction(const Item& item) const {
   std::string t = item.tag;
   if (in_panels()) {
     tile_ir::Block panel = multiply(item, several);
-    if (&item == &items_.back()) {
+    if (&item == &items_.back() && !in_registers_) {
       // The last block of k ends the panel's sums.
       const Cond last{Cond::Kind::ge0, sym("kb" + t) + 1 - item.depth_blocks};
-      panel.push_back(make(tile_ir::If{{last}, epilogue()}));
+      panel.push_back(make(tile_ir::If{{last}, epilogue(0, valid_rows_)}));
     }
     tile_ir::Block block = packs(item);
     block.push_back(over_panels(item, std::move(panel)));
@@ -467,25 +467,6 @@ Ref<tile_ir::Stmt> ContractionScheduler::over_depth(const Item& item, tile_ir::B
   return wrap("kc", first, end);
 }
 
-tile_ir::Block ContractionScheduler::add_to_tile(const Item& item, bool several, const RowBlocks& rows, const std::string& acc) const {
-  const std::string& t = item.tag;
-  const Expr row = sym("r" + t + "o");
-  const Expr lane = sym("x" + t + "o");
-  const Expr sum_row = window_ ? line_of(item, rows, row) * rows_[1].extent + point_of(item, rows, row) : row_of(item, rows, row);
-  const std::vector<Expr> target{sum_row, tile_lane(item, lane)};
-  tile_ir::Block first{make(loop_ir::Load{"dv" + t, item.dtype(), acc, {row, lane}, {}, {}})};
-  tile_ir::Block later = first;
-  first.push_back(make(loop_ir::Store{"c" + t, target, "dv" + t, {}, Combiner::set}));
-  later.push_back(make(loop_ir::Load{"ov" + t, item.dtype(), "c" + t, target, {}, {}}));
-  later.push_back(make(loop_ir::Let{"sv" + t, item.dtype(), Fn::add, {"ov" + t, "dv" + t}, {}, 0}));
-  later.push_back(make(loop_ir::Store{"c" + t, target, "sv" + t, {}, Combiner::set}));
-  if (!several && !has_chains(item)) return {over_registers(item, rows, "o", {}, std::move(first))};
-  // What ran before in this tile: blocks of k, chains of this block.
-  const Expr before = (several ? sym("kb" + t) : Expr(0)) + (has_chains(item) ? sym("kg" + t) : Expr(0));
-  return {make(tile_ir::If{{{Cond::Kind::eq0, before}}, {over_registers(item, rows, "o", {}, std::move(first))}}),
-          make(tile_ir::If{{{Cond::Kind::ge0, before - 1}}, {over_registers(item, rows, "o", {}, std::move(later))}})};
-}
-
 tile_ir::Block ContractionScheduler::register_block(const Item& item, bool several, const RowBlocks& rows) const {
   if (item.matrix) return matrix_block(item, several, rows);
   if (item.folded) return folded_block(item, several, rows);
@@ -514,83 +495,6 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
 
 Ref<tile_ir::Stmt> ContractionScheduler::over_chains(const Item& item, tile_ir::Block body) const {
   return loop("kg" + item.tag, 0, ceildiv(depth_of_block(item), item.chain), LoopKind::serial, std::move(body));
-}
-
-tile_ir::Block ContractionScheduler::epilogue() const {
-  const int64_t side = ctx_.target.vector_bytes / 4;
-  auto whole = [&](int64_t of) { return lanes_extent_.is_constant() && lanes_extent_.value() % of == 0; };
-  if (!in_panels()) return epilogue(0, valid_lanes_, 0, whole(side));
-  const Item& item = items_.back();
-  const Expr first = panel(item) * nr_;
-  const Expr place = tile_lane(item, 0);
-  if (whole(nr_) && !two_lane_axes()) return epilogue(first, nr_, place, true);
-  // Most panels are whole: their vectors need no masks.
-  const Expr left = valid_lanes_ - first - nr_;
-  return {make(tile_ir::If{{{Cond::Kind::ge0, left}}, epilogue(first, nr_, place, true)}),
-          make(tile_ir::If{{{Cond::Kind::ge0, Expr(-1) - left}}, epilogue(first, left + nr_, place, whole(side) && !two_lane_axes())})};
-}
-
-tile_ir::Block ContractionScheduler::epilogue(Expr first, Expr lanes, Expr place, bool whole) const {
-  Expr row = sym("row");
-  if (!across_)
-    return {loop("row", 0, valid_rows_, LoopKind::serial,
-                 {loop("lane", 0, lanes, LoopKind::lanes, finish(row, first + sym("lane"), place + sym("lane")))})};
-  // The sums lie across: squares of them are transposed in registers.
-  const int64_t side = ctx_.target.vector_bytes / 4;
-  auto rows = [&](tile_ir::Block inner) { return tile_ir::Block{loop("row", 0, valid_rows_, LoopKind::lanes, std::move(inner))}; };
-  const Expr lane = sym("lane_square") * side + sym("lane_in");
-  tile_ir::Block inside{loop("lane_in", 0, side, LoopKind::unroll, finish(row, first + lane, place + lane))};
-  tile_ir::Block out{loop("lane_square", 0, floordiv(lanes, side), LoopKind::serial, rows(std::move(inside)))};
-  if (!whole)
-    out.push_back(loop("lane", floordiv(lanes, side) * side, lanes, LoopKind::serial, rows(finish(row, first + sym("lane"), place + sym("lane")))));
-  return out;
-}
-
-void ContractionScheduler::load_sum(const Item& item, const std::string& result, Expr row, Expr lane, tile_ir::Block& into) {
-  const DType f32 = item.dtype();
-  auto load = [&](const std::string& name, const std::string& buffer) {
-    into.push_back(make(loop_ir::Load{name, f32, buffer + item.tag, {row, lane}, {}, {}}));
-    return name;
-  };
-  if (item.parts == 1) {
-    load(result, "c");
-    return;
-  }
-  auto let = [&](const std::string& name, DType dtype, Fn fn, std::vector<std::string> operands, Scalar value = {}) {
-    into.push_back(make(loop_ir::Let{name, dtype, fn, std::move(operands), value, 0}));
-    return name;
-  };
-  const std::string tag = ".p" + item.tag;
-  const std::string large = load("large" + tag, "c");
-  const std::string small = load("small" + tag, "cr");
-  const std::string most = let("inf" + tag, f32, Fn::constant, {}, Scalar::of_float(f32, HUGE_VAL));
-  const std::string finite = let("finite" + tag, DType::boolean, Fn::lt, {let("size" + tag, f32, Fn::abs, {large}), most});
-  let(result, f32, Fn::where, {finite, let("both" + tag, f32, Fn::add, {large, small}), large});
-}
-
-tile_ir::Block ContractionScheduler::finish(Expr row, Expr lane, Expr place) const {
-  Substitution map = outer_map_;
-  if (window_) {
-    map[rows_[0].name] = first_row_line_ + floordiv(row, rows_[1].extent);
-    map[rows_[1].name] = mod(row, rows_[1].extent);
-  } else {
-    join(map, unflatten(rows_, first_row_ + row));
-  }
-  join(map, unflatten(lanes_, first_lane_ + lane));
-  tile_ir::Block inner;
-  for (const auto& stmt : *nest_.inner) {
-    std::visit(Overloaded{[&](const loop_ir::Let& s) { inner.push_back(make(substituted(s, map))); },
-                          [&](const loop_ir::Load& s) { inner.push_back(make(substituted(s, map))); },
-                          [&](const loop_ir::Store& s) { inner.push_back(make(substituted(s, map))); },
-                          [&](const loop_ir::Check& s) { inner.push_back(make(substituted(s, map))); },
-                          [&](const loop_ir::Reduce& s) {
-                            for (const Item& item : items_)
-                              if (item.contraction->reduce == &s) load_sum(item, s.results[0], row, place, inner);
-                          },
-                          [](const auto&) {}},
-               stmt->node);
-  }
-  return inner;
 }
 
 }  // namespace deplo::loop_to_tile

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -332,6 +333,7 @@ class ContractionScheduler {
   void read_register_block(ScheduleReader& reader);
   void read_tail(ScheduleReader& reader);
   void read_tiles(ScheduleReader& reader);
+  void read_epilogue(ScheduleReader& reader);
 
   // ---- statements ------------------------------------------------------------------------------------------------
 
@@ -533,13 +535,32 @@ class ContractionScheduler {
   int64_t tail_rows() const { return (mr_ - tail_) / tail_ * tail_; }
   Expr padded_rows() const { return tiles_ * mr_ + tails_ * tail_; }
 
-  /// Everything but the sums, over the finished tile or panel, with vectors along the stores' contiguous axis.
-  tile_ir::Block epilogue() const;
-  /// Over `lanes` of them, from `first` on, which the sums have at `place` on.
-  tile_ir::Block epilogue(Expr first, Expr lanes, Expr place, bool whole) const;
+  // ---- what remains when the sums are known -----------------------------------------------------------------------
 
-  /// The statements outside of the reductions, at one point of the tile, whose sums lie at `place` of it.
-  tile_ir::Block finish(Expr row, Expr lane, Expr place) const;
+  /// Whether the statements outside of the reductions are few and simple enough to run on register blocks: the last chain of k then ends in them.
+  bool can_finish_in_registers() const;
+  /// Whether that pays.
+  bool wants_registers() const;
+  /// The last sums of a register block, as they are (plus, if `more`, what the tile has), and what follows from them. `store` puts them into the
+  /// tile, from where blocks that are partly padding are finished.
+  tile_ir::Block finish_registers(const Item& item, const RowBlocks& rows, const std::string& acc, tile_ir::Block store, bool more) const;
+  /// The row of the tile where row `row` of a register block lies.
+  Expr tile_row(const Item& item, const RowBlocks& rows, Expr row) const;
+  /// What the rows' axes are at a row of the tile.
+  Substitution at_row(Expr row) const;
+
+  /// Everything but the sums, over rows of the finished tile or panel, with vectors along the stores' contiguous axis.
+  tile_ir::Block epilogue(Expr from, Expr to) const;
+  /// Of these rows; `lanes` of the lanes, from `first` on, which the sums have at `place` on. `whole`: they are vectors.
+  struct Finished {
+    Expr from, to, first, lanes, place;
+    bool whole = false;
+  };
+  tile_ir::Block epilogue(const Finished& part) const;
+
+  /// The statements outside of the reductions, at one point of the tile; `sums` adds a statement for an item's sum, under a name.
+  using Sums = std::function<void(const Item&, const std::string&, tile_ir::Block&)>;
+  tile_ir::Block finish(const Substitution& point, const Sums& sums) const;
 
   const loop_ir::Kernel kernel_;
   const std::set<std::string>& statics_;
@@ -559,7 +580,8 @@ class ContractionScheduler {
   bool apart_ = false;                        ///< lanes are of that axis' class but off it: the sums are scattered at the end
   const ContractionRows* in_rows_ = nullptr;  ///< when this is a phase of a block of rows
   int64_t chunk_work_ = kChunkWork;
-  int64_t tail_ = 0;  ///< rows of the register blocks at the end of a tile; 0: they are all alike
+  bool in_registers_ = false;  ///< the epilogue runs on register blocks, not on the tile of sums
+  int64_t tail_ = 0;           ///< rows of the register blocks at the end of a tile; 0: they are all alike
   int64_t mr_ = 0, nr_ = 0, row_tiles_ = 0, lane_block_ = 0, lane_lines_ = 0;
   Expr rows_extent_, lanes_extent_, row_blocks_, parallel_extent_;
   Expr first_row_, first_lane_, first_line_, valid_rows_, valid_lanes_, valid_lines_;

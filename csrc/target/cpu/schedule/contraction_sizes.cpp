@@ -142,6 +142,7 @@ void ContractionScheduler::choose_sizes() {
     choose_words(item);
     item.widened = !item.folded && can_widen(item) && (item.needs_widening() || tile_rows() / mr_ >= kWidenedTiles);
   }
+  in_registers_ = wants_registers();
 }
 
 int64_t ContractionScheduler::call_blocks() const { return hint(lanes_extent_) > kDynamicLanes ? 2 : 1; }
@@ -441,6 +442,7 @@ Schedule ContractionScheduler::describe() const {
       rows.push_back({"pad", item.rows.padding});
     add("pack", std::move(rows));
   }
+  if (in_registers_) add("epilogue", {{"registers", {}}});
   return s;
 }
 
@@ -456,7 +458,8 @@ void ContractionScheduler::read(ScheduleReader& reader) {
   read_parallel(reader);
   read_register_block(reader);
   read_tiles(reader);
-  reader.finish("parallel, tile, chain, vectorize, register_block, partition, unroll, dot and pack, each axis and operand once");
+  read_epilogue(reader);
+  reader.finish("parallel, tile, chain, vectorize, register_block, partition, unroll, dot, pack and epilogue, each axis and operand once");
 }
 
 const Directive& ContractionScheduler::needed(ScheduleReader& reader, const std::string& word, const std::string& name) {
@@ -665,6 +668,16 @@ void ContractionScheduler::read_tail(ScheduleReader& reader) {
   const bool matrix = std::any_of(items_.begin(), items_.end(), [](const Item& i) { return i.matrix; });
   if (matrix && tail_ % tile_ir::kMatrixSide != 0)
     reader.fail(*d, fmt::format("the tail is {}, allowed for a matrix unit: multiples of {}", tail_, tile_ir::kMatrixSide));
+}
+
+void ContractionScheduler::read_epilogue(ScheduleReader& reader) {
+  in_registers_ = false;
+  if (reader.all("epilogue").empty()) return;
+  const Directive& d = reader.one("epilogue");
+  reader.only(d, {"registers"});
+  in_registers_ = true;
+  if (reader.names(d).size() != 1 || !can_finish_in_registers())
+    reader.fail(d, "'registers' takes an epilogue of few operations and accesses along the lanes, which are the stores' contiguous axis");
 }
 
 void ContractionScheduler::read_tiles(ScheduleReader& reader) {
