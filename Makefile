@@ -20,7 +20,7 @@ UNGUARDED = $(addprefix tests/python/test_,benchmarks.py docs.py scripts.py)
 CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
 
 .PHONY: help system venv configure build demo test quick docs bench mutants opinfo opinfo-inductor fuzz exhaustive architectures guard wheel clean
-.PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump test-wheel test-nollvm test-side-by-side format peers
+.PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump test-wheel test-nollvm test-side-by-side format peers vllm
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -127,6 +127,10 @@ peers: venv ## ONNX Runtime, OpenVINO, zentorch (in .peers) and matplotlib, for 
 	@$(PY) -m pip install -q -r requirements-peers.txt || { echo "deplo: pip could not install requirements-peers.txt: check the network" >&2; exit 1; }
 	@test "$$(uname -sm)" != "Linux x86_64" || { rm -rf .peers && $(PY) -m pip install -q --no-deps --target .peers -r requirements-zentorch.txt; } || \
 	  { echo "deplo: pip could not install requirements-zentorch.txt: check the network" >&2; exit 1; }
+
+vllm: build ## vLLM for CPUs with deplo's plugin in .venv-vllm (docs/vllm.md), and its throughput beside its own modes (VLLM="--dtype float32" for more)
+	@PYTHON=$(PYTHON) scripts/make_vllm_venv.sh .venv-vllm
+	@.venv-vllm/bin/python benchmarks/vllm.py $(VLLM)
 
 wheel: venv ## a self-contained wheel in dist/
 	@$(PY) -m pip wheel --no-build-isolation --no-deps -w dist .

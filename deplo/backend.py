@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import functools
 import hashlib
@@ -32,7 +33,7 @@ from .errors import Error, FallbackWarning, InternalError, UnsupportedError, Use
 from .executable import Executable
 from .fx_import import import_graph
 from .graph_code import EagerGraph
-from .imported import Imported
+from .imported import Imported, Smaller
 from .inputs import InputInfo, describe_inputs, is_bare, static_names, takes_bases, written_inputs
 from .mixed import Mixed
 from .options import KEYS, Options, read_options
@@ -102,7 +103,7 @@ def compile_with(
     inputs = describe_inputs(gm, example_inputs)
     training = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
     compilation = (make or Compilation)(options, inputs, gm)
-    bypass = "its compiler is not the backend's" if make else reason_to_bypass(options, gm, any(places.groups))
+    bypass = "its compiler is not the backend's" if make else reason_to_bypass(options, gm, any(places.groups), is_packaging())
     key = "" if bypass else key_of(options, inputs, example_inputs, training, is_packaging())
     try:
         with calls_as_in_eager_mode(), compilation.asking(gm, bypass, key):
@@ -275,7 +276,8 @@ class Compilation:
         if missing := record.program.missing():
             return self._not_here(record, gm, imported, missing)
         record_artifacts(record.program.images())
-        return Executable(record.program, imported, EagerGraph(gm), record.kind, self.options.strict)
+        smaller = compiler_of_smaller(imported, record.kind, self.options)
+        return Executable(record.program, imported, EagerGraph(gm), record.kind, self.options.strict, smaller)
 
     def _not_here(self, record: Record, gm: torch.fx.GraphModule, imported: Imported, missing: str) -> Callable[..., Any]:
         """A graph whose kernels were made, on a machine that lacks what runs them."""
@@ -311,6 +313,21 @@ def compile_text(imported: Imported, options: Options) -> Any:
         raise InternalError(f"{error}; {replay_of(imported)}") from error
     except (Error, RuntimeError, ValueError, LookupError, TypeError) as error:
         raise InternalError(f"[core] {type(error).__name__}: {error}; {replay_of(imported)}") from error
+
+
+def compiler_of_smaller(imported: Imported, kind: str, options: Options) -> Callable[[Smaller], Any]:
+    """A function that compiles a program of `imported.smaller`, and tells who collects records."""
+
+    def compile(smaller: Smaller) -> Any:
+        graph = dataclasses.replace(imported, text=smaller.text, hints={**imported.hints, imported.split_size: smaller.hint})
+        start = time.perf_counter()
+        with progress(f"compiling the {kind} graph for sizes up to {smaller.most}"):
+            program = compile_text(graph, options)
+        record_artifacts(program.images())
+        publish(Record(kind, graph.text, program, compile_seconds=time.perf_counter() - start, hints=graph.hints))
+        return program
+
+    return compile
 
 
 def check_options(options: Options) -> None:

@@ -22,7 +22,7 @@ from .core import core
 from .fx_import import home_of
 from .inputs import InputInfo
 from .options import KEYS, Options
-from .sizes import example_of
+from .sizes import example_of, unguarded
 from .targets import find_target, target_of_tensors
 
 # Options that no program holds: one that is restored gets those of its call.
@@ -33,8 +33,11 @@ _ATTRIBUTE = "_deplo_cache_key"
 _key_lock = threading.RLock()
 
 
-def reason_to_bypass(options: Options, gm: torch.fx.GraphModule, shares_memory: bool) -> str:
-    """Why this graph is neither looked for in the cache nor kept there; empty: nothing. `shares_memory`: some of its inputs do."""
+def reason_to_bypass(options: Options, gm: torch.fx.GraphModule, shares_memory: bool, packaged: bool = False) -> str:
+    """Why this graph is neither looked for in the cache nor kept there; empty: nothing. `shares_memory`: some of its inputs do.
+
+    A package is nobody's but its maker's, so what its operators do need not be in a key.
+    """
     target = target_of_tensors(home_of(gm).type) if not options.target else find_target(options.target)
     if target is None or not target.has_disk_cache:
         return "its target keeps no machine code"
@@ -53,7 +56,7 @@ def reason_to_bypass(options: Options, gm: torch.fx.GraphModule, shares_memory: 
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             if node.op == "get_attr" and isinstance(_attribute(module, str(node.target)), torch.Tensor):
                 return "the graph holds a tensor, whose values are not in PyTorch's key"
-            if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) and not _is_pytorchs(node.target):
+            if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) and not packaged and not _is_pytorchs(node.target):
                 return f"what {node.target} does is not in PyTorch's key"
     return ""
 
@@ -83,6 +86,7 @@ def key_of(options: Options, inputs: Sequence[InputInfo], example_inputs: Sequen
         "attention": [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ("flash", "mem_efficient", "math", "cudnn")],
         "packaged": packaged,
         "tuned": _state_of_winners(options),
+        "unguarded": unguarded.get(),
     }
     return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()
 

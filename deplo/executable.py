@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import threading
 import warnings
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from . import sizes
 from .core import core
 from .errors import FallbackWarning, InternalError, UnsupportedError, UserError
 from .graph_code import EagerGraph
-from .imported import Imported, Output, ViewStep
+from .imported import Imported, Output, Smaller, ViewStep
 
 
 class Executable:
@@ -23,7 +24,10 @@ class Executable:
     Calls are boxed: `call(args)` clears the list that it is given. Safe to call from several threads.
     """
 
-    def __init__(self, program: Any, imported: Imported, eager: EagerGraph, kind: str, strict: bool = False) -> None:
+    def __init__(
+        self, program: Any, imported: Imported, eager: EagerGraph, kind: str, strict: bool = False, compile: Callable[[Smaller], Any] | None = None
+    ) -> None:
+        """`compile` makes the programs of `imported.smaller`; the first call that needs one does so."""
         self.program = program
         self.imported = imported
         self.kind = kind
@@ -39,6 +43,9 @@ class Executable:
         self._has_bases = imported.has_bases
         self._refusal = _checker(imported)
         self._derived = _derived(imported)
+        self._compile = compile
+        self._smaller: list[Callable[[list[Any]], Any] | None] = [None] * len(imported.smaller)
+        self._choose = _chooser(imported)
         self._failed = False
         self._lock = threading.Lock()
 
@@ -46,6 +53,7 @@ class Executable:
         """The function for AOTAutograd."""
         run, arguments, constants, refusal, derived = self._run, self._arguments, self._constants, self._refusal, self._derived
         takes_all = not constants and arguments == list(range(self._inputs))
+        choose = self._choose
 
         def call(args: list[Any]) -> Any:
             if self._failed and not self._strict:
@@ -56,7 +64,8 @@ class Executable:
             if refusal is not None and (why := refusal(given)):
                 return self._pass_on(inputs, UnsupportedError(why))
             try:
-                results = run(inputs if takes_all else [given[i] for i in arguments] + constants)
+                chosen = run if choose is None or (at := choose(given)) < 0 else self._smaller[at] or self._run_of_smaller(at)
+                results = chosen(inputs if takes_all else [given[i] for i in arguments] + constants)
             except InternalError as error:
                 return self._fall_back(inputs, error)
             except UnsupportedError as error:  # of an input, before anything ran
@@ -78,7 +87,16 @@ class Executable:
         """The program, where it takes a call's inputs and gives its outputs as they are, and writes none; None where a call is more."""
         takes_all = not self._constants and self._arguments == list(range(self._inputs))
         is_bare = takes_all and self._direct and not self._writes and self._refusal is None and self._derived is None and not self._failed
+        is_bare = is_bare and self._choose is None
         return self.program if is_bare else None
+
+    def _run_of_smaller(self, at: int) -> Callable[[list[Any]], Any]:
+        with self._lock:
+            run = self._smaller[at]
+            if run is None:
+                assert self._compile is not None
+                run = self._smaller[at] = self._compile(self.imported.smaller[at]).run
+            return run
 
     def _pass_on(self, inputs: list[Any], error: UnsupportedError) -> Any:
         if self._strict:
@@ -162,6 +180,21 @@ def _checker(imported: Imported) -> Callable[[list[Any]], str] | None:
         return ""
 
     return check
+
+
+def _chooser(imported: Imported) -> Callable[[list[Any]], int] | None:
+    """A function that says which of `imported.smaller` is for a call's inputs, -1 if none is; none where there are none."""
+    if not imported.smaller:
+        return None
+    at, dim = imported.symbols[imported.split_size]
+    bounds = [smaller.most for smaller in imported.smaller]
+
+    def choose(inputs: list[Any]) -> int:
+        size = inputs[at] if dim is None else inputs[at].shape[dim]
+        found = bisect.bisect_left(bounds, size)
+        return found if found < len(bounds) else -1
+
+    return choose
 
 
 def _view_reader(output: Output, symbols: dict[str, tuple[int, int | None]]) -> Callable[[list[Any], list[Any]], Any]:

@@ -22,7 +22,7 @@ from . import sizes
 from .errors import UnsupportedError
 from .fx_nodes import function_of, packet_name, provenance, storage_of, where
 from .fx_strides import strides_of
-from .imported import Imported, Output, ViewStep
+from .imported import Imported, Output, Smaller, ViewStep
 from .inputs import InputInfo, placeholder_info, takes_bases
 from .targets import Target, find_target, target_of_tensors
 
@@ -44,6 +44,10 @@ _METADATA_CHECKS = {"aten._assert_tensor_metadata.default"}
 
 # What Python divides numbers by; a divisor of 0 raises ZeroDivisionError.
 _DIVISIONS = (operator.floordiv, operator.mod, operator.truediv)
+
+# Up to which sizes a graph that gets all has programs of their own, and what those are scheduled for: one row (of a matrix, a token), a few, many.
+_SMALLER = ((1, 1), (32, 2))
+_LARGE = 128
 
 # Packets that address the storage of their argument, not its elements.
 BY_STORAGE = ("as_strided", "as_strided_copy", "as_strided_scatter")
@@ -146,9 +150,17 @@ class _Importer:
             elif node.op != "placeholder":
                 raise UnsupportedError(f"the graph has a {node.op} node ({node.target})")
         derived = self._derived_inputs(len(placeholders))
-        text = self._text(returned)
+        split = self._split_size()
+        smaller: list[Smaller] = []
+        least: int | None = None
+        for most, scheduled_for in _SMALLER if split else ():
+            smaller.append(Smaller(most, scheduled_for, self._text(returned, {split: (least, most)})))
+            least = most + 1
+        text = self._text(returned, {split: (least, None)})
         self._check_symbols(outputs)
         hints = {name: hint for name, symbol in self.used_symbols.items() if (hint := sizes.hint_of(symbol, self.shape_env)) is not None}
+        if split:  # the first call may be a small one
+            hints[split] = max(hints.get(split, 0), _LARGE)
         return Imported(
             text,
             len(placeholders),
@@ -164,7 +176,14 @@ class _Importer:
             self.target.name,
             -1 if self.home.type == "cpu" else self.home.index or 0,
             derived=derived,
+            split_size=split,
+            smaller=smaller,
         )
+
+    def _split_size(self) -> str:
+        """The one symbol that may be 0 or 1 and more; empty where there is none or several, which one program serves."""
+        found = [name for name, symbol in self.used_symbols.items() if sizes.may_be_small(symbol, self.shape_env, _SMALLER[-1][0])]
+        return found[0] if len(found) == 1 and found[0] in self.symbols else ""
 
     def _derived_inputs(self, count: int) -> list[str]:
         """The derived sizes that no input has; they come after the `count` inputs of the graph."""
@@ -179,8 +198,11 @@ class _Importer:
             self.arguments.append(count + at)
         return names
 
-    def _text(self, returned: list[str]) -> str:
-        ranges = [f"{name} in {sizes.range_text(symbol, self.shape_env)}" for name, symbol in sorted(self.used_symbols.items())]
+    def _text(self, returned: list[str], narrowed: dict[str, tuple[int | None, int | None]]) -> str:
+        """The graph as text, for calls whose sizes lie in the part of their range that `narrowed` gives."""
+        ranges = []
+        for name, symbol in sorted(self.used_symbols.items()):
+            ranges.append(f"{name} in {sizes.range_text(symbol, self.shape_env, *narrowed.get(name, (None, None)))}")
         ranges += sizes.facts(self.shape_env, self.used_symbols) + [f"{sizes.outer_text(expr)} >= 0" for expr in self.nonnegative]
         head = f"torch @{self.name}({', '.join(self.inputs + self.constant_inputs)})"
         head += f" where {', '.join(ranges)}" if ranges else ""

@@ -45,6 +45,15 @@ class Output:
 
 
 @dataclasses.dataclass
+class Smaller:
+    """The same graph for calls whose split size is at most `most`, with the size that schedules are chosen for."""
+
+    most: int
+    hint: int
+    text: str
+
+
+@dataclasses.dataclass
 class Imported:
     """A graph in Torch IR, and how its caller's arguments and results map to the program's."""
 
@@ -63,6 +72,10 @@ class Imported:
     device: int = -1  # ordinal of the target's device that all its tensors are on; -1: they are on the CPU
     training: bool = False  # whether it is a part of a training step
     derived: list[str] = dataclasses.field(default_factory=list)  # sizes that Python computes (sizes.is_derived): inputs after those of the FX graph
+    # A size that may be 0 or 1 though the graph was traced for any: calls of all sizes come to this graph, which guards would keep apart. `text` is
+    # for the largest, `smaller` for calls up to a size each, in rising order.
+    split_size: str = ""
+    smaller: list[Smaller] = dataclasses.field(default_factory=list)
 
     def options(self, options: Options) -> str:
         """What the core reads to compile the program, or to restore it."""

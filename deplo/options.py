@@ -169,7 +169,7 @@ KEYS: dict[str, Key] = {
 
 
 # Variables of the build and the tests.
-_OTHER_VARIABLES = ("DEPLO_BLESS", "DEPLO_BUILD", "DEPLO_FAKE_CUDA", "DEPLO_MUTANTS", "DEPLO_SKIP_BUILD")
+_OTHER_VARIABLES = ("DEPLO_BLESS", "DEPLO_BUILD", "DEPLO_FAKE_CUDA", "DEPLO_MUTANTS", "DEPLO_SKIP_BUILD", "DEPLO_VLLM")
 _named: set[str] = set()
 
 

@@ -5,6 +5,7 @@ Nothing here may install a guard: expressions are read from `sym.node.expr`, nev
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import math
 import re
@@ -82,9 +83,14 @@ def _derived_text(name: str) -> str:
     return re.sub(r"\bsr\d+\b", lambda match: _derived_text(match[0]) if is_derived(match[0]) else match[0], text)
 
 
+# Whether the caller drops Dynamo's guards, and hands calls of sizes 0 and 1 to a graph that was traced for 2 and more.
+unguarded: contextvars.ContextVar[bool] = contextvars.ContextVar("deplo_unguarded", default=False)
+
+
 def _range_of(symbol: sympy.Symbol, shape_env: Any) -> Any:
     if not is_derived(symbol.name):
-        return shape_env.var_to_range.get(symbol)
+        values = shape_env.var_to_range.get(symbol)
+        return type(values)(0, values.upper) if values is not None and values.lower == 2 and unguarded.get() else values
     from torch.utils._sympy.value_ranges import bound_sympy
 
     meaning = _meanings[symbol.name]
@@ -223,10 +229,19 @@ def _bound(value: Any) -> str:
     return str(int(value)) if getattr(value, "is_Integer", False) and abs(int(value)) < _INT64_MAX else ""
 
 
-def range_text(symbol: sympy.Symbol, shape_env: Any) -> str:
-    """`2..4096`: the inclusive range that the guards of this graph allow, open where unbounded."""
+def range_text(symbol: sympy.Symbol, shape_env: Any, least: int | None = None, most: int | None = None) -> str:
+    """`2..4096`: the inclusive range that the guards of this graph allow, open where unbounded; or the part of it from `least`, or up to `most`."""
     values = _range_of(symbol, shape_env) if shape_env is not None else None
-    return ".." if values is None else f"{_bound(values.lower)}..{_bound(values.upper)}"
+    if values is None:
+        return ".."
+    lower, upper = _bound(values.lower), _bound(values.upper)
+    return f"{lower if least is None else least}..{upper if most is None else most}"
+
+
+def may_be_small(symbol: sympy.Symbol, shape_env: Any, most: int) -> bool:
+    """Whether the guards of this graph allow a size both 0 or 1 and more than `most`: Dynamo traces 0 and 1 apart unless it is told not to."""
+    values = _range_of(symbol, shape_env) if shape_env is not None and not is_derived(symbol.name) else None
+    return values is not None and bool(0 <= values.lower < 2 and values.upper > most)
 
 
 def may_be_zero(expr: sympy.Expr, shape_env: Any) -> bool:
