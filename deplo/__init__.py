@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .packages import Model as Model
     from .packages import load as load
     from .packaging import export as export
+    from .tier import wait_compiled as wait_compiled
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,7 @@ _HOME = {
     "export": "packaging",
     "load": "packages",
     "Model": "packages",
+    "wait_compiled": "tier",
     "Explanation": "explanation",
     "Options": "options",
     "read_options": "options",
