@@ -57,6 +57,8 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "topology":
+        return importlib.import_module(".topology", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'deplo' has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)

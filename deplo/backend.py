@@ -273,8 +273,6 @@ class Compilation:
         imported = self._import(record, gm, static)
         if self.options.tier == "background" and not is_packaging():
             return self._tiered(record, gm, imported, static)
-        start = time.perf_counter()
-        tune_graph(imported, self.options)
         with progress(f"compiling the {record.kind} graph of {imported.text.count(chr(10)) - 2} calls"):
             call, warning = self._linked(record, gm, imported)
         if warning:

@@ -171,7 +171,7 @@ KEYS: dict[str, Key] = {
 OF_PYTHON = ("allow_library", "tier")  # what the backend judges, or does, itself
 
 # Variables of the build and the tests.
-_OTHER_VARIABLES = ("DEPLO_BLESS", "DEPLO_BUILD", "DEPLO_FAKE_CUDA", "DEPLO_MUTANTS", "DEPLO_SKIP_BUILD")
+_OTHER_VARIABLES = ("DEPLO_PIN", "DEPLO_BLESS", "DEPLO_BUILD", "DEPLO_FAKE_CUDA", "DEPLO_MUTANTS", "DEPLO_SKIP_BUILD")
 _named: set[str] = set()
 
 
@@ -247,6 +247,11 @@ class Options:
             return os.path.abspath(os.path.expanduser(self.cache_dir))
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         return os.path.join(base, "deplo")
+
+
+def pin_phase() -> str:
+    """DEPLO_PIN: what processes of torchrun pin themselves for when they import torch (`deplo.topology.PHASES`); empty: they do not."""
+    return os.environ.get("DEPLO_PIN", "")
 
 
 def _option_of_target(name: str) -> Key | None:
