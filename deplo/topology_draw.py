@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import html
 from collections.abc import Sequence
 
@@ -85,7 +86,8 @@ def _shape(node: Node) -> object:
 
 
 def _colour(number: int, count: int) -> str:
-    return f"hsl({round(360 * number / max(count, 1))}, 65%, {68 if number % 2 else 56}%)"
+    red, green, blue = colorsys.hls_to_rgb(number / max(count, 1), 0.68 if number % 2 else 0.56, 0.65)
+    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
 
 
 def svg(machine: Node, chosen: Sequence[tuple[str, Choice]]) -> str:
@@ -133,5 +135,8 @@ def _box(node: Node, colours: dict[int, str], names: dict[int, str], root: bool 
 
 
 def _per_row(node: Node) -> int:
-    count = len(node.children)
-    return max(1, min(count, 8 if node.children[0].kind == "core" else 4))
+    """Parts side by side: as many as keep a machine of two sockets on a screen."""
+    count, kind = len(node.children), node.children[0].kind
+    if kind == "core":
+        return 4 if count <= 16 else 8
+    return 2 if kind in ("package", "numa") else 4
