@@ -271,7 +271,7 @@ class Compilation:
 
     def _program(self, record: Record, gm: torch.fx.GraphModule, static: set[str] | None) -> Executable | Callable[..., Any]:
         imported = self._import(record, gm, static)
-        if self.options.tier == "background" and not is_packaging():
+        if self.options.tier == "background" and not is_packaging() and not find_target(imported.target).device:
             return self._tiered(record, gm, imported, static)
         with progress(f"compiling the {record.kind} graph of {imported.text.count(chr(10)) - 2} calls"):
             call, warning = self._linked(record, gm, imported)
