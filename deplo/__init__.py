@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .packages import load as load
     from .packaging import export as export
     from .prepare import prepare as prepare
+    from .tier import wait_compiled as wait_compiled
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ _HOME = {
     "load": "packages",
     "prepare": "prepare",
     "Model": "packages",
+    "wait_compiled": "tier",
     "Explanation": "explanation",
     "Options": "options",
     "read_options": "options",
@@ -57,6 +59,8 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "topology":
+        return importlib.import_module(".topology", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'deplo' has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)

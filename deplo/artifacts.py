@@ -40,9 +40,15 @@ def _artifact_class() -> Any:
 
 
 def register() -> None:
-    """Makes PyTorch know this type of artifact. Never raises: `import torch` would fail with it."""
+    """Makes PyTorch know this type of artifact, and pins a process of torchrun (DEPLO_PIN). Never raises: `import torch` would fail with it."""
     with contextlib.suppress(ImportError, AttributeError):
         _artifact_class()
+    from .options import pin_phase
+
+    if phase := pin_phase():
+        from .topology import pin_by_environment
+
+        pin_by_environment(phase)
 
 
 def record(images: Mapping[str, bytes]) -> None:

@@ -34,8 +34,8 @@ from .executable import Executable
 from .fx_import import import_graph
 from .graph_code import EagerGraph
 from .imported import Imported, Smaller
-from .inputs import InputInfo, describe_inputs, is_bare, static_names, takes_bases, written_inputs
-from .mixed import Mixed
+from .inputs import InputInfo, describe_inputs, is_bare, placeholder_info, static_names, takes_bases, written_inputs
+from .mixed import Mixed, eager_as_traced
 from .options import KEYS, Options, read_options
 from .progress import progress
 from .records import Record as Record
@@ -44,6 +44,7 @@ from .records import publish
 from .registration import register_for_threads
 from .subgraphs import inline_regions
 from .targets import find_target
+from .tier import Tiered, in_background
 from .tune import tune_graph
 
 log = logging.getLogger(__name__)
@@ -215,7 +216,12 @@ class Compilation:
             if kind != "backward":
                 self.graph = graph
             return graph
-        return CompiledGraph(call, None, facts, self.options, f"some calls of the {kind} graph stay in eager mode")
+        tiered = isinstance(call, Tiered)
+        why = f"the {kind} graph compiles in the background" if tiered else f"some calls of the {kind} graph stay in eager mode"
+        graph = CompiledGraph(call, None, facts, self.options, why)
+        if tiered and kind != "backward":
+            self.graph = graph
+        return graph
 
     def _call(self, kind: str, gm: torch.fx.GraphModule, static: set[str] | None) -> Executable | Callable[..., Any]:
         try:
@@ -266,27 +272,51 @@ class Compilation:
 
     def _program(self, record: Record, gm: torch.fx.GraphModule, static: set[str] | None) -> Executable | Callable[..., Any]:
         imported = self._import(record, gm, static)
+        if self.options.tier == "background" and not is_packaging() and not find_target(imported.target).device:
+            return self._tiered(record, gm, imported, static)
+        with progress(f"compiling the {record.kind} graph of {imported.text.count(chr(10)) - 2} calls"):
+            call, warning = self._linked(record, gm, imported)
+        if warning:
+            warnings.warn(warning, FallbackWarning, stacklevel=2)
+        return call
+
+    def _linked(self, record: Record, gm: torch.fx.GraphModule, imported: Imported) -> tuple[Executable | Callable[..., Any], str]:
+        """The program's call, or eager mode's with a warning where this machine lacks what runs the program. Runs in any thread."""
         start = time.perf_counter()
         tune_graph(imported, self.options)
-        with progress(f"compiling the {record.kind} graph of {imported.text.count(chr(10)) - 2} calls"):
-            record.program = compile_text(imported, self.options)
+        record.program = compile_text(imported, self.options)
         record.compile_seconds = time.perf_counter() - start
         if self.options.strict and self.options.allow_library is not None:
             check_library_calls(record.program, self.options.allow_library)
         if missing := record.program.missing():
-            return self._not_here(record, gm, imported, missing)
+            remedy = "; without the option 'target' they run on the CPU" if imported.device < 0 else ""
+            record.fallback = f"its kernels for {imported.target} cannot run here: {missing}{remedy}"
+            if self.options.strict:
+                raise UnsupportedError(f"the {record.kind} graph: {record.fallback}")
+            return EagerGraph(gm), f"the {record.kind} graph runs in eager mode, {record.fallback}"
         record_artifacts(record.program.images())
         smaller = compiler_of_smaller(imported, record.kind, self.options)
-        return Executable(record.program, imported, EagerGraph(gm), record.kind, self.options.strict, smaller)
+        return Executable(record.program, imported, EagerGraph(gm), record.kind, self.options.strict, smaller), ""
 
-    def _not_here(self, record: Record, gm: torch.fx.GraphModule, imported: Imported, missing: str) -> Callable[..., Any]:
-        """A graph whose kernels were made, on a machine that lacks what runs them."""
-        remedy = "; without the option 'target' they run on the CPU" if imported.device < 0 else ""
-        record.fallback = f"its kernels for {imported.target} cannot run here: {missing}{remedy}"
-        if self.options.strict:
-            raise UnsupportedError(f"the {record.kind} graph: {record.fallback}")
-        warnings.warn(f"the {record.kind} graph runs in eager mode, {record.fallback}", FallbackWarning, stacklevel=2)
-        return EagerGraph(gm)
+    def _tiered(self, record: Record, gm: torch.fx.GraphModule, imported: Imported, static: set[str] | None) -> Tiered:
+        """The graph in eager mode, while another thread compiles it."""
+        warn_of(self.options)
+        eager = EagerGraph(gm)
+
+        def link() -> tuple[Executable | Callable[..., Any], str]:
+            try:
+                return self._linked(record, gm, imported)
+            except (UnsupportedError, InternalError) as error:
+                record.fallback = str(error)
+                if self.options.strict:
+                    raise
+                return eager, fallback_text(record.kind, error)
+
+        infos = [placeholder_info(node, self.inputs, static) for node in gm.graph.nodes if node.op == "placeholder"]
+        packs = record.kind == "inference" and imported.device < 0
+        call = eager_as_traced(gm) if record.kind == "forward" else eager
+        record.background = Tiered(record.kind, link, call, self.options.strict, [info.is_static for info in infos] if packs else None)
+        return in_background(record.background)
 
     def _import(self, record: Record, gm: torch.fx.GraphModule, static: set[str] | None) -> Imported:
         start = time.perf_counter()
@@ -385,9 +415,14 @@ def write_replay(text: str) -> str:
 
 def warn_fallback(kind: str, error: Error, calls: int = 0) -> None:
     """One warning for one graph, all of which, or `calls` calls of which, run in eager mode."""
+    warnings.warn(fallback_text(kind, error, calls), FallbackWarning, stacklevel=3)
+
+
+def fallback_text(kind: str, error: Error, calls: int = 0) -> str:
+    """What that warning says."""
     what = f"{calls} calls of the {kind} graph run" if calls > 1 else f"one call of the {kind} graph runs" if calls else f"the {kind} graph runs"
     why = "deplo has a bug there" if isinstance(error, InternalError) else "deplo does not compile that"
-    warnings.warn(f"{what} in eager mode, {why}: {error}", FallbackWarning, stacklevel=2)
+    return f"{what} in eager mode, {why}: {error}"
 
 
 def trace_artifact(name: str, text: str) -> None:

@@ -26,7 +26,7 @@ from .sizes import example_of, unguarded
 from .targets import find_target, target_of_tensors
 
 # Options that no program holds: one that is restored gets those of its call.
-_OF_THE_CALL = ("cache_dir", "threads", "memory_limit")
+_OF_THE_CALL = ("cache_dir", "threads", "memory_limit", "tier")
 # Options whose work a restored program would not do.
 _OF_A_COMPILATION = ("dump", "dump_dir", "stop_after", "verify", "time", "guard")
 _ATTRIBUTE = "_deplo_cache_key"

@@ -1,4 +1,4 @@
-"""`python -m deplo compile|run|explain|report|passes|ops|numerics|cache|inspect|bench-llm|env`: looks at every level of IR, runs and measures."""
+"""`python -m deplo COMMAND`: looks at every level of IR, runs, measures; `--help` lists the commands."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
+from . import topology_command
 from .errors import Error, UserError
 from .options import KEYS, Options, read_options
 
@@ -119,6 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     inspect = _command(commands, "inspect", "print what a package of deplo.export holds, or all of its manifest", _inspect)
     inspect.add_argument("package", metavar="MODEL.deplo")
     inspect.add_argument("--json", action="store_true", help="the manifest as it stands in the file")
+    topology = _command(commands, "topology", "rank what processes of a served language model may run on, on this or another machine", _topology)
+    topology_command.add_arguments(topology)
     env = _command(commands, "env", "print versions, CPU features, topology, what the machine does at most, folders and options", _env)
     env.add_argument("--measure", action="store_true", help="measure the machine again; by default what was measured first is shown")
     bench = _command(commands, "bench-llm", "measure tokens a second of a language model's shape, beside eager mode and llama.cpp", _bench_llm)
@@ -485,6 +488,10 @@ def _inspect(arguments: argparse.Namespace) -> None:
         return
     for name, value in describe(manifest):
         print(f"{name:18} {value}")
+
+
+def _topology(arguments: argparse.Namespace) -> None:
+    topology_command.run(arguments)
 
 
 def _env(arguments: argparse.Namespace) -> None:

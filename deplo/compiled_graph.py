@@ -26,6 +26,7 @@ from .graph_code import EagerGraph, GraphCode
 from .imported import Imported
 from .options import Options
 from .records import Record, publish
+from .tier import Tiered
 
 
 def _global_name(format: torch.memory_format) -> str:
@@ -112,9 +113,14 @@ class CompiledGraph(OutputCode):
 
     def bare_program(self) -> Any:
         """The core's Program, where a call of Dynamo's graph is a call of it and nothing else; None where it is more."""
-        if self._facts is None or not self._facts.bare or self._executable is None:
+        executable = self._call.executable if isinstance(self._call, Tiered) else self._executable
+        if self._facts is None or not self._facts.bare or executable is None:
             return None
-        return self._executable.bare_program()
+        return executable.bare_program()
+
+    def is_compiling(self) -> bool:
+        """Whether it runs in eager mode until it is compiled."""
+        return isinstance(self._call, Tiered) and self._call.state == "compiling"
 
     def prepare_for_serialization(self) -> None:
         """Leaves what pickles. Raises PyTorch's BypassAOTAutogradCache where nothing does."""

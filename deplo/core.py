@@ -6,15 +6,15 @@ import functools
 from typing import Any
 
 from .errors import UserError
-from .options import KEYS
+from .options import KEYS, OF_PYTHON
 
 # Goes up with every change of the bindings or of Torch IR; csrc/bindings/CMakeLists.txt reads it.
-INTERFACE = 10
+INTERFACE = 11
 
 
 def check_interface(module: Any) -> None:
     """Raises UserError for an extension that was built from other sources than these files."""
-    names = sorted({*KEYS, "hints", "training", "device"} - {"allow_library"})
+    names = sorted({*KEYS, "hints", "training", "device"} - set(OF_PYTHON))
     if not hasattr(module, "interface") or module.interface() != f"{INTERFACE} {', '.join(names)}":
         where = getattr(module, "__file__", "deplo._C")
         raise UserError(f"{where} was built from other sources than deplo's Python files; rebuild it: make build (or pip install .)")

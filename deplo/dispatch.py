@@ -147,6 +147,9 @@ class Dispatch:
         captured, inputs, outputs = calls[0]
         if why := captured.why_not():
             raise PlainPath(why)
+        if captured.graph is not None and captured.graph.is_compiling():  # what is kept is the program
+            self._refuse("its graph compiles in the background")
+            return
         roots = self._roots_of(captured, leaves)
         given = [_given(value, at, leaves, roots) for value, at in zip(inputs, captured.inputs, strict=True)]
         tree = _tree(result, list(outputs), leaves, roots)

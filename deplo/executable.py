@@ -83,6 +83,11 @@ class Executable:
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
 
+    def prepare(self, inputs: list[Any]) -> None:
+        """Packs the static ones of `inputs` for calls with such; of the others nothing is read but their layout. Raises deplo's errors."""
+        given = inputs if self._derived is None else [*inputs, *self._derived(inputs)]
+        self.program.prepare([given[i] for i in self._arguments] + self._constants)
+
     def bare_program(self) -> Any:
         """The program, where it takes a call's inputs and gives its outputs as they are, and writes none; None where a call is more."""
         takes_all = not self._constants and self._arguments == list(range(self._inputs))

@@ -19,6 +19,7 @@ from .measure import Machine, measure_machine
 from .options import Options, read_options
 from .targets import Target, find_target
 from .terminal import quantity, seconds, show_table, table_text
+from .tier import settle
 
 _CALL = re.compile(
     r"  %(?P<value>\w+): .*= \w+\.(?P<op>\w+)[\w.]*\(.*\)"
@@ -79,6 +80,7 @@ class GraphReport:
     left: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # calls between parts that stay in ATen, and why
     restored: bool = False  # from PyTorch's cache: nothing was imported, and compile_seconds are those of linking the program
     hints: dict[str, int] = dataclasses.field(default_factory=dict)  # sizes of the first call by symbol
+    background: str = ""  # what the option tier="background" did: its state, and calls in eager mode
 
     @property
     def target(self) -> Target:
@@ -92,12 +94,16 @@ class GraphReport:
     def title(self) -> str:
         if self.left:
             return f"{self.kind}: {len(self.left)} calls stay in ATen, between the parts below"
+        if self.background and not self.kernels and not self.library:
+            return f"{self.kind}: {self.background}" + (f": {self.fallback}" if self.fallback else "")
         became = f"{self.kind}: {counted(self.ops, 'ATen call')} became {counted(len(self.kernels), 'kernel')}"
         if self.fallback and self.kernels:
             return f"{became}, but it runs in eager mode: {self.fallback}"
         if self.fallback:
             return f"{self.kind}: runs in eager mode: {self.fallback}"
         how = f"imported in {seconds(self.import_seconds)}, compiled in {seconds(self.compile_seconds)}"
+        if self.background:
+            how = f"imported in {seconds(self.import_seconds)}, {self.background}, in {seconds(self.compile_seconds)}"
         if self.restored:
             how = f"restored from PyTorch's cache in {seconds(self.compile_seconds)}"
         return f"{became} and {counted(len(self.library), 'library call')} ({how})"
@@ -241,6 +247,7 @@ def explain(
         compiled = torch.compile(model, backend=backend, dynamic=dynamic)
         for turn in range(1 + repeats):
             if turn == 1:
+                settle()
                 _profile(records)
             result = compiled(*inputs, **keywords)
             if backward:
@@ -292,6 +299,7 @@ def report_of(record: Record) -> GraphReport:
         record.left,
         record.restored,
         record.hints,
+        "" if record.background is None else record.background.describe(),
     )
 
 

@@ -90,6 +90,12 @@ def is_bare(gm: torch.fx.GraphModule) -> bool:
     return kept and fresh and plain and unmarked and not metadata.tokens and not metadata.num_intermediate_bases
 
 
+def count_returned(results: Sequence[Any]) -> int:
+    """How many of the results of the forward graph under way are the caller's; those after them are kept for the backward graph."""
+    metadata = getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
+    return len(results) if metadata is None else int(metadata.num_forward)
+
+
 def static_names(gm: torch.fx.GraphModule) -> set[str] | None:
     """Names of the placeholders whose storage AOTAutograd knows to stay; for forward and inference graphs only."""
     context = torch._guards.TracingContext.try_get()

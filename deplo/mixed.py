@@ -11,6 +11,8 @@ import torch
 
 from .fx_import import BY_STORAGE, refusals
 from .fx_nodes import packet_name, storage_of
+from .graph_code import EagerGraph
+from .inputs import count_returned
 from .sizes import example_of
 
 
@@ -89,6 +91,23 @@ class Mixed:
             dead.append([node for node in reads if node not in seen])
             seen.update(reads)
         return dead[::-1]
+
+
+def eager_as_traced(gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """A forward graph op by op, called like a compiled one, whose results for a backward graph are laid out as that was traced with."""
+    eager = EagerGraph(gm)
+    (output,) = gm.graph.find_nodes(op="output")
+    nodes = list(output.args[0])
+    saved = range(count_returned(nodes), len(nodes))
+
+    def call(args: list[Any]) -> Any:
+        results = list(eager(args))
+        for i in saved:
+            if isinstance(nodes[i], torch.fx.Node):
+                results[i] = _as_traced(nodes[i], results[i])
+        return results
+
+    return call
 
 
 def _as_traced(node: torch.fx.Node, value: Any) -> Any:

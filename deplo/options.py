@@ -159,6 +159,7 @@ KEYS: dict[str, Key] = {
         "sampled: a call also compares some elements of packed weights, for writes through .data; versions: PyTorch's counters alone tell of writes",
     ),
     "memory_limit": Key(_bytes, 0, "", "largest arena and packed weights in bytes, as '4G'; 0: no limit"),
+    "tier": Key(_one_of("now", "background"), "now", "", "background: calls run in eager mode while a graph compiles in another thread"),
     "tune": Key(
         _one_of("auto", "off", "fast", "full"),
         "auto",
@@ -167,9 +168,10 @@ KEYS: dict[str, Key] = {
     ),
 }
 
+OF_PYTHON = ("allow_library", "tier")  # what the backend judges, or does, itself
 
 # Variables of the build and the tests.
-_OTHER_VARIABLES = ("DEPLO_BLESS", "DEPLO_BUILD", "DEPLO_FAKE_CUDA", "DEPLO_MUTANTS", "DEPLO_SKIP_BUILD", "DEPLO_VLLM")
+_OTHER_VARIABLES = ("DEPLO_BLESS", "DEPLO_BUILD", "DEPLO_FAKE_CUDA", "DEPLO_MUTANTS", "DEPLO_PIN", "DEPLO_SKIP_BUILD", "DEPLO_VLLM")
 _named: set[str] = set()
 
 
@@ -198,6 +200,7 @@ class Options:
     weights: str
     weight_checks: str
     memory_limit: int
+    tier: str
     tune: str
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -232,7 +235,8 @@ class Options:
         for name, places in find_target(self.target).packages.items():
             if places and not values.get(name):
                 values[name] = packaged(places)
-        del values["allow_library"]  # judged by the backend, from the finished program
+        for name in OF_PYTHON:
+            del values[name]
         return json.dumps(values, sort_keys=True)
 
     def cache_folder(self) -> str:
@@ -243,6 +247,11 @@ class Options:
             return os.path.abspath(os.path.expanduser(self.cache_dir))
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         return os.path.join(base, "deplo")
+
+
+def pin_phase() -> str:
+    """DEPLO_PIN: what processes of torchrun pin themselves for when they import torch (`deplo.topology.PHASES`); empty: they do not."""
+    return os.environ.get("DEPLO_PIN", "")
 
 
 def _option_of_target(name: str) -> Key | None:

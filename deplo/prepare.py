@@ -27,7 +27,7 @@ def prepare(model: Any, *, max_length: int, batch: int | Sequence[int] = 1, opti
     """
     sizes = _checked_sizes(model, max_length, batch)
     given = {"strict": True, "weights": "original", **(options or {})}
-    read_options(options=given, quiet=True)
+    read_options(options=given)
     from torch._dynamo.exc import TorchDynamoException
 
     from .llm_plan import Plans

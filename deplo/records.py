@@ -21,6 +21,7 @@ class Record:
     compile_seconds: float = 0.0
     hints: dict[str, int] = dataclasses.field(default_factory=dict)
     left: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # calls between this graph's parts that stay in ATen, and why
+    background: Any = None  # its tier.Tiered, where it compiles in the background: the program comes later
     restored: bool = False  # from PyTorch's cache or a package: nothing was imported, and compile_seconds are those of linking it
 
 

@@ -94,6 +94,9 @@ void init_program(py::module_& module) {
            "Inputs that the graph writes are changed in place. Raises UserError for inputs of other types, sizes or strides than compiled for; "
            "IndexError and RuntimeError as eager mode would.")
       .def("__call__", &PyProgram::run, py::arg("inputs"))
+      .def("prepare", &PyProgram::prepare, py::arg("inputs"),
+           "Packs static inputs and plans memory for a run with inputs like these, of which those that are not static need no values. Raises as "
+           "run().")
       .def("missing", &PyProgram::missing, "What this machine lacks to run the graph; empty: nothing. run() then raises UnsupportedError.")
       .def("text", &PyProgram::text, "The program as text, for restore(): its Kernel IR, and JSON about its kernels.")
       .def("images", &PyProgram::images, "From key to machine code, as offer_kernel() takes it, of its kernels of this CPU.")

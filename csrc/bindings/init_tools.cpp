@@ -124,6 +124,8 @@ void init_tools(py::module_& module) {
   module.def(
       "env", [](const std::string& options) { return describe_environment(parse_options(options)); }, py::arg("options") = "{}",
       "JSON: versions, CPU features, topology.");
+  module.def("topology", &describe_topology, py::arg("synthetic") = "", py::arg("xml") = "",
+             "JSON: hwloc's tree of this machine, or of a synthetic text, or of an XML file. Raises UserError for what hwloc does not take.");
   module.def("build_id", &build_id, "An identifier of the extension's code; empty if it was linked without one.");
   module.def(
       "target", [](const std::string& options) { return describe_target(parse_options(options)); }, py::arg("options") = "{}",

@@ -54,25 +54,23 @@ class __attribute__((visibility("hidden"))) PyProgram {
   void call(PyObject* const* inputs, size_t count, PyObject** results) {
     Arguments borrowed;
     Buffers& at = *borrowed;
-    at.tensors.assign(count, nullptr);
-    at.arguments.resize(count);
-    for (size_t i = 0; i < count; ++i) {
-      PyObject* item = inputs[i];
-      CallArgument& argument = at.arguments[i];
-      argument.is_tensor = THPVariable_Check(item);
-      if (argument.is_tensor) {
-        at.tensors[i] = &THPVariable_Unpack(item);
-        argument.tensor = aten::view_of(*at.tensors[i], device_.type());
-      } else {
-        argument.integer = integer_of(item, i);
-      }
-    }
+    read(inputs, count, at);
     aten::refuse_tangents(at.tensors);
     PythonHost host(graph_.program->module(), at.tensors, argument_of_, graph_.program->layout().allocated, device_);
     int threads = options_.target.threads > 0 ? options_.target.threads : at::in_parallel_region() ? 1 : at::get_num_threads();
     std::shared_ptr<const runtime::Plan> plan = graph_.program->run(at.arguments.data(), count, host, threads);
     host.return_lock();
     wrap(inputs, host, *plan, results);
+  }
+
+  /// Packs static inputs and makes the plan for a call with such inputs; other threads of Python run meanwhile.
+  void prepare(const py::list& inputs) {
+    Arguments borrowed;
+    Buffers& at = *borrowed;
+    auto count = static_cast<size_t>(PyList_GET_SIZE(inputs.ptr()));
+    read(PySequence_Fast_ITEMS(inputs.ptr()), count, at);
+    PythonHost host(graph_.program->module(), at.tensors, argument_of_, graph_.program->layout().allocated, device_);
+    graph_.program->prepare(at.arguments.data(), count, host);
   }
 
   static std::unique_ptr<PyProgram> compile(const std::string& text, const std::string& options) {
@@ -107,6 +105,27 @@ class __attribute__((visibility("hidden"))) PyProgram {
   void set_profiling(bool on) { graph_.program->set_profiling(on); }
 
  private:
+  struct Buffers {
+    std::vector<const at::Tensor*> tensors;
+    std::vector<CallArgument> arguments;
+  };
+
+  void read(PyObject* const* inputs, size_t count, Buffers& at) const {
+    at.tensors.assign(count, nullptr);
+    at.arguments.resize(count);
+    for (size_t i = 0; i < count; ++i) {
+      PyObject* item = inputs[i];
+      CallArgument& argument = at.arguments[i];
+      argument.is_tensor = THPVariable_Check(item);
+      if (argument.is_tensor) {
+        at.tensors[i] = &THPVariable_Unpack(item);
+        argument.tensor = aten::view_of(*at.tensors[i], device_.type());
+      } else {
+        argument.integer = integer_of(item, i);
+      }
+    }
+  }
+
   int64_t integer_of(PyObject* item, size_t place) const {
     PyObject* index = PyNumber_Index(item);
     if (!index) {
@@ -136,11 +155,6 @@ class __attribute__((visibility("hidden"))) PyProgram {
 
    private:
     PyThreadState* state_ = nullptr;
-  };
-
-  struct Buffers {
-    std::vector<const at::Tensor*> tensors;
-    std::vector<CallArgument> arguments;
   };
 
   /// The thread's, which later calls use again; a call inside another one (of a library call in Python) gets its own.

@@ -69,6 +69,8 @@ std::string build_id();
 
 /// JSON about this machine and build, name to text: versions, CPU features, topology.
 std::string describe_environment(const CompileOptions& options);
+/// JSON of base/topology's tree: kind, index, bytes, children, memory. Throws as topology_tree does.
+std::string describe_topology(const std::string& synthetic, const std::string& xml);
 /// JSON list of targets, with what they are.
 std::string describe_targets();
 /// JSON list of passes: level, name, doc.

@@ -122,6 +122,13 @@ json describe_places(const runtime::Program& program) {
   return places;
 }
 
+json to_json(const TopologyNode& node) {
+  json about{{"kind", node.kind}, {"index", node.index}, {"bytes", node.bytes}, {"children", json::array()}, {"memory", json::array()}};
+  for (const TopologyNode& child : node.children) about["children"].push_back(to_json(child));
+  for (const TopologyNode& child : node.memory) about["memory"].push_back(to_json(child));
+  return about;
+}
+
 std::string caches_text(const Topology& machine) {
   return fmt::format("L1 {} KiB, L2 {} KiB a core, L3 {} MiB", machine.l1_bytes >> 10, machine.l2_bytes >> 10, machine.l3_bytes >> 20);
 }
@@ -160,6 +167,8 @@ std::string describe(const CompiledGraph& graph, const CompileOptions& options) 
   about["library"] = std::move(libraries);
   return about.dump();
 }
+
+std::string describe_topology(const std::string& synthetic, const std::string& xml) { return to_json(topology_tree(synthetic, xml)).dump(); }
 
 std::string describe_environment(const CompileOptions& options) {
   const Topology& machine = topology();

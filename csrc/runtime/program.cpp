@@ -483,15 +483,31 @@ void Program::add_time(size_t step, std::chrono::steady_clock::time_point& start
   start = now;
 }
 
-std::shared_ptr<const Plan> Program::run(const CallArgument* arguments, size_t count, Host& host, int threads) {
+std::shared_ptr<const Plan> Program::bind(const CallArgument* arguments, size_t count, CallState& state, Host& host) {
   DEPLO_SUPPORT(code_.missing.empty(), "{}", code_.missing);
   DEPLO_CHECK(count == layout_.input_order.size(), "program {} takes {} inputs, got {}", module_.name, layout_.input_order.size(), count);
-  CallGuard state(*this);
-  solver_.solve(arguments, state->symbols);
-  state->identities.assign(count, std::nullopt);
-  if (!solver_.facts().empty()) find_facts(arguments, *state, host);
-  std::shared_ptr<const Plan> plan = plan_for(state->symbols);
+  solver_.solve(arguments, state.symbols);
+  state.identities.assign(count, std::nullopt);
+  if (!solver_.facts().empty()) find_facts(arguments, state, host);
+  std::shared_ptr<const Plan> plan = plan_for(state.symbols);
   check_arguments(arguments, count, *plan);
+  return plan;
+}
+
+void Program::prepare(const CallArgument* arguments, size_t count, Host& host) {
+  if (code_.device) return;
+  host.will_take_long();
+  CallGuard state(*this);
+  std::shared_ptr<const Plan> plan = bind(arguments, count, *state, host);
+  for (size_t i = 0; i < count; ++i)
+    if (layout_.input_order[i]) state->pointers[*layout_.input_order[i]] = arguments[i].tensor.data;
+  TeamLease alone(0);  // callers keep the workers
+  packed_for(arguments, *state, *plan, host, alone);
+}
+
+std::shared_ptr<const Plan> Program::run(const CallArgument* arguments, size_t count, Host& host, int threads) {
+  CallGuard state(*this);
+  std::shared_ptr<const Plan> plan = bind(arguments, count, *state, host);
   const bool is_brief = libraries_.empty() && !code_.device && plan->duration.is_brief();
   if (!is_brief) host.will_take_long();
   TeamLease team(code_.device ? 0 : threads, !is_brief);

@@ -51,6 +51,9 @@ class Program {
   /// integer outputs. Throws UserError for inputs that do not fit, IndexError and ExecutionError as eager would; written
   /// inputs are then as they were unless an earlier step had already written them. Throws UnsupportedError where something is missing().
   std::shared_ptr<const Plan> run(const CallArgument* arguments, size_t count, Host& host, int threads);
+  /// Does what the next call with such arguments needs not do then: makes the plan, and packs static inputs, on the calling thread alone. Of other
+  /// inputs nothing is read but their layout. Nothing for programs of a device. Throws as run() does.
+  void prepare(const CallArgument* arguments, size_t count, Host& host);
 
   const kernel_ir::Module& module() const { return module_; }
   const Layout& layout() const { return layout_; }
@@ -73,6 +76,8 @@ class Program {
   struct PackedState;
   class CallGuard;
 
+  /// The plan of a call, for whose symbols it solves; checks the arguments.
+  std::shared_ptr<const Plan> bind(const CallArgument* arguments, size_t count, CallState& state, Host& host);
   void check_arguments(const CallArgument* arguments, size_t count, const Plan& plan) const;
   void check_overlaps(const CallArgument* arguments, const Plan& plan) const;
   std::shared_ptr<const Plan> plan_for(const std::vector<int64_t>& symbols);

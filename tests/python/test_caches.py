@@ -64,6 +64,17 @@ def test_a_hit_imports_and_compiles_nothing_and_is_explained():
     assert report.graphs[0].kernels and "restored from PyTorch's cache" in str(report)
 
 
+def test_a_graph_that_compiles_in_the_background_is_looked_for_but_not_kept():
+    x, w = torch.randn(6, 8), torch.randn(8, 5)
+    background = {"tier": "background"}
+    with torch._functorch.config.patch(strict_autograd_cache=False):
+        _, (made,), what = run(layer, x, w, options=background)
+    assert made.background is not None and what == {"miss": 1, "bypass": 1}
+    assert deplo.wait_compiled() and run(layer, x, w)[2] == SAVED
+    _, (found,), what = run(layer, x, w, options=background)
+    assert what == HIT and found.restored and found.background is None
+
+
 def test_a_kernel_that_the_disk_has_lost_is_compiled_again(folders):
     x, w = torch.randn(6, 8), torch.randn(8, 5)
     first, _, _ = run(layer, x, w)
