@@ -170,6 +170,21 @@ def choose_qparams(symmetric: bool) -> Formula:
     return rule
 
 
+def choose_qparams_per_token(x: torch.Tensor, dtype: torch.dtype) -> Any:
+    """Scale and zero point (0) of each vector along the last dimension, in its own dtype (float32 for float16)."""
+    if dtype != torch.int8 or not x.is_floating_point():
+        return NotImplemented
+    most = x.abs().amax(dim=-1, keepdim=True)
+    most = most.to(torch.float32) if most.dtype == torch.float16 else most
+    scales = most.clamp(min=1e-5).div(127)
+    return scales, torch.zeros_like(scales)
+
+
+def choose_qparams_per_token_asymmetric(x: torch.Tensor, dtype: torch.dtype) -> Any:
+    """Of a range that holds 0; scale in float64 and zero point in int64."""
+    return torch.ops.quantized_decomposed._choose_qparams_per_token_asymmetric_impl(x, dtype)
+
+
 def weight_int8pack_mm(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> Any:
     """x [M, K] times weight [N, K] in int8, scaled by channel: [M, N] in the dtype of x."""
     if x.dim() != 2 or weight.dim() != 2 or weight.dtype != torch.int8 or scales.dim() != 1 or x.dtype == torch.float64:
@@ -220,6 +235,8 @@ def formulas() -> dict[Any, Formula]:
         "quantize_per_token.default": quantize_per_token,
         "dequantize_per_token.default": dequantize_per_token,
         "dequantize_per_channel_group.default": dequantize_per_channel_group,
+        "choose_qparams_per_token.default": choose_qparams_per_token,
+        "choose_qparams_per_token_asymmetric.default": choose_qparams_per_token_asymmetric,
         "choose_qparams.tensor": choose_qparams(symmetric=False),
         "choose_qparams_symmetric.tensor": choose_qparams(symmetric=True),
     }
