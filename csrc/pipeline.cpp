@@ -24,6 +24,7 @@
 #include "passes/loop/share_locals.h"
 #include "passes/loop/split_axes.h"
 #include "passes/loop/split_reductions.h"
+#include "passes/loop/sum_in_integers.h"
 #include "passes/loop/update_in_place.h"
 #include "passes/tensor/compose_maps.h"
 #include "passes/tensor/eliminate_common_subexpressions.h"
@@ -260,7 +261,9 @@ const std::vector<Pass<loop_ir::Module>>& loop_passes() {
       // Nothing asks any longer which loop made a row buffer's elements.
       {"share_locals", share_locals, "write row buffers over others that are read for the last time"},
       // What fusion left between kernels.
-      {"narrow_buffers", narrow_buffers, "keep temporaries that are widening casts as they were before"},
+      {"narrow_buffers", narrow_buffers, "keep temporaries that follow from something narrower as that"},
+      // Operands are bytes by now.
+      {"sum_in_integers", sum_in_integers, "sum products of dequantised numbers as bytes"},
       // Once it is known what each kernel reads.
       {"choose_layouts", choose_layouts, "let temporaries, and copies of parameters, lie along the lanes of the kernels around them"},
       {"hoist_static", hoist_static, "run what depends on static inputs alone once per program"},

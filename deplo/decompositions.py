@@ -13,9 +13,10 @@ from deplo.strides import with_strides_of_kernels
 _FORMULA = "a formula of overloads that have rules"
 OURS = "a formula of overloads that have rules, below"
 IN_FORMULAS = "a formula of overloads that have rules, in formulas.py"
+IN_QUANTIZED = "a formula of overloads that have rules, in quantized.py"
 _PLACES = "indexing by places that follow from the arguments"
 
-# Overload -> why PyTorch's rule is taken, or OURS or IN_FORMULAS. What models spend their time in is a row of csrc/lower/torch_to_tensor instead.
+# Overload -> why PyTorch's rule is taken, or whose formula is. What models spend their time in is a row of csrc/lower/torch_to_tensor instead.
 REASONS: dict[str, str] = {
     "_chunk_cat.default": _FORMULA,
     "_euclidean_dist.default": _FORMULA,
@@ -24,6 +25,8 @@ REASONS: dict[str, str] = {
     "_trilinear.default": IN_FORMULAS,
     "_unsafe_masked_index.default": _PLACES,
     "_unsafe_masked_index_put_accumulate.default": _PLACES,
+    "_weight_int4pack_mm_for_cpu.default": IN_QUANTIZED,
+    "_weight_int8pack_mm.default": IN_QUANTIZED,
     "affine_grid_generator.default": OURS,
     "bartlett_window.default": IN_FORMULAS,
     "bartlett_window.periodic": IN_FORMULAS,
@@ -106,16 +109,18 @@ def decompositions(training: bool = False, formulas: bool = True) -> dict[Any, A
     import torch
     from torch._decomp import get_decompositions
 
+    from . import quantized
+
     overloads: list[Any] = []
     for name, reason in REASONS.items():
-        if reason in (OURS, IN_FORMULAS):
+        if reason in (OURS, IN_FORMULAS, IN_QUANTIZED):
             continue
         packet, overload = name.split(".")
         overloads.append(getattr(getattr(torch.ops.aten, packet), overload))
     if training:
         overloads += [getattr(torch.ops.aten, packet) for packet in RECOMPUTED]
     theirs = dict(get_decompositions(overloads))
-    return with_strides_of_kernels(theirs | _ours() | (_own() if training else {})) if formulas else theirs
+    return with_strides_of_kernels(theirs | _ours() | quantized.formulas() | (_own() if training else {})) if formulas else theirs
 
 
 @functools.cache

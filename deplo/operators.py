@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .core import core
-from .decompositions import IN_FORMULAS, OURS, REASONS
+from .decompositions import IN_FORMULAS, IN_QUANTIZED, OURS, REASONS
 
 GENERATED, LIBRARY, DECOMPOSED, MISSING = "generated", "library", "decomposed by PyTorch", "library (no rule yet)"
 PARTLY = "generated in part"  # it has a rule, and ran in ATen in one of PyTorch's samples
@@ -65,8 +65,8 @@ def _operator(overload: Any, files: dict[str, str], reasons: dict[str, str]) -> 
     if name.startswith("aten.sym_"):
         return Operator(name, is_core, GENERATED, "fx_import.py: sizes are expressions") if is_core else None
     if reason := REASONS.get(name.removeprefix("aten.")):
-        if reason in (OURS, IN_FORMULAS):
-            return Operator(name, is_core, GENERATED, "decompositions.py" if reason == OURS else "formulas.py")
+        if file := {OURS: "decompositions.py", IN_FORMULAS: "formulas.py", IN_QUANTIZED: "quantized.py"}.get(reason):
+            return Operator(name, is_core, GENERATED, file)
         return Operator(name, is_core, DECOMPOSED, f"{reason} (decompositions.py)")
     if not any("Tensor" in str(value.type) for value in (*overload._schema.arguments, *overload._schema.returns)):
         return None  # of Python's numbers

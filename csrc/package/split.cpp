@@ -22,6 +22,20 @@ kernel_ir::Module without_facts(kernel_ir::Module module) {
     module.symbols.erase(fact.symbol);
   }
   module.facts.clear();
+  for (auto& kernel : module.kernels) {
+    // Kernels that reckon with a fact are told that it does not hold.
+    if (std::none_of(kernel->symbols.begin(), kernel->symbols.end(), [&](const auto& name) { return none.count(name) > 0; })) continue;
+    auto told = std::make_shared<kernel_ir::Kernel>(*kernel);
+    Substitution zero;
+    for (const std::string& name : kernel->symbols)
+      if (none.count(name) > 0) zero[name] = 0;
+    std::erase_if(told->symbols, [&](const auto& name) { return zero.count(name) > 0; });
+    for (kernel_ir::Size& size : told->sizes) size.value = substitute(size.value, zero);
+    told->chunks = substitute(told->chunks, zero);
+    told->scratch_bytes = substitute(told->scratch_bytes, zero);
+    for (const auto& [name, value] : zero) told->sizes.push_back({name, value});
+    kernel = std::move(told);
+  }
   std::vector<Step> steps;
   bool open = false;  // the call before has a `when`
   for (Step& step : module.steps) {

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "expr/check.h"
+#include "program_ir/facts.h"
 
 namespace deplo {
 namespace {
@@ -434,13 +435,24 @@ struct ProgramVerifier {
 
 }  // namespace
 
+std::string add_fact(ProgramBody& program, const std::string& buffer, int64_t lo, int64_t hi) {
+  for (const Fact& fact : program.facts)
+    if (fact.buffer == buffer && fact.lo == lo && fact.hi == hi) return fact.symbol;
+  std::string name;
+  for (size_t n = program.facts.size(); name.empty() || program.symbols.count(name) > 0 || program.find_buffer(name); ++n)
+    name = "fits" + std::to_string(n);
+  program.facts.push_back({name, buffer, lo, hi});
+  program.symbols[name] = {Expr(0), Expr(1)};
+  return name;
+}
+
 void verify(const ProgramBody& program, const FindParams& find_params) {
   ProgramVerifier verifier{program, find_params, {}, false, {}};
   for (const SizeCheck& check : program.checks) verify(check, program.symbols);
   for (const Fact& fact : program.facts) {
     const Buffer* b = program.find_buffer(fact.buffer);
-    DEPLO_ASSERT(b && b->kind == BufferKind::input && b->is_static && (b->dtype == DType::i8 || b->dtype == DType::u8),
-                 "program @{}: the fact {} is about {}, which is no static input of bytes", program.name, fact.symbol, fact.buffer);
+    DEPLO_ASSERT(b && b->kind == BufferKind::input && b->is_static && !is_float(b->dtype) && b->dtype != DType::boolean,
+                 "program @{}: the fact {} is about {}, which is no static input of integers", program.name, fact.symbol, fact.buffer);
     DEPLO_ASSERT(program.symbols.count(fact.symbol), "program @{}: the fact {} has no range", program.name, fact.symbol);
   }
   std::set<std::string> names;

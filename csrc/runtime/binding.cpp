@@ -158,7 +158,7 @@ void SymbolSolver::solve(const CallArgument* arguments, std::vector<int64_t>& va
 
 namespace {
 
-template <class Byte>
+template <class Integer>
 bool within(const TensorView& view, int64_t lo, int64_t hi) {
   if (is_empty(view)) return true;
   // The innermost dimension in a loop of its own, which the compiler makes vectors of.
@@ -168,9 +168,9 @@ bool within(const TensorView& view, int64_t lo, int64_t hi) {
   while (true) {
     int64_t offset = 0;
     for (size_t d = 0; d < index.size(); ++d) offset += index[d] * view.strides[d];
-    const auto* row = reinterpret_cast<const Byte*>(view.data) + offset;
-    Byte least = row[0];
-    Byte most = row[0];
+    const auto* row = reinterpret_cast<const Integer*>(view.data) + offset;
+    Integer least = row[0];
+    Integer most = row[0];
     for (int64_t i = 1; i < length; ++i) {
       least = std::min(least, row[i * step]);
       most = std::max(most, row[i * step]);
@@ -184,8 +184,15 @@ bool within(const TensorView& view, int64_t lo, int64_t hi) {
 
 }  // namespace
 
-bool all_within(const TensorView& bytes, int64_t lo, int64_t hi) {
-  return bytes.dtype == DType::u8 ? within<uint8_t>(bytes, lo, hi) : within<int8_t>(bytes, lo, hi);
+bool all_within(const TensorView& integers, int64_t lo, int64_t hi) {
+  switch (integers.dtype) {
+    case DType::u8: return within<uint8_t>(integers, lo, hi);
+    case DType::i8: return within<int8_t>(integers, lo, hi);
+    case DType::i16: return within<int16_t>(integers, lo, hi);
+    case DType::i32: return within<int32_t>(integers, lo, hi);
+    case DType::i64: return within<int64_t>(integers, lo, hi);
+    default: return false;
+  }
 }
 
 void check_input(const Buffer& buffer, const BufferShape& expected, const TensorView& given) {

@@ -48,8 +48,8 @@ class SymbolSolver {
   std::vector<std::string> arguments_;
 };
 
-/// Whether all elements of a tensor of bytes in this process lie in lo..hi.
-bool all_within(const TensorView& bytes, int64_t lo, int64_t hi);
+/// Whether all elements of a tensor of integers in this process lie in lo..hi.
+bool all_within(const TensorView& integers, int64_t lo, int64_t hi);
 
 /// Throws UserError naming the input if dtype, sizes or strides are not those expected. The stride of a dimension of
 /// size 1, and all strides of an empty tensor, mean nothing and are not compared.

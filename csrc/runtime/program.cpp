@@ -183,7 +183,7 @@ void Program::find_facts(const CallArgument* arguments, CallState& state, Host& 
     const TensorView& view = arguments[facts[i].argument].tensor;
     int64_t& value = state.symbols[facts[i].symbol];
     value = 0;
-    const bool may_hold = (view.dtype == DType::i8 || view.dtype == DType::u8) && view.device < 0 && view.has_version;
+    const bool may_hold = view.device < 0 && view.has_version;
     if (!may_hold) continue;
     std::optional<KnownFact> known;
     {

@@ -31,6 +31,9 @@ struct KernelAccesses {
   std::vector<Access> all;
   std::set<std::string> operands;  ///< buffers that contractions read
   std::set<std::string> summed;    ///< axes that they sum over
+  /// Of sums of products of bytes: axes whose steps are multiplied four at a time, of the operand that changes, and those that only parameters have,
+  /// which get the lanes.
+  std::set<std::string> byte_operands, byte_steps, byte_lanes;
 };
 
 struct Chooser {
@@ -54,6 +57,7 @@ struct Chooser {
     for (const auto& c : analysis::find_contractions(kernel)) {
       for (const auto* operand : {&c.a, &c.b}) found.operands.insert(operand->buffers.begin(), operand->buffers.end());
       for (const auto& axis : c.axes_of(analysis::AxisClass::k)) found.summed.insert(axis.name);
+      if (c.dtype == DType::i32) note_bytes(c, found);
     }
     std::map<std::string, std::vector<Expr>> locals;
     visit(kernel.body, [&](const Stmt& stmt, const std::vector<Axis>& loops) {
@@ -72,6 +76,20 @@ struct Chooser {
       found.all.push_back(std::move(access));
     });
     return found;
+  }
+
+  void note_bytes(const analysis::Contraction& c, KernelAccesses& found) const {
+    constexpr int64_t kWord = 4;
+    for (const auto* operand : {&c.a, &c.b}) {
+      if (operand->buffers.empty() || is_parameter(operand->buffers.front())) continue;
+      found.byte_operands.insert(operand->buffers.front());
+      const bool first = operand == &c.a;
+      for (const auto& axis : c.axes) {
+        if (axis.kind == (first ? analysis::AxisClass::n : analysis::AxisClass::m)) found.byte_lanes.insert(axis.name);
+        const bool fours = axis.extent.is_constant() && axis.extent.value() % kWord == 0;
+        if (axis.kind == analysis::AxisClass::k && fours) found.byte_steps.insert(axis.name);
+      }
+    }
   }
 
   bool is_parameter(const std::string& name) const {
@@ -136,6 +154,27 @@ struct Chooser {
 
   // ---- temporaries ---------------------------------------------------------------------------------------------------
 
+  /// The dimension that sums of products of bytes need innermost: that of their lanes in what they store, else that of the steps that they multiply
+  /// together. Nothing where they do not mind.
+  std::optional<size_t> dimension_for_bytes(const std::string& name, const std::set<size_t>& kernels) {
+    std::optional<size_t> stored;
+    std::optional<size_t> read;
+    for (size_t at : kernels) {
+      const KernelAccesses accesses = accesses_of(at);
+      if (accesses.byte_operands.empty()) continue;
+      const bool writes = graph.nodes()[at].writes.count(name) > 0;
+      if (!writes && accesses.byte_operands.count(name) == 0) continue;
+      const std::set<std::string>& wanted = writes ? accesses.byte_lanes : accesses.byte_steps;
+      for (const Access& access : accesses.all) {
+        if (access.buffer != name) continue;
+        for (size_t d = 0; d < access.index.size(); ++d)
+          if (std::any_of(wanted.begin(), wanted.end(), [&](const auto& axis) { return access.index[d] == Expr::symbol(axis); }))
+            (writes ? stored : read) = d;
+      }
+    }
+    return stored ? stored : read;
+  }
+
   void lay_out_temporary(const std::string& name) {
     const Buffer& buffer = graph.buffer(name);
     if (buffer.kind != BufferKind::temp || buffer.shape.size() < 2 || !graph.is_private(name)) return;
@@ -143,8 +182,14 @@ struct Chooser {
     std::set<size_t> kernels = graph.readers(name);
     kernels.insert(graph.writers(name).begin(), graph.writers(name).end());
     std::vector<double> served(buffer.shape.size(), 0);
+    if (std::any_of(kernels.begin(), kernels.end(), [&](size_t at) { return !is_fused(at); })) return;
+    if (const auto d = dimension_for_bytes(name, kernels)) {
+      if (*d + 1 == served.size()) return;
+      for (size_t at : kernels) redirect(at, name, name, *d);
+      graph.set_shape(name, moved_last(buffer.shape, *d));
+      return;
+    }
     for (size_t at : kernels) {
-      if (!is_fused(at)) return;
       const KernelAccesses accesses = accesses_of(at);
       if (accesses.operands.count(name)) return;
       for (const Access& access : accesses.all)

@@ -12,48 +12,180 @@ namespace {
 
 using namespace loop_ir;
 
-struct Casts {
-  std::map<std::string, std::pair<std::string, DType>> narrower;  ///< value that casts -> its operand, and of which dtype that is
+/// A value as a chain of functions of one narrower value, in the order in which they apply. Their other operands are constants, or factors: values
+/// that a reader can load, too, and that are the same for many elements.
+struct Recipe {
+  std::string base;
+  DType dtype = DType::f32;  ///< of the base
+  std::vector<Let> steps;    ///< `base` and results stand under the names that they have in the body they are from
+  std::map<std::string, Scalar> constants;
+  Block factors;            ///< the statements that make them
+  std::vector<Expr> index;  ///< of the store, whose axes the factors' loads may use
+
+  /// Whether both do the same, whatever the names.
+  bool same(const Recipe& other) const {
+    if (dtype != other.dtype || steps.size() != other.steps.size() || !factors.empty() || !other.factors.empty()) return false;
+    for (size_t n = 0; n < steps.size(); ++n) {
+      const Let& a = steps[n];
+      const Let& b = other.steps[n];
+      if (a.fn != b.fn || a.dtype != b.dtype || a.operands.size() != b.operands.size()) return false;
+      for (size_t i = 0; i < a.operands.size(); ++i) {
+        auto x = constants.find(a.operands[i]);
+        auto y = other.constants.find(b.operands[i]);
+        if ((x == constants.end()) != (y == other.constants.end())) return false;
+        if (x != constants.end() && !(x->second == y->second)) return false;
+      }
+    }
+    return true;
+  }
+
+  Scalar of(const Scalar& from) const {
+    std::map<std::string, Scalar> values = constants;
+    values[base] = from;
+    Scalar last = from;
+    for (const Let& step : steps) {
+      std::vector<Scalar> operands;
+      for (const std::string& operand : step.operands) operands.push_back(values.at(operand));
+      last = apply(step.fn, step.dtype, operands.data(), Mode::typed, nullptr);
+      values[step.name] = last;
+    }
+    return last;
+  }
+
+  /// What the narrower buffer must give where a guard of the wider one's fails.
+  std::optional<Scalar> fill_for(const Scalar& wanted) const {
+    if (!factors.empty()) return std::nullopt;
+    auto gives = [&](const Scalar& from) { return of(from) == wanted; };
+    if (const Scalar zero = zero_of(dtype); gives(zero)) return zero;
+    if (dtype != DType::u8 && dtype != DType::i8) return std::nullopt;
+    for (int64_t n = dtype == DType::u8 ? 0 : -128, end = n + 256; n < end; ++n)
+      if (const Scalar from = Scalar::of_int(dtype, n); gives(from)) return from;
+    return std::nullopt;
+  }
 };
 
-Casts casts_of(const Block& body) {
+/// What a reader may compute again for each element: a zero point and a scale, say.
+constexpr size_t kMostSteps = 3;
+
+struct Recipes {
+  std::map<std::string, const Let*> lets;
   std::map<std::string, DType> dtypes;
-  Casts found;
-  visit(body, [&](const Stmt& stmt, const auto&) {
-    if (const auto* load = std::get_if<Load>(&stmt.node)) dtypes[load->name] = load->dtype;
-    const auto* let = std::get_if<Let>(&stmt.node);
-    if (!let) return;
-    dtypes[let->name] = let->dtype;
-    if (let->fn != Fn::cast) return;
-    auto operand = dtypes.find(let->operands[0]);
-    if (operand != dtypes.end() && analysis::is_lossless(operand->second, let->dtype)) found.narrower[let->name] = *operand;
-  });
-  return found;
-}
+  std::map<std::string, Ref<Stmt>> statements;
+
+  explicit Recipes(const Block& body) {
+    visit(body, [&](const Stmt& stmt, const auto&) {
+      if (const auto* load = std::get_if<Load>(&stmt.node)) {
+        dtypes[load->name] = load->dtype;
+        statements[load->name] = make_stmt(*load);
+      }
+      const auto* let = std::get_if<Let>(&stmt.node);
+      if (!let) return;
+      lets[let->name] = let;
+      dtypes[let->name] = let->dtype;
+      statements[let->name] = make_stmt(*let);
+    });
+  }
+
+  /// Appends the statements that make a factor: casts of an element whose place follows from some of the store's axes, but not from all.
+  bool add_factor(const std::string& value, const std::vector<Expr>& index, Block& into) const {
+    auto it = statements.find(value);
+    if (it == statements.end()) return false;
+    if (const auto* let = std::get_if<Let>(&it->second->node)) {
+      if (let->fn != Fn::cast || !add_factor(let->operands[0], index, into)) return false;
+      into.push_back(it->second);
+      return true;
+    }
+    const Load& load = std::get<Load>(it->second->node);
+    std::set<std::string> axes;
+    for (Expr e : load.index) collect_symbols(e, axes);
+    auto is_own = [&](const std::string& axis) { return std::find(index.begin(), index.end(), Expr::symbol(axis)) != index.end(); };
+    const auto dimensions = std::count_if(index.begin(), index.end(), [](Expr e) { return !e.is_constant(); });
+    if (!load.guard.empty() || static_cast<std::ptrdiff_t>(axes.size()) >= dimensions || !std::all_of(axes.begin(), axes.end(), is_own)) return false;
+    into.push_back(it->second);
+    return true;
+  }
+
+  const Let* constant(const std::string& value) const {
+    auto it = lets.find(value);
+    return it != lets.end() && it->second->fn == Fn::constant ? it->second : nullptr;
+  }
+
+  static bool is_cheap(const Let& let) { return let.fn == Fn::cast || let.fn == Fn::sub || let.fn == Fn::add || let.fn == Fn::mul; }
+
+  /// The recipe from the narrowest value on: a cast that loses nothing, or some steps from a byte.
+  std::optional<Recipe> of(const std::string& value, const std::vector<Expr>& index) const {
+    std::optional<Recipe> found;
+    Recipe so_far;
+    so_far.index = index;
+    std::string at = value;
+    while (so_far.steps.size() < kMostSteps) {
+      auto it = lets.find(at);
+      if (it == lets.end() || !is_cheap(*it->second)) break;
+      std::string next;
+      bool single = true;
+      const auto& operands = it->second->operands;
+      for (size_t n = 0; n < operands.size(); ++n) {
+        if (const Let* c = constant(operands[n])) {
+          so_far.constants[operands[n]] = c->literal;
+          continue;
+        }
+        // What is quantised comes first.
+        if (n > 0 && !next.empty() && add_factor(operands[n], index, so_far.factors)) continue;
+        single = single && next.empty();
+        next = operands[n];
+      }
+      auto dtype = dtypes.find(next);
+      if (!single || dtype == dtypes.end()) break;
+      so_far.steps.insert(so_far.steps.begin(), *it->second);
+      so_far.base = at = next;
+      so_far.dtype = dtype->second;
+      const bool cast_alone = so_far.steps.size() == 1 && analysis::is_lossless(so_far.dtype, so_far.steps[0].dtype);
+      const bool byte = so_far.dtype == DType::u8 || so_far.dtype == DType::i8;
+      if ((cast_alone || byte) && size_of(so_far.dtype) < size_of(dtypes.at(value)) && (!found || size_of(so_far.dtype) < size_of(found->dtype)))
+        found = so_far;
+    }
+    return found;
+  }
+};
 
 struct Narrower {
   ProgramGraph graph;
 
-  /// The dtype that all stores to the buffer cast from.
-  std::optional<DType> dtype_of(const std::string& name) {
+  /// What all stores to the buffer store.
+  std::optional<Recipe> recipe_of(const std::string& name) {
     if (graph.program().find_buffer(name)->kind != BufferKind::temp || !graph.is_private(name)) return std::nullopt;
     const auto& writers = graph.writers(name);
     if (writers.size() != 1) return std::nullopt;
     const auto& node = graph.nodes()[writers[0]];
     if (!node.alive || !node.is_kernel || node.updated.count(name)) return std::nullopt;
-    const Casts casts = casts_of(node.body);
-    std::optional<DType> found;
+    const Recipes recipes(node.body);
+    std::optional<Recipe> found;
     bool fits = true;
-    visit(node.body, [&](const Stmt& stmt, const auto&) {
+    size_t stores = 0;
+    bool own = true;
+    visit(node.body, [&](const Stmt& stmt, const std::vector<Axis>& loops) {
       const auto* store = std::get_if<Store>(&stmt.node);
       if (!store || store->buffer != name) return;
-      auto cast = casts.narrower.find(store->value);
-      fits = fits && store->combiner == Combiner::set && cast != casts.narrower.end() && (!found || *found == cast->second.second);
-      if (fits) found = cast->second.second;
+      for (Expr e : store->index) {
+        const bool is_axis = std::any_of(loops.begin(), loops.end(), [&](const Axis& axis) { return e == Expr::symbol(axis.name); });
+        own = own && (e.is_constant() || is_axis);
+      }
+      auto recipe = recipes.of(store->value, store->index);
+      fits = fits && store->combiner == Combiner::set && recipe && (!found || found->same(*recipe));
+      if (fits && !found) found = recipe;
+      ++stores;
     });
+    if (found && !found->factors.empty()) {
+      // Each element of the buffer stands for itself, and factors stay as they are until the last reader.
+      fits = fits && stores == 1 && own;
+      for (const auto& factor : found->factors)
+        if (const auto* load = std::get_if<Load>(&factor->node))
+          fits = fits && graph.program().find_buffer(load->buffer) && !graph.is_versioned(load->buffer) && node.writes.count(load->buffer) == 0;
+    }
+    if (!fits || !found) return std::nullopt;
     auto reads = [&](const Stmt& stmt, const auto&) {
       const auto* load = std::get_if<Load>(&stmt.node);
-      if (load && load->buffer == name && !load->guard.empty()) fits = fits && load->fill == Scalar{load->dtype, 0, 0};
+      if (load && load->buffer == name && !load->guard.empty()) fits = fits && found->fill_for(load->fill);
     };
     visit(node.body, reads);
     for (size_t reader : graph.readers(name)) {
@@ -63,30 +195,62 @@ struct Narrower {
     return fits ? found : std::nullopt;
   }
 
-  static Block narrowed(const Block& body, const std::string& name, DType dtype) {
+  static Block narrowed(const Block& body, const std::string& name, const Recipe& recipe) {
     Kernel kernel;
     kernel.body = body;
     Names names;
     names.reserve(kernel);
-    const Casts casts = casts_of(body);
+    const Recipes recipes(body);
     return rewrite(body, [&](const Ref<Stmt>& stmt) -> Block {
       if (const auto* store = std::get_if<Store>(&stmt->node); store && store->buffer == name) {
         Store s = *store;
-        s.value = casts.narrower.at(s.value).first;
+        s.value = recipes.of(s.value, s.index)->base;
         return {make_stmt(std::move(s))};
       }
       const auto* load = std::get_if<Load>(&stmt->node);
       if (!load || load->buffer != name) return {stmt};
       Load s = *load;
       s.name = names.fresh(load->name);
-      s.dtype = dtype;
-      s.fill = Scalar{dtype, 0, 0};
-      Let cast;
-      cast.name = load->name;
-      cast.dtype = load->dtype;
-      cast.fn = Fn::cast;
-      cast.operands = {s.name};
-      return {make_stmt(std::move(s)), make_stmt(std::move(cast))};
+      s.dtype = recipe.dtype;
+      s.fill = load->guard.empty() ? zero_of(recipe.dtype) : *recipe.fill_for(load->fill);
+      std::map<std::string, std::string> renamed{{recipe.base, s.name}};
+      Block out{make_stmt(std::move(s))};
+      Renaming places;
+      for (size_t d = 0; d < recipe.index.size(); ++d)
+        if (!recipe.index[d].is_constant()) places.exprs[recipe.index[d].name()] = load->index[d];
+      for (const auto& factor : recipe.factors) {
+        const auto* let = std::get_if<Let>(&factor->node);
+        const std::string& name = let ? let->name : std::get<Load>(factor->node).name;
+        if (renamed.count(name) > 0) continue;
+        const std::string fresh = names.fresh(load->name);
+        for (auto& copy : copy_block({factor}, places, nullptr)) {
+          Stmt changed = *copy;
+          if (auto* c = std::get_if<Let>(&changed.node)) {
+            c->name = fresh;
+            for (std::string& operand : c->operands) operand = renamed.at(operand);
+          } else {
+            std::get<Load>(changed.node).name = fresh;
+          }
+          out.push_back(make_stmt(changed.node));
+        }
+        renamed[name] = fresh;
+      }
+      for (const auto& [constant, literal] : recipe.constants) {
+        Let let;
+        let.name = renamed[constant] = names.fresh(load->name);
+        let.dtype = literal.dtype;
+        let.literal = literal;
+        out.push_back(make_stmt(std::move(let)));
+      }
+      for (size_t n = 0; n < recipe.steps.size(); ++n) {
+        Let step = recipe.steps[n];
+        const std::string to = n + 1 == recipe.steps.size() ? load->name : names.fresh(load->name);
+        for (std::string& operand : step.operands) operand = renamed.at(operand);
+        renamed[step.name] = to;
+        step.name = to;
+        out.push_back(make_stmt(std::move(step)));
+      }
+      return out;
     });
   }
 
@@ -94,12 +258,12 @@ struct Narrower {
     std::vector<std::string> buffers;
     for (const Buffer& buffer : graph.program().buffers) buffers.push_back(buffer.name);
     for (const std::string& name : buffers) {
-      auto dtype = dtype_of(name);
-      if (!dtype) continue;
+      auto recipe = recipe_of(name);
+      if (!recipe) continue;
       std::set<size_t> users = graph.readers(name);
       users.insert(graph.writers(name)[0]);
-      graph.set_dtype(name, *dtype);
-      for (size_t at : users) graph.set_body(at, clean(narrowed(graph.nodes()[at].body, name, *dtype), graph.program().symbols));
+      graph.set_dtype(name, recipe->dtype);
+      for (size_t at : users) graph.set_body(at, clean(narrowed(graph.nodes()[at].body, name, *recipe), graph.program().symbols));
     }
     return graph.finish();
   }

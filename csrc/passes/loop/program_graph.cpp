@@ -5,6 +5,7 @@
 #include <queue>
 
 #include "base/error.h"
+#include "program_ir/facts.h"
 
 namespace deplo {
 namespace {
@@ -187,6 +188,8 @@ void ProgramGraph::set_shape(const std::string& buffer, std::vector<Expr> shape)
   buffers_.at(buffer)->strides = contiguous_strides(shape);
   buffers_.at(buffer)->shape = std::move(shape);
 }
+
+std::string ProgramGraph::add_fact(const std::string& buffer, int64_t lo, int64_t hi) { return deplo::add_fact(module_, buffer, lo, hi); }
 
 std::string ProgramGraph::add_buffer(const std::string& hint, DType dtype, std::vector<Expr> shape) {
   loop_ir::Names names;

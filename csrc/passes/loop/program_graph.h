@@ -51,6 +51,8 @@ class ProgramGraph {
   void set_dtype(const std::string& buffer, DType dtype) { buffers_.at(buffer)->dtype = dtype; }
   /// Gives a buffer another shape, row-major; the bodies that access it are the caller's to change.
   void set_shape(const std::string& buffer, std::vector<Expr> shape);
+  /// The symbol that is 1 where all elements of a static input of integers lie in lo..hi, else 0.
+  std::string add_fact(const std::string& buffer, int64_t lo, int64_t hi);
   /// A new temp buffer; `hint` should end in a digit.
   std::string add_buffer(const std::string& hint, DType dtype, std::vector<Expr> shape);
   /// A new kernel that keeps the order that `like` had to keep.

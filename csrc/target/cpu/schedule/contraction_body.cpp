@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "target/cpu/schedule/contraction_scheduler.h"
+#include "target/cpu/schedule/statements.h"
 
 namespace deplo::loop_to_tile {
 namespace {
@@ -79,9 +80,9 @@ tile_ir::Block ContractionScheduler::allocations() const {
     }
     if (!item.rows.is_static && rows_lie_across()) scratch("pa", {item.depth_block, row_tiles_ * mr_ + item.rows.padding});
     if (!item.rows.is_static && !rows_lie_across()) {
-      std::vector<Expr> shape{row_tiles_ * mr_, (item.words ? item.depth_block / 4 : item.depth_block) + item.rows.padding};
+      std::vector<Expr> shape{row_tiles_ * mr_, item.depth_block + item.rows.padding * (item.words ? 4 : 1)};
       if (item.parts > 1) shape.insert(shape.begin(), item.parts);
-      scratch("pa", std::move(shape), item.pairs ? DType::bf16 : item.dtype());
+      scratch("pa", std::move(shape), item.pairs ? DType::bf16 : item.words ? DType::u8 : item.dtype());
     }
     if (!item.lanes.is_static) scratch("pb", {item.depth_block, lane_block_});
     if (sums_rows(item)) scratch("ps", {row_tiles_ * mr_, item.depth_block / item.chain});
@@ -387,7 +388,7 @@ std::vector<Expr> ContractionScheduler::packed_row(const Item& item, const RowBl
     return {at.channel, line_of(item, rows, row) * window_->line.step + at.line_tap * window_->line.tap_step,
             point_of(item, rows, row) * window_->point.step + at.point_tap * window_->point.tap_step};
   if (!item.rows.is_static && rows_lie_across()) return {at.k, row_of(item, rows, row)};
-  if (!item.rows.is_static) return {row_of(item, rows, row), item.pairs ? at.k * 2 + half : at.k};
+  if (!item.rows.is_static) return {row_of(item, rows, row), at.k * item.group() + half};
   std::vector<Expr> index = outer_index(item.rows);
   index.insert(index.end(), {floordiv(first_row_, mr_) + sym("rt" + item.tag), sym("kb" + item.tag) * item.depth_block + at.k, row});
   return index;
@@ -433,7 +434,20 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply_add(const Item& item, const Ro
     }
   } else {
     const auto narrow = item.lanes.is_static && !item.widened ? item.packed_lanes() : std::nullopt;
-    load(row, "av" + t, f32, rows_buffer, packed_row(item, rows, r, 0));
+    if (item.words) {
+      // Four bytes next to each other, which code generation loads as one word.
+      Statements put(row, "." + t);
+      std::string word;
+      for (int64_t byte = 0; byte < 4; ++byte) {
+        const std::string n = std::to_string(byte);
+        std::string value = put.word("wide" + n, Fn::cast, {put.load("byte" + n, DType::u8, rows_buffer, packed_row(item, rows, r, byte))});
+        if (byte > 0) value = put.word("up" + n, Fn::shl, {value, put.number("places" + n, 8 * byte)});
+        word = word.empty() ? value : put.word("word" + n, Fn::bit_or, {word, value});
+      }
+      add.operands[static_cast<size_t>(std::find(add.operands.begin(), add.operands.end(), "av" + t) - add.operands.begin())] = word;
+    } else {
+      load(row, "av" + t, f32, rows_buffer, packed_row(item, rows, r, 0));
+    }
     load(step, narrow ? "nv" + t : "bv" + t, narrow ? narrow->dtype : f32, lanes_buffer, lanes_at(0));
     if (narrow) step.push_back(make(loop_ir::Let{"bv" + t, f32, Fn::cast, {"nv" + t}, {}, 0}));
   }

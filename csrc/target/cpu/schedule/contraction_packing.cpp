@@ -47,7 +47,7 @@ tile_ir::Block ContractionScheduler::store_operand(const Operand& operand, const
 }
 
 tile_ir::Block ContractionScheduler::store_word(const Operand& operand, const std::vector<Substitution>& maps, const std::string& buffer,
-                                                std::vector<Expr> index, const std::string& suffix, bool shift) {
+                                                std::vector<Expr> index, const std::string& suffix) {
   tile_ir::Block out;
   constexpr DType i32 = DType::i32;
   auto let = [&](const std::string& name, Fn fn, std::vector<std::string> operands, int64_t value = 0) {
@@ -66,8 +66,6 @@ tile_ir::Block ContractionScheduler::store_word(const Operand& operand, const st
     }
     word = value;
   }
-  // Adding 128 to a byte turns its uppermost bit over.
-  if (shift) word = let("unsigned", Fn::bit_xor, {word, let("upper_bits", Fn::constant, {}, static_cast<int32_t>(0x80808080))});
   out.push_back(make(loop_ir::Store{buffer, std::move(index), word, {}, Combiner::set}));
   return out;
 }
@@ -185,7 +183,7 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
         for (auto& [name, value] : maps.back()) value = substitute(value, {{"k", Expr::symbol("k") * word + step}});
       }
       if (item.bits > 0) return store_codes(item, maps, packed.param, to, "");
-      return store_word(operand, maps, packed.param, to, "", false);
+      return store_word(operand, maps, packed.param, to, "");
     }
     return split ? store_parts(operand, from, packed.param, to, part, "")
                  : store_operand(operand, from, packed.param, to, "", lanes ? item.packed_lanes() : std::nullopt);
@@ -445,6 +443,7 @@ tile_ir::Block ContractionScheduler::pack_lines(const Item& item, const Operand&
 }
 
 tile_ir::Block ContractionScheduler::pack_rows(const Item& item) const {
+  if (item.words) return pack_bytes(item);
   std::string t = item.tag;
   std::string buffer = "pa" + t;
   std::string k_name = "kr" + t;
@@ -452,16 +451,9 @@ tile_ir::Block ContractionScheduler::pack_rows(const Item& item) const {
   Expr row = sym(r_name);
   Expr k = sym(k_name);
   Expr depth = depth_of_block(item);
-  if (item.words) depth = floordiv(depth, 4);
   auto copy = [&](Expr point) {
     Substitution map = outer_map_;
     join(map, unflatten(rows_, first_row_ + point));
-    if (item.words) {
-      std::vector<Substitution> maps(4, map);
-      for (int64_t byte = 0; byte < 4; ++byte)
-        join(maps[static_cast<size_t>(byte)], depth_map(item, sym("kb" + t) * item.depth_block + k * 4 + byte));
-      return store_word(item.rows, maps, buffer, {point, k}, ".r" + t, item.shifted());
-    }
     join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
     if (item.parts > 1) {
       // A block takes few bytes of a row: no hardware prefetcher sees the next ones coming.

@@ -352,7 +352,7 @@ class ContractionScheduler {
 
   /// Four steps of k as one int32 at buffer[index]: `maps` are the points of each.
   static tile_ir::Block store_word(const Operand& operand, const std::vector<Substitution>& maps, const std::string& buffer, std::vector<Expr> index,
-                                   const std::string& suffix, bool shift);
+                                   const std::string& suffix);
 
   /// The codes of a word's steps at buffer[index]: `maps` are the points of each.
   static tile_ir::Block store_codes(const Item& item, const std::vector<Substitution>& maps, const std::string& buffer, std::vector<Expr> index,
@@ -430,6 +430,8 @@ class ContractionScheduler {
   tile_ir::Block pack_lines(const Item& item, const Operand& operand, const std::string& side, const std::string& prefix, const Lines& lines,
                             Expr padded) const;
   tile_ir::Block pack_rows(const Item& item) const;
+  /// Rows of bytes [row][k] for dot products of words; signed ones beside signed lanes get 128 added.
+  tile_ir::Block pack_bytes(const Item& item) const;
   std::vector<Expr> outer_index(const Operand& operand) const;
 
   /// The lanes of one panel as they are multiplied, for all register blocks of the tile.

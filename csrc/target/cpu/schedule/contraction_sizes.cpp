@@ -200,7 +200,10 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
     int64_t depth = hint(item.depth);
     item.chain = additions * kChain;
     if (item.words) {  // exact in any order
-      item.chain = item.depth_block = round_up(balanced(depth, most / 4 * 4), 4);
+      item.depth_block = round_up(balanced(depth, most / 4 * 4), 4);
+      const auto& axes = item.contraction->reduce->axes;
+      if (const auto lines = whole_lines(axes, most); axes.size() > 1 && lines && *lines % 4 == 0) item.depth_block = *lines;
+      item.chain = item.depth_block;
       continue;
     }
     item.depth_block = item.depth.is_constant() && depth <= whole ? std::max<int64_t>(depth, 1) : most / item.chain * item.chain;

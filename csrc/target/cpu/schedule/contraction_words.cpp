@@ -203,6 +203,68 @@ tile_ir::Block ContractionScheduler::store_codes(const Item& item, const std::ve
   return out;
 }
 
+tile_ir::Block ContractionScheduler::pack_bytes(const Item& item) const {
+  const std::string& t = item.tag;
+  const std::string buffer = "pa" + t;
+  const std::string row_name = "rr" + t;
+  const std::string k_name = "kr" + t;
+  const std::string line_name = "kl" + t;
+  const Expr row = sym(row_name);
+  const Expr k = sym(k_name);
+  const auto& summed = item.contraction->reduce->axes;
+  const Expr inner = summed.back().extent;
+  // Lines of several summed axes are copied one by one, along the innermost axis.
+  const bool in_lines = summed.size() > 1 && inner.is_constant() && item.depth_block % inner.value() == 0;
+  const Expr start = sym("kb" + t) * item.depth_block;
+  const Expr place = in_lines ? sym(line_name) * inner + k : k;
+  Substitution map = outer_map_;
+  join(map, unflatten(rows_, first_row_ + row));
+  if (in_lines) {
+    join(map, unflatten({summed.begin(), summed.end() - 1}, floordiv(start, inner) + sym(line_name)));
+    map[summed.back().name] = k;
+  } else {
+    join(map, depth_map(item, start + k));
+  }
+  auto store = [&](tile_ir::Block block, std::string value, DType dtype) {
+    Statements put(block, ".u" + t);
+    if (dtype != DType::u8) value = put.let("bits", DType::u8, Fn::cast, {value});
+    if (item.shifted())
+      value = put.let("shifted", DType::u8, Fn::add, {value, put.let("half", DType::u8, Fn::constant, {}, Scalar::of_int(DType::u8, 128))});
+    put.store(buffer, {row, place}, value);
+    return tile_ir::Block{loop(k_name, 0, in_lines ? inner : depth_of_block(item), LoopKind::lanes, std::move(block))};
+  };
+  const auto narrow = item.rows.narrow();
+  tile_ir::Block copy;
+  const std::string value = operand_value(item.rows, map, ".r" + t, narrow, copy);
+  tile_ir::Block along;
+  auto* load = copy.size() == 1 ? std::get_if<Load>(&copy[0]->node) : nullptr;
+  const bool whole_lines = in_lines && load && !load->guard.empty() && std::all_of(load->guard.begin(), load->guard.end(), [&](const Cond& c) {
+                             return c.kind == Cond::Kind::ge0 && !uses(c.expr, k_name);
+                           });
+  if (whole_lines) {
+    // A line is read as a whole, or all of it is padding.
+    Load inside = *load;
+    inside.guard.clear();
+    along.push_back(make(tile_ir::If{load->guard, store({make(inside)}, value, narrow->dtype)}));
+    std::vector<Cond> before;
+    for (const Cond& c : load->guard) {
+      std::vector<Cond> fails = before;
+      fails.push_back({Cond::Kind::ge0, Expr(-1) - c.expr});
+      tile_ir::Block padding{make(Let{value, narrow->dtype, Fn::constant, {}, load->fill, 0})};
+      along.push_back(make(tile_ir::If{std::move(fails), store(std::move(padding), value, narrow->dtype)}));
+      before.push_back(c);
+    }
+  } else {
+    along = store(std::move(copy), value, narrow->dtype);
+  }
+  if (in_lines) along = {loop(line_name, 0, floordiv(depth_of_block(item), inner), LoopKind::serial, std::move(along))};
+  tile_ir::Block out{loop(row_name, 0, valid_rows_, LoopKind::serial, std::move(along))};
+  tile_ir::Block edge = store_zero(buffer, {sym("er" + t), sym(k_name + "e")}, "edger" + t, DType::u8);
+  out.push_back(
+      loop("er" + t, valid_rows_, padded_rows(), LoopKind::serial, {loop(k_name + "e", 0, depth_of_block(item), LoopKind::lanes, std::move(edge))}));
+  return out;
+}
+
 std::map<std::string, loop_ir::Load> ContractionScheduler::factors_at(const Item& item, const std::vector<const loop_ir::Load*>& factors,
                                                                       int64_t group, Expr step, Expr lane) const {
   std::map<std::string, loop_ir::Load> out;

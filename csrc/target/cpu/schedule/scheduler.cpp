@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "lower/loop_to_tile/convert.h"
 #include "lower/loop_to_tile/masked_keys.h"
+#include "program_ir/facts.h"
 #include "schedule/reader.h"
 #include "target/cpu/schedule/contraction.h"
 #include "target/cpu/schedule/nest.h"
@@ -87,7 +88,7 @@ class CpuScheduler final : public Scheduler {
       const tile_ir::Kernel& kernel = *out.find_kernel(with_few.kernel);
       for (const AssumedRange& range : few->second.ranges) {
         const auto param = std::find_if(kernel.params.begin(), kernel.params.end(), [&](const auto& p) { return p.name == range.param; });
-        const std::string fact = fact_about(call.arguments[static_cast<size_t>(param - kernel.params.begin())], range, out);
+        const std::string fact = add_fact(out, call.arguments[static_cast<size_t>(param - kernel.params.begin())], range.lo, range.hi);
         with_few.when.push_back({Cond::Kind::ge0, Expr::symbol(fact) - 1});
       }
       out.steps.emplace_back(std::move(with_few));
@@ -207,17 +208,6 @@ class CpuScheduler final : public Scheduler {
         }
     }
     return true;
-  }
-
-  /// The symbol that tells whether an input's elements lie in a range.
-  static std::string fact_about(const std::string& buffer, const AssumedRange& range, tile_ir::Module& out) {
-    for (const Fact& fact : out.facts)
-      if (fact.buffer == buffer && fact.lo == range.lo && fact.hi == range.hi) return fact.symbol;
-    std::string name;
-    for (size_t n = out.facts.size(); name.empty() || out.symbols.count(name) > 0 || out.find_buffer(name); ++n) name = "fits" + std::to_string(n);
-    out.facts.push_back({name, buffer, range.lo, range.hi});
-    out.symbols[name] = {Expr(0), Expr(1)};
-    return name;
   }
 
   std::string fresh_buffer(const tile_ir::Module& out) {
