@@ -230,6 +230,7 @@ class BodyWriter {
       case Fn::ndtri: return call("normcdfinv");
       case Fn::i0: return call("cyl_bessel_i0");
       case Fn::i1: return call("cyl_bessel_i1");
+      case Fn::exp2_near: return helper("exp2_near");
       case Fn::digamma:
       case Fn::i0e:
       case Fn::i1e:
@@ -482,6 +483,14 @@ class BodyWriter {
          id(s.buffer), shared_offset(s.offset));
     values_[s.name] = {s.type.dtype, s.type.lanes, Form::matrices};
   }
+  void statement(const JoinMatrix& s) {
+    std::string words;
+    for (const std::string& part : s.parts)
+      words += fmt::format("{}deplo_pair_{}({}, {})", words.empty() ? "" : ", ", s.type.dtype == DType::bf16 ? "bf16" : "f16", lane(part, s.lane),
+                           lane(part, s.lane + 1));
+    line("const deplo_pack<unsigned, {}> {}{{{{{}}}}};", s.parts.size(), id(s.name), words);
+    values_[s.name] = {s.type.dtype, s.type.lanes, Form::matrices};
+  }
   void statement(const Mma& s) {
     line("deplo_mma_{}({}, {}, {}, {}, {}, {}.lane[{}], {}.lane[{}]);", known(s.a).dtype == DType::bf16 ? "bf16" : "f16", lane(s.low, s.lane),
          lane(s.low, s.lane + 1), lane(s.high, s.lane), lane(s.high, s.lane + 1), id(s.a), id(s.b), 2 * s.half, id(s.b), 2 * s.half + 1);
@@ -513,6 +522,11 @@ class BodyWriter {
   int indent_ = 0;
 };
 
+/// Of a shared array, up to where the next one may begin.
+int64_t bytes_of(const Alloc& array) {
+  return array.count.is_constant() ? (array.count.value() * size_of(array.dtype) + kAccessBytes - 1) / kAccessBytes * kAccessBytes : 0;
+}
+
 class CudaWriter {
  public:
   explicit CudaWriter(const Kernel& kernel) : kernel_(kernel) {}
@@ -528,18 +542,25 @@ class CudaWriter {
     for (const kernel_ir::Size& s : kernel_.sizes) params += fmt::format("{}long long {}", params.empty() ? "" : ", ", CudaIndex::id(s.name));
     params += fmt::format("{}int* __restrict__ error", params.empty() ? "" : ", ");
     std::string start;
+    const bool dynamic = dynamic_shared_bytes(kernel_) > 0;
+    if (dynamic || !kernel_.scratch_bytes.is(0)) start += "  extern __shared__ __align__(16) double deplo_shared[];\n";
     if (!kernel_.scratch_bytes.is(0)) {
       params += ", unsigned char* __restrict__ scratch";
       // Few bytes lie in shared memory that the launch gives: then there is no pointer.
-      start += "  extern __shared__ __align__(16) double deplo_shared[];\n";
       std::string_view block =
           kernel_.grid.size() > 1 ? "(((long long)blockIdx.z*gridDim.y + blockIdx.y)*gridDim.x + blockIdx.x)" : "(long long)blockIdx.x";
       start += fmt::format("  unsigned char* const block_scratch = scratch ? scratch + {}*{} : (unsigned char*)deplo_shared;\n", block,
                            CudaIndex(kernel_, false).text(kernel_.scratch_bytes));
     }
+    int64_t offset = 0;
     visit_all(kernel_.body, [&](const Stmt& stmt) {
       const auto* array = std::get_if<Alloc>(&stmt.node);
       if (!array || array->space != Space::shared) return;
+      if (dynamic) {
+        start += fmt::format("  {0}* const {1} = ({0}*)((unsigned char*)deplo_shared + {2});\n", memory_type(array->dtype), CudaIndex::id(array->name), offset);
+        offset += bytes_of(*array);
+        return;
+      }
       DEPLO_SUPPORT(array->count.is_constant(), "kernel {}: {} has a symbolic size, CUDA arrays need a constant one", kernel_.name, array->name);
       start += fmt::format("  __shared__ __align__(16) {} {}[{}];\n", memory_type(array->dtype), CudaIndex::id(array->name), array->count.value());
     });
@@ -580,6 +601,14 @@ class CudaWriter {
 };
 
 }  // namespace
+
+int64_t dynamic_shared_bytes(const Kernel& kernel) {
+  int64_t bytes = 0;
+  visit_all(kernel.body, [&](const Stmt& stmt) {
+    if (const auto* array = std::get_if<Alloc>(&stmt.node); array && array->space == Space::shared) bytes += bytes_of(*array);
+  });
+  return bytes > kStaticSharedBytes ? bytes : 0;
+}
 
 std::string cuda_text(const Kernel& kernel) {
   std::string text = CudaWriter(kernel).write();
