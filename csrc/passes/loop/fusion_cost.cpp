@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "analysis/cost.h"
+#include "target/target.h"
 #include "passes/loop/split_for_reader.h"
 
 namespace deplo {
@@ -92,6 +93,14 @@ double FusionCost::bytes_read_again(const NestGroup& joined) const {
   kernel.body = loop_ir::make_nest(joined.axes, joined.body);
   double total = 0;
   for (const auto& c : analysis::find_contractions(kernel)) {
+    // Blocks of a GPU with matrix units take rows together, and share what they read in its cache.
+    const auto is_half = [&](const std::string& name) {
+      const Buffer* buffer = graph_.program().find_buffer(name);
+      return buffer && size_of(buffer->dtype) == 2;
+    };
+    const bool in_blocks = target_of(context_).has_grid && (std::any_of(c.a.buffers.begin(), c.a.buffers.end(), is_half) ||
+                                                            std::any_of(c.b.buffers.begin(), c.b.buffers.end(), is_half));
+    const double cores = in_blocks ? 1 : kCores;
     for (const auto* operand : {&c.a, &c.b}) {
       double bytes = 4;
       double rows = 1;    // shared iterations that read the same part of the operand
@@ -103,8 +112,8 @@ double FusionCost::bytes_read_again(const NestGroup& joined) const {
         if (shared) (used ? copies : rows) *= size(axis.extent);
       }
       if (copies > 1 && bytes / copies <= kFirstLevelCache) continue;
-      double blocks = std::max(std::ceil(rows / kRowBlock), std::min(rows, kCores / copies));
-      total += bytes * std::max(0.0, blocks - 1) * (copies < kCores ? 2 : 1);
+      double blocks = std::max(std::ceil(rows / kRowBlock), std::min(rows, cores / copies));
+      total += bytes * std::max(0.0, blocks - 1) * (copies < cores ? 2 : 1);
     }
   }
   return total;
