@@ -90,6 +90,17 @@ class BodyWriter {
       buffers_[p.name] = p.dtype;
       params_.insert(p.name);
     }
+    visit_all(kernel.body, [&](const Stmt& stmt) {
+      if (const auto* load = std::get_if<Load>(&stmt.node)) masks_.insert(load->mask);
+      if (const auto* store = std::get_if<Store>(&stmt.node)) masks_.insert(store->mask);
+    });
+    for (size_t before = 0; before != masks_.size();) {
+      before = masks_.size();
+      visit_all(kernel.body, [&](const Stmt& stmt) {
+        const auto* let = std::get_if<Let>(&stmt.node);
+        if (let && let->type.dtype == DType::boolean && masks_.count(let->name) > 0) masks_.insert(let->operands.begin(), let->operands.end());
+      });
+    }
   }
 
   std::string write(int indent) {
@@ -295,8 +306,8 @@ class BodyWriter {
     define(s.name, s.type, true, [&](int) { return id(s.operand); });
   }
   void statement(const FirstLanes& s) {
-    // All or none, if the count is a multiple.
-    const bool uniform = s.lanes > 1 && (s.lanes & (s.lanes - 1)) == 0 && index_.is_multiple(s.count, s.lanes);
+    // All or none, if the count is a multiple: worth an assumption where accesses depend on it.
+    const bool uniform = s.lanes > 1 && (s.lanes & (s.lanes - 1)) == 0 && masks_.count(s.name) > 0 && index_.is_multiple(s.count, s.lanes);
     define(s.name, {DType::boolean, s.lanes}, uniform, [&](int l) { return fmt::format("{} < {}", l, expr(s.count)); });
   }
   void statement(const ReduceLanes& s) {
@@ -517,6 +528,7 @@ class BodyWriter {
   std::map<std::string, Known> values_;
   std::map<std::string, DType> buffers_;
   std::set<std::string> params_;
+  std::set<std::string> masks_;  ///< that accesses of memory depend on
   std::map<std::string, int64_t> aligned_;  ///< parameters, and the bytes at whose multiples they begin
   std::string text_;
   int indent_ = 0;

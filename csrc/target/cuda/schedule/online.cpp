@@ -143,6 +143,15 @@ bool GpuOnline::find_operands() {
   // Values are summed over an axis of their own, which is as long as that of the keys.
   if (!prepare(values_, pair.value, column, pair.values.reduce->axes, column_axes_, false, "v")) return false;
   if (queries_.dtype != keys_tile_.dtype) return false;
+  // Weights are rounded to 16 bits, which results of more would show.
+  std::set<std::string> exact{pair.values.result};
+  for (const auto& s : sum_.column_body) {
+    const auto* store = std::get_if<Store>(&s->node);
+    if (store && exact.count(store->value) > 0 && size_of(kernel_.find_param(store->buffer)->dtype) > 2) return false;
+    const auto* let = std::get_if<Let>(&s->node);
+    const bool follows = let && std::any_of(let->operands.begin(), let->operands.end(), [&](const auto& name) { return exact.count(name) > 0; });
+    if (follows && size_of(let->dtype) > 2) exact.insert(let->name);
+  }
   score_ = needed(outside, {sum_.scored});
   Block pool = sum_.rows;
   pool.insert(pool.end(), sum_.read.begin(), sum_.read.end());
