@@ -19,6 +19,7 @@ using loop_ir::Store;
 constexpr double kEnoughParallel = 16;      ///< shared iterations that occupy any machine's cores well enough
 constexpr double kRowBlock = 128;           ///< rows of a contraction whose fused rows stay in cache together
 constexpr double kCores = 8;                ///< that read a shared operand each for itself
+constexpr double kLeastPart = 128;          ///< elements of a part of a reduction that has a kernel of its own
 constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
 
 // Enough iterations to share among threads, or too little work to need it.
@@ -164,6 +165,8 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
   }
   if (pairs.empty() && !(a.nest.axes.empty() && b.nest.axes.empty())) return one_after_the_other && std::max(a.points, b.points) <= kSmallIteration;
   if (whole_a && whole_b) return true;
+  // Parts of long sums keep blocks of a grid busy, and are few beside what they are made of.
+  if (!whole_a && target_of(context_).has_grid && a.points >= kLeastPart * points(a.nest.axes)) return false;
   return parallel_enough(shared, std::max(a.points, b.points));
 }
 

@@ -77,9 +77,7 @@ template <int N, class T> __device__ inline void deplo_copy_elements(T* to, cons
 template <int N, int B> __device__ inline int deplo_copied_bytes(long long count) { return count <= 0 ? 0 : count >= N ? N * B : (int)count * B; }
 template <class T> __device__ inline unsigned deplo_shared_address(const T* array, int offset) {
   #if __CUDA_ARCH__ >= 750
-  unsigned a;
-  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(a) : "l"(array));
-  return a + (unsigned)offset * (unsigned)sizeof(T);
+  return (unsigned)__cvta_generic_to_shared(array) + (unsigned)offset * (unsigned)sizeof(T);
   #else
   return 0;
   #endif

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "expr/node.h"
 #include "kernel_ir/rewrite.h"
 #include "target/cuda/index.h"
 #include "target/cuda/prelude.h"
@@ -460,7 +461,12 @@ class BodyWriter {
   void statement(const CopyAsync& s) {
     const int64_t bytes = s.elements * size_of(buffers_.at(s.buffer));
     const std::string to = fmt::format("{}, {}", id(s.buffer), shared_offset(s.offset));
-    const std::string from = fmt::format("&{}[{}]", id(s.from), expr(s.from_offset));
+    // A constant behind the rest becomes a part of the instruction.
+    int64_t constant = 0;
+    for (const Term& term : terms_of(s.from_offset))
+      if (term.atoms.empty()) constant = term.coefficient;
+    const std::string start = fmt::format("&{}[{}]", id(s.from), expr(s.from_offset - constant));
+    const std::string from = constant == 0 ? start : fmt::format("{} + {}", start, constant);
     const bool aligned =
         index_.assumes() && params_.count(s.from) && index_.is_multiple(s.from_offset, s.elements) && index_.is_multiple(s.offset, s.elements);
     const bool all = s.count.is(s.elements) && s.guard.empty();

@@ -15,8 +15,8 @@ using tile_ir::Space;
 
 namespace {
 
-constexpr int64_t kStep = 32;                                               // of k per stage
-constexpr int64_t kStages = 3;
+constexpr int64_t kStages[] = {3, 4};
+constexpr int64_t kSteps[] = {32, 64};  // of k per stage
 constexpr int64_t kRaster = 8;  // rows of tiles that blocks make one after the other: their columns' tiles stay in the L2
 
 // What a schedule may ask for.
@@ -32,6 +32,11 @@ constexpr double kTie = 0.02;
 constexpr double kOverlap = 0.15;         // of what runs beside the slowest part and is not hidden
 constexpr int64_t kRegisters = 64 << 10;  // of an SM
 constexpr int64_t kOtherRegisters = 72;   // of a thread besides its sums
+constexpr double kOtherInstructions = 70;  // of a warp and stage, besides those that load and multiply matrices
+constexpr double kDivision = 15;           // more where stages are no power of two
+constexpr double kStart = 96;              // steps of k until a block is at work
+constexpr int64_t kEnoughWarps = 8;        // that hide each other's waits
+constexpr double kThin = 1.15;             // where there are fewer
 
 }  // namespace
 
@@ -81,44 +86,54 @@ double GpuMatrix::cost(const Tiles& tiles, double rows, double columns, double b
   const int64_t warp_rows = tiles.rows / tiles.warp_rows;
   const int64_t warp_columns = tiles.columns / tiles.warp_columns;
   const int64_t sums = warp_rows * warp_columns / kWarp * static_cast<int64_t>(items_.size());
-  const int64_t bytes = (tiles.rows + tiles.columns) * kStep * 2;
+  const int64_t bytes = (tiles.rows + tiles.columns) * tiles.step * 2;
   const int64_t resident = std::max<int64_t>(1, std::min({model.warps_sm / warps, kRegisters / ((sums + kOtherRegisters) * warps * kWarp),
-                                                          (model.shared_kb_sm << 10) / (bytes * kStages + 1024)}));
+                                                          (model.shared_kb_sm << 10) / (bytes * tiles.stages + 1024)}));
   const double flops_per_clock = model.bf16_tflops * 1e3 / (model.sms * model.boost_ghz);
-  const double multiply = 2.0 * static_cast<double>(tiles.rows * tiles.columns * kStep) / flops_per_clock;
-  const double shared = static_cast<double>(bytes + warps * (warp_rows + warp_columns) * kStep * 2) / kSharedBytesPerClock;
+  const double multiply = 2.0 * static_cast<double>(tiles.rows * tiles.columns * tiles.step) / flops_per_clock;
+  const auto read = static_cast<double>(warps * (warp_rows + warp_columns) * tiles.step * 2);
+  const double shared = (static_cast<double>(bytes) + read) / kSharedBytesPerClock;
   const double global = static_cast<double>(bytes) / kL2BytesPerClock;
-  const double work = std::max({multiply, shared, global}) + kOverlap * (multiply + shared + global);
+  const double products = static_cast<double>(tiles.rows * tiles.columns * tiles.step) / (kMatrixRows * kMatrixColumns * kMatrixDepth);
+  const double others = kOtherInstructions + ((tiles.stages & (tiles.stages - 1)) == 0 ? 0 : kDivision);
+  const double issue = (products + read / 512 + others * static_cast<double>(warps)) / 4;
+  const double thin = resident * warps < kEnoughWarps ? kThin : 1;
+  const double work = thin * (std::max({multiply, shared, global, issue}) + kOverlap * (multiply + shared + global + issue));
   const double blocks = std::ceil(rows / static_cast<double>(tiles.rows)) * std::ceil(columns / static_cast<double>(tiles.columns)) * batch;
   const double each = std::ceil(blocks / model.sms);
   const auto most = static_cast<double>(resident);
-  auto round = [&](double held) { return std::max(held * work, kLatency / static_cast<double>(kStages - 1)); };
+  auto round = [&](double held) { return std::max(held * work, kLatency / static_cast<double>(tiles.stages - 1)); };
   const double left = std::fmod(each, most);
-  const double steps = std::ceil(depth / static_cast<double>(kStep)) + static_cast<double>(kStages);
+  const double steps = std::ceil(depth / static_cast<double>(tiles.step)) + kStart / static_cast<double>(tiles.step);
   // Of tiles that wait for copies alike, those that compute least beyond the edges.
   return items * steps * (std::floor(each / most) * round(most) + (left > 0 ? round(left) : 0) + kTie * each * work);
 }
 
 Schedule GpuMatrix::propose(const SizeHints& hints, const std::string& arch) const {
-  static constexpr Tiles kChoices[] = {{128, 128, 2, 2}, {128, 64, 2, 2}, {64, 128, 2, 2}, {64, 64, 2, 2},  {128, 32, 4, 1},
-                                       {32, 128, 1, 4},  {32, 64, 1, 2},  {64, 32, 2, 1},  {16, 128, 1, 4}, {16, 64, 1, 2}};
+  static constexpr Tiles kChoices[] = {{128, 128, 2, 2}, {128, 256, 2, 4}, {256, 128, 4, 2}, {128, 64, 2, 2}, {64, 128, 2, 2}, {64, 64, 2, 2},
+                                       {128, 32, 4, 1},  {32, 128, 1, 4},  {32, 64, 1, 2},   {64, 32, 2, 1},  {16, 128, 1, 4}, {16, 64, 1, 2}};
   auto expected = [&](const std::vector<loop_ir::Axis>& axes) { return std::max(1.0, analysis::estimate(count(axes), hints, kernel_.symbols)); };
-  const Tiles* best = nullptr;
+  std::optional<Tiles> best;
   double least = 0;
-  for (const Tiles& tiles : kChoices) {
-    const int64_t sums = tiles.rows / tiles.warp_rows * (tiles.columns / tiles.warp_columns) / kWarp;
-    if (sums * static_cast<int64_t>(items_.size()) > kMostSums) continue;
-    const double clocks = cost(tiles, expected(rows_), expected(columns_), expected(batch_), expected(items_[0].reduce->axes), arch);
-    if (best && clocks >= least) continue;
-    best = &tiles;
-    least = clocks;
-  }
+  const int64_t most = cuda_model(arch).shared_kb_block << 10;
+  for (Tiles tiles : kChoices)
+    for (int64_t step : kSteps)
+      for (int64_t stages : kStages) {
+        tiles.step = step;
+        tiles.stages = stages;
+        const int64_t sums = tiles.rows / tiles.warp_rows * (tiles.columns / tiles.warp_columns) / kWarp;
+        if (sums * static_cast<int64_t>(items_.size()) > kMostSums || stages * (tiles.rows + tiles.columns) * step * 2 > most) continue;
+        const double clocks = cost(tiles, expected(rows_), expected(columns_), expected(batch_), expected(items_[0].reduce->axes), arch);
+        if (best && clocks >= least) continue;
+        best = tiles;
+        least = clocks;
+      }
   const std::string rows = group_of(rows_);
   const std::string columns = group_of(columns_);
   Schedule s{"gpu_matrix", {{"tile", {{rows, best->rows}}}, {"tile", {{columns, best->columns}}}}};
-  for (const Item& item : items_) s.directives.push_back({"tile", {{item.depth_name, kStep}}});
+  for (const Item& item : items_) s.directives.push_back({"tile", {{item.depth_name, best->step}}});
   s.directives.push_back({"warps", {{rows, best->warp_rows}, {columns, best->warp_columns}}});
-  s.directives.push_back({"stages", {{"", kStages}}});
+  s.directives.push_back({"stages", {{"", best->stages}}});
   s.directives.push_back({"raster", {{"", kRaster}}});
   return s;
 }
@@ -165,7 +180,7 @@ void GpuMatrix::read(const Schedule& schedule) {
   stages_ = only_number("stages", 2, kMostStages);
   raster_ = only_number("raster", 1, kMostRaster);
   const int64_t bytes = stages_ * (tile_rows_ + tile_columns_) * step_ * 2;
-  if (bytes > kSharedBytes) reader.fail(fmt::format("its tiles need {} bytes of shared memory, a block has {}", bytes, kSharedBytes));
+  if (bytes > kMostSharedBytes) reader.fail(fmt::format("its tiles need {} bytes of shared memory, a block has at most {}", bytes, kMostSharedBytes));
   lanes_ = lanes_for(wanted_lanes(), tile_columns_ / warps_across_);
   for (Product& product : products_)
     for (MatrixTile* tile : {&product.rows, &product.columns}) {

@@ -29,7 +29,7 @@ class GpuMatrix : public GpuProducts {
     MatrixTile rows, columns;
   };
   struct Tiles {
-    int64_t rows = 0, columns = 0, warp_rows = 0, warp_columns = 0;
+    int64_t rows = 0, columns = 0, warp_rows = 0, warp_columns = 0, step = 0, stages = 0;
   };
 
   void read(const Schedule& schedule);
