@@ -448,6 +448,9 @@ def test_products_of_16_bits(fn: Callable[..., Any], shapes: list[tuple[int, ...
     assert any("gpu_matrix" in kernel.schedule for kernel in deplo.explain(fn, *inputs, options=gpu()).graphs[0].kernels)
 
 
+causal = functools.partial(F.scaled_dot_product_attention, is_causal=True)
+
+
 def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.softmax((q @ k.transpose(-1, -2) * 0.2).float(), -1).to(q.dtype) @ v
 
@@ -475,7 +478,11 @@ def with_the_greatest(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torc
     ("fn", "shapes", "dtype"),
     [
         (functools.partial(F.scaled_dot_product_attention, is_causal=True), [(1, 2, 200, 64)] * 3, torch.bfloat16),
-        (functools.partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True), [(1, 4, 70, 128), *[(1, 2, 70, 128)] * 2], torch.bfloat16),
+        (
+            functools.partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True),
+            [(1, 4, 70, 128), *[(1, 2, 70, 128)] * 2],
+            torch.bfloat16,
+        ),
         (F.scaled_dot_product_attention, [(1, 2, 40, 80), (1, 2, 100, 80), (1, 2, 100, 80)], torch.float16),
         (F.scaled_dot_product_attention, [(1, 1, 40, 20), (1, 1, 71, 20), (1, 1, 71, 20), (40, 71)], torch.bfloat16),
         (lambda q, x: F.scaled_dot_product_attention(q, x[0], x[1]), [(2, 2, 40, 32), (2, 2, 2, 71, 32)], torch.bfloat16),
@@ -525,6 +532,21 @@ def test_the_greatest_score_may_be_used_beside_its_weights():
     for made, rounds in ((fn, True), (narrow, True), (wide, False)):
         kernels = deplo.explain(made, q, k, v, options=gpu()).graphs[0].kernels
         assert kernels[0].schedule.startswith("gpu_online") == rounds
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape"),
+    [(torch.sum, (200_003,)), (lambda x: x.sum(0), (1024, 1024)), (lambda x: x.norm(dim=1), (3, 70_000)), (lambda x: x.var(0), (70_001, 8))],
+    ids=["all", "columns", "norms", "variances"],
+)
+def test_long_reductions_have_two_phases(fn: Callable[..., Any], shape: tuple[int, ...], monkeypatch):
+    x = torch.randn(shape) + 1
+    got = compiled_for_gpu(fn)(x)
+    assert torch.allclose(got.double(), fn(x.double()), rtol=1e-6, atol=1e-3 if shape == (200_003,) else 1e-4)
+    assert len(deplo.explain(fn, x, options=gpu()).graphs[0].kernels) == (4 if shape == (70_001, 8) else 2)  # of means, then of what differs from them
+    torch._dynamo.reset()
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", "reversed=1")
+    assert torch.equal(compiled_for_gpu(fn)(x), got)
 
 
 @pytest.mark.parametrize(

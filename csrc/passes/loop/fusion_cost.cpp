@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "analysis/cost.h"
-#include "target/target.h"
 #include "passes/loop/split_for_reader.h"
+#include "target/target.h"
 
 namespace deplo {
 namespace {

@@ -26,12 +26,12 @@ constexpr double kLeastDepth = 512;       ///< of a chunk of a contraction: addi
 constexpr double kLeastSide = 4;          ///< below, a contraction streams its operands
 
 // Of grids of blocks.
-constexpr double kFewRows = 64;          ///< of which a block takes each
-constexpr double kColumnsOfBlock = 32;   ///< where memory runs along the results
-constexpr double kEnoughBlocks = 528;    ///< that keep memory busy
-constexpr double kLeastColumn = 256;     ///< elements of a chunk of a column
+constexpr double kFewRows = 64;         ///< of which a block takes each
+constexpr double kColumnsOfBlock = 32;  ///< where memory runs along the results
+constexpr double kEnoughBlocks = 528;   ///< that keep memory busy
+constexpr double kLeastColumn = 256;    ///< elements of a chunk of a column
 constexpr double kElementsPerSecond = 5e11;
-constexpr double kSecondLaunch = 3e-6;   ///< seconds of the second kernel
+constexpr double kSecondLaunch = 3e-6;  ///< seconds of the second kernel
 
 struct Splitter {
   ProgramGraph graph;
@@ -68,7 +68,8 @@ struct Splitter {
       const double blocks = std::ceil(results / kColumnsOfBlock);
       const double seconds = results * length / kElementsPerSecond;
       const double chunks = std::min(std::ceil(kEnoughBlocks / blocks), std::floor(length / kLeastColumn));
-      if (chunks > 1 && seconds * kEnoughBlocks / 2 / blocks > seconds + kSecondLaunch) split(at, nest, reduce, length, even(reduce, length, length / chunks), true);
+      if (chunks > 1 && seconds * kEnoughBlocks / 2 / blocks > seconds + kSecondLaunch)
+        split(at, nest, reduce, length, even(reduce, length, length / chunks), true);
       return;
     }
     if (results > (grid ? kFewRows : kFewResults) || length < kLongReduction) return;

@@ -534,7 +534,7 @@ class BodyWriter {
   std::map<std::string, Known> values_;
   std::map<std::string, DType> buffers_;
   std::set<std::string> params_;
-  std::set<std::string> masks_;  ///< that accesses of memory depend on
+  std::set<std::string> masks_;             ///< that accesses of memory depend on
   std::map<std::string, int64_t> aligned_;  ///< parameters, and the bytes at whose multiples they begin
   std::string text_;
   int indent_ = 0;
@@ -575,7 +575,8 @@ class CudaWriter {
       const auto* array = std::get_if<Alloc>(&stmt.node);
       if (!array || array->space != Space::shared) return;
       if (dynamic) {
-        start += fmt::format("  {0}* const {1} = ({0}*)((unsigned char*)deplo_shared + {2});\n", memory_type(array->dtype), CudaIndex::id(array->name), offset);
+        start += fmt::format("  {0}* const {1} = ({0}*)((unsigned char*)deplo_shared + {2});\n", memory_type(array->dtype),
+                             CudaIndex::id(array->name), offset);
         offset += bytes_of(*array);
         return;
       }

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kStages[] = {3, 4};
 constexpr int64_t kSteps[] = {32, 64};  // of k per stage
-constexpr int64_t kRaster = 8;  // rows of tiles that blocks make one after the other: their columns' tiles stay in the L2
+constexpr int64_t kRaster = 8;          // rows of tiles that blocks make one after the other: their columns' tiles stay in the L2
 
 // What a schedule may ask for.
 constexpr int64_t kMostTile = 256, kMostWarps = 16, kMostStages = 8, kMostRaster = 64;
@@ -29,9 +29,9 @@ constexpr double kLatency = 700;         // clocks until a copy is there
 constexpr double kL2BytesPerClock = 40;  // for each SM
 constexpr double kSharedBytesPerClock = 128;
 constexpr double kTie = 0.02;
-constexpr double kOverlap = 0.15;         // of what runs beside the slowest part and is not hidden
-constexpr int64_t kRegisters = 64 << 10;  // of an SM
-constexpr int64_t kOtherRegisters = 72;   // of a thread besides its sums
+constexpr double kOverlap = 0.15;          // of what runs beside the slowest part and is not hidden
+constexpr int64_t kRegisters = 64 << 10;   // of an SM
+constexpr int64_t kOtherRegisters = 72;    // of a thread besides its sums
 constexpr double kOtherInstructions = 70;  // of a warp and stage, besides those that load and multiply matrices
 constexpr double kDivision = 15;           // more where stages are no power of two
 constexpr double kStart = 96;              // steps of k until a block is at work

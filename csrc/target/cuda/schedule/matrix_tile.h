@@ -26,8 +26,8 @@ struct MatrixTile {
   size_t dimension = 0;                   ///< of its buffer along which memory runs
   bool along_k = true;
   bool of_rows = true;
-  std::string tile, next;                    ///< in shared memory, and in registers
-  int64_t line = 0, lines = 0, filled = 0;   ///< elements of a line of the tile, lines, and elements of a line that are filled
+  std::string tile, next;                   ///< in shared memory, and in registers
+  int64_t line = 0, lines = 0, filled = 0;  ///< elements of a line of the tile, lines, and elements of a line that are filled
   int64_t lanes = 2;
 
   /// `width` rows or columns by `depth` of k. Lines become long enough for their chunks to be rotated.

@@ -545,8 +545,12 @@ tile_ir::Block GpuOnline::compute_scores(Expr begin) {
     body.push_back(make(tile_ir::LoadMatrix{columns, keys_tile_.dtype, keys_tile_.tile, {row}, 4, !keys_tile_.along_k}));
     for (int64_t unit = 0; unit < units(); ++unit)
       for (int64_t half : {0, 1})
-        body.push_back(make(tile_ir::Mma{scores_, {unit, 0, pair * 2 + half, 0}, {unit, 1, pair * 2 + half, 0}, rows[static_cast<size_t>(unit)],
-                                         columns, static_cast<int>(half)}));
+        body.push_back(make(tile_ir::Mma{scores_,
+                                         {unit, 0, pair * 2 + half, 0},
+                                         {unit, 1, pair * 2 + half, 0},
+                                         rows[static_cast<size_t>(unit)],
+                                         columns,
+                                         static_cast<int>(half)}));
   }
   out.push_back(unroll(k, depth_ / kMatrixDepth, std::move(body)));
   return out;
@@ -620,13 +624,13 @@ tile_ir::Block GpuOnline::weigh() {
       tile_ir::Block of_most;
       const std::string score = load(of_most, scores_, {u, h, sym("g"), sym("c")});
       const std::string most = names_.fresh("here");
-      out.push_back(make(tile_ir::Reduce{
-          {most},
-          {DType::f32},
-          Combiner::max,
-          {score},
-          {axis(thread_x_, 0, 4, LoopKind::thread_x), axis("g", 0, key_groups(), LoopKind::unroll), axis("c", 0, 2, LoopKind::lanes)},
-          std::move(of_most)}));
+      out.push_back(make(
+          tile_ir::Reduce{{most},
+                          {DType::f32},
+                          Combiner::max,
+                          {score},
+                          {axis(thread_x_, 0, 4, LoopKind::thread_x), axis("g", 0, key_groups(), LoopKind::unroll), axis("c", 0, 2, LoopKind::lanes)},
+                          std::move(of_most)}));
       const std::string before = load(out, base_, here);
       if (exact_most_) out.push_back(store(most_, here, let(out, Fn::max, {load(out, most_, here), most})));
       const std::string unit = number(out, kLog2E * scale_);
@@ -687,8 +691,8 @@ tile_ir::Block GpuOnline::add_values(Expr begin) {
     body.push_back(make(tile_ir::LoadMatrix{columns, values_.dtype, values_.tile, {row}, 4, !values_.along_k}));
     for (int64_t unit = 0; unit < units(); ++unit)
       for (int64_t half : {0, 1})
-        body.push_back(make(tile_ir::Mma{sums_, {unit, 0, pair * 2 + half, 0}, {unit, 1, pair * 2 + half, 0}, rows[static_cast<size_t>(unit)],
-                                         columns, static_cast<int>(half)}));
+        body.push_back(make(tile_ir::Mma{
+            sums_, {unit, 0, pair * 2 + half, 0}, {unit, 1, pair * 2 + half, 0}, rows[static_cast<size_t>(unit)], columns, static_cast<int>(half)}));
   }
   return {unroll(k, keys_ / kMatrixDepth, std::move(body))};
 }
@@ -700,13 +704,8 @@ tile_ir::Block GpuOnline::finish() {
   tile_ir::Block part;
   const std::string own = load(part, total_, here);
   const std::string total = names_.fresh("all");
-  tile_ir::Block body{make(
-      tile_ir::Reduce{{total},
-                      {DType::f32},
-                      Combiner::sum,
-                      {own},
-                      {axis(thread_x_, 0, 4, LoopKind::thread_x), axis("g", 0, 1, LoopKind::unroll)},
-                      std::move(part)})};
+  tile_ir::Block body{make(tile_ir::Reduce{
+      {total}, {DType::f32}, Combiner::sum, {own}, {axis(thread_x_, 0, 4, LoopKind::thread_x), axis("g", 0, 1, LoopKind::unroll)}, std::move(part)})};
   tile_ir::Block rest;
   std::string factor;  // from what weights are relative to, to the maximum
   if (exact_most_) {

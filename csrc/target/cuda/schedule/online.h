@@ -10,10 +10,10 @@
 
 namespace deplo::loop_to_tile {
 
-/// Schedules of kind gpu_online: sums of values weighted by the softmax of scores (`analysis/weighted_sum.h`) on matrix units, where queries, keys and
-/// values are of bf16 or f16. A block makes some rows, each warp 16 or 32 of them; keys and values come by asynchronous copies, block by block of keys.
-/// The scores of a block of keys are sums in registers; as weights, relative to the maximum so far, they become an operand of the second product
-/// there, so that no score is ever in memory. What was summed before is scaled when the maximum grows, and divided at the end.
+/// Schedules of kind gpu_online: sums of values weighted by the softmax of scores (`analysis/weighted_sum.h`) on matrix units, where queries, keys
+/// and values are of bf16 or f16. A block makes some rows, each warp 16 or 32 of them; keys and values come by asynchronous copies, block by block of
+/// keys. The scores of a block of keys are sums in registers; as weights, relative to the maximum so far, they become an operand of the second
+/// product there, so that no score is ever in memory. What was summed before is scaled when the maximum grows, and divided at the end.
 ///
 /// Blocks of keys outside of the limits of all of a block's rows are left out, with what they hold; guards are applied in those blocks of keys that
 /// they cut.
@@ -78,11 +78,11 @@ class GpuOnline {
   loop_ir::Axis row_;
   std::vector<loop_ir::Axis> nest_, batch_, depth_axes_, row_axes_, key_axes_, column_axes_;
   MatrixTile queries_, keys_tile_, values_;
-  loop_ir::Block score_;   ///< what makes a score of a sum of products
-  loop_ir::Block read_;    ///< what the softmax reads of it
-  bool guarded_ = false;   ///< and that is the score, or -inf where a guard fails
+  loop_ir::Block score_;  ///< what makes a score of a sum of products
+  loop_ir::Block read_;   ///< what the softmax reads of it
+  bool guarded_ = false;  ///< and that is the score, or -inf where a guard fails
   bool reads_memory_ = false;
-  bool is_scaled_ = false;   ///< scores are sums of products times scale_
+  bool is_scaled_ = false;  ///< scores are sums of products times scale_
   double scale_ = 1;
   bool exact_most_ = false;  ///< the greatest score itself is used
   bool possible_ = false;
