@@ -121,8 +121,10 @@ struct Splitter {
     const int64_t extent = axis.extent.value();
     const double inner = length / size(axis.extent);
     const auto most = static_cast<int64_t>(length / elements);
-    for (int64_t chunks = most; chunks > most / 2 && chunks > 1; --chunks)
-      if (extent % chunks == 0 && (extent / chunks % 8 == 0 || inner > 1)) return static_cast<double>(extent / chunks) * inner;
+    for (int64_t chunks = most; chunks > most / 2 && chunks > 1; --chunks) {
+      const int64_t each = extent / chunks;
+      if (each * chunks == extent && (each % 8 == 0 || inner > 1)) return static_cast<double>(each) * inner;
+    }
     return elements;
   }
 
