@@ -177,6 +177,8 @@ def rows() -> list[Row]:
         linear(512, 3584, 3584, bf16),
         linear(512, 18944, 3584, bf16),
         linear(1, 18944, 3584, bf16),
+        unary("sum (10000000)", lambda x: x.sum(), 10_000_000, reads=1),
+        attention(8, 16, 2048, 64, True),
         attention(1, 32, 2048, 128, False),
         attention(1, 32, 2048, 128, True),
         Row("TinyLlama block bf16 s=512", llama, lowest=bf16),

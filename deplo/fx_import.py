@@ -19,6 +19,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from . import sizes
+from .attention_calls import name_attention
 from .errors import UnsupportedError
 from .fx_nodes import function_of, packet_name, provenance, storage_of, where
 from .fx_strides import strides_of
@@ -60,11 +61,13 @@ def import_graph(gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo
     graph's tensors are (home_of). Raises UnsupportedError for what Torch IR cannot say (complex and quantised dtypes, sparse layouts,
     tensors on several devices, higher-order ops, sizes that depend on data).
     """
+    name_attention(gm)
     return _Importer(gm, name, inputs, static, target).run()
 
 
 def refusals(gm: torch.fx.GraphModule, target: str = "") -> dict[torch.fx.Node, str]:
     """The nodes that Torch IR cannot say, with the reason for each. A node fails too if it reads a tensor that cannot be typed."""
+    name_attention(gm)
     importer = _Importer(gm, "part", (), None, target)
     refused: dict[torch.fx.Node, str] = {}
     for position, node in enumerate(gm.graph.nodes):

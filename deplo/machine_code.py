@@ -234,7 +234,8 @@ def _judge(about: Mapping[str, Any], code: KernelCode, device: Mapping[str, Any]
     memory = about["memory"]
     where, body = code.main_loop()
     mix = Counter(class_of(i) for i in body)
-    shared = code.shared_bytes + min(about["scratch_bytes"], device["shared_kb_block"] * 1024)
+    own_shared = max(code.shared_bytes, about["shared_bytes"])  # large arrays are no part of the code
+    shared = own_shared + min(about["scratch_bytes"], device["shared_kb_block"] * 1024)
     resident = occupancy(about["threads"], code.registers, shared, device)
     matrix = any(class_of(i) == "HMMA" for i in code.instructions)
     peak = device["bf16_tflops" if matrix else "float32_tflops"] * 1e12
@@ -254,7 +255,7 @@ def _judge(about: Mapping[str, Any], code: KernelCode, device: Mapping[str, Any]
         registers=code.registers,
         spills=code.spills,
         stack_bytes=code.stack_bytes,
-        shared_bytes=code.shared_bytes,
+        shared_bytes=own_shared,
         occupancy=resident,
         where=where,
         instructions=len(body),

@@ -217,6 +217,15 @@ struct Machine {
 
   void run(const LoadMatrix& s, Thread& t) { run_jointly(s, {&t}); }
   void run(const Mma& s, Thread& t) { run_jointly(s, {&t}); }
+  void run(const JoinMatrix& s, Thread& t) {
+    Lanes lanes;
+    for (const std::string& part : s.parts)
+      for (int e : {0, 1}) {
+        Scalar wide[] = {t.values.at(part)[static_cast<size_t>(s.lane + e)]};
+        lanes.push_back(apply(Fn::cast, s.type.dtype, wide, mode, &division_error));
+      }
+    define(t, s.name, std::move(lanes));
+  }
 
   void inside(const Array& array, const std::string& name, int64_t at) const {
     DEPLO_ASSERT(at >= 0 && at < array.count(), "kernel @{}: element {} of {} is accessed, which has {}", kernel.name, at, name, array.count());

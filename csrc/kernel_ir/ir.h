@@ -53,6 +53,7 @@ namespace deplo::kernel_ir {
 // of each; `transposed`: of column l / 4. `mma c, d lane 2 += a * b half 1` adds the product of a 16 x 16 matrix (a: its quarters in the order of
 // columns) and a 16 x 8 one (b: its two halves below each other, transposed, by default the first two lanes' of each; `half 1`: lanes 4 to 7) to the
 // sums, of which thread l holds two in lanes 2 and 3 of var c, row l / 4, and two in those of d, row l / 4 + 8, columns 2 (l % 4) and the next one.
+// `a: bf16x8 = join_matrix p, q, r, s lane 2` makes such matrices of what threads have: of each f32 value lanes 2 and 3, rounded, for one of them.
 // `matrix` statements work on the eight registers of a matrix unit, each 16 rows of 64 bytes: t0 holds 16 x 16 f32 or 16 x 32 bf16. `matrix t0 = 0`,
 // `matrix t0 = c[p] stride s` and `matrix c[p] stride s = t0` (rows s elements apart), and `matrix t0 += t4 * t6`, which adds, for row i and column
 // j, the products of a[i, 2p] with b[p, 2j] and of a[i, 2p + 1] with b[p, 2j + 1] for the 16 p, in the unit's order; subnormals may count as 0.
@@ -253,6 +254,15 @@ struct LoadMatrix {
   bool operator==(const LoadMatrix&) const = default;
 };
 
+/// Matrices of 8 x 8 elements of which the threads of a warp hold float32 values: two lanes of each part.
+struct JoinMatrix {
+  std::string name;
+  Type type;  ///< two lanes for each part
+  std::vector<std::string> parts;
+  int lane = 0;
+  bool operator==(const JoinMatrix&) const = default;
+};
+
 /// A product of matrices added to the vars of a warp's threads.
 struct Mma {
   std::string low;
@@ -276,7 +286,7 @@ struct SetError {
 
 struct Stmt {
   std::variant<Let, Splat, FirstLanes, ReduceLanes, Extract, Shuffle, Exchange, Load, Store, Var, Assign, For, If, Alloc, Prefetch, Barrier, SetError,
-               Matrix, CopyAsync, CopyGroup, LoadMatrix, Mma>
+               Matrix, CopyAsync, CopyGroup, LoadMatrix, JoinMatrix, Mma>
       node;
   Location location{};
   bool operator==(const Stmt&) const = default;

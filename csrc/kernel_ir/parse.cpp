@@ -287,6 +287,13 @@ struct Parser {
       s.transposed = lexer.accept("transposed");
       return {s};
     }
+    if (word && lexer.accept("join_matrix")) {
+      JoinMatrix s{target, t, {name()}, 0};
+      while (lexer.accept(",")) s.parts.push_back(name());
+      lexer.expect("lane");
+      s.lane = lexer.small_integer("a lane");
+      return {s};
+    }
     if (word && lexer.accept("shuffle")) return {shuffle(target, t)};
     if (word && lexer.accept("load")) {
       Load s;

@@ -101,6 +101,9 @@ struct Printer {
   void statement(const LoadMatrix& s, const std::string& indent) {
     line(indent, head(s.name, s.type) + "load_matrix " + place(s.buffer, s.offset) + (s.transposed ? " transposed" : ""));
   }
+  void statement(const JoinMatrix& s, const std::string& indent) {
+    line(indent, fmt::format("{}join_matrix {} lane {}", head(s.name, s.type), joined(s.parts), s.lane));
+  }
   void statement(const Mma& s, const std::string& indent) {
     line(indent, fmt::format("mma {}, {} lane {} += {} * {} half {}", s.low, s.high, s.lane, s.a, s.b, s.half));
   }

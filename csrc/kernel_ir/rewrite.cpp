@@ -78,6 +78,9 @@ struct Mapper {
   }
   void fields(CopyGroup& /*s*/) {}
   void fields(LoadMatrix& s) { index(s.offset); }
+  void fields(JoinMatrix& s) {
+    for (std::string& part : s.parts) value(part);
+  }
   void fields(Mma& s) {
     value(s.a);
     value(s.b);

@@ -306,6 +306,15 @@ class Verifier {
       for (int64_t element : {0, 7}) in_range(points_, s.buffer, s.offset + element, s.name);
     define(s.name, s.type);
   }
+  void statement(const JoinMatrix& s) {
+    require(size_of(s.type.dtype) == 2 && is_float(s.type.dtype), s.name, "matrices are of bf16 or f16");
+    require(s.parts.size() <= 4 && static_cast<size_t>(s.type.lanes) == 2 * s.parts.size(), s.name, "each part fills two lanes of at most 8");
+    for (const std::string& part : s.parts) {
+      const Type type = use(part, s.name);
+      require(type.dtype == DType::f32 && s.lane >= 0 && s.lane + 1 < type.lanes, s.name, fmt::format("{} has no lanes {} of f32", part, s.lane));
+    }
+    define(s.name, s.type);
+  }
   void statement(const Mma& s) {
     for (const std::string& sum : {s.low, s.high}) {
       require(vars_.count(sum) > 0 && use(sum, "mma").dtype == DType::f32, "mma", sum + " is no var of f32");

@@ -12,6 +12,7 @@
 
 #include "analysis/cost.h"
 #include "base/error.h"
+#include "kernel_ir/rewrite.h"
 #include "lower/loop_to_tile/alone.h"
 #include "pipeline.h"
 #include "runtime/winners.h"
@@ -274,6 +275,11 @@ std::string judge_text(const std::string& text, const CompileOptions& options) {
     int64_t blocks = 1;
     for (Expr e : kernel.block) threads *= evaluate(e, sizes);
     for (Expr e : kernel.grid) blocks *= evaluate(e, sizes);
+    int64_t shared_bytes = 0;
+    kernel_ir::visit_all(kernel.body, [&](const kernel_ir::Stmt& stmt) {
+      const auto* array = std::get_if<kernel_ir::Alloc>(&stmt.node);
+      if (array && array->space == kernel_ir::Space::shared) shared_bytes += evaluate(array->count, sizes) * size_of(array->dtype);
+    });
     const KernelSummary& summary = summaries[k];
     auto number = [&](Expr e) { return analysis::estimate(e, options.context.hints, made.kernel.symbols); };
     json buffers = json::object();
@@ -293,6 +299,7 @@ std::string judge_text(const std::string& text, const CompileOptions& options) {
                     {"threads", threads},
                     {"blocks", blocks},
                     {"scratch_bytes", evaluate(kernel.scratch_bytes, sizes)},
+                    {"shared_bytes", shared_bytes},
                     {"memory", json::parse(target_of(options.context).measure_traffic(kernel, sizes))}});
   }
   return list.dump();

@@ -289,6 +289,8 @@ std::string type_error(Fn fn, DType result, const DType* operands, int count) {
         return fmt::format("bitcast from {} to {}: the sizes differ", to_string(operands[0]), to_string(result));
       if (fn == Fn::narrow && (operands[0] != DType::f32 || result != DType::bf16))
         return fmt::format("narrow takes f32 and gives bf16, not {} and {}", to_string(operands[0]), to_string(result));
+      if (fn == Fn::exp2_near && (operands[0] != DType::f32 || result != DType::f32))
+        return fmt::format("exp2_near takes and gives f32, not {} and {}", to_string(operands[0]), to_string(result));
       return "";
     case Signature::dot:
       if (operands[0] != DType::bf16 && operands[0] != DType::f16)

@@ -60,6 +60,7 @@ class Lexer;
 //   nest          parallel reorder tile transpose vectorize register_block window; every kernel has schedules of this kind
 //   pack          parallel tile; follows from the kernel that it packs for
 //   gpu_contraction, gpu_matrix         tile register_block threads; tile warps stages raster
+//   gpu_online                          tile warps stages
 //   gpu_points                          threads blocks, or threads vectorize split unroll
 //   gpu_transpose                       tile threads
 //   gpu_rows                            threads blocks, or threads vectorize rows keep

@@ -228,6 +228,15 @@ struct Machine {
 
   void run(const LoadMatrix& s, Thread& t) { run_jointly(s, {&t}); }
   void run(const Mma& s, Thread& t) { run_jointly(s, {&t}); }
+  void run(const JoinMatrix& s, Thread& t) {
+    std::vector<Scalar> lanes;
+    for (const std::vector<Expr>& index : s.places)
+      for (int64_t e : {0, 1}) {
+        Scalar wide[] = {t.buffers.at(s.array)->get(place(t, s.array, index) + e)};
+        lanes.push_back(apply(Fn::cast, s.dtype, wide, mode, &division_error));
+      }
+    t.fragments[s.name] = std::move(lanes);
+  }
 
   /// f(threads) for each warp.
   template <class F>

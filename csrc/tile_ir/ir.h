@@ -60,7 +60,8 @@ namespace deplo::tile_ir {
 // a shared array, from there on along dimension 1 of a parameter; those at n and above, and all where c does not hold, are 0. `copy_commit` and
 // `copy_wait 2` close groups of a thread's copies, and wait until at most two are under way; a copy takes place at any time until then.
 // `a = load_matrix t[s, i, j] x4` and `mma acc[i, 0, g, 2], acc[i, 1, g, 2] += a * b half 1` are what a warp's 32 threads do together, as in Kernel
-// IR: each names the beginning of a row of 8 elements, and its sums lie in two places of a register array, each in this and the next element. `if`
+// IR: each names the beginning of a row of 8 elements, and its sums lie in two places of a register array, each in this and the next element;
+// `a = join_matrix bf16 s[i, 0, 2, 0], s[i, 1, 2, 0]` takes matrices from such places of f32 numbers instead, two numbers of each. `if`
 // runs its body when the guard holds; a guard may use axes. `barrier` joins a GPU block. `prefetch` is a hint. Values, loads, stores, checks and
 // reductions mean what they mean in Loop IR. Reduce axes are loops with kinds (outer first). The first ones may be thread loops around the reduction,
 // of kind thread_x or thread_y with their names and extents: what their threads reduce is combined, and all of them get the result; all threads of
@@ -195,6 +196,15 @@ struct LoadMatrix {
   bool operator==(const LoadMatrix&) const = default;
 };
 
+/// Matrices of 8 x 8 elements of which each thread of a warp holds two numbers at each place of a register array, in this and the next element.
+struct JoinMatrix {
+  std::string name;
+  DType dtype = DType::bf16;
+  std::string array;
+  std::vector<std::vector<Expr>> places;
+  bool operator==(const JoinMatrix&) const = default;
+};
+
 /// A product of matrices added to sums in registers.
 struct Mma {
   std::string array;
@@ -207,7 +217,8 @@ struct Mma {
 };
 
 struct Stmt {
-  std::variant<Let, Load, Store, For, Reduce, Scan, Alloc, If, Check, Barrier, Prefetch, Matrix, CopyAsync, CopyGroup, LoadMatrix, Mma> node;
+  std::variant<Let, Load, Store, For, Reduce, Scan, Alloc, If, Check, Barrier, Prefetch, Matrix, CopyAsync, CopyGroup, LoadMatrix, JoinMatrix, Mma>
+      node;
   Location location{};
   bool operator==(const Stmt&) const = default;
 };

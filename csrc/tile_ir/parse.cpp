@@ -136,6 +136,22 @@ struct Parser {
     return s;
   }
 
+  JoinMatrix join_matrix() {
+    JoinMatrix s;
+    s.name = lexer.identifier("a value");
+    lexer.expect("=");
+    lexer.expect("join_matrix");
+    s.dtype = parse_dtype(lexer);
+    s.array = lexer.identifier("a register array");
+    s.places.push_back(parse_shape(lexer));
+    while (lexer.accept(",")) {
+      Token where = lexer.peek();
+      if (lexer.identifier("the same array") != s.array) lexer.fail(where, fmt::format("expected {}, which the other places lie in", s.array));
+      s.places.push_back(parse_shape(lexer));
+    }
+    return s;
+  }
+
   Mma mma() {
     Mma s;
     s.array = lexer.identifier("a register array");
@@ -161,6 +177,7 @@ struct Parser {
     if (keyword && lexer.accept("copy_wait")) return {CopyGroup{lexer.small_integer("a number of groups")}};
     if (keyword && lexer.accept("mma")) return {mma()};
     if (!keyword && lexer.peek(2).text == "load_matrix") return {load_matrix()};
+    if (!keyword && lexer.peek(2).text == "join_matrix") return {join_matrix()};
     if (keyword && lexer.accept("alloc")) return {alloc()};
     if (keyword && lexer.accept("prefetch")) {
       Prefetch s;

@@ -57,6 +57,11 @@ struct Printer {
   void statement(const LoadMatrix& s, const std::string& indent) {
     line(indent, fmt::format("{} = load_matrix {}{} x{}{}", s.name, s.buffer, print_shape(s.index), s.count, s.transposed ? " transposed" : ""));
   }
+  void statement(const JoinMatrix& s, const std::string& indent) {
+    std::vector<std::string> places;
+    for (const std::vector<Expr>& place : s.places) places.push_back(s.array + print_shape(place));
+    line(indent, fmt::format("{} = join_matrix {} {}", s.name, to_string(s.dtype), joined(places)));
+  }
   void statement(const Mma& s, const std::string& indent) {
     line(indent, fmt::format("mma {0}{1}, {0}{2} += {3} * {4} half {5}", s.array, print_shape(s.low), print_shape(s.high), s.a, s.b, s.half));
   }

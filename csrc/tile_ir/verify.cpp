@@ -251,6 +251,20 @@ class Verifier : loop_ir::StatementVerifier {
     scope.fragments[s.name] = s.count;
   }
 
+  void statement(const JoinMatrix& s, Scope& scope) {
+    require(size_of(s.dtype) == 2 && is_float(s.dtype), fmt::format("{} is {}, a matrix is of bf16 or f16", s.name, to_string(s.dtype)));
+    require(!scope.lanes && !scope.reduces, "a warp's matrices inside a lanes loop or a reduction");
+    require(scope.registers.count(s.array) > 0, fmt::format("{} is no register array", s.array));
+    require(s.places.size() == 1 || s.places.size() == 2 || s.places.size() == 4, s.name + " is not made of 1, 2 or 4 matrices");
+    for (const std::vector<Expr>& place : s.places) {
+      element(scope, s.array, place, DType::f32, false);
+      register_index(scope, s.array, place);
+      require(!place.empty() && place.back().is_constant() && place.back().value() % 2 == 0, "numbers lie in pairs of the last dimension");
+    }
+    define(scope, s.name, s.dtype);
+    scope.fragments[s.name] = static_cast<int>(s.places.size());
+  }
+
   void statement(const Mma& s, Scope& scope) {
     require(!scope.lanes && !scope.reduces, "a warp's matrices inside a lanes loop or a reduction");
     require(scope.registers.count(s.array) > 0, fmt::format("{} is no register array", s.array));

@@ -448,6 +448,107 @@ def test_products_of_16_bits(fn: Callable[..., Any], shapes: list[tuple[int, ...
     assert any("gpu_matrix" in kernel.schedule for kernel in deplo.explain(fn, *inputs, options=gpu()).graphs[0].kernels)
 
 
+causal = functools.partial(F.scaled_dot_product_attention, is_causal=True)
+
+
+def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax((q @ k.transpose(-1, -2) * 0.2).float(), -1).to(q.dtype) @ v
+
+
+def windowed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    ahead = torch.arange(q.shape[-2])[:, None] - torch.arange(k.shape[-2])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=(ahead >= 0) & (ahead < 50))
+
+
+def chosen_by_a_gpu(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    if q.dtype == torch.float64 or not torch.compiler.is_compiling():
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+
+
+def with_the_greatest(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = q.to(wide) @ k.to(wide).transpose(-1, -2)
+    top = scores.amax(-1, keepdim=True)
+    weights = torch.exp(scores - top)
+    return (weights @ v.to(wide) / weights.sum(-1, keepdim=True) + top).to(q.dtype)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "dtype"),
+    [
+        (functools.partial(F.scaled_dot_product_attention, is_causal=True), [(1, 2, 200, 64)] * 3, torch.bfloat16),
+        (
+            functools.partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True),
+            [(1, 4, 70, 128), *[(1, 2, 70, 128)] * 2],
+            torch.bfloat16,
+        ),
+        (F.scaled_dot_product_attention, [(1, 2, 40, 80), (1, 2, 100, 80), (1, 2, 100, 80)], torch.float16),
+        (F.scaled_dot_product_attention, [(1, 1, 40, 20), (1, 1, 71, 20), (1, 1, 71, 20), (40, 71)], torch.bfloat16),
+        (lambda q, x: F.scaled_dot_product_attention(q, x[0], x[1]), [(2, 2, 40, 32), (2, 2, 2, 71, 32)], torch.bfloat16),
+        (attended, [(2, 40, 64), (2, 50, 64), (2, 50, 64)], torch.bfloat16),
+        (windowed, [(1, 1, 300, 64)] * 3, torch.bfloat16),
+        (chosen_by_a_gpu, [(1, 2, 40, 64)] * 3, torch.bfloat16),
+    ],
+    ids=["causal", "grouped", "widths", "unaligned bias", "symbolic", "written out", "window", "chosen by a GPU"],
+)
+def test_attention_of_16_bits(fn: Callable[..., Any], shapes: list[tuple[int, ...]], dtype: torch.dtype, tmp_path: Path, monkeypatch):
+    """Scores stay in registers; no race, and copies are waited for."""
+    inputs = [torch.randn(shape).to(dtype) for shape in shapes]
+    for x in inputs:
+        if x.dim() == 5:
+            torch._dynamo.mark_dynamic(x, 3)
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
+    got = compiled_for_gpu(fn, {"dump_dir": str(tmp_path)}, fullgraph=True)(*inputs)
+    eager, exact = fn(*inputs), fn(*(x.double() for x in inputs))
+    assert got.dtype == eager.dtype
+    assert (got.double() - exact).norm() <= 1.2 * (eager.double() - exact).norm()
+    texts = [path.read_text() for path in tmp_path.glob("*/*_kernels.cu")]
+    assert "deplo_pair_" in texts[0] and texts[0].count("__global__") == 1
+    if gpu() == EMULATOR:
+        assert " races=0 unwritten=0" in (tmp_path / "judge").read_text()
+    if len(inputs) == 2:
+        assert check_for_gpus(tmp_path) == 1
+
+
+def test_rows_without_keys_infinities_and_nan_in_attention():
+    q, k, v = (torch.randn(1, 40, 32).bfloat16() for _ in range(3))
+    mask = torch.rand(40, 40) > 0.4
+    mask[7] = False
+    q[0, 3, 5], k[0, 1] = math.nan, 100 * q[0, 9]  # and one score far above those of the first keys
+    got, eager = (f(F.scaled_dot_product_attention)(q, k, v, attn_mask=mask) for f in (compiled_for_gpu, lambda f: f))
+    assert torch.equal(got.isnan(), eager.isnan()) and got[0, 7].count_nonzero() == 0
+    assert torch.allclose(got.float(), eager.float(), atol=0.02, rtol=0.02, equal_nan=True)
+
+
+def test_the_greatest_score_may_be_used_beside_its_weights():
+    """Here it grows from block to block of keys. A result in float32 is not made of rounded weights."""
+    q, k, v = (torch.randn(1, 2, rows, 32).bfloat16() for rows in (48, 300, 300))
+    k *= torch.linspace(0.1, 4, 300)[:, None].bfloat16()
+    fn = with_the_greatest
+    got, eager, exact = compiled_for_gpu(fn)(q, k, v), fn(q, k, v), fn(*(x.double() for x in (q, k, v)))
+    assert (got.double() - exact).norm() <= 1.2 * (eager.double() - exact).norm()
+    narrow, wide = (lambda *x: 3 * fn(*x).float()), (lambda *x: F.softmax(x[0].float() @ x[1].float().mT, -1) @ x[2].float())
+    for made, rounds in ((fn, True), (narrow, True), (wide, False)):
+        kernels = deplo.explain(made, q, k, v, options=gpu()).graphs[0].kernels
+        assert kernels[0].schedule.startswith("gpu_online") == rounds
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape"),
+    [(torch.sum, (200_003,)), (lambda x: x.sum(0), (1024, 1024)), (lambda x: x.norm(dim=1), (3, 70_000)), (lambda x: x.var(0), (70_001, 8))],
+    ids=["all", "columns", "norms", "variances"],
+)
+def test_long_reductions_have_two_phases(fn: Callable[..., Any], shape: tuple[int, ...], monkeypatch):
+    x = torch.randn(shape) + 1
+    got = compiled_for_gpu(fn)(x)
+    assert torch.allclose(got.double(), fn(x.double()), rtol=1e-6, atol=1e-3 if shape == (200_003,) else 1e-4)
+    assert len(deplo.explain(fn, x, options=gpu()).graphs[0].kernels) == (4 if shape == (70_001, 8) else 2)  # of means, then of what differs from them
+    torch._dynamo.reset()
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", "reversed=1")
+    assert torch.equal(compiled_for_gpu(fn)(x), got)
+
+
 @pytest.mark.parametrize(
     ("expression", "least_of_main_loop"),
     [
@@ -459,6 +560,7 @@ def test_products_of_16_bits(fn: Callable[..., Any], shapes: list[tuple[int, ...
         ("r(2048, 2048) @ r(2048, 2048)", {"FFMA": 0.8}),
         ("F.linear(r(2048, 2048), r(2048, 2048))", {"FFMA": 0.8}),
         ("F.gelu(F.linear(r(2048, 2048, dtype=torch.bfloat16), r(2048, 2048, dtype=torch.bfloat16), r(2048, dtype=torch.bfloat16)))", {"HMMA": 0.3}),
+        (f"F.scaled_dot_product_attention({', '.join(['r(4, 16, 512, 128, dtype=torch.bfloat16)'] * 3)})", {"HMMA": 0.25}),
     ],
 )
 def test_kernels_judged_for_a_device(capsys, expression: str, least_of_main_loop: dict[str, float]):

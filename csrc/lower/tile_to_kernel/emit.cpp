@@ -211,6 +211,14 @@ std::string Emitter::load_matrix(const std::string& hint, kernel_ir::LoadMatrix 
   return name;
 }
 
+std::string Emitter::join_matrix(const std::string& hint, kernel_ir::JoinMatrix join) {
+  join.name = fresh(hint);
+  std::string name = join.name;
+  define(name, join.type, depth());
+  append(std::move(join));
+  return name;
+}
+
 void Emitter::mma(kernel_ir::Mma product) {
   ++epoch_;
   append(std::move(product));

@@ -51,6 +51,7 @@ class Emitter {
   /// Closes a group of copies, or waits for those before the last `pending`.
   void copy_group(int pending);
   std::string load_matrix(const std::string& hint, kernel_ir::LoadMatrix load);
+  std::string join_matrix(const std::string& hint, kernel_ir::JoinMatrix join);
   void mma(kernel_ir::Mma product);
   std::string var(const std::string& hint, Type type, const std::string& init);
   void assign(const std::string& var, const std::string& value);

@@ -478,6 +478,22 @@ void Lowering::statement(const LoadMatrix& s) {
   bind(s.name, &s, std::move(value));
 }
 
+void Lowering::statement(const JoinMatrix& s) {
+  RegisterArray& array = registers_.at(s.array);
+  kernel_ir::JoinMatrix node{"", {s.dtype, 2 * static_cast<int>(s.places.size())}, {}, 0};
+  node.lane = static_cast<int>(s.places[0].back().value() % array.plan.width);
+  for (const std::vector<Expr>& place : s.places) {
+    const int64_t lane = place.back().value() % array.plan.width;
+    DEPLO_SUPPORT(lane == node.lane && lane + 1 < array.plan.width, "{}: places of {} do not lie in the same pair of lanes of its vectors of {}",
+                  kernel_.name, s.array, array.plan.width);
+    node.parts.push_back(element(array, place, 0));
+  }
+  Value value;
+  value.dtype = s.dtype;
+  value.copies.push_back(emit_.join_matrix(s.name, std::move(node)));
+  bind(s.name, &s, std::move(value));
+}
+
 void Lowering::statement(const Mma& s) {
   RegisterArray& array = registers_.at(s.array);
   const int64_t lane = s.low.back().value() % array.plan.width;

@@ -77,6 +77,7 @@ struct Varying {
   void statement(const CopyAsync&) {}
   void statement(const CopyGroup&) {}
   void statement(const LoadMatrix&) {}
+  void statement(const JoinMatrix&) {}
   void statement(const Mma&) {}
 };
 
@@ -161,6 +162,9 @@ struct Planner {
   void statement(const CopyGroup&) {}
   void statement(const LoadMatrix&) {}
   // Pairs of the lanes of its vectors.
+  void statement(const JoinMatrix& s) {
+    if (auto it = arrays.find(s.array); it != arrays.end()) it->second.by_lanes = true;
+  }
   void statement(const Mma& s) {
     if (auto it = arrays.find(s.array); it != arrays.end()) it->second.by_lanes = true;
   }
@@ -398,6 +402,10 @@ struct Planner {
   void trace(const CopyGroup&, std::set<std::string>&) {}
   void trace(const LoadMatrix& s, std::set<std::string>&) {
     use(s.index);
+    definitions[s.name].push_back(&s);
+  }
+  void trace(const JoinMatrix& s, std::set<std::string>&) {
+    for (const std::vector<Expr>& place : s.places) use(place);
     definitions[s.name].push_back(&s);
   }
   void trace(const Mma& s, std::set<std::string>& stores) {

@@ -5,6 +5,7 @@
 
 #include "analysis/cost.h"
 #include "passes/loop/split_for_reader.h"
+#include "target/target.h"
 
 namespace deplo {
 namespace {
@@ -18,6 +19,7 @@ using loop_ir::Store;
 constexpr double kEnoughParallel = 16;      ///< shared iterations that occupy any machine's cores well enough
 constexpr double kRowBlock = 128;           ///< rows of a contraction whose fused rows stay in cache together
 constexpr double kCores = 8;                ///< that read a shared operand each for itself
+constexpr double kLeastPart = 128;          ///< elements of a part of a reduction that has a kernel of its own
 constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
 
 // Enough iterations to share among threads, or too little work to need it.
@@ -92,6 +94,14 @@ double FusionCost::bytes_read_again(const NestGroup& joined) const {
   kernel.body = loop_ir::make_nest(joined.axes, joined.body);
   double total = 0;
   for (const auto& c : analysis::find_contractions(kernel)) {
+    // Blocks of a GPU with matrix units take rows together, and share what they read in its cache.
+    const auto is_half = [&](const std::string& name) {
+      const Buffer* buffer = graph_.program().find_buffer(name);
+      return buffer && size_of(buffer->dtype) == 2;
+    };
+    const bool in_blocks = target_of(context_).has_grid && (std::any_of(c.a.buffers.begin(), c.a.buffers.end(), is_half) ||
+                                                            std::any_of(c.b.buffers.begin(), c.b.buffers.end(), is_half));
+    const double cores = in_blocks ? 1 : kCores;
     for (const auto* operand : {&c.a, &c.b}) {
       double bytes = 4;
       double rows = 1;    // shared iterations that read the same part of the operand
@@ -103,8 +113,8 @@ double FusionCost::bytes_read_again(const NestGroup& joined) const {
         if (shared) (used ? copies : rows) *= size(axis.extent);
       }
       if (copies > 1 && bytes / copies <= kFirstLevelCache) continue;
-      double blocks = std::max(std::ceil(rows / kRowBlock), std::min(rows, kCores / copies));
-      total += bytes * std::max(0.0, blocks - 1) * (copies < kCores ? 2 : 1);
+      double blocks = std::max(std::ceil(rows / kRowBlock), std::min(rows, cores / copies));
+      total += bytes * std::max(0.0, blocks - 1) * (copies < cores ? 2 : 1);
     }
   }
   return total;
@@ -155,6 +165,8 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
   }
   if (pairs.empty() && !(a.nest.axes.empty() && b.nest.axes.empty())) return one_after_the_other && std::max(a.points, b.points) <= kSmallIteration;
   if (whole_a && whole_b) return true;
+  // Parts of long sums keep blocks of a grid busy, and are few beside what they are made of.
+  if (!whole_a && target_of(context_).has_grid && a.points >= kLeastPart * points(a.nest.axes)) return false;
   return parallel_enough(shared, std::max(a.points, b.points));
 }
 

@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "analysis/contraction.h"
 #include "analysis/cost.h"
 #include "passes/loop/program_graph.h"
+#include "target/target.h"
 
 namespace deplo {
 namespace {
@@ -20,6 +24,14 @@ constexpr double kContractionTile = 128;  ///< rows and lanes that one core take
 constexpr double kWantedTiles = 8;        ///< that keep the cores busy
 constexpr double kLeastDepth = 512;       ///< of a chunk of a contraction: adding its sums up costs little beside it
 constexpr double kLeastSide = 4;          ///< below, a contraction streams its operands
+
+// Of grids of blocks.
+constexpr double kFewRows = 64;         ///< of which a block takes each
+constexpr double kColumnsOfBlock = 32;  ///< where memory runs along the results
+constexpr double kEnoughBlocks = 528;   ///< that keep memory busy
+constexpr double kLeastColumn = 256;    ///< elements of a chunk of a column
+constexpr double kElementsPerSecond = 5e11;
+constexpr double kSecondLaunch = 3e-6;  ///< seconds of the second kernel
 
 struct Splitter {
   ProgramGraph graph;
@@ -48,10 +60,72 @@ struct Splitter {
         split(at, nest, reduce, length, length / static_cast<double>(chunks), true);
       return;
     }
-    if (results > kFewResults || length < kLongReduction) return;
     bool partial = reduce.operands.size() != static_cast<size_t>(operand_count(reduce.combiner));
     if (partial || reduce.combiner == Combiner::online_softmax) return;
-    split(at, nest, reduce, length, std::max(kChunkElements, length / kMostChunks), false);
+    const bool grid = target_of(context).has_grid;
+    if (grid && meets_again(nest, reduce)) return;
+    if (grid && !nest.axes.empty() && runs_along(reduce, nest.axes.back()) && !runs_along(reduce, reduce.axes.back())) {
+      const double blocks = std::ceil(results / kColumnsOfBlock);
+      const double seconds = results * length / kElementsPerSecond;
+      const double chunks = std::min(std::ceil(kEnoughBlocks / blocks), std::floor(length / kLeastColumn));
+      if (chunks > 1 && seconds * kEnoughBlocks / 2 / blocks > seconds + kSecondLaunch)
+        split(at, nest, reduce, length, even(reduce, length, length / chunks), true);
+      return;
+    }
+    if (results > (grid ? kFewRows : kFewResults) || length < kLongReduction) return;
+    const double elements = std::max(kChunkElements, length / kMostChunks);
+    split(at, nest, reduce, length, grid ? even(reduce, length, elements) : elements, false);
+  }
+
+  /// Whether some kernel takes a result together with what it was made of, as those of softmax and of norms do: they share rows.
+  bool meets_again(const Nest& nest, const Reduce& reduce) {
+    std::set<std::string> results;
+    std::set<std::string> inputs;
+    const auto collect = [](const Block& body, std::set<std::string>& loads, std::set<std::string>* stores) {
+      visit(body, [&](const Stmt& stmt, const std::vector<Axis>&) {
+        if (const auto* load = std::get_if<Load>(&stmt.node)) loads.insert(load->buffer);
+        if (const auto* store = std::get_if<Store>(&stmt.node); store && stores) stores->insert(store->buffer);
+      });
+    };
+    collect(reduce.body, inputs, nullptr);
+    std::set<std::string> others;
+    collect(nest.body, others, &results);
+    return std::any_of(graph.nodes().begin(), graph.nodes().end(), [&](const auto& node) {
+      if (!node.alive || !node.is_kernel) return false;
+      std::set<std::string> loads;
+      collect(node.body, loads, nullptr);
+      const auto meets = [&](const std::set<std::string>& names) {
+        return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return loads.count(name) > 0; });
+      };
+      return meets(results) && meets(inputs);
+    });
+  }
+
+  /// Whether what the reduction loads lies side by side along an axis.
+  bool runs_along(const Reduce& reduce, const Axis& axis) const {
+    return std::any_of(reduce.body.begin(), reduce.body.end(), [&](const auto& stmt) {
+      const auto* load = std::get_if<Load>(&stmt->node);
+      if (!load) return false;
+      const Buffer& buffer = graph.buffer(load->buffer);
+      Expr offset = 0;
+      for (size_t d = 0; d < load->index.size(); ++d) offset = offset + load->index[d] * buffer.strides[d];
+      const auto step = linear_coefficient(offset, axis.name);
+      return step && step->is(1);
+    });
+  }
+
+  /// As many elements of a chunk, or up to twice as many, so that chunks are equal and of whole vectors; the same number where there is none such.
+  double even(const Reduce& reduce, double length, double elements) const {
+    const Axis& axis = reduce.axes[axis_to_cut(reduce.axes)];
+    if (!axis.extent.is_constant()) return elements;
+    const int64_t extent = axis.extent.value();
+    const double inner = length / size(axis.extent);
+    const auto most = static_cast<int64_t>(length / elements);
+    for (int64_t chunks = most; chunks > most / 2 && chunks > 1; --chunks) {
+      const int64_t each = extent / chunks;
+      if (each * chunks == extent && (each % 8 == 0 || inner > 1)) return static_cast<double>(each) * inner;
+    }
+    return elements;
   }
 
   /// Chunks of k for a product of operands that change from call to call, whose tiles alone would leave cores idle.

@@ -24,4 +24,24 @@ inline constexpr CudaModel kCudaModels[] = {
     {"b200", "sm_100", 148, 1.97, 8000, 126, 228, 227, 64, 80, 2250},
 };
 
+/// 90 of sm_90a.
+inline int cuda_generation(std::string_view arch) {
+  int number = 0;
+  for (char c : arch)
+    if (c >= '0' && c <= '9') number = number * 10 + (c - '0');
+  return number;
+}
+
+/// A device of that architecture, or of one that is like it.
+inline const CudaModel& cuda_model(std::string_view arch) {
+  for (const CudaModel& model : kCudaModels)
+    if (model.arch == arch) return model;
+  const int generation = cuda_generation(arch);
+  const bool small = generation == 86 || generation == 89 || generation >= 120;
+  const std::string_view like = small ? "rtx4090" : generation >= 100 ? "b200" : generation >= 90 ? "h100" : "a100";
+  for (const CudaModel& model : kCudaModels)
+    if (model.name == like) return model;
+  return kCudaModels[0];
+}
+
 }  // namespace deplo

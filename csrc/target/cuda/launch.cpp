@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "target/cuda/prepared.h"
+#include "target/cuda/text.h"
 
 namespace deplo {
 namespace {
@@ -17,7 +18,13 @@ CudaKernels::CudaKernels(std::shared_ptr<CudaDevice> device, const kernel_ir::Mo
                          bool debug)
     : device_(std::move(device)) {
   auto code = load_cuda_kernels(device_, module, nvrtc, cache_dir, debug, stats_);
-  for (size_t k = 0; k < code.size(); ++k) kernels_[module.kernels[k]->name] = {module.kernels[k], code[k]};
+  for (size_t k = 0; k < code.size(); ++k) {
+    const kernel_ir::Kernel& kernel = *module.kernels[k];
+    const int64_t dynamic = dynamic_shared_bytes(kernel);
+    DEPLO_SUPPORT(dynamic == 0 || code[k]->allows(dynamic), "kernel {} needs {} bytes of shared memory a block, {} gives {}", kernel.name, dynamic,
+                  device_->description(), device_->shared_bytes());
+    kernels_[kernel.name] = {module.kernels[k], code[k], dynamic};
+  }
 }
 
 CudaKernels::Sized CudaKernels::sized(const Loaded& loaded, const Sizes& symbols) {
@@ -33,10 +40,11 @@ CudaKernels::Sized CudaKernels::sized(const Loaded& loaded, const Sizes& symbols
   }
   for (size_t d = 0; d < kernel.block.size(); ++d) made.launch.block[d] = static_cast<unsigned>(evaluate(kernel.block[d], symbols));
   for (int64_t value : kernel_ir::passed_values(kernel, symbols)) made.sizes.push_back(value);
+  made.launch.shared_bytes = static_cast<unsigned>(loaded.dynamic_bytes);
   made.has_scratch = !kernel.scratch_bytes.is(0);
   if (!made.has_scratch || made.blocks == 0) return made;
   int64_t bytes = evaluate(kernel.scratch_bytes, symbols);
-  if (loaded.code->allows(bytes))
+  if (loaded.dynamic_bytes == 0 && loaded.code->allows(bytes))
     made.launch.shared_bytes = static_cast<unsigned>(bytes);
   else
     made.scratch_bytes = bytes * made.blocks;

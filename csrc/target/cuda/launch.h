@@ -44,6 +44,7 @@ class CudaKernels final : public DeviceKernels {
   struct Loaded {
     Ref<kernel_ir::Kernel> kernel;
     std::shared_ptr<LoadedCudaKernel> code;
+    int64_t dynamic_bytes = 0;  ///< of shared memory that its own arrays need
   };
   /// A launch of a kernel at some sizes.
   struct Sized {

@@ -77,9 +77,7 @@ template <int N, class T> __device__ inline void deplo_copy_elements(T* to, cons
 template <int N, int B> __device__ inline int deplo_copied_bytes(long long count) { return count <= 0 ? 0 : count >= N ? N * B : (int)count * B; }
 template <class T> __device__ inline unsigned deplo_shared_address(const T* array, int offset) {
   #if __CUDA_ARCH__ >= 750
-  unsigned a;
-  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(a) : "l"(array));
-  return a + (unsigned)offset * (unsigned)sizeof(T);
+  return (unsigned)__cvta_generic_to_shared(array) + (unsigned)offset * (unsigned)sizeof(T);
   #else
   return 0;
   #endif
@@ -165,6 +163,24 @@ template <class T> __device__ inline deplo_pack<unsigned, 4> deplo_load_matrix_x
   deplo_emulate_load_matrix(array + offset, r.lane, 4, true);
   #endif
   return r;
+}
+__device__ inline unsigned deplo_pair_bf16(float low, float high) {
+  #if __CUDA_ARCH__ >= 800
+  unsigned r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+  #else
+  return (unsigned)deplo_to_bf16(low).bits | (unsigned)deplo_to_bf16(high).bits << 16;
+  #endif
+}
+__device__ inline unsigned deplo_pair_f16(float low, float high) {
+  #if __CUDA_ARCH__ >= 800
+  unsigned r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+  #else
+  return (unsigned)deplo_to_f16(low).bits | (unsigned)deplo_to_f16(high).bits << 16;
+  #endif
 }
 __device__ inline void deplo_mma_bf16(float& c0, float& c1, float& c2, float& c3, const deplo_pack<unsigned, 4>& a, unsigned b0, unsigned b1) {
   #if __CUDA_ARCH__ >= 800
@@ -262,6 +278,15 @@ __device__ inline float deplo_erfc(float x) { return erfcf(x); }
 __device__ inline double deplo_erfc(double x) { return erfc(x); }
 __device__ inline float deplo_fma(float x, float y, float z) { return fmaf(x, y, z); }
 __device__ inline double deplo_fma(double x, double y, double z) { return fma(x, y, z); }
+__device__ inline float deplo_exp2_near(float x) {
+  #if __CUDA_ARCH__ >= 200
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+  #else
+  return exp2f(x);
+  #endif
+}
 template <class T> __device__ inline T deplo_sigmoid(T x) { T e = deplo_exp(-deplo_fabs(x)); return (x < 0 ? e : (T)1) / (1 + e); }
 template <class T> __device__ inline T deplo_softplus(T x) { return deplo_log1p(deplo_exp(-deplo_fabs(x))) + (x < 0 ? (T)0 : x); }
 template <class T> __device__ inline T deplo_small_product(T x, T y) { return x * deplo_exp(y + 37) * (T)8.533047625744066e-17; }

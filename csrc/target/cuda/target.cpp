@@ -14,13 +14,13 @@
 namespace deplo {
 namespace {
 
-constexpr int kMatrixCapability = 80;  ///< of GPUs with asynchronous copies and products of bf16 matrices
+constexpr const char* kUsualArch = "sm_80";
 
-/// What kernels are for: the option, unless this machine's GPU is too old for its instructions.
+/// What kernels are for: this machine's GPU, or the option where there is none, or where it names another architecture than the usual one.
 std::string find_arch(const TargetOptions& options) {
   try {
     const int capability = CudaDevice::open(options["cuda_driver"], std::max(options.device, 0))->capability();
-    return capability < kMatrixCapability ? fmt::format("sm_{}", capability) : options["arch"];
+    return capability < cuda_generation(kUsualArch) || options["arch"] == kUsualArch ? fmt::format("sm_{}", capability) : options["arch"];
   } catch (const UnsupportedError&) {
     return options["arch"];
   } catch (const ExecutionError&) {
@@ -53,7 +53,7 @@ TargetTraits traits() {
   made.tensors = "cuda";
   made.has_disk_cache = true;
   made.options = {
-      {"arch", "sm_80"}, {"cuda_driver"}, {"nvrtc", "", {{"nvidia.cu13", "lib/libnvrtc.so.13"}, {"nvidia.cuda_nvrtc", "lib/libnvrtc.so.12"}}}};
+      {"arch", kUsualArch}, {"cuda_driver"}, {"nvrtc", "", {{"nvidia.cu13", "lib/libnvrtc.so.13"}, {"nvidia.cuda_nvrtc", "lib/libnvrtc.so.12"}}}};
   made.texts = {{"cuda", module_text, "cu"}};
   return made;
 }

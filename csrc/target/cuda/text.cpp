@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "expr/node.h"
 #include "kernel_ir/rewrite.h"
 #include "target/cuda/index.h"
 #include "target/cuda/prelude.h"
@@ -89,6 +90,17 @@ class BodyWriter {
     for (const Param& p : kernel.params) {
       buffers_[p.name] = p.dtype;
       params_.insert(p.name);
+    }
+    visit_all(kernel.body, [&](const Stmt& stmt) {
+      if (const auto* load = std::get_if<Load>(&stmt.node)) masks_.insert(load->mask);
+      if (const auto* store = std::get_if<Store>(&stmt.node)) masks_.insert(store->mask);
+    });
+    for (size_t before = 0; before != masks_.size();) {
+      before = masks_.size();
+      visit_all(kernel.body, [&](const Stmt& stmt) {
+        const auto* let = std::get_if<Let>(&stmt.node);
+        if (let && let->type.dtype == DType::boolean && masks_.count(let->name) > 0) masks_.insert(let->operands.begin(), let->operands.end());
+      });
     }
   }
 
@@ -230,6 +242,7 @@ class BodyWriter {
       case Fn::ndtri: return call("normcdfinv");
       case Fn::i0: return call("cyl_bessel_i0");
       case Fn::i1: return call("cyl_bessel_i1");
+      case Fn::exp2_near: return helper("exp2_near");
       case Fn::digamma:
       case Fn::i0e:
       case Fn::i1e:
@@ -294,8 +307,8 @@ class BodyWriter {
     define(s.name, s.type, true, [&](int) { return id(s.operand); });
   }
   void statement(const FirstLanes& s) {
-    // All or none, if the count is a multiple.
-    const bool uniform = s.lanes > 1 && (s.lanes & (s.lanes - 1)) == 0 && index_.is_multiple(s.count, s.lanes);
+    // All or none, if the count is a multiple: worth an assumption where accesses depend on it.
+    const bool uniform = s.lanes > 1 && (s.lanes & (s.lanes - 1)) == 0 && masks_.count(s.name) > 0 && index_.is_multiple(s.count, s.lanes);
     define(s.name, {DType::boolean, s.lanes}, uniform, [&](int l) { return fmt::format("{} < {}", l, expr(s.count)); });
   }
   void statement(const ReduceLanes& s) {
@@ -448,7 +461,12 @@ class BodyWriter {
   void statement(const CopyAsync& s) {
     const int64_t bytes = s.elements * size_of(buffers_.at(s.buffer));
     const std::string to = fmt::format("{}, {}", id(s.buffer), shared_offset(s.offset));
-    const std::string from = fmt::format("&{}[{}]", id(s.from), expr(s.from_offset));
+    // A constant behind the rest becomes a part of the instruction.
+    int64_t constant = 0;
+    for (const Term& term : terms_of(s.from_offset))
+      if (term.atoms.empty()) constant = term.coefficient;
+    const std::string start = fmt::format("&{}[{}]", id(s.from), expr(s.from_offset - constant));
+    const std::string from = constant == 0 ? start : fmt::format("{} + {}", start, constant);
     const bool aligned =
         index_.assumes() && params_.count(s.from) && index_.is_multiple(s.from_offset, s.elements) && index_.is_multiple(s.offset, s.elements);
     const bool all = s.count.is(s.elements) && s.guard.empty();
@@ -482,6 +500,14 @@ class BodyWriter {
          id(s.buffer), shared_offset(s.offset));
     values_[s.name] = {s.type.dtype, s.type.lanes, Form::matrices};
   }
+  void statement(const JoinMatrix& s) {
+    std::string words;
+    for (const std::string& part : s.parts)
+      words += fmt::format("{}deplo_pair_{}({}, {})", words.empty() ? "" : ", ", s.type.dtype == DType::bf16 ? "bf16" : "f16", lane(part, s.lane),
+                           lane(part, s.lane + 1));
+    line("const deplo_pack<unsigned, {}> {}{{{{{}}}}};", s.parts.size(), id(s.name), words);
+    values_[s.name] = {s.type.dtype, s.type.lanes, Form::matrices};
+  }
   void statement(const Mma& s) {
     line("deplo_mma_{}({}, {}, {}, {}, {}, {}.lane[{}], {}.lane[{}]);", known(s.a).dtype == DType::bf16 ? "bf16" : "f16", lane(s.low, s.lane),
          lane(s.low, s.lane + 1), lane(s.high, s.lane), lane(s.high, s.lane + 1), id(s.a), id(s.b), 2 * s.half, id(s.b), 2 * s.half + 1);
@@ -508,10 +534,16 @@ class BodyWriter {
   std::map<std::string, Known> values_;
   std::map<std::string, DType> buffers_;
   std::set<std::string> params_;
+  std::set<std::string> masks_;             ///< that accesses of memory depend on
   std::map<std::string, int64_t> aligned_;  ///< parameters, and the bytes at whose multiples they begin
   std::string text_;
   int indent_ = 0;
 };
+
+/// Of a shared array, up to where the next one may begin.
+int64_t bytes_of(const Alloc& array) {
+  return array.count.is_constant() ? (array.count.value() * size_of(array.dtype) + kAccessBytes - 1) / kAccessBytes * kAccessBytes : 0;
+}
 
 class CudaWriter {
  public:
@@ -528,18 +560,26 @@ class CudaWriter {
     for (const kernel_ir::Size& s : kernel_.sizes) params += fmt::format("{}long long {}", params.empty() ? "" : ", ", CudaIndex::id(s.name));
     params += fmt::format("{}int* __restrict__ error", params.empty() ? "" : ", ");
     std::string start;
+    const bool dynamic = dynamic_shared_bytes(kernel_) > 0;
+    if (dynamic || !kernel_.scratch_bytes.is(0)) start += "  extern __shared__ __align__(16) double deplo_shared[];\n";
     if (!kernel_.scratch_bytes.is(0)) {
       params += ", unsigned char* __restrict__ scratch";
       // Few bytes lie in shared memory that the launch gives: then there is no pointer.
-      start += "  extern __shared__ __align__(16) double deplo_shared[];\n";
       std::string_view block =
           kernel_.grid.size() > 1 ? "(((long long)blockIdx.z*gridDim.y + blockIdx.y)*gridDim.x + blockIdx.x)" : "(long long)blockIdx.x";
       start += fmt::format("  unsigned char* const block_scratch = scratch ? scratch + {}*{} : (unsigned char*)deplo_shared;\n", block,
                            CudaIndex(kernel_, false).text(kernel_.scratch_bytes));
     }
+    int64_t offset = 0;
     visit_all(kernel_.body, [&](const Stmt& stmt) {
       const auto* array = std::get_if<Alloc>(&stmt.node);
       if (!array || array->space != Space::shared) return;
+      if (dynamic) {
+        start += fmt::format("  {0}* const {1} = ({0}*)((unsigned char*)deplo_shared + {2});\n", memory_type(array->dtype),
+                             CudaIndex::id(array->name), offset);
+        offset += bytes_of(*array);
+        return;
+      }
       DEPLO_SUPPORT(array->count.is_constant(), "kernel {}: {} has a symbolic size, CUDA arrays need a constant one", kernel_.name, array->name);
       start += fmt::format("  __shared__ __align__(16) {} {}[{}];\n", memory_type(array->dtype), CudaIndex::id(array->name), array->count.value());
     });
@@ -580,6 +620,14 @@ class CudaWriter {
 };
 
 }  // namespace
+
+int64_t dynamic_shared_bytes(const Kernel& kernel) {
+  int64_t bytes = 0;
+  visit_all(kernel.body, [&](const Stmt& stmt) {
+    if (const auto* array = std::get_if<Alloc>(&stmt.node); array && array->space == Space::shared) bytes += bytes_of(*array);
+  });
+  return bytes > kStaticSharedBytes ? bytes : 0;
+}
 
 std::string cuda_text(const Kernel& kernel) {
   std::string text = CudaWriter(kernel).write();

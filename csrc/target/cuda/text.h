@@ -12,4 +12,9 @@ namespace deplo {
 std::string cuda_text(const kernel_ir::Kernel& kernel);
 std::string cuda_text(const kernel_ir::Module& module);
 
+/// Shared memory that every GPU gives to a block without being asked for more.
+constexpr int64_t kStaticSharedBytes = 48 << 10;
+/// Bytes of dynamic shared memory in which the kernel's shared arrays lie, where they are too large to be declared; 0: they are declared.
+int64_t dynamic_shared_bytes(const kernel_ir::Kernel& kernel);
+
 }  // namespace deplo

@@ -118,6 +118,7 @@ class Warp {
     }
     if (!rows.empty()) count_shared(rows, kWidest, weight);
   }
+  void statement(const JoinMatrix& s, const Active& /*active*/, double /*weight*/) { lanes_[s.name] = s.type.lanes; }
   template <class Other>
   void statement(const Other& /*s*/, const Active& /*active*/, double /*weight*/) {}
 

@@ -14,6 +14,8 @@ constexpr int64_t kGpuThreads = 256;
 constexpr int64_t kMostGpuThreads = 1024;
 /// Shared memory that every GPU gives to a block without being asked for more.
 constexpr int64_t kSharedBytes = 48 << 10;
+/// That some GPU gives to a block which asks for it.
+constexpr int64_t kMostSharedBytes = 227 << 10;
 
 /// The number of `threads(T)`, a power of two.
 inline int64_t read_threads(ScheduleReader& reader) {

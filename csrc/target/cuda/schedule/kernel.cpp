@@ -5,6 +5,7 @@
 #include "target/cuda/schedule/contraction.h"
 #include "target/cuda/schedule/matrix.h"
 #include "target/cuda/schedule/nest.h"
+#include "target/cuda/schedule/online.h"
 #include "target/cuda/schedule/row_vectors.h"
 #include "target/cuda/schedule/transpose.h"
 #include "target/cuda/schedule/vectors.h"
@@ -21,6 +22,7 @@ bool has_vectors(const Schedule& schedule) {
 
 tile_ir::Block apply_kind(const loop_ir::Kernel& kernel, const Schedule& schedule) {
   if (schedule.kind == "gpu_matrix") return GpuMatrix(kernel).apply(schedule);
+  if (schedule.kind == "gpu_online") return GpuOnline(kernel).apply(schedule);
   if (schedule.kind == "gpu_contraction") return GpuContraction(kernel).apply(schedule);
   if (schedule.kind == "gpu_transpose") return GpuTranspose(kernel).apply(schedule);
   if (schedule.kind == "gpu_points" && has_vectors(schedule)) return GpuVectors(kernel).apply(schedule);
@@ -33,6 +35,7 @@ tile_ir::Block apply_kind(const loop_ir::Kernel& kernel, const Schedule& schedul
 Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx) {
   const std::string arch = ctx.target.features.empty() ? "sm_80" : *ctx.target.features.begin();
   if (GpuMatrix matrix(kernel); matrix.fits(arch)) return matrix.propose(ctx.hints, arch);
+  if (GpuOnline online(kernel); online.fits(ctx.hints, arch)) return online.propose(ctx.hints, arch);
   if (GpuContraction contraction(kernel); contraction.fits()) return contraction.propose(ctx.hints);
   if (GpuVectors columns(kernel); columns.is_columns()) return columns.propose();
   if (GpuRowVectors rows(kernel); rows.fits()) return rows.propose();

@@ -15,12 +15,9 @@ using tile_ir::Space;
 
 namespace {
 
-constexpr int64_t kMatrixRows = 16, kMatrixColumns = 8, kMatrixDepth = 16;  // of one instruction
-constexpr int64_t kChunk = 8;                                               // elements of 16 bytes
-constexpr int64_t kLine = 8;                                                // chunks in which all banks lie
-constexpr int64_t kStep = 32;                                               // of k per stage
-constexpr int64_t kStages = 3;
-constexpr int64_t kRaster = 8;  // rows of tiles that blocks make one after the other: their columns' tiles stay in the L2
+constexpr int64_t kStages[] = {3, 4};
+constexpr int64_t kSteps[] = {32, 64};  // of k per stage
+constexpr int64_t kRaster = 8;          // rows of tiles that blocks make one after the other: their columns' tiles stay in the L2
 
 // What a schedule may ask for.
 constexpr int64_t kMostTile = 256, kMostWarps = 16, kMostStages = 8, kMostRaster = 64;
@@ -32,94 +29,35 @@ constexpr double kLatency = 700;         // clocks until a copy is there
 constexpr double kL2BytesPerClock = 40;  // for each SM
 constexpr double kSharedBytesPerClock = 128;
 constexpr double kTie = 0.02;
-constexpr double kOverlap = 0.15;         // of what runs beside the slowest part and is not hidden
-constexpr int64_t kRegisters = 64 << 10;  // of an SM
-constexpr int64_t kOtherRegisters = 72;   // of a thread besides its sums
-
-const CudaModel& model_of(const std::string& arch) {
-  for (const CudaModel& model : kCudaModels)
-    if (model.arch == arch) return model;
-  return kCudaModels[0];
-}
-
-int64_t generation(const std::string& arch) {
-  int64_t number = 0;
-  for (char c : arch)
-    if (c >= '0' && c <= '9') number = number * 10 + (c - '0');
-  return number;
-}
-
-bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
-
-/// Whether vectors along the last of the axes, taken as one index, stay in one row of it.
-bool in_chunks(const std::vector<loop_ir::Axis>& axes) {
-  const Expr last = axes.back().extent;
-  return axes.size() == 1 || (last.is_constant() && last.value() % kChunk == 0);
-}
+constexpr double kOverlap = 0.15;          // of what runs beside the slowest part and is not hidden
+constexpr int64_t kRegisters = 64 << 10;   // of an SM
+constexpr int64_t kOtherRegisters = 72;    // of a thread besides its sums
+constexpr double kOtherInstructions = 70;  // of a warp and stage, besides those that load and multiply matrices
+constexpr double kDivision = 15;           // more where stages are no power of two
+constexpr double kStart = 96;              // steps of k until a block is at work
+constexpr int64_t kEnoughWarps = 8;        // that hide each other's waits
+constexpr double kThin = 1.15;             // where there are fewer
 
 }  // namespace
 
 GpuMatrix::GpuMatrix(const loop_ir::Kernel& kernel) : GpuProducts(kernel) {
   possible_ = fits_;
   for (const Item& item : items_) {
-    auto rows = find_source(item, item.rows, true);
-    auto columns = find_source(item, item.columns, false);
+    auto find = [&](const Operand& operand, bool of_rows) {
+      auto tile = find_matrix_tile(kernel_, operand.slice, operand.value, item.reduce->axes, of_rows ? rows_ : columns_, of_rows);
+      if (tile) tile->tile = operand.tile;
+      if (tile) tile->next = operand.next;
+      return tile;
+    };
+    auto rows = find(item.rows, true);
+    auto columns = find(item.columns, false);
     possible_ = possible_ && item.reduce->dtypes[0] == DType::f32 && rows && columns && rows->dtype == columns->dtype;
     if (!possible_) return;
     products_.push_back({*rows, *columns});
   }
 }
 
-bool GpuMatrix::fits(const std::string& arch) const { return possible_ && generation(arch) >= 80; }
-
-// ---- operands ------------------------------------------------------------------------------------------------------
-
-/// The elements of which a factor of the product is the widened value, exactly.
-std::optional<GpuMatrix::Source> GpuMatrix::find_source(const Item& item, const Operand& operand, bool of_rows) const {
-  Source source;
-  source.of_rows = of_rows;
-  const auto* widened = operand.slice.empty() ? nullptr : std::get_if<loop_ir::Let>(&operand.slice.back()->node);
-  if (!widened || widened->name != operand.value || widened->fn != Fn::cast || widened->dtype != DType::f32) return std::nullopt;
-  source.value = widened->operands[0];
-  source.slice.assign(operand.slice.begin(), operand.slice.end() - 1);
-  for (const auto& stmt : source.slice) {
-    if (name_of(*stmt) != source.value) continue;
-    if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) source.dtype = let->dtype;
-    if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) source.dtype = load->dtype;
-  }
-  if (!is_half(source.dtype)) return std::nullopt;
-  source.tile = operand.tile;
-  source.next = operand.next;
-
-  // Tiles lie as memory does, along k where there is a choice.
-  const std::vector<GlobalAccess> accesses = global_accesses(kernel_, source.slice);
-  const auto runs = [&](const loop_ir::Axis& axis) {
-    return std::any_of(accesses.begin(), accesses.end(), [&](const GlobalAccess& access) {
-      auto step = linear_coefficient(access.offset, axis.name);
-      return step && step->is(1);
-    });
-  };
-  const std::vector<loop_ir::Axis>& across = of_rows ? rows_ : columns_;
-  source.along_k = runs(item.reduce->axes.back()) || !runs(across.back());
-  const std::vector<loop_ir::Axis>& along = source.along_k ? item.reduce->axes : across;
-  const auto* load = source.slice.size() == 1 ? std::get_if<loop_ir::Load>(&source.slice[0]->node) : nullptr;
-  const loop_ir::Param* param = load ? kernel_.find_param(load->buffer) : nullptr;
-  if (!param || param->kind != loop_ir::ParamKind::in || !in_chunks(along)) return source;
-  const std::string& axis = along.back().name;
-  if (std::any_of(load->guard.begin(), load->guard.end(), [&](const Cond& c) { return symbols_of(c.expr).count(axis) > 0; })) return source;
-  if (load->fill.f != 0 && !load->guard.empty()) return source;
-  for (size_t d = 0; d < load->index.size(); ++d) {
-    auto step = linear_coefficient(load->index[d], axis);
-    if (!symbols_of(load->index[d]).count(axis)) continue;
-    if (source.copied || !step || !step->is(1) || !param->strides[d].is(1)) {
-      source.copied = nullptr;
-      break;
-    }
-    source.copied = load;
-    source.dimension = d;
-  }
-  return source;
-}
+bool GpuMatrix::fits(const std::string& arch) const { return possible_ && cuda_generation(arch) >= 80; }
 
 // ---- the schedule as data ------------------------------------------------------------------------------------------
 
@@ -142,50 +80,60 @@ int64_t GpuMatrix::lanes_for(int64_t wanted, int64_t columns_of_warp) {
 /// Clocks of a device for all blocks: rounds of as many as it holds, each bound by its matrix units, shared memory or what the L2 gives, or by how
 /// long copies take.
 double GpuMatrix::cost(const Tiles& tiles, double rows, double columns, double batch, double depth, const std::string& arch) const {
-  const CudaModel& model = model_of(arch);
+  const CudaModel& model = cuda_model(arch);
   const auto items = static_cast<double>(items_.size());
   const int64_t warps = tiles.warp_rows * tiles.warp_columns;
   const int64_t warp_rows = tiles.rows / tiles.warp_rows;
   const int64_t warp_columns = tiles.columns / tiles.warp_columns;
   const int64_t sums = warp_rows * warp_columns / kWarp * static_cast<int64_t>(items_.size());
-  const int64_t bytes = (tiles.rows + tiles.columns) * kStep * 2;
+  const int64_t bytes = (tiles.rows + tiles.columns) * tiles.step * 2;
   const int64_t resident = std::max<int64_t>(1, std::min({model.warps_sm / warps, kRegisters / ((sums + kOtherRegisters) * warps * kWarp),
-                                                          (model.shared_kb_sm << 10) / (bytes * kStages + 1024)}));
+                                                          (model.shared_kb_sm << 10) / (bytes * tiles.stages + 1024)}));
   const double flops_per_clock = model.bf16_tflops * 1e3 / (model.sms * model.boost_ghz);
-  const double multiply = 2.0 * static_cast<double>(tiles.rows * tiles.columns * kStep) / flops_per_clock;
-  const double shared = static_cast<double>(bytes + warps * (warp_rows + warp_columns) * kStep * 2) / kSharedBytesPerClock;
+  const double multiply = 2.0 * static_cast<double>(tiles.rows * tiles.columns * tiles.step) / flops_per_clock;
+  const auto read = static_cast<double>(warps * (warp_rows + warp_columns) * tiles.step * 2);
+  const double shared = (static_cast<double>(bytes) + read) / kSharedBytesPerClock;
   const double global = static_cast<double>(bytes) / kL2BytesPerClock;
-  const double work = std::max({multiply, shared, global}) + kOverlap * (multiply + shared + global);
+  const double products = static_cast<double>(tiles.rows * tiles.columns * tiles.step) / (kMatrixRows * kMatrixColumns * kMatrixDepth);
+  const double others = kOtherInstructions + ((tiles.stages & (tiles.stages - 1)) == 0 ? 0 : kDivision);
+  const double issue = (products + read / 512 + others * static_cast<double>(warps)) / 4;
+  const double thin = resident * warps < kEnoughWarps ? kThin : 1;
+  const double work = thin * (std::max({multiply, shared, global, issue}) + kOverlap * (multiply + shared + global + issue));
   const double blocks = std::ceil(rows / static_cast<double>(tiles.rows)) * std::ceil(columns / static_cast<double>(tiles.columns)) * batch;
   const double each = std::ceil(blocks / model.sms);
   const auto most = static_cast<double>(resident);
-  auto round = [&](double held) { return std::max(held * work, kLatency / static_cast<double>(kStages - 1)); };
+  auto round = [&](double held) { return std::max(held * work, kLatency / static_cast<double>(tiles.stages - 1)); };
   const double left = std::fmod(each, most);
-  const double steps = std::ceil(depth / static_cast<double>(kStep)) + static_cast<double>(kStages);
+  const double steps = std::ceil(depth / static_cast<double>(tiles.step)) + kStart / static_cast<double>(tiles.step);
   // Of tiles that wait for copies alike, those that compute least beyond the edges.
   return items * steps * (std::floor(each / most) * round(most) + (left > 0 ? round(left) : 0) + kTie * each * work);
 }
 
 Schedule GpuMatrix::propose(const SizeHints& hints, const std::string& arch) const {
-  static constexpr Tiles kChoices[] = {{128, 128, 2, 2}, {128, 64, 2, 2}, {64, 128, 2, 2}, {64, 64, 2, 2},  {128, 32, 4, 1},
-                                       {32, 128, 1, 4},  {32, 64, 1, 2},  {64, 32, 2, 1},  {16, 128, 1, 4}, {16, 64, 1, 2}};
+  static constexpr Tiles kChoices[] = {{128, 128, 2, 2}, {128, 256, 2, 4}, {256, 128, 4, 2}, {128, 64, 2, 2}, {64, 128, 2, 2}, {64, 64, 2, 2},
+                                       {128, 32, 4, 1},  {32, 128, 1, 4},  {32, 64, 1, 2},   {64, 32, 2, 1},  {16, 128, 1, 4}, {16, 64, 1, 2}};
   auto expected = [&](const std::vector<loop_ir::Axis>& axes) { return std::max(1.0, analysis::estimate(count(axes), hints, kernel_.symbols)); };
-  const Tiles* best = nullptr;
+  std::optional<Tiles> best;
   double least = 0;
-  for (const Tiles& tiles : kChoices) {
-    const int64_t sums = tiles.rows / tiles.warp_rows * (tiles.columns / tiles.warp_columns) / kWarp;
-    if (sums * static_cast<int64_t>(items_.size()) > kMostSums) continue;
-    const double clocks = cost(tiles, expected(rows_), expected(columns_), expected(batch_), expected(items_[0].reduce->axes), arch);
-    if (best && clocks >= least) continue;
-    best = &tiles;
-    least = clocks;
-  }
+  const int64_t most = cuda_model(arch).shared_kb_block << 10;
+  for (Tiles tiles : kChoices)
+    for (int64_t step : kSteps)
+      for (int64_t stages : kStages) {
+        tiles.step = step;
+        tiles.stages = stages;
+        const int64_t sums = tiles.rows / tiles.warp_rows * (tiles.columns / tiles.warp_columns) / kWarp;
+        if (sums * static_cast<int64_t>(items_.size()) > kMostSums || stages * (tiles.rows + tiles.columns) * step * 2 > most) continue;
+        const double clocks = cost(tiles, expected(rows_), expected(columns_), expected(batch_), expected(items_[0].reduce->axes), arch);
+        if (best && clocks >= least) continue;
+        best = tiles;
+        least = clocks;
+      }
   const std::string rows = group_of(rows_);
   const std::string columns = group_of(columns_);
   Schedule s{"gpu_matrix", {{"tile", {{rows, best->rows}}}, {"tile", {{columns, best->columns}}}}};
-  for (const Item& item : items_) s.directives.push_back({"tile", {{item.depth_name, kStep}}});
+  for (const Item& item : items_) s.directives.push_back({"tile", {{item.depth_name, best->step}}});
   s.directives.push_back({"warps", {{rows, best->warp_rows}, {columns, best->warp_columns}}});
-  s.directives.push_back({"stages", {{"", kStages}}});
+  s.directives.push_back({"stages", {{"", best->stages}}});
   s.directives.push_back({"raster", {{"", kRaster}}});
   return s;
 }
@@ -232,13 +180,12 @@ void GpuMatrix::read(const Schedule& schedule) {
   stages_ = only_number("stages", 2, kMostStages);
   raster_ = only_number("raster", 1, kMostRaster);
   const int64_t bytes = stages_ * (tile_rows_ + tile_columns_) * step_ * 2;
-  if (bytes > kSharedBytes) reader.fail(fmt::format("its tiles need {} bytes of shared memory, a block has {}", bytes, kSharedBytes));
+  if (bytes > kMostSharedBytes) reader.fail(fmt::format("its tiles need {} bytes of shared memory, a block has at most {}", bytes, kMostSharedBytes));
   lanes_ = lanes_for(wanted_lanes(), tile_columns_ / warps_across_);
   for (Product& product : products_)
-    for (Source* source : {&product.rows, &product.columns}) {
-      const int64_t width = source->of_rows ? tile_rows_ : tile_columns_;
-      source->line = source->along_k ? step_ : width;
-      source->lines = source->along_k ? width : step_;
+    for (MatrixTile* tile : {&product.rows, &product.columns}) {
+      tile->lanes = lanes_;
+      tile->set_shape(tile->of_rows ? tile_rows_ : tile_columns_, step_);
     }
   reader.finish("tile, warps, stages and raster");
 }
@@ -276,44 +223,6 @@ void GpuMatrix::place_block(Expr block) {
   first_column_ = floordiv(inside, high) * tile_columns_;
 }
 
-/// Where chunk `chunk` of a line lies in it, in chunks.
-Expr GpuMatrix::rotated(const Source& source, Expr line, Expr chunk) const {
-  const int64_t turn = std::min(source.line / kChunk, kLine);
-  if (turn == 1) return chunk;
-  // Eight lines of a matrix: lines of columns are taken in the order of the sums.
-  Expr by = floordiv(line, kLine / turn);
-  if (source.along_k && !source.of_rows && lanes_ > 2) {
-    by = floordiv(line, lanes_);
-    if (turn == kLine) by = by * 2 + mod(line, 2);
-  }
-  if (source.line / kChunk <= kLine) return mod(chunk + by, turn);
-  return floordiv(chunk, kLine) * kLine + mod(chunk + by, kLine);
-}
-
-/// The row of a matrix that a thread names: `first` and `depth` are the matrices' first row or column and first k in the tile. Four of 8 x 8 make 16
-/// rows at 16 k, in the order of columns, or 16 columns, in the order of rows.
-std::vector<Expr> GpuMatrix::row_of_matrix(const Source& source, Expr buffer, Expr first, Expr depth) const {
-  const Expr row = mod(lane(), 8);
-  const Expr matrix = floordiv(lane(), 8);
-  const Expr second = mod(matrix, 2);
-  const Expr fourth = floordiv(matrix, 2);
-  const Expr next = source.of_rows ? second : fourth;  // 8 rows or columns on
-  const Expr deeper = source.of_rows ? fourth : second;
-  if (!source.along_k) {
-    const Expr line = depth + deeper * 8 + row;
-    return {buffer, line, rotated(source, line, floordiv(first, kChunk) + next) * kChunk};
-  }
-  Expr line = first + next * 8 + row;
-  if (!source.of_rows && lanes_ > 2) {
-    // Columns 8 t to 8 t + 7 of the unit, of a group of lanes_ / 2 times 8, are 2 t and 2 t + 1 of each of a group's four vectors.
-    const int64_t width = lanes_ / 2 * kMatrixColumns;
-    const Expr unit = floordiv(first, width) * width;
-    const Expr t = floordiv(mod(first, width), kMatrixColumns) + next;
-    line = unit + floordiv(row, 2) * lanes_ + t * 2 + mod(row, 2);
-  }
-  return {buffer, line, rotated(source, line, floordiv(depth, kChunk) + deeper) * kChunk};
-}
-
 Expr GpuMatrix::thread_row() const {
   return warp_row() * (tile_rows_ / warps_down_) + sym(row_) * kMatrixRows + sym(half_) * 8 + floordiv(lane(), 4);
 }
@@ -344,10 +253,10 @@ tile_ir::Block GpuMatrix::stage(size_t product) {
   const Expr depth = count(item.reduce->axes);
   const Expr steps = ceildiv(depth, step_);
   tile_ir::Block out;
-  for (Source* source : {&operands.rows, &operands.columns}) {
+  for (MatrixTile* source : {&operands.rows, &operands.columns}) {
     // Later products use the same memory.
     source->tile = source->of_rows ? products_[0].rows.tile : products_[0].columns.tile;
-    if (product == 0) out.push_back(make(tile_ir::Alloc{source->tile, source->dtype, {stages_ * source->lines * source->line}, Space::shared}));
+    if (product == 0) out.push_back(make(tile_ir::Alloc{source->tile, source->dtype, {stages_ * source->elements()}, Space::shared}));
   }
   out.push_back(make(tile_ir::Alloc{
       item.sums, DType::f32, {tile_rows_ / warps_down_ / kMatrixRows, 2, tile_columns_ / warps_across_ / (4 * lanes_), lanes_}, Space::reg}));
@@ -355,7 +264,7 @@ tile_ir::Block GpuMatrix::stage(size_t product) {
   if (product > 0) out.push_back(make(tile_ir::Barrier{}));
   const auto fetch_all = [&](Expr stage) {
     tile_ir::Block copies;
-    for (const Source* source : {&operands.rows, &operands.columns})
+    for (const MatrixTile* source : {&operands.rows, &operands.columns})
       for (auto& s : fetch(product, *source, stage)) copies.push_back(s);
     return make(tile_ir::If{{less(stage, steps)}, std::move(copies)});
   };
@@ -369,67 +278,17 @@ tile_ir::Block GpuMatrix::stage(size_t product) {
   return out;
 }
 
-/// A stage of one operand's tile into shared memory: 16 bytes at a time, zeros beyond the edges.
-tile_ir::Block GpuMatrix::fetch(size_t product, const Source& source, Expr stage) {
-  const Item& item = items_[product];
-  const std::vector<loop_ir::Axis>& k = item.reduce->axes;
-  const std::vector<loop_ir::Axis>& free = source.of_rows ? rows_ : columns_;
-  const Expr depth = count(k);
-  const int64_t in_line = source.line / kChunk;
-  const int64_t chunks = source.lines * in_line;
-  const std::string q = names_.fresh("q");
-  const std::string v = names_.fresh("v");
-  const Expr number = sym(thread_) + sym(q) * threads_;
-  const Expr line = floordiv(number, in_line);
-  const Expr chunk = mod(number, in_line);
-  const Expr first = source.of_rows ? first_row_ : first_column_;
-  const Expr along = (source.along_k ? stage * step_ : first) + chunk * kChunk;
-  const Expr across = (source.along_k ? first : stage * step_) + line;
-  const Expr most_along = source.along_k ? depth : count(free);
-  const Expr most_across = source.along_k ? count(free) : depth;
-  // Whether tiles end where the operand does.
-  const auto whole = [&](Expr extent, int64_t tile) { return extent.is_constant() && extent.value() % tile == 0; };
-  const bool whole_along = whole(most_along, source.line);
-  const bool whole_across = whole(most_across, source.lines);
-  const Expr at = (mod(stage, stages_) * source.lines + line) * source.line + rotated(source, line, chunk) * kChunk;
-  const auto place = [&](Expr past) {
-    Substitution map = batch_map_;
-    map.merge(unflatten(k, source.along_k ? along + past : across));
-    map.merge(unflatten(free, source.along_k ? across : along + past));
-    return map;
-  };
-  tile_ir::Block body;
-  std::vector<Cond> guard;
-  if (!whole_across) guard.push_back(less(across, most_across));
-  if (source.copied) {
-    const loop_ir::Load load = substituted(*source.copied, place(0));
-    tile_ir::CopyAsync copy{source.tile, {at}, load.buffer, load.index, static_cast<int64_t>(source.dimension), kChunk, kChunk, guard};
-    copy.guard.insert(copy.guard.end(), load.guard.begin(), load.guard.end());
-    if (!whole_along) copy.count = most_along - along;
-    body.push_back(make(std::move(copy)));
-  } else {
-    const std::string zero = names_.fresh("none");
-    const std::string stored = names_.fresh("n");
-    if (!whole_along) guard.push_back(less(along + sym(v), most_along));
-    const Substitution map = place(sym(v));
-    tile_ir::Block inside = convert(source.slice, map, {});
-    inside.push_back(make(tile_ir::Store{source.next, {sym(v)}, source.value, {}, Combiner::set}));
-    body.push_back(make(tile_ir::Alloc{source.next, source.dtype, {kChunk}, Space::reg}));
-    if (guard.empty()) {
-      body.push_back(make(tile_ir::For{axis(v, 0, kChunk, LoopKind::lanes), std::move(inside)}));
-    } else {
-      tile_ir::Block vector{make(tile_ir::Let{zero, source.dtype, Fn::constant, {}, Scalar::of_float(source.dtype, 0), 0}),
-                            make(tile_ir::Store{source.next, {sym(v)}, zero, {}, Combiner::set}), make(tile_ir::If{guard, std::move(inside)})};
-      body.push_back(make(tile_ir::For{axis(v, 0, kChunk, LoopKind::lanes), std::move(vector)}));
-    }
-    const std::string w = names_.fresh("v");
-    body.push_back(make(tile_ir::For{axis(w, 0, kChunk, LoopKind::lanes),
-                                     {make(tile_ir::Load{stored, source.dtype, source.next, {sym(w)}, {}, {}}),
-                                      make(tile_ir::Store{source.tile, {at + sym(w)}, stored, {}, Combiner::set})}}));
-  }
-  if (chunks < threads_)
-    return {make(tile_ir::If{{less(sym(thread_), chunks)}, {make(tile_ir::For{axis(q, 0, 1, LoopKind::unroll), std::move(body)})}})};
-  return {make(tile_ir::For{axis(q, 0, chunks / threads_, LoopKind::unroll), std::move(body)})};
+/// A stage of one operand's tile into shared memory.
+tile_ir::Block GpuMatrix::fetch(size_t product, const MatrixTile& tile, Expr stage) {
+  const TileCopy copy{sym(thread_),
+                      threads_,
+                      mod(stage, stages_) * tile.elements(),
+                      tile.of_rows ? first_row_ : first_column_,
+                      stage * step_,
+                      &items_[product].reduce->axes,
+                      tile.of_rows ? &rows_ : &columns_,
+                      &batch_map_};
+  return copy_tile(tile, copy, names_);
 }
 
 /// The products of one stage: a warp holds all its columns of 16 k, and goes through its rows.
@@ -440,10 +299,9 @@ tile_ir::Block GpuMatrix::multiply(size_t product, Expr buffer) {
   const int64_t warp_columns = tile_columns_ / warps_across_;
   const std::string k = names_.fresh("kk");
   const Expr depth = sym(k) * kMatrixDepth;
-  const auto load = [&](const std::string& name, const Source& source, Expr first) {
-    std::vector<Expr> at = row_of_matrix(source, buffer, first, depth);
-    const Expr flat = (at[0] * source.lines + at[1]) * source.line + at[2];
-    return make(tile_ir::LoadMatrix{name, source.dtype, source.tile, {flat}, 4, !source.along_k});
+  const auto load = [&](const std::string& name, const MatrixTile& tile, Expr first) {
+    return make(
+        tile_ir::LoadMatrix{name, tile.dtype, tile.tile, {tile.row_of_matrix(lane(), buffer * tile.elements(), first, depth)}, 4, !tile.along_k});
   };
   tile_ir::Block body;
   std::vector<std::string> columns;

@@ -90,6 +90,9 @@ bool GpuRowVectors::match() {
 
 bool GpuRowVectors::match_loop(const std::vector<loop_ir::Axis>& axes, const loop_ir::Block& body) {
   const Expr n = count(axes);
+  if (axes.size() > 1)
+    for (const loop_ir::Axis& a : outer_)
+      if (symbols_of(n).count(a.name) > 0) return false;
   if (extent_ == Expr(0))
     extent_ = n;
   else if (extent_ != n)
@@ -179,12 +182,13 @@ GpuRowVectors::Pieces GpuRowVectors::pieces(const std::vector<loop_ir::Axis>& ax
   piece_ = names_.fresh("c");
   lane_ = names_.fresh("v");
   const bool whole = extent_.is_constant() && extent_.value() % (threads_ * lanes_) == 0;
+  const Expr extent = substitute(extent_, row_map_);  // the last chunk of a long reduction is shorter
   Expr first = keeps_ ? (sym(piece_) * threads_ + sym(thread_)) * lanes_ : sym(piece_);
   if (keeps_)
     out.axes.push_back(axis(piece_, 0, steps(), LoopKind::unroll));
   else
-    out.axes.push_back(axis(piece_, sym(thread_) * lanes_, extent_, LoopKind::serial, threads_ * lanes_));
-  out.axes.push_back(axis(lane_, 0, whole ? Expr(lanes_) : min(lanes_, extent_ - first), LoopKind::lanes));
+    out.axes.push_back(axis(piece_, sym(thread_) * lanes_, extent, LoopKind::serial, threads_ * lanes_));
+  out.axes.push_back(axis(lane_, 0, whole ? Expr(lanes_) : min(lanes_, extent - first), LoopKind::lanes));
   out.map = row_map_;
   const Expr element = first + sym(lane_);
   out.map.merge(axes.size() == 1 ? Substitution{{axes[0].name, element}} : unflatten(axes, element));

@@ -1,0 +1,183 @@
+#include "target/cuda/schedule/matrix_tile.h"
+
+#include <algorithm>
+
+#include "target/cuda/schedule/access.h"
+
+namespace deplo::loop_to_tile {
+
+using tile_ir::LoopKind;
+using tile_ir::Space;
+
+namespace {
+
+constexpr int64_t kLine = 8;  // chunks in which all banks lie
+
+const std::string& name_of(const loop_ir::Stmt& stmt) {
+  static const std::string kNone;
+  if (const auto* let = std::get_if<loop_ir::Let>(&stmt.node)) return let->name;
+  if (const auto* load = std::get_if<loop_ir::Load>(&stmt.node)) return load->name;
+  return kNone;
+}
+
+/// Whether vectors along the last of the axes, taken as one index, stay in one row of it.
+bool in_chunks(const std::vector<loop_ir::Axis>& axes) {
+  const Expr last = axes.back().extent;
+  return axes.size() == 1 || (last.is_constant() && last.value() % kChunk == 0);
+}
+
+}  // namespace
+
+void MatrixTile::set_shape(int64_t width, int64_t depth) {
+  filled = along_k ? depth : width;
+  lines = along_k ? width : depth;
+  line = filled;
+  const int64_t chunks = filled / kChunk;
+  if (chunks > kLine / 2) line = (chunks + kLine - 1) / kLine * kLine * kChunk;
+  if (chunks == kLine / 2 - 1) line = kLine / 2 * kChunk;
+}
+
+Expr MatrixTile::rotated(Expr line_at, Expr chunk) const {
+  const int64_t turn = std::min(line / kChunk, kLine);
+  if (turn == 1) return chunk;
+  // Eight lines of a matrix: lines of columns are taken in the order of the sums.
+  Expr by = floordiv(line_at, kLine / turn);
+  if (along_k && !of_rows && lanes > 2) {
+    by = floordiv(line_at, lanes);
+    if (turn == kLine) by = by * 2 + mod(line_at, 2);
+  }
+  if (line / kChunk <= kLine) return mod(chunk + by, turn);
+  return floordiv(chunk, kLine) * kLine + mod(chunk + by, kLine);
+}
+
+Expr MatrixTile::row_of_matrix(Expr lane, Expr begin, Expr first, Expr depth) const {
+  const Expr row = mod(lane, 8);
+  const Expr matrix = floordiv(lane, 8);
+  const Expr second = mod(matrix, 2);
+  const Expr fourth = floordiv(matrix, 2);
+  const Expr next = of_rows ? second : fourth;  // 8 rows or columns on
+  const Expr deeper = of_rows ? fourth : second;
+  if (!along_k) {
+    const Expr at = depth + deeper * 8 + row;
+    return begin + at * line + rotated(at, floordiv(first, kChunk) + next) * kChunk;
+  }
+  Expr at = first + next * 8 + row;
+  if (!of_rows && lanes > 2) {
+    // Columns 8 t to 8 t + 7 of the unit, of a group of lanes / 2 times 8, are 2 t and 2 t + 1 of each of a group's four vectors.
+    const int64_t width = lanes / 2 * kMatrixColumns;
+    const Expr unit = floordiv(first, width) * width;
+    const Expr t = floordiv(mod(first, width), kMatrixColumns) + next;
+    at = unit + floordiv(row, 2) * lanes + t * 2 + mod(row, 2);
+  }
+  return begin + at * line + rotated(at, floordiv(depth, kChunk) + deeper) * kChunk;
+}
+
+std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const loop_ir::Block& slice, const std::string& value,
+                                           const std::vector<loop_ir::Axis>& k, const std::vector<loop_ir::Axis>& free, bool of_rows) {
+  MatrixTile tile;
+  tile.of_rows = of_rows;
+  const loop_ir::Let* widened = nullptr;
+  for (const auto& stmt : slice)
+    if (name_of(*stmt) == value) widened = std::get_if<loop_ir::Let>(&stmt->node);
+  if (!widened || widened->fn != Fn::cast || widened->dtype != DType::f32) return std::nullopt;
+  tile.value = widened->operands[0];
+  for (const auto& stmt : slice) {
+    if (name_of(*stmt) != value) tile.slice.push_back(stmt);
+    if (name_of(*stmt) != tile.value) continue;
+    if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) tile.dtype = let->dtype;
+    if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) tile.dtype = load->dtype;
+  }
+  if (tile.dtype != DType::bf16 && tile.dtype != DType::f16) return std::nullopt;
+
+  // Tiles lie as memory does, along k where there is a choice.
+  const std::vector<GlobalAccess> accesses = global_accesses(kernel, tile.slice);
+  const auto runs = [&](const loop_ir::Axis& axis) {
+    return std::any_of(accesses.begin(), accesses.end(), [&](const GlobalAccess& access) {
+      auto step = linear_coefficient(access.offset, axis.name);
+      return step && step->is(1);
+    });
+  };
+  tile.along_k = runs(k.back()) || !runs(free.back());
+  const std::vector<loop_ir::Axis>& along = tile.along_k ? k : free;
+  const auto* load = tile.slice.size() == 1 ? std::get_if<loop_ir::Load>(&tile.slice[0]->node) : nullptr;
+  const loop_ir::Param* param = load ? kernel.find_param(load->buffer) : nullptr;
+  if (!param || param->kind != loop_ir::ParamKind::in || !in_chunks(along)) return tile;
+  const std::string& axis = along.back().name;
+  if (std::any_of(load->guard.begin(), load->guard.end(), [&](const Cond& c) { return symbols_of(c.expr).count(axis) > 0; })) return tile;
+  if (load->fill.f != 0 && !load->guard.empty()) return tile;
+  for (size_t d = 0; d < load->index.size(); ++d) {
+    auto step = linear_coefficient(load->index[d], axis);
+    if (!symbols_of(load->index[d]).count(axis)) continue;
+    if (tile.copied || !step || !step->is(1) || !param->strides[d].is(1)) {
+      tile.copied = nullptr;
+      break;
+    }
+    tile.copied = load;
+    tile.dimension = d;
+  }
+  return tile;
+}
+
+tile_ir::Block copy_tile(const MatrixTile& tile, const TileCopy& copy, loop_ir::Names& names) {
+  const int64_t in_line = (tile.filled + kChunk - 1) / kChunk;
+  const int64_t chunks = tile.lines * in_line;
+  const std::string q = names.fresh("q");
+  const std::string v = names.fresh("v");
+  const Expr number = copy.thread + sym(q) * copy.threads;
+  const Expr line = floordiv(number, in_line);
+  const Expr chunk = mod(number, in_line);
+  const Expr along = (tile.along_k ? copy.depth : copy.first) + chunk * kChunk;
+  const Expr across = (tile.along_k ? copy.first : copy.depth) + line;
+  const Expr most_along = count(tile.along_k ? *copy.k : *copy.free);
+  const Expr most_across = count(tile.along_k ? *copy.free : *copy.k);
+  // Whether tiles end where the operand does.
+  const auto whole = [&](Expr extent, int64_t of) { return extent.is_constant() && extent.value() % of == 0; };
+  const bool whole_along = whole(most_along, tile.filled);
+  const bool whole_across = whole(most_across, tile.lines);
+  const Expr at = copy.begin + line * tile.line + tile.rotated(line, chunk) * kChunk;
+  const auto place = [&](Expr past) {
+    Substitution map = *copy.batch;
+    map.merge(unflatten(*copy.k, tile.along_k ? along + past : across));
+    map.merge(unflatten(*copy.free, tile.along_k ? across : along + past));
+    return map;
+  };
+  tile_ir::Block body;
+  std::vector<Cond> guard;
+  if (!whole_across) guard.push_back(less(across, most_across));
+  if (tile.copied) {
+    const loop_ir::Load load = substituted(*tile.copied, place(0));
+    tile_ir::CopyAsync node{tile.tile, {at}, load.buffer, load.index, static_cast<int64_t>(tile.dimension), kChunk, kChunk, guard};
+    node.guard.insert(node.guard.end(), load.guard.begin(), load.guard.end());
+    if (!whole_along) node.count = most_along - along;
+    body.push_back(make(std::move(node)));
+  } else {
+    const std::string zero = names.fresh("none");
+    const std::string stored = names.fresh("n");
+    if (!whole_along) guard.push_back(less(along + sym(v), most_along));
+    const Substitution map = place(sym(v));
+    tile_ir::Block inside;
+    for (const auto& stmt : tile.slice) {
+      if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) inside.push_back(make(substituted(*let, map)));
+      if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) inside.push_back(make(substituted(*load, map)));
+    }
+    inside.push_back(make(tile_ir::Store{tile.next, {sym(v)}, tile.value, {}, Combiner::set}));
+    body.push_back(make(tile_ir::Alloc{tile.next, tile.dtype, {kChunk}, Space::reg}));
+    if (guard.empty()) {
+      body.push_back(make(tile_ir::For{axis(v, 0, kChunk, LoopKind::lanes), std::move(inside)}));
+    } else {
+      tile_ir::Block vector{make(tile_ir::Let{zero, tile.dtype, Fn::constant, {}, Scalar::of_float(tile.dtype, 0), 0}),
+                            make(tile_ir::Store{tile.next, {sym(v)}, zero, {}, Combiner::set}), make(tile_ir::If{guard, std::move(inside)})};
+      body.push_back(make(tile_ir::For{axis(v, 0, kChunk, LoopKind::lanes), std::move(vector)}));
+    }
+    const std::string w = names.fresh("v");
+    body.push_back(make(tile_ir::For{axis(w, 0, kChunk, LoopKind::lanes),
+                                     {make(tile_ir::Load{stored, tile.dtype, tile.next, {sym(w)}, {}, {}}),
+                                      make(tile_ir::Store{tile.tile, {at + sym(w)}, stored, {}, Combiner::set})}}));
+  }
+  if (chunks < copy.threads)
+    return {make(tile_ir::If{{less(copy.thread, chunks)}, {make(tile_ir::For{axis(q, 0, 1, LoopKind::unroll), std::move(body)})}})};
+  if (chunks % copy.threads != 0) body = {make(tile_ir::If{{less(number, chunks)}, std::move(body)})};
+  return {make(tile_ir::For{axis(q, 0, (chunks + copy.threads - 1) / copy.threads, LoopKind::unroll), std::move(body)})};
+}
+
+}  // namespace deplo::loop_to_tile

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "loop_ir/build.h"
+#include "target/cuda/schedule/block.h"
+
+namespace deplo::loop_to_tile {
+
+constexpr int64_t kWarp = 32;
+constexpr int64_t kMatrixRows = 16, kMatrixColumns = 8, kMatrixDepth = 16;  ///< of one instruction of a matrix unit
+constexpr int64_t kChunk = 8;                                               ///< elements of 16 bytes
+
+/// An operand of a matrix product in shared memory, as a block copies it there and as its warps load matrices from it.
+///
+/// A line of a tile is the tile's extent along k, or, of an operand along whose rows or columns memory runs, along these. Its chunks of 16 bytes are
+/// rotated by the line, so that eight lines at one chunk, which are what a matrix is loaded from, lie in different banks. Columns that lie along k
+/// may be given to the matrix unit in an order that puts `lanes` of them side by side in a thread's sums.
+struct MatrixTile {
+  DType dtype = DType::f32;               ///< of its elements before they were widened for the product
+  std::string value;                      ///< the name of such an element
+  loop_ir::Block slice;                   ///< statements that compute it
+  const loop_ir::Load* copied = nullptr;  ///< the only statement, if it can be copied 16 bytes at a time
+  size_t dimension = 0;                   ///< of its buffer along which memory runs
+  bool along_k = true;
+  bool of_rows = true;
+  std::string tile, next;                   ///< in shared memory, and in registers
+  int64_t line = 0, lines = 0, filled = 0;  ///< elements of a line of the tile, lines, and elements of a line that are filled
+  int64_t lanes = 2;
+
+  /// `width` rows or columns by `depth` of k. Lines become long enough for their chunks to be rotated.
+  void set_shape(int64_t width, int64_t depth);
+  int64_t elements() const { return line * lines; }
+  /// The beginning of the row of a matrix that lane `lane` of a warp names: `first` and `depth` are the matrices' first row or column and first k in
+  /// the tile that begins at `begin`. Four of 8 x 8 make 16 rows at 16 k, in the order of columns, or 16 columns, in the order of rows.
+  Expr row_of_matrix(Expr lane, Expr begin, Expr first, Expr depth) const;
+  /// Where chunk `chunk` of a line lies in it, in chunks.
+  Expr rotated(Expr line_at, Expr chunk) const;
+};
+
+/// The elements of which a factor of a product is the widened value, exactly; nothing where they are not of 16 bits.
+std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const loop_ir::Block& slice, const std::string& value,
+                                           const std::vector<loop_ir::Axis>& k, const std::vector<loop_ir::Axis>& free, bool of_rows);
+
+/// Which part of an operand becomes a tile, and who copies it.
+struct TileCopy {
+  Expr thread;
+  int64_t threads = 0;
+  Expr begin;         ///< of the tile in its array
+  Expr first, depth;  ///< row or column, and k, of its first element
+  const std::vector<loop_ir::Axis>* k = nullptr;
+  const std::vector<loop_ir::Axis>* free = nullptr;
+  const Substitution* batch = nullptr;
+};
+
+/// Copies 16 bytes at a time, zeros beyond the edges: asynchronously where the operand lies in memory as it is.
+tile_ir::Block copy_tile(const MatrixTile& tile, const TileCopy& copy, loop_ir::Names& names);
+
+}  // namespace deplo::loop_to_tile

@@ -1,0 +1,748 @@
+#include "target/cuda/schedule/online.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "analysis/cost.h"
+#include "base/error.h"
+#include "target/cuda/devices.h"
+
+namespace deplo::loop_to_tile {
+
+using analysis::WeightedSum;
+using loop_ir::Block;
+using loop_ir::Let;
+using loop_ir::Load;
+using loop_ir::Store;
+using tile_ir::LoopKind;
+using tile_ir::Space;
+
+namespace {
+
+constexpr double kLeastRows = 8;     // fewer leave matrix units idle
+constexpr int64_t kMostDepth = 256;  // of keys and of values
+constexpr int64_t kMostSums = 192;   // of a thread: scores and sums of values
+constexpr int64_t kFewBytes = 48 << 10;
+constexpr double kMostGrowth = 8;  // of weights, as an exponent of 2
+constexpr double kLog2E = 1.4426950408889634;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// What a schedule may ask for.
+constexpr int64_t kMostTile = 256, kMostWarps = 16, kMostStages = 4;
+
+std::string name_of(const loop_ir::Stmt& stmt) {
+  if (const auto* let = std::get_if<Let>(&stmt.node)) return let->name;
+  if (const auto* load = std::get_if<Load>(&stmt.node)) return load->name;
+  return "";
+}
+
+void note_uses(const loop_ir::Stmt& stmt, std::set<std::string>& into) {
+  if (const auto* let = std::get_if<Let>(&stmt.node)) {
+    into.insert(let->operands.begin(), let->operands.end());
+    collect_symbols(let->index, into);
+  } else if (const auto* load = std::get_if<Load>(&stmt.node)) {
+    for (Expr e : load->index) collect_symbols(e, into);
+    for (const Cond& c : load->guard) collect_symbols(c.expr, into);
+  }
+}
+
+/// The statements of a pool, in order, that some names take.
+Block needed(const Block& pool, std::set<std::string> names) {
+  Block out;
+  for (size_t i = pool.size(); i-- > 0;) {
+    if (names.count(name_of(*pool[i])) == 0) continue;
+    note_uses(*pool[i], names);
+    out.insert(out.begin(), pool[i]);
+  }
+  return out;
+}
+
+void append(tile_ir::Block& to, tile_ir::Block from) { std::move(from.begin(), from.end(), std::back_inserter(to)); }
+
+Ref<tile_ir::Stmt> unroll(const std::string& name, int64_t trips, tile_ir::Block body) {
+  return make(tile_ir::For{axis(name, 0, trips, LoopKind::unroll), std::move(body)});
+}
+
+Ref<tile_ir::Stmt> store(const std::string& array, std::vector<Expr> index, const std::string& value) {
+  return make(Store{array, std::move(index), value, {}, Combiner::set});
+}
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+}  // namespace
+
+GpuOnline::GpuOnline(const loop_ir::Kernel& kernel) : kernel_(kernel) {
+  names_.reserve(kernel);
+  for (const char* name : {"u", "h", "g", "c"}) names_.reserve(name);
+  possible_ = recognize();
+}
+
+// ---- recognition -----------------------------------------------------------------------------------------------------
+
+bool GpuOnline::recognize() {
+  const OuterNest nest = outer_nest(kernel_);
+  if (nest.axes.empty() || !colliding_stores(kernel_).empty()) return false;
+  nest_ = nest.axes;
+  auto found = analysis::find_weighted_sum(kernel_, *nest.inner);
+  if (!found || !found->contractions) return false;
+  sum_ = std::move(*found);
+  limits_ = analysis::key_limits(sum_);
+  depth_axes_ = sum_.contractions->scores.reduce->axes;
+  const auto depth = depth_axes_[0].extent.as_constant();
+  const auto columns = sum_.column.extent.as_constant();
+  if (!depth || *depth < 1 || *depth > kMostDepth || !columns || *columns < 1 || *columns > kMostDepth) return false;
+  depth_ = round_up(*depth, kMatrixDepth);
+  width_ = round_up(*columns, 2 * kMatrixColumns);
+  return find_row() && find_operands() && reads_inputs_alone();
+}
+
+/// Of the axes that queries alone have, the longest one, or the last one of those whose lengths are not known.
+bool GpuOnline::find_row() {
+  const WeightedSum::Contractions& pair = *sum_.contractions;
+  const loop_ir::Axis* best = nullptr;
+  for (const auto& a : nest_) {
+    if (pair.queries.axes.count(a.name) == 0 || pair.keys.axes.count(a.name) > 0 || pair.value.axes.count(a.name) > 0) continue;
+    const bool longer = !best || !a.extent.is_constant() || (best->extent.is_constant() && a.extent.value() > best->extent.value());
+    if (longer) best = &a;
+  }
+  if (!best) return false;
+  row_ = *best;
+  for (const auto& a : nest_)
+    if (a.name != row_.name) batch_.push_back(a);
+  row_axes_ = {row_};
+  key_axes_ = {sum_.key};
+  column_axes_ = {sum_.column};
+  return true;
+}
+
+/// With the statements outside of the reductions that the operands take: none may need what is known only at the end.
+bool GpuOnline::find_operands() {
+  const WeightedSum::Contractions& pair = *sum_.contractions;
+  Block outside = sum_.rows;
+  outside.insert(outside.end(), sum_.score.begin(), sum_.score.end());
+  auto prepare = [&](MatrixTile& tile, const analysis::ContractionOperand& source, const Block& around, const std::vector<loop_ir::Axis>& k,
+                     const std::vector<loop_ir::Axis>& free, bool of_rows, const char* name) {
+    Block pool = around;
+    pool.insert(pool.end(), source.slice.begin(), source.slice.end());
+    const Block slice = needed(pool, {source.value});
+    auto found = find_matrix_tile(kernel_, slice, source.value, k, free, of_rows);
+    if (!found || !is_early(slice)) return false;
+    tile = std::move(*found);
+    tile.tile = names_.fresh(std::string(name) + "_tile");
+    tile.next = names_.fresh(std::string(name) + "_next");
+    return true;
+  };
+  if (!prepare(queries_, pair.queries, outside, depth_axes_, row_axes_, true, "q")) return false;
+  if (!prepare(keys_tile_, pair.keys, outside, depth_axes_, key_axes_, false, "k")) return false;
+  Block column = sum_.rows;
+  for (const auto& s : sum_.column_body)
+    if (!name_of(*s).empty()) column.push_back(s);
+  // Values are summed over an axis of their own, which is as long as that of the keys.
+  if (!prepare(values_, pair.value, column, pair.values.reduce->axes, column_axes_, false, "v")) return false;
+  if (queries_.dtype != keys_tile_.dtype) return false;
+  // Weights are rounded to 16 bits, which results of more would show.
+  std::set<std::string> exact{pair.values.result};
+  for (const auto& s : sum_.column_body) {
+    const auto* store = std::get_if<Store>(&s->node);
+    if (store && exact.count(store->value) > 0 && size_of(kernel_.find_param(store->buffer)->dtype) > 2) return false;
+    const auto* let = std::get_if<Let>(&s->node);
+    const bool follows = let && std::any_of(let->operands.begin(), let->operands.end(), [&](const auto& name) { return exact.count(name) > 0; });
+    if (follows && size_of(let->dtype) > 2) exact.insert(let->name);
+  }
+  score_ = needed(outside, {sum_.scored});
+  Block pool = sum_.rows;
+  pool.insert(pool.end(), sum_.read.begin(), sum_.read.end());
+  read_ = needed(pool, {sum_.read_value});
+  const auto* load = read_.size() == 1 ? std::get_if<Load>(&read_[0]->node) : nullptr;
+  guarded_ = load && load->buffer == sum_.local && (load->guard.empty() || (std::isinf(load->fill.f) && load->fill.f < 0));
+  for (const Block* block : {&score_, &read_})
+    for (const auto& s : *block) {
+      const auto* from = std::get_if<Load>(&s->node);
+      reads_memory_ = reads_memory_ || (from && from->buffer != sum_.local);
+    }
+  find_scale();
+  exact_most_ = !only_shifts();
+  return is_early(score_) && is_early(read_);
+}
+
+/// Where a score is the sum of products times a positive number, exponents are of the sum: one product less for each.
+void GpuOnline::find_scale() {
+  if (!guarded_) return;
+  is_scaled_ = sum_.scored == sum_.contractions->scores.result;
+  const Let* product = nullptr;
+  std::map<std::string, double> constants;
+  for (const auto& s : score_) {
+    const auto* let = std::get_if<Let>(&s->node);
+    if (!let) return;
+    if (let->fn == Fn::constant)
+      constants[let->name] = let->literal.f;
+    else if (product || let->fn != Fn::mul || let->name != sum_.scored)
+      return;
+    else
+      product = let;
+  }
+  if (!product) return;
+  for (size_t i : {0, 1}) {
+    auto number = constants.find(product->operands[i]);
+    if (number == constants.end() || product->operands[1 - i] != sum_.contractions->scores.result) continue;
+    if (!(number->second > 0) || !std::isfinite(number->second)) continue;
+    scale_ = number->second;
+    is_scaled_ = true;
+  }
+}
+
+/// Whether what follows the sums would be the same for any other score than the greatest that weights were relative to: it is compared with -inf, or
+/// added to the logarithm of the sum.
+bool GpuOnline::only_shifts() const {
+  std::map<std::string, const Let*> lets;
+  bool shifts = sum_.normalized;
+  Block all = sum_.rows;
+  all.insert(all.end(), sum_.column_body.begin(), sum_.column_body.end());
+  for (const auto& s : all)
+    if (const auto* let = std::get_if<Let>(&s->node)) lets[let->name] = let;
+  const auto is_a = [&](const std::string& name, Fn fn) { return lets.count(name) > 0 && lets.at(name)->fn == fn; };
+  const auto is_log_of_sum = [&](const std::string& name) { return is_a(name, Fn::log) && lets.at(name)->operands[0] == sum_.sum; };
+  const auto is_lowest = [&](const std::string& name) {
+    return is_a(name, Fn::constant) && std::isinf(lets.at(name)->literal.f) && lets.at(name)->literal.f < 0;
+  };
+  const std::string& result = sum_.contractions->values.result;
+  for (const auto& s : all) {
+    const auto* let = std::get_if<Let>(&s->node);
+    std::set<std::string> used;
+    if (let) used = {let->operands.begin(), let->operands.end()};
+    if (const auto* store = std::get_if<Store>(&s->node)) used = {store->value};
+    const auto other = [&](const std::string& than) { return let->operands[0] == than ? let->operands[1] : let->operands[0]; };
+    if (used.count(sum_.max) > 0)
+      if (!let || !((let->fn == Fn::eq && is_lowest(other(sum_.max))) || (let->fn == Fn::add && is_log_of_sum(other(sum_.max))))) return false;
+    // A logarithm of the sum alone says how it is relative.
+    if (let && is_log_of_sum(let->name)) {
+      for (const auto& user : all) {
+        const auto* later = std::get_if<Let>(&user->node);
+        const auto* store = std::get_if<Store>(&user->node);
+        if (store && store->value == let->name) return false;
+        if (!later || std::count(later->operands.begin(), later->operands.end(), let->name) == 0) continue;
+        const std::string& beside = later->operands[0] == let->name ? later->operands[1] : later->operands[0];
+        if (later->fn != Fn::add || beside != sum_.max) return false;
+      }
+    } else if (used.count(sum_.sum) > 0) {
+      const bool divides = let && let->fn == Fn::div && let->operands[0] == result && let->operands[1] == sum_.sum;
+      if (!divides) return false;
+      shifts = true;
+    }
+    const bool divides = let && let->fn == Fn::div && let->operands[0] == result && let->operands[1] == sum_.sum;
+    if (!sum_.normalized && used.count(result) > 0 && !divides) return false;
+  }
+  return shifts;
+}
+
+bool GpuOnline::is_early(const Block& block) const {
+  std::set<std::string> used;
+  for (const auto& s : block) note_uses(*s, used);
+  return used.count(sum_.max) == 0 && used.count(sum_.sum) == 0 && used.count(sum_.contractions->values.result) == 0;
+}
+
+/// Rows run in blocks: what one of them stores, no statement may read.
+bool GpuOnline::reads_inputs_alone() const {
+  std::set<std::string> inputs;
+  for (const auto& p : kernel_.params)
+    if (p.kind == loop_ir::ParamKind::in) inputs.insert(p.name);
+  for (const Block* block : {&queries_.slice, &keys_tile_.slice, &values_.slice, &score_, &read_, &sum_.rows, &sum_.column_body})
+    for (const auto& s : *block) {
+      const auto* load = std::get_if<Load>(&s->node);
+      if (load && load->buffer != sum_.local && inputs.count(load->buffer) == 0) return false;
+    }
+  return true;
+}
+
+// ---- the schedule as data --------------------------------------------------------------------------------------------
+
+int64_t GpuOnline::shared_bytes(int64_t rows, int64_t keys, int64_t stages) const {
+  MatrixTile q = queries_;
+  MatrixTile k = keys_tile_;
+  MatrixTile v = values_;
+  q.set_shape(rows, depth_);
+  k.set_shape(keys, depth_);
+  v.set_shape(width_, keys);
+  return 2 * (q.elements() + stages * (k.elements() + v.elements()));
+}
+
+bool GpuOnline::fits(const SizeHints& hints, const std::string& arch) const {
+  if (!possible_ || cuda_generation(arch) < 80) return false;
+  return analysis::estimate(row_.extent, hints, kernel_.symbols) >= kLeastRows;
+}
+
+/// As many rows a warp as its registers allow, since each matrix of keys and values that it loads is for all of them; fewer where blocks would be too
+/// few to fill the device.
+Schedule GpuOnline::propose(const SizeHints& hints, const std::string& arch) const {
+  const CudaModel& model = cuda_model(arch);
+  const double rows = analysis::estimate(row_.extent, hints, kernel_.symbols);
+  const double batch = std::max(1.0, analysis::estimate(count(batch_), hints, kernel_.symbols));
+  int64_t keys = std::max(depth_, width_) > 128 ? 32 : 64;
+  const double length = analysis::estimate(sum_.key.extent, hints, kernel_.symbols);
+  while (keys > 16 && length <= static_cast<double>(keys) / 2) keys /= 2;
+  int64_t tile = 128;
+  int64_t warps = 4;
+  const auto blocks = [&] { return batch * std::ceil(rows / static_cast<double>(tile)); };
+  const bool fit = 2 * (width_ + keys) / 2 <= kMostSums;
+  if (!fit || rows <= 64 || blocks() < model.sms) tile = 64;
+  while (tile > kMatrixRows && rows <= static_cast<double>(tile) / 2) {
+    tile /= 2;
+    warps = std::max<int64_t>(1, warps / 2);
+  }
+  const int64_t most = model.shared_kb_block << 10;
+  while (keys > 16 && shared_bytes(tile, keys, 1) > most) keys /= 2;
+  const int64_t stages = shared_bytes(tile, keys, 2) <= kFewBytes ? 2 : 1;
+  return {"gpu_online",
+          {{"tile", {{row_.name, tile}}}, {"tile", {{sum_.key.name, keys}}}, {"warps", {{row_.name, warps}}}, {"stages", {{"", stages}}}}};
+}
+
+void GpuOnline::read(const Schedule& schedule) {
+  ScheduleReader reader(kernel_.name, schedule);
+  if (!possible_) reader.fail("the kernel's rows are no sums of values of bf16 or f16 weighted by a softmax of scores");
+  auto tile = [&](const std::string& name) {
+    const Directive* d = reader.find("tile", name);
+    if (!d) reader.fail(fmt::format("it needs 'tile({}=...)'", name));
+    reader.only(*d, {name});
+    const int64_t n = reader.number(*d, name, kMatrixRows, kMostTile);
+    if (n % kMatrixRows != 0) reader.fail(*d, fmt::format("allowed: multiples of {}", kMatrixRows));
+    return n;
+  };
+  rows_ = tile(row_.name);
+  keys_ = tile(sum_.key.name);
+  const Directive& warps = reader.one("warps");
+  reader.only(warps, {row_.name});
+  warps_ = reader.number(warps, row_.name, 1, kMostWarps);
+  if (rows_ % (warps_ * kMatrixRows) != 0) reader.fail(warps, fmt::format("allowed: what leaves each warp a multiple of {} rows", kMatrixRows));
+  const int64_t sums = units() * (width_ + keys_) / 2;
+  if (sums > kMostSums) reader.fail(warps, fmt::format("each thread would have {} scores and sums in registers, allowed: {}", sums, kMostSums));
+  const Directive& stages = reader.one("stages");
+  reader.only(stages, {""});
+  stages_ = reader.number(stages, "", 1, kMostStages);
+  const int64_t bytes = shared_bytes(rows_, keys_, stages_);
+  if (bytes > kMostSharedBytes) reader.fail(fmt::format("its tiles need {} bytes of shared memory, a block has at most {}", bytes, kMostSharedBytes));
+  reader.finish("tile, warps and stages");
+  queries_.set_shape(rows_, depth_);
+  keys_tile_.set_shape(keys_, depth_);
+  values_.set_shape(width_, keys_);
+}
+
+// ---- statements ------------------------------------------------------------------------------------------------------
+
+std::string GpuOnline::let(tile_ir::Block& into, Fn fn, std::vector<std::string> operands, DType dtype) {
+  const std::string name = names_.fresh("w");
+  into.push_back(make(Let{name, dtype, fn, std::move(operands), {}, 0}));
+  return name;
+}
+
+std::string GpuOnline::number(tile_ir::Block& into, double value) {
+  const std::string name = names_.fresh("n");
+  into.push_back(make(Let{name, DType::f32, Fn::constant, {}, Scalar::of_float(DType::f32, value), 0}));
+  return name;
+}
+
+std::string GpuOnline::load(tile_ir::Block& into, const std::string& array, std::vector<Expr> index) {
+  const std::string name = names_.fresh("x");
+  into.push_back(make(Load{name, DType::f32, array, std::move(index), {}, {}}));
+  return name;
+}
+
+Ref<tile_ir::Stmt> GpuOnline::over_groups(int64_t groups, tile_ir::Block body) const {
+  return unroll("g", groups, {make(tile_ir::For{axis("c", 0, 2, LoopKind::lanes), std::move(body)})});
+}
+
+Ref<tile_ir::Stmt> GpuOnline::per_row(tile_ir::Block body) const { return unroll("u", units(), {unroll("h", 2, std::move(body))}); }
+
+Ref<tile_ir::Stmt> GpuOnline::per_thread(int64_t groups, tile_ir::Block body) const { return per_row({over_groups(groups, std::move(body))}); }
+
+Substitution GpuOnline::at(Expr row, Expr key) const {
+  Substitution map = batch_map_;
+  map[row_.name] = row;
+  map[sum_.key.name] = key;
+  map[sum_.read_axis] = key;
+  return map;
+}
+
+/// Statements at a row and key; scores are read in registers.
+tile_ir::Block GpuOnline::converted(const Block& block, const Substitution& map) const {
+  tile_ir::Block out;
+  for (const auto& stmt : block) {
+    if (const auto* let = std::get_if<Let>(&stmt->node)) out.push_back(make(substituted(*let, map)));
+    if (const auto* store = std::get_if<Store>(&stmt->node)) out.push_back(make(substituted(*store, map)));
+    const auto* load = std::get_if<Load>(&stmt->node);
+    if (!load) continue;
+    Load copy = substituted(*load, map);
+    if (copy.buffer == sum_.local) {
+      copy.buffer = scores_;
+      copy.index = place();
+    }
+    out.push_back(make(std::move(copy)));
+  }
+  return out;
+}
+
+// ---- the block -------------------------------------------------------------------------------------------------------
+
+tile_ir::Block GpuOnline::apply(const Schedule& schedule) {
+  read(schedule);
+  block_ = names_.fresh("b");
+  thread_x_ = names_.fresh("tx");
+  thread_y_ = names_.fresh("ty");
+  scores_ = names_.fresh("scores");
+  sums_ = names_.fresh("sums");
+  base_ = names_.fresh("base");
+  most_ = names_.fresh("most");
+  total_ = names_.fresh("total");
+  const Expr tiles = ceildiv(row_.extent, rows_);
+  // Where later rows have more keys they go first, so that no long block runs alone at the end.
+  const bool later_longer = std::any_of(limits_.begin(), limits_.end(), [&](const analysis::KeyLimit& limit) {
+    const auto step = linear_coefficient(limit.limit, row_.name);
+    return limit.above && step && step->is_constant() && step->value() > 0;
+  });
+  const Expr tile = mod(sym(block_), tiles);
+  first_row_ = (later_longer ? tiles - 1 - tile : tile) * rows_;
+  batch_map_ = unflatten(batch_, floordiv(sym(block_), tiles));
+  tile_ir::Block inner{make(tile_ir::For{axis(thread_x_, 0, 4, LoopKind::thread_x), body()})};
+  inner = {make(tile_ir::For{axis(thread_y_, 0, warps_ * 8, LoopKind::thread_y), std::move(inner)})};
+  return {make(tile_ir::For{axis(block_, 0, count(batch_) * tiles, LoopKind::block_x), std::move(inner)})};
+}
+
+tile_ir::Block GpuOnline::body() {
+  const auto alloc = [](const std::string& name, DType dtype, std::vector<Expr> shape, Space space) {
+    return make(tile_ir::Alloc{name, dtype, std::move(shape), space});
+  };
+  tile_ir::Block out{alloc(queries_.tile, queries_.dtype, {queries_.elements()}, Space::shared),
+                     alloc(keys_tile_.tile, keys_tile_.dtype, {stages_ * keys_tile_.elements()}, Space::shared),
+                     alloc(values_.tile, values_.dtype, {stages_ * values_.elements()}, Space::shared),
+                     alloc(sums_, DType::f32, {units(), 2, column_groups(), 2}, Space::reg),
+                     alloc(base_, DType::f32, {units(), 2}, Space::reg),
+                     alloc(total_, DType::f32, {units(), 2}, Space::reg)};
+  if (exact_most_) out.push_back(alloc(most_, DType::f32, {units(), 2}, Space::reg));
+  append(out, clear());
+  find_bounds(out);
+  append(out, main_loop());
+  append(out, finish());
+  return out;
+}
+
+tile_ir::Block GpuOnline::clear() {
+  tile_ir::Block zero;
+  const std::string none = number(zero, 0);
+  zero.push_back(store(sums_, place(), none));
+  tile_ir::Block start;
+  const std::string lowest = number(start, -kInfinity);
+  start.push_back(store(base_, {sym("u"), sym("h")}, lowest));
+  if (exact_most_) start.push_back(store(most_, {sym("u"), sym("h")}, lowest));
+  const std::string nothing = number(start, 0);
+  start.push_back(store(total_, {sym("u"), sym("h")}, nothing));
+  return {per_thread(column_groups(), std::move(zero)), per_row(std::move(start))};
+}
+
+/// Blocks of keys outside of which all of the block's rows read -inf. Limits that loaded values of single rows decide are left to the guards.
+void GpuOnline::find_bounds(tile_ir::Block& into) {
+  Expr lo = 0;
+  Expr hi = sum_.key.extent;
+  const Expr last_row = min(first_row_ + rows_, row_.extent) - 1;
+  Block of_all;
+  for (const auto& [above, limit] : limits_) {
+    const auto step = linear_coefficient(limit, row_.name);
+    const Block statements = needed(sum_.rows, symbols_of(limit));
+    std::set<std::string> used;
+    for (const auto& s : statements) note_uses(*s, used);
+    if (!step || !step->is_constant() || used.count(row_.name) > 0 || !is_early(statements)) continue;
+    for (const auto& s : statements)
+      if (std::find(of_all.begin(), of_all.end(), s) == of_all.end()) of_all.push_back(s);
+    Substitution map = batch_map_;
+    map[row_.name] = (step->value() >= 0) == above ? last_row : first_row_;
+    const Expr bound = substitute(limit, map);
+    // A loaded position may be the largest integer.
+    if (above)
+      hi = min(hi, min(bound, sum_.key.extent - 1) + 1);
+    else
+      lo = max(lo, min(bound, sum_.key.extent));
+  }
+  append(into, converted(of_all, batch_map_));
+  first_block_ = floordiv(lo, keys_);
+  last_block_ = ceildiv(max(hi, 0), keys_);
+}
+
+/// One block of keys, or the block's rows of queries.
+Ref<tile_ir::Stmt> GpuOnline::fetch(const MatrixTile& tile, Expr begin, Expr key_block) {
+  const bool of_queries = &tile == &queries_;
+  const bool of_values = &tile == &values_;
+  const Expr key = key_block * keys_;
+  const TileCopy copy{thread(),
+                      warps_ * kWarp,
+                      begin,
+                      of_queries  ? first_row_
+                      : of_values ? Expr(0)
+                                  : key,
+                      of_values ? key : Expr(0),
+                      of_values ? &sum_.contractions->values.reduce->axes : &depth_axes_,
+                      of_queries  ? &row_axes_
+                      : of_values ? &column_axes_
+                                  : &key_axes_,
+                      &batch_map_};
+  return make(tile_ir::If{{less(key_block, last_block_)}, copy_tile(tile, copy, names_)});
+}
+
+/// With one stage, values come while scores are computed and the next keys while values are summed; with more, both come blocks of keys ahead.
+tile_ir::Block GpuOnline::main_loop() {
+  const auto commit = [] { return make(tile_ir::CopyGroup{}); };
+  const auto wait = [](int64_t pending) { return make(tile_ir::CopyGroup{static_cast<int>(pending)}); };
+  const std::string n = names_.fresh("block");
+  const Expr turn = sym(n);
+  const Expr block = first_block_ + turn;
+  tile_ir::Block out{fetch(queries_, 0, first_block_)};
+  tile_ir::Block body;
+  Expr keys_begin = 0;
+  Expr values_begin = 0;
+  if (stages_ == 1) {
+    append(out, {fetch(keys_tile_, 0, first_block_), commit()});
+    append(body, {wait(0), make(tile_ir::Barrier{}), fetch(values_, 0, block), commit()});
+  } else {
+    const std::string ahead = names_.fresh("ahead");
+    const Expr past = sym(ahead);
+    out.push_back(unroll(ahead, stages_ - 1,
+                         {fetch(keys_tile_, past * keys_tile_.elements(), first_block_ + past),
+                          fetch(values_, past * values_.elements(), first_block_ + past), commit()}));
+    const Expr next = mod(turn + (stages_ - 1), stages_);
+    append(body, {wait(stages_ - 2), make(tile_ir::Barrier{}), fetch(keys_tile_, next * keys_tile_.elements(), block + (stages_ - 1)),
+                  fetch(values_, next * values_.elements(), block + (stages_ - 1)), commit()});
+    keys_begin = mod(turn, stages_) * keys_tile_.elements();
+    values_begin = mod(turn, stages_) * values_.elements();
+  }
+  body.push_back(make(tile_ir::Alloc{scores_, DType::f32, {units(), 2, key_groups(), 2}, Space::reg}));
+  append(body, compute_scores(keys_begin));
+  if (stages_ == 1) append(body, {wait(0), make(tile_ir::Barrier{}), fetch(keys_tile_, 0, block + 1), commit()});
+  append(body, finish_scores(block * keys_));
+  if (auto mask = mask_scores(block * keys_)) body.push_back(*mask);
+  append(body, weigh());
+  append(body, add_values(values_begin));
+  out.push_back(make(tile_ir::For{axis(n, 0, last_block_ - first_block_), std::move(body)}));
+  return out;
+}
+
+tile_ir::Block GpuOnline::compute_scores(Expr begin) {
+  tile_ir::Block zero;
+  const std::string none = number(zero, 0);
+  zero.push_back(store(scores_, place(), none));
+  tile_ir::Block out{per_thread(key_groups(), std::move(zero))};
+  const std::string k = names_.fresh("kk");
+  const Expr depth = sym(k) * kMatrixDepth;
+  tile_ir::Block body;
+  std::vector<std::string> rows;
+  for (int64_t unit = 0; unit < units(); ++unit) {
+    rows.push_back(names_.fresh("qm"));
+    const Expr row = queries_.row_of_matrix(lane(), 0, warp() * warp_rows() + unit * kMatrixRows, depth);
+    body.push_back(make(tile_ir::LoadMatrix{rows.back(), queries_.dtype, queries_.tile, {row}, 4, !queries_.along_k}));
+  }
+  for (int64_t pair = 0; pair < key_groups() / 2; ++pair) {
+    const std::string columns = names_.fresh("km");
+    const Expr row = keys_tile_.row_of_matrix(lane(), begin, pair * 2 * kMatrixColumns, depth);
+    body.push_back(make(tile_ir::LoadMatrix{columns, keys_tile_.dtype, keys_tile_.tile, {row}, 4, !keys_tile_.along_k}));
+    for (int64_t unit = 0; unit < units(); ++unit)
+      for (int64_t half : {0, 1})
+        body.push_back(make(tile_ir::Mma{scores_,
+                                         {unit, 0, pair * 2 + half, 0},
+                                         {unit, 1, pair * 2 + half, 0},
+                                         rows[static_cast<size_t>(unit)],
+                                         columns,
+                                         static_cast<int>(half)}));
+  }
+  out.push_back(unroll(k, depth_ / kMatrixDepth, std::move(body)));
+  return out;
+}
+
+/// Sums of products become what the softmax reads; guards that leave -inf come after.
+tile_ir::Block GpuOnline::finish_scores(Expr first_key) {
+  const Expr key = first_key + column();
+  const Substitution map = at(row(), key);
+  if (is_scaled_) return {};
+  tile_ir::Block body{make(Load{sum_.contractions->scores.result, DType::f32, scores_, place(), {}, {}})};
+  append(body, converted(score_, map));
+  body.push_back(store(scores_, place(), sum_.scored));
+  if (!guarded_) {
+    append(body, converted(read_, map));
+    body.push_back(store(scores_, place(), sum_.read_value));
+  }
+  if (reads_memory_) {
+    std::vector<Cond> inside;
+    if (!whole(row_.extent, rows_)) inside.push_back(less(row(), row_.extent));
+    if (!whole(sum_.key.extent, keys_)) inside.push_back(less(key, sum_.key.extent));
+    if (!inside.empty()) body = {make(tile_ir::If{std::move(inside), std::move(body)})};
+  }
+  return {per_thread(key_groups(), std::move(body))};
+}
+
+/// The least value of a condition's expression over the rows of a warp and a block of keys.
+std::optional<Expr> GpuOnline::least_of(const Cond& cond, Expr first_key) const {
+  const auto of_row = linear_coefficient(cond.expr, row_.name);
+  const auto of_key = linear_coefficient(cond.expr, sum_.read_axis);
+  if (cond.kind != Cond::Kind::ge0 || !of_row || !of_key || !of_row->is_constant() || !of_key->is_constant()) return std::nullopt;
+  const Expr first = first_row_ + warp() * warp_rows();
+  const Expr row = of_row->value() >= 0 ? first : first + (warp_rows() - 1);
+  const Expr key = of_key->value() >= 0 ? first_key : first_key + (keys_ - 1);
+  return substitute(cond.expr, at(row, key));
+}
+
+/// -inf for keys that a row does not have, where a block of keys has any such.
+std::optional<Ref<tile_ir::Stmt>> GpuOnline::mask_scores(Expr first_key) {
+  std::vector<Cond> conds;
+  if (guarded_) conds = std::get<Load>(read_[0]->node).guard;
+  if (!whole(sum_.key.extent, keys_)) conds.push_back(less(sym(sum_.read_axis), sum_.key.extent));
+  if (conds.empty()) return std::nullopt;
+  std::optional<Expr> least;
+  bool known = true;
+  for (const Cond& cond : conds) {
+    const auto one = least_of(cond, first_key);
+    known = known && one;
+    if (one) least = least ? min(*least, *one) : *one;
+  }
+  const std::string masked = names_.fresh("x");
+  const Substitution map = at(row(), first_key + column());
+  tile_ir::Block body{make(Load{masked, DType::f32, scores_, place(), substituted(conds, map), Scalar::of_float(DType::f32, -kInfinity)}),
+                      store(scores_, place(), masked)};
+  Ref<tile_ir::Stmt> all = per_thread(key_groups(), std::move(body));
+  return known ? make(tile_ir::If{{less(*least, 0)}, {std::move(all)}}) : all;
+}
+
+/// Scores become weights, relative to a score so far. Sums so far are scaled to another one only when some score is greater than it by so much that
+/// weights would grow large: few blocks of keys do that. Exponents are those of 2, within what rounding weights to 16 bits leaves of them.
+tile_ir::Block GpuOnline::weigh() {
+  tile_ir::Block out;
+  tile_ir::Block scaling;
+  tile_ir::Block weighing;
+  std::string grown;
+  for (int64_t u = 0; u < units(); ++u)
+    for (int64_t h : {0, 1}) {
+      const auto rows = [&](const tile_ir::Block& body) { return make(tile_ir::For{axis("u", u, u + 1, LoopKind::unroll), body}); };
+      const auto row_of = [&](tile_ir::Block body) { return rows({make(tile_ir::For{axis("h", h, h + 1, LoopKind::unroll), std::move(body)})}); };
+      const std::vector<Expr> here{u, h};
+      tile_ir::Block of_most;
+      const std::string score = load(of_most, scores_, {u, h, sym("g"), sym("c")});
+      const std::string most = names_.fresh("here");
+      out.push_back(make(
+          tile_ir::Reduce{{most},
+                          {DType::f32},
+                          Combiner::max,
+                          {score},
+                          {axis(thread_x_, 0, 4, LoopKind::thread_x), axis("g", 0, key_groups(), LoopKind::unroll), axis("c", 0, 2, LoopKind::lanes)},
+                          std::move(of_most)}));
+      const std::string before = load(out, base_, here);
+      if (exact_most_) out.push_back(store(most_, here, let(out, Fn::max, {load(out, most_, here), most})));
+      const std::string unit = number(out, kLog2E * scale_);
+      const std::string by = let(out, Fn::mul, {let(out, Fn::sub, {most, before}), unit});
+      // NaN grows, as does what follows -inf.
+      const std::string stays = let(out, Fn::le, {by, number(out, kMostGrowth)}, DType::boolean);
+      const std::string base = let(out, Fn::where, {stays, before, most});
+      out.push_back(store(base_, here, base));
+      // Where all so far are -inf, so is the difference: the weights are 0.
+      const std::string nothing = let(out, Fn::eq, {base, number(out, -kInfinity)}, DType::boolean);
+      const std::string origin = let(out, Fn::where, {nothing, number(out, 0), base});
+      const std::string grows = let(out, Fn::bit_not, {stays}, DType::boolean);
+      grown = grown.empty() ? grows : let(out, Fn::bit_or, {grown, grows}, DType::boolean);
+
+      const std::string factor = let(scaling, Fn::exp2_near, {let(scaling, Fn::mul, {let(scaling, Fn::sub, {before, origin}), unit})});
+      scaling.push_back(store(total_, here, let(scaling, Fn::mul, {load(scaling, total_, here), factor})));
+      tile_ir::Block of_column;
+      of_column.push_back(store(sums_, place(), let(of_column, Fn::mul, {load(of_column, sums_, place()), factor})));
+      scaling.push_back(row_of({over_groups(column_groups(), std::move(of_column))}));
+
+      const std::string less_base = let(weighing, Fn::neg, {let(weighing, Fn::mul, {origin, unit})});
+      tile_ir::Block of_weight;
+      const std::string relative = let(of_weight, Fn::fma, {load(of_weight, scores_, place()), unit, less_base});
+      of_weight.push_back(store(scores_, place(), let(of_weight, Fn::exp2_near, {relative})));
+      weighing.push_back(row_of({over_groups(key_groups(), std::move(of_weight))}));
+      tile_ir::Block of_sum;
+      const std::string weight = load(of_sum, scores_, {u, h, sym("g"), sym("c")});
+      const std::string more = names_.fresh("more");
+      weighing.push_back(make(tile_ir::Reduce{{more},
+                                              {DType::f32},
+                                              Combiner::sum,
+                                              {weight},
+                                              {axis("g", 0, key_groups(), LoopKind::unroll), axis("c", 0, 2, LoopKind::lanes)},
+                                              std::move(of_sum)}));
+      weighing.push_back(store(total_, here, let(weighing, Fn::add, {load(weighing, total_, here), more})));
+    }
+  const std::string any = let(out, Fn::cast, {grown}, DType::i64);
+  out.push_back(make(tile_ir::If{{less(0, sym(any))}, std::move(scaling)}));
+  append(out, std::move(weighing));
+  return out;
+}
+
+/// A thread's weights of 16 keys are what it holds of a matrix of rows.
+tile_ir::Block GpuOnline::add_values(Expr begin) {
+  const std::string k = names_.fresh("kv");
+  tile_ir::Block body;
+  std::vector<std::string> rows;
+  for (int64_t unit = 0; unit < units(); ++unit) {
+    rows.push_back(names_.fresh("wm"));
+    tile_ir::JoinMatrix join{rows.back(), values_.dtype, scores_, {}};
+    for (int64_t deeper : {0, 1})
+      for (int64_t half : {0, 1}) join.places.push_back({unit, half, sym(k) * 2 + deeper, 0});
+    body.push_back(make(std::move(join)));
+  }
+  for (int64_t pair = 0; pair < column_groups() / 2; ++pair) {
+    const std::string columns = names_.fresh("vm");
+    const Expr row = values_.row_of_matrix(lane(), begin, pair * 2 * kMatrixColumns, sym(k) * kMatrixDepth);
+    body.push_back(make(tile_ir::LoadMatrix{columns, values_.dtype, values_.tile, {row}, 4, !values_.along_k}));
+    for (int64_t unit = 0; unit < units(); ++unit)
+      for (int64_t half : {0, 1})
+        body.push_back(make(tile_ir::Mma{
+            sums_, {unit, 0, pair * 2 + half, 0}, {unit, 1, pair * 2 + half, 0}, rows[static_cast<size_t>(unit)], columns, static_cast<int>(half)}));
+  }
+  return {unroll(k, keys_ / kMatrixDepth, std::move(body))};
+}
+
+tile_ir::Block GpuOnline::finish() {
+  const std::vector<Expr> here{sym("u"), sym("h")};
+  Substitution map = batch_map_;
+  map[row_.name] = row();
+  tile_ir::Block part;
+  const std::string own = load(part, total_, here);
+  const std::string total = names_.fresh("all");
+  tile_ir::Block body{make(tile_ir::Reduce{
+      {total}, {DType::f32}, Combiner::sum, {own}, {axis(thread_x_, 0, 4, LoopKind::thread_x), axis("g", 0, 1, LoopKind::unroll)}, std::move(part)})};
+  tile_ir::Block rest;
+  std::string factor;  // from what weights are relative to, to the maximum
+  if (exact_most_) {
+    const std::string most = load(rest, most_, here);
+    const std::string by = let(rest, Fn::mul, {let(rest, Fn::sub, {load(rest, base_, here), most}), number(rest, kLog2E * scale_)});
+    const std::string nothing = let(rest, Fn::eq, {most, number(rest, -kInfinity)}, DType::boolean);
+    factor = let(rest, Fn::where, {nothing, number(rest, 0), let(rest, Fn::exp2_near, {by})});
+    rest.push_back(make(Let{sum_.max, DType::f32, Fn::mul, {most, number(rest, scale_)}, {}, 0}));
+    rest.push_back(make(Let{sum_.sum, DType::f32, Fn::mul, {total, factor}, {}, 0}));
+  } else {
+    const std::string base = load(rest, base_, here);
+    rest.push_back(make(Let{sum_.max, DType::f32, Fn::mul, {base, number(rest, scale_)}, {}, 0}));
+    const std::string one = number(rest, 1);
+    rest.push_back(make(Let{sum_.sum, DType::f32, Fn::mul, {total, one}, {}, 0}));
+  }
+  append(rest, converted({sum_.rows.begin(), sum_.rows.begin() + static_cast<std::ptrdiff_t>(sum_.before)}, map));
+  tile_ir::Block of_column;
+  Substitution inner = map;
+  inner[sum_.column.name] = column();
+  const std::string& result = sum_.contractions->values.result;
+  for (const auto& s : sum_.column_body) {
+    if (!std::holds_alternative<loop_ir::Reduce>(s->node)) {
+      append(of_column, converted({s}, inner));
+      continue;
+    }
+    const bool as_it_is = !sum_.normalized && !exact_most_;
+    const std::string raw = as_it_is ? result : names_.fresh("raw");
+    of_column.push_back(make(Load{raw, DType::f32, sums_, place(), {}, {}}));
+    // Both are relative to the same score.
+    if (sum_.normalized) of_column.push_back(make(Let{result, DType::f32, Fn::div, {raw, total}, {}, 0}));
+    if (!sum_.normalized && exact_most_) of_column.push_back(make(Let{result, DType::f32, Fn::mul, {raw, factor}, {}, 0}));
+  }
+  if (!whole(sum_.column.extent, width_)) of_column = {make(tile_ir::If{{less(column(), sum_.column.extent)}, std::move(of_column)})};
+  rest.push_back(over_groups(column_groups(), std::move(of_column)));
+  append(rest, converted({sum_.rows.begin() + static_cast<std::ptrdiff_t>(sum_.before), sum_.rows.end()}, map));
+  body.push_back(make(tile_ir::If{{less(row(), row_.extent)}, std::move(rest)}));
+  return {per_row(std::move(body))};
+}
+
+}  // namespace deplo::loop_to_tile

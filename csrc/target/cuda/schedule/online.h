@@ -1,0 +1,97 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "analysis/weighted_sum.h"
+#include "base/context.h"
+#include "target/cuda/schedule/matrix_tile.h"
+
+namespace deplo::loop_to_tile {
+
+/// Schedules of kind gpu_online: sums of values weighted by the softmax of scores (`analysis/weighted_sum.h`) on matrix units, where queries, keys
+/// and values are of bf16 or f16. A block makes some rows, each warp 16 or 32 of them; keys and values come by asynchronous copies, block by block of
+/// keys. The scores of a block of keys are sums in registers; as weights, relative to the maximum so far, they become an operand of the second
+/// product there, so that no score is ever in memory. What was summed before is scaled when the maximum grows, and divided at the end.
+///
+/// Blocks of keys outside of the limits of all of a block's rows are left out, with what they hold; guards are applied in those blocks of keys that
+/// they cut.
+class GpuOnline {
+ public:
+  explicit GpuOnline(const loop_ir::Kernel& kernel);
+
+  bool fits(const SizeHints& hints, const std::string& arch) const;
+  Schedule propose(const SizeHints& hints, const std::string& arch) const;
+  tile_ir::Block apply(const Schedule& schedule);
+
+ private:
+  bool recognize();
+  bool find_row();
+  bool find_operands();
+  void find_scale();
+  bool only_shifts() const;
+  bool is_early(const loop_ir::Block& block) const;
+  bool reads_inputs_alone() const;
+  void read(const Schedule& schedule);
+  int64_t shared_bytes(int64_t rows, int64_t keys, int64_t stages) const;
+
+  tile_ir::Block body();
+  tile_ir::Block clear();
+  void find_bounds(tile_ir::Block& into);
+  Ref<tile_ir::Stmt> fetch(const MatrixTile& tile, Expr begin, Expr key_block);
+  tile_ir::Block main_loop();
+  tile_ir::Block compute_scores(Expr begin);
+  tile_ir::Block finish_scores(Expr first_key);
+  std::optional<Ref<tile_ir::Stmt>> mask_scores(Expr first_key);
+  std::optional<Expr> least_of(const Cond& cond, Expr first_key) const;
+  tile_ir::Block weigh();
+  tile_ir::Block add_values(Expr begin);
+  tile_ir::Block finish();
+
+  tile_ir::Block converted(const loop_ir::Block& block, const Substitution& map) const;
+  Substitution at(Expr row, Expr key) const;
+  /// for unit, half, group, lane: body, over the thread's own places of [row, key] or [row, column].
+  Ref<tile_ir::Stmt> per_thread(int64_t groups, tile_ir::Block body) const;
+  Ref<tile_ir::Stmt> per_row(tile_ir::Block body) const;
+  Ref<tile_ir::Stmt> over_groups(int64_t groups, tile_ir::Block body) const;
+  std::vector<Expr> place() const { return {sym("u"), sym("h"), sym("g"), sym("c")}; }
+  std::string let(tile_ir::Block& into, Fn fn, std::vector<std::string> operands, DType dtype = DType::f32);
+  std::string number(tile_ir::Block& into, double value);
+  std::string load(tile_ir::Block& into, const std::string& array, std::vector<Expr> index);
+
+  Expr lane() const { return mod(sym(thread_y_), 8) * 4 + sym(thread_x_); }
+  Expr warp() const { return floordiv(sym(thread_y_), 8); }
+  Expr thread() const { return sym(thread_y_) * 4 + sym(thread_x_); }
+  int64_t warp_rows() const { return rows_ / warps_; }
+  int64_t units() const { return warp_rows() / kMatrixRows; }
+  int64_t key_groups() const { return keys_ / kMatrixColumns; }
+  int64_t column_groups() const { return width_ / kMatrixColumns; }
+  Expr row() const { return first_row_ + warp() * warp_rows() + sym("u") * kMatrixRows + sym("h") * 8 + mod(sym(thread_y_), 8); }
+  Expr column() const { return sym("g") * kMatrixColumns + sym(thread_x_) * 2 + sym("c"); }
+  bool whole(Expr extent, int64_t tile) const { return extent.is_constant() && extent.value() % tile == 0; }
+
+  const loop_ir::Kernel& kernel_;
+  loop_ir::Names names_;
+  analysis::WeightedSum sum_;
+  std::vector<analysis::KeyLimit> limits_;
+  loop_ir::Axis row_;
+  std::vector<loop_ir::Axis> nest_, batch_, depth_axes_, row_axes_, key_axes_, column_axes_;
+  MatrixTile queries_, keys_tile_, values_;
+  loop_ir::Block score_;  ///< what makes a score of a sum of products
+  loop_ir::Block read_;   ///< what the softmax reads of it
+  bool guarded_ = false;  ///< and that is the score, or -inf where a guard fails
+  bool reads_memory_ = false;
+  bool is_scaled_ = false;  ///< scores are sums of products times scale_
+  double scale_ = 1;
+  bool exact_most_ = false;  ///< the greatest score itself is used
+  bool possible_ = false;
+  int64_t depth_ = 0, width_ = 0;  ///< of scores and columns, up to whole matrices
+
+  int64_t rows_ = 0, keys_ = 0, warps_ = 0, stages_ = 0;
+  std::string block_, thread_x_, thread_y_, scores_, sums_, base_, most_, total_;
+  Expr first_row_, first_block_, last_block_;  ///< of rows; of keys
+  Substitution batch_map_;
+};
+
+}  // namespace deplo::loop_to_tile

@@ -1,0 +1,65 @@
+"""Attention that PyTorch chose a library kernel of a GPU for, as the operator that says what it computes: deplo fuses it with what is around it."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+_KERNELS = {
+    torch.ops.aten._scaled_dot_product_flash_attention.default: None,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default: "attn_bias",
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default: "attn_bias",
+}
+_NARROW = (torch.bfloat16, torch.float16)  # others have no matrix units that are as exact
+_MOST_WIDTH = 256
+_LEAST_ROWS = 8  # fewer leave matrix units idle: the library splits their keys
+
+
+def name_attention(gm: torch.fx.GraphModule) -> None:
+    """Replaces such calls, in place, where only the result is used (no gradient will be computed from the rest) and deplo has a kernel that is as
+    fast: of 16-bit floats, at most 256 wide, with 8 rows of queries or more, without dropout."""
+    changed = False
+    for node in list(gm.graph.nodes):
+        if node.op == "call_function" and node.target in _KERNELS and (users := _users(node)):
+            changed = _replace(gm, node, users) or changed
+    if changed:
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+
+
+def _users(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What takes the result, if nothing takes more."""
+    alone = all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
+    return list(node.users) if alone else []
+
+
+def _arguments(node: torch.fx.Node) -> dict[str, Any]:
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    given = dict(zip((a.name for a in schema), node.args, strict=False)) | node.kwargs
+    return {a.name: given.get(a.name, a.default_value) for a in schema}
+
+
+def _replace(gm: torch.fx.GraphModule, node: torch.fx.Node, users: list[torch.fx.Node]) -> bool:
+    of = _arguments(node)
+    query, value = (of[name].meta.get("val") for name in ("query", "value"))
+    if query is None or value is None or query.dtype not in _NARROW or of["dropout_p"] or of.get("return_debug_mask"):
+        return False
+    sizes = (query.shape[-1], value.shape[-1])
+    if any(not isinstance(size, int) or size > _MOST_WIDTH for size in sizes):
+        return False
+    if isinstance(query.shape[-2], int) and query.shape[-2] < _LEAST_ROWS:
+        return False
+    bias = of.get(_KERNELS[node.target] or "")  # type: ignore[index]
+    with gm.graph.inserting_before(node):
+        made = gm.graph.call_function(
+            torch.ops.aten.scaled_dot_product_attention.default,
+            (of["query"], of["key"], of["value"], bias, 0.0, bool(of["is_causal"])),
+            {"scale": of["scale"]} if of["scale"] is not None else {},
+        )
+    made.meta = dict(users[0].meta)
+    for user in users:
+        user.replace_all_uses_with(made)
+        gm.graph.erase_node(user)
+    return True
