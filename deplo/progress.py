@@ -37,45 +37,29 @@ def progress(what: str, after: float = 1.0) -> Iterator[None]:
         thread.join()
 
 
-class Line:
-    """One line on stderr with a bar that says how far something has come; nothing when stderr is not a terminal."""
-
-    _WIDTH = 20
-
-    def __init__(self) -> None:
-        self._shown = False
-
-    def show(self, what: str, done: int, count: int, more: str) -> None:
-        if not sys.stderr.isatty():
-            return
-        full = self._WIDTH * done // max(1, count)
-        self._shown = True
-        sys.stderr.write(f"\r\x1b[Kdeplo: [{'#' * full}{'.' * (self._WIDTH - full)}] {done + 1} of {count}: {what} ({more})")
-        sys.stderr.flush()
-
-    def clear(self) -> None:
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-        self._shown = False
-
-
 class Bar:
-    """`deplo: preparing [====    ] 3/8 what` on stderr, where that is a terminal; a context that clears it at its end."""
+    """`deplo: preparing [====    ] 3 of 8: what` on stderr, where that is a terminal; a context that clears it at its end."""
+
+    _WIDTH = 24
 
     def __init__(self, title: str, steps: int) -> None:
-        self.title, self.steps, self.done = title, steps, 0
+        self.title, self.steps, self.begun = title, steps, 0
 
     def __enter__(self) -> Bar:
         return self
 
     def step(self, what: str) -> None:
-        """Says what is done next; each call but the first counts one step as done."""
-        if sys.stderr.isatty():
-            full = 24 * self.done // max(self.steps, 1)
-            sys.stderr.write(f"\r\x1b[Kdeplo: {self.title} [{'=' * full}{' ' * (24 - full)}] {self.done}/{self.steps} {what}")
-            sys.stderr.flush()
-        self.done += 1
+        """Begins the next step, and says what it is."""
+        self.begun += 1
+        self.show(what)
+
+    def show(self, what: str) -> None:
+        """Says more of the step that was begun last."""
+        if not sys.stderr.isatty():
+            return
+        full = self._WIDTH * (self.begun - 1) // max(self.steps, 1)
+        sys.stderr.write(f"\r\x1b[Kdeplo: {self.title} [{'=' * full}{' ' * (self._WIDTH - full)}] {self.begun} of {self.steps}: {what}")
+        sys.stderr.flush()
 
     def __exit__(self, *error: object) -> None:
         if sys.stderr.isatty():

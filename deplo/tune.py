@@ -19,7 +19,7 @@ from .core import core
 from .errors import UserError
 from .imported import Imported
 from .options import Options
-from .progress import Line
+from .progress import Bar
 
 FAST_SECONDS = 2.0  # of one kernel
 GAIN = 0.02  # of the time, below which a schedule is taken for no faster
@@ -274,24 +274,22 @@ def tune(text: str, options: str, level: str) -> int:
             continue
         found.done, found.level = False, level
         todo.append((task, found))
-    line = Line()
     try:
-        for number, (task, found) in enumerate(todo):
-            _tune_one(task, found, options, line, number, len(todo))
+        with Bar("tuning", len(todo)) as bar:
+            for task, found in todo:
+                bar.step(task.kernel)
+                _tune_one(task, found, options, bar)
     except KeyboardInterrupt:
-        line.clear()
         warnings.warn("the search for schedules was interrupted: what it has found is used, and it goes on when it is asked for again", stacklevel=2)
-    finally:
-        line.clear()
     return len(todo)
 
 
-def _tune_one(task: Task, found: Found, options: str, line: Line, number: int, count: int) -> None:
+def _tune_one(task: Task, found: Found, options: str, bar: Bar) -> None:
     start = time.monotonic()
 
     def show(text: str) -> None:
         gain = f", {found.usual_seconds / found.seconds:.2f} times as fast" if found.seconds else ""
-        line.show(f"tuning {task.kernel}", number, count, f"{text}{gain}, {time.monotonic() - start:.0f} s")
+        bar.show(f"{task.kernel} ({text}{gain}, {time.monotonic() - start:.0f} s)")
 
     show("measuring")
     runner = make_runner(task)

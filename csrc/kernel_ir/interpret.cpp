@@ -221,7 +221,7 @@ struct Machine {
     Lanes lanes;
     for (const std::string& part : s.parts)
       for (int e : {0, 1}) {
-        Scalar wide[] = {t.values.at(part)[static_cast<size_t>(s.lane + e)]};
+        Scalar wide[] = {t.values.at(part)[static_cast<size_t>(s.lane) + static_cast<size_t>(e)]};
         lanes.push_back(apply(Fn::cast, s.type.dtype, wide, mode, &division_error));
       }
     define(t, s.name, std::move(lanes));
