@@ -440,9 +440,10 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply_add(const Item& item, const Ro
       std::string word;
       for (int64_t byte = 0; byte < 4; ++byte) {
         const std::string n = std::to_string(byte);
-        std::string value = put.word("wide" + n, Fn::cast, {put.load("byte" + n, DType::u8, rows_buffer, packed_row(item, rows, r, byte))});
-        if (byte > 0) value = put.word("up" + n, Fn::shl, {value, put.number("places" + n, 8 * byte)});
-        word = word.empty() ? value : put.word("word" + n, Fn::bit_or, {word, value});
+        const std::string loaded = put.load(fmt::format("byte{}", n), DType::u8, rows_buffer, packed_row(item, rows, r, byte));
+        std::string value = put.word(fmt::format("wide{}", n), Fn::cast, {loaded});
+        if (byte > 0) value = put.word(fmt::format("up{}", n), Fn::shl, {value, put.number(fmt::format("places{}", n), 8 * byte)});
+        word = word.empty() ? value : put.word(fmt::format("word{}", n), Fn::bit_or, {word, value});
       }
       add.operands[static_cast<size_t>(std::find(add.operands.begin(), add.operands.end(), "av" + t) - add.operands.begin())] = word;
     } else {
