@@ -54,15 +54,17 @@ _LARGE = 128
 BY_STORAGE = ("as_strided", "as_strided_copy", "as_strided_scatter")
 
 
-def import_graph(gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo] = (), static: set[str] | None = None, target: str = "") -> Imported:
+def import_graph(
+    gm: torch.fx.GraphModule, name: str, inputs: Sequence[InputInfo] = (), static: set[str] | None = None, target: str = "", splits: bool = True
+) -> Imported:
     """Torch IR of `gm`, whose nodes carry fake tensors in `meta["val"]`.
 
     `inputs` says what the inputs of Dynamo's graph are, `static` which placeholders keep their storage; an empty `target` follows from where the
-    graph's tensors are (home_of). Raises UnsupportedError for what Torch IR cannot say (complex and quantised dtypes, sparse layouts,
-    tensors on several devices, higher-order ops, sizes that depend on data).
+    graph's tensors are (home_of). With `splits`, calls of few rows may get programs of their own (Imported.smaller). Raises UnsupportedError for what
+    Torch IR cannot say (complex and quantised dtypes, sparse layouts, tensors on several devices, higher-order ops, sizes that depend on data).
     """
     name_attention(gm)
-    return _Importer(gm, name, inputs, static, target).run()
+    return _Importer(gm, name, inputs, static, target).run(splits)
 
 
 def refusals(gm: torch.fx.GraphModule, target: str = "") -> dict[torch.fx.Node, str]:
@@ -135,7 +137,7 @@ class _Importer:
         self.nonnegative: list[Any] = []
         self.divisors: list[Any] = []  # of divisions of numbers, that may be 0
 
-    def run(self) -> Imported:
+    def run(self, splits: bool) -> Imported:
         nodes = list(self.gm.graph.nodes)
         mutated = {node.args[0] for node in nodes if node.op == "call_function" and node.target is torch.ops.aten.copy_.default}
         placeholders = [node for node in nodes if node.op == "placeholder"]
@@ -153,7 +155,7 @@ class _Importer:
             elif node.op != "placeholder":
                 raise UnsupportedError(f"the graph has a {node.op} node ({node.target})")
         derived = self._derived_inputs(len(placeholders))
-        split = self._split_size()
+        split = self._split_size(placeholders) if splits else ""
         smaller: list[Smaller] = []
         least: int | None = None
         for most, scheduled_for in _SMALLER if split else ():
@@ -183,9 +185,12 @@ class _Importer:
             smaller=smaller,
         )
 
-    def _split_size(self) -> str:
-        """The one symbol that may be 0 or 1 and more; empty where there is none or several, which one program serves."""
-        found = [name for name, symbol in self.used_symbols.items() if sizes.may_be_small(symbol, self.shape_env, _SMALLER[-1][0])]
+    def _split_size(self, placeholders: list[torch.fx.Node]) -> str:
+        """The one size of inputs that may be 0 or 1 and more; empty where there is none or several, which one program serves."""
+        shapes = [value.shape for node in placeholders if isinstance(value := node.meta.get("val"), torch.Tensor)]
+        of_inputs = {str(size) for shape in shapes for size in shape if isinstance(size, torch.SymInt)}
+        small = [name for name, symbol in self.used_symbols.items() if sizes.may_be_small(symbol, self.shape_env, _SMALLER[-1][0])]
+        found = [name for name in small if name in of_inputs]
         return found[0] if len(found) == 1 and found[0] in self.symbols else ""
 
     def _derived_inputs(self, count: int) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import types
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -51,6 +53,17 @@ class Step(torch.nn.Module):
         return logits
 
 
+_numbers = itertools.count()
+
+
+def _step_of_its_own(*arguments: Any) -> Step:
+    """A Step with a forward that no other has: Dynamo counts compilations by code, and gives up after a few, whatever models they are of."""
+    shared = Step.forward
+    forward = types.FunctionType(shared.__code__.replace(co_name=f"forward_{next(_numbers)}"), shared.__globals__)
+    step: Step = type("Step", (Step,), {"forward": forward})(*arguments)
+    return step
+
+
 class Plans:
     """What `deplo.prepare` puts into a model: prefill, decode, and what serves other calls."""
 
@@ -61,9 +74,9 @@ class Plans:
         self.cache_name = "cache" if "cache" in names else "past_key_values"
         self.layers: list[LayerShape] = shapes_of(model, self.cache_name)
         self.sliding = tuple(layer.sliding for layer in self.layers)
-        self.step = Step(model, self.cache_name, self.accepted, self.sliding)
-        self.prefill = jit(self.step, options=options, fullgraph=True, guards="inputs")
-        self.decode = jit(self.step, options=options, fullgraph=True, dynamic=False, guards="inputs")
+        arguments = (model, self.cache_name, self.accepted, self.sliding)
+        self.prefill = jit(_step_of_its_own(*arguments), options=options, fullgraph=True, guards="inputs")
+        self.decode = jit(_step_of_its_own(*arguments), options=options, fullgraph=True, dynamic=False, guards="inputs")
         self._pools: dict[int, list[Store]] = {batch: [] for batch in self.batches}
         self._output = output_class(model)
         self._told: set[str] = set()
@@ -73,7 +86,7 @@ class Plans:
 
     def __getattr__(self, name: str) -> Any:
         """Makes what a copy was made without: its model had no parts yet."""
-        if "step" in self.__dict__ or "options" not in self.__dict__ or name.startswith("__"):
+        if "prefill" in self.__dict__ or "options" not in self.__dict__ or name.startswith("__"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name}")
         Plans.__init__(self, self.model, self.length, self.batches, self.options)
         return getattr(self, name)

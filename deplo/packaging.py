@@ -205,7 +205,7 @@ class _Graph:
         for at, node in enumerate(self.placeholders):
             node.meta["desc"] = torch._functorch._aot_autograd.descriptors.PlainAOTInput(at)
         self._widen_ranges()
-        self.imported = import_graph(self.gm, "inference", self.infos)
+        self.imported = import_graph(self.gm, "inference", self.infos, splits=False)
         if self.imported.derived or self.imported.offsets or self.imported.nonnegative:
             raise UnsupportedError("a package cannot say a size that floats round to, nor a view by strides of an input's storage")
 
