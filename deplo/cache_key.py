@@ -29,6 +29,10 @@ from .targets import find_target, target_of_tensors
 _OF_THE_CALL = ("cache_dir", "threads", "memory_limit", "tier")
 # Options whose work a restored program would not do.
 _OF_A_COMPILATION = ("dump", "dump_dir", "stop_after", "verify", "time", "guard")
+# Inductor's options that PyTorch's key holds and no graph of deplo depends on: its code is made for a number of threads unless the first one is on,
+# and users' passes, of which torchao sets one, run in Inductor alone.
+_PASSES = ("pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass", "post_grad_custom_post_pass")
+_OF_INDUCTOR: dict[str, Any] = {"cpp.dynamic_threads": True, **{name: None for name in _PASSES if hasattr(torch._inductor.config, name)}}
 _ATTRIBUTE = "_deplo_cache_key"
 _key_lock = threading.RLock()
 
@@ -130,8 +134,7 @@ def keyed(gm: torch.fx.GraphModule, key: str) -> Iterator[None]:
     """While AOTAutograd looks into its cache inside, `key` is a part of the graph's; without one, no other graph has the same."""
     setattr(gm, _ATTRIBUTE, f"deplo {key or uuid.uuid4().hex}")
     try:
-        # Inductor's code is made for a number of threads, which its key therefore holds, unless this option is on; deplo's never is.
-        with _without_inductors_backends(), torch._inductor.config.patch("cpp.dynamic_threads", True):
+        with _without_inductors_backends(), torch._inductor.config.patch(_OF_INDUCTOR):
             yield
     finally:
         delattr(gm, _ATTRIBUTE)

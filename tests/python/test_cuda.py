@@ -543,7 +543,8 @@ def test_long_reductions_have_two_phases(fn: Callable[..., Any], shape: tuple[in
     x = torch.randn(shape) + 1
     got = compiled_for_gpu(fn)(x)
     assert torch.allclose(got.double(), fn(x.double()), rtol=1e-6, atol=1e-3 if shape == (200_003,) else 1e-4)
-    assert len(deplo.explain(fn, x, options=gpu()).graphs[0].kernels) == (4 if shape == (70_001, 8) else 2)  # of means, then of what differs from them
+    kernels = 4 if shape == (70_001, 8) else 2  # of means, then of what differs from them
+    assert len(deplo.explain(fn, x, options=gpu()).graphs[0].kernels) == kernels
     torch._dynamo.reset()
     monkeypatch.setenv("DEPLO_FAKE_CUDA", "reversed=1")
     assert torch.equal(compiled_for_gpu(fn)(x), got)
