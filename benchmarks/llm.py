@@ -22,7 +22,8 @@ import harness
 import torch
 
 from deplo.errors import UserError
-from deplo.llm_bench import QUANTS, SHAPES, measure, show
+from deplo.llm_arguments import add_arguments, settings_of
+from deplo.llm_bench import QUANTS, measure, show
 
 
 @contextlib.contextmanager
@@ -38,17 +39,9 @@ def locked(path: str) -> Iterator[None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="qwen3-0.6b", choices=list(SHAPES))
-    parser.add_argument("--quant", default=",".join(QUANTS))
-    parser.add_argument("--prompt", type=int, default=128)
-    parser.add_argument("--tokens", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--layers", type=int, default=0)
-    parser.add_argument("--length", type=int, default=0)
+    add_arguments(parser, quant=",".join(QUANTS))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pause", type=float, default=harness.PAUSE)
-    parser.add_argument("--no-eager", action="store_true")
-    parser.add_argument("--no-llama", action="store_true")
     parser.add_argument("--lock", default="")
     parser.add_argument("--json")
     arguments = parser.parse_args()
@@ -59,19 +52,8 @@ def main() -> int:
         gc.collect()
         torch._dynamo.reset()
         try:
-            found = measure(
-                arguments.shape,
-                quant,
-                prompt=arguments.prompt,
-                tokens=arguments.tokens,
-                rounds=arguments.rounds,
-                layers=arguments.layers,
-                length=arguments.length,
-                pause=arguments.pause,
-                eager=not arguments.no_eager,
-                llama=not arguments.no_llama,
-                during=lambda: locked(arguments.lock),
-            )
+            more = {"pause": arguments.pause, "during": lambda: locked(arguments.lock)}
+            found = measure(arguments.shape, quant, **settings_of(arguments), **more)
         except UserError as error:
             print(f"{quant}: {error}", file=sys.stderr)
             failed = 1

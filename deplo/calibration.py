@@ -12,12 +12,12 @@ import json
 import mmap
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .core import core
+from .measure import quickest
 from .options import Options
 
 _SUMS = 12  # in registers: enough to hide the latency of a multiply-add with 16 registers
@@ -125,18 +125,6 @@ def _compile(text: str, options: str, threads: int) -> Any:
     return core().compile(text, json.dumps(json.loads(options) | {"threads": threads}))
 
 
-def _best(function: Callable[[], Any], times: int = 7, budget: float = 0.08) -> float:
-    least, start = float("inf"), time.perf_counter()
-    for _ in range(times):
-        begin = time.perf_counter()
-        function()
-        end = time.perf_counter()
-        least = min(least, end - begin)
-        if end - start > budget:
-            break
-    return least
-
-
 _STEPS = {"f32": "fma(a, a, {0})", "bf16": "dot2(a, a, a, a, {0})", "int8": "dot4(a, a, {0})"}
 
 
@@ -163,7 +151,7 @@ def _peak(kind: str, lanes: int, operations: int, options: str) -> float:
     program = _compile("\n".join(lines).format(operand, lanes, result, lanes * _SUMS) + "\n", options, 1)
     types = {"f32": torch.float32, "bf16": torch.bfloat16, "i32": torch.int32}
     x = torch.ones(lanes, device="cpu").to(types[operand])
-    return operations * _SUMS * count / _best(lambda: program.run([x]))
+    return operations * _SUMS * count / quickest(lambda: program.run([x]), 7, 0.08)
 
 
 def _read_speed(memory: torch.Tensor, size: int, lanes: int, threads: int, options: str) -> float:
@@ -195,7 +183,7 @@ def _read_speed(memory: torch.Tensor, size: int, lanes: int, threads: int, optio
     program = _compile("\n".join(lines) + "\n", options, threads)
     x = memory[: each * pieces]
     program.run([x])
-    return 4.0 * each * pieces * again / _best(lambda: program.run([x]))
+    return 4.0 * each * pieces * again / quickest(lambda: program.run([x]), 7, 0.08)
 
 
 def _page_fault() -> float:
@@ -232,9 +220,9 @@ def _thread_costs(threads: int, options: str) -> tuple[float, float]:
 
     x = torch.ones(1, device="cpu")
     many, one, alone = program(steps, threads), program(1, threads), program(1, 1)
-    barrier = (_best(lambda: many.run([x]), 30) - _best(lambda: one.run([x]), 30)) / (steps - 1)
+    barrier = (quickest(lambda: many.run([x]), 30, 0.08) - quickest(lambda: one.run([x]), 30, 0.08)) / (steps - 1)
     waking = []
     for _ in range(9):
         time.sleep(2e-3)
-        waking.append(_best(lambda: one.run([x]), 1))
-    return max(0.0, barrier), max(0.0, sorted(waking)[len(waking) // 2] - _best(lambda: alone.run([x]), 30))
+        waking.append(quickest(lambda: one.run([x]), 1))
+    return max(0.0, barrier), max(0.0, sorted(waking)[len(waking) // 2] - quickest(lambda: alone.run([x]), 30, 0.08))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from . import topology_command
+from . import llm_arguments, topology_command
 from .errors import Error, UserError
 from .options import KEYS, Options, read_options
 
@@ -125,18 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     env = _command(commands, "env", "print versions, CPU features, topology, what the machine does at most, folders and options", _env)
     env.add_argument("--measure", action="store_true", help="measure the machine again; by default what was measured first is shown")
     bench = _command(commands, "bench-llm", "measure tokens a second of a language model's shape, beside eager mode and llama.cpp", _bench_llm)
-    bench.add_argument("--shape", default="qwen3-0.6b", metavar="NAME", help="qwen3-0.6b (default), qwen3-1.7b, tinyllama-1.1b or llama-3.2-1b")
-    bench.add_argument("--quant", default="bf16", metavar="KIND", help="none (float32), bf16 (default), int8 or int4; several with commas")
-    for name, default, text in (
-        ("prompt", 128, "tokens of the prompt"),
-        ("tokens", 16, "tokens decoded in each round"),
-        ("rounds", 5, "rounds, of which the median counts"),
-        ("layers", 0, "decoder layers; 0: as many as the shape has"),
-        ("length", 0, "tokens that the cache holds; 0: prompt and answer"),
-    ):
-        bench.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default: {default})")
-    bench.add_argument("--no-eager", action="store_true", help="leave eager mode out")
-    bench.add_argument("--no-llama", action="store_true", help="leave llama.cpp out, which takes part where llama-cpp-python and gguf are installed")
+    llm_arguments.add_arguments(bench, quant="bf16")
     return parser
 
 
@@ -464,17 +453,7 @@ def _bench_llm(arguments: argparse.Namespace) -> None:
 
     rows: list[dict[str, Any]] = []
     for quant in arguments.quant.split(","):
-        rows += measure(
-            arguments.shape,
-            quant,
-            prompt=arguments.prompt,
-            tokens=arguments.tokens,
-            rounds=arguments.rounds,
-            layers=arguments.layers,
-            length=arguments.length,
-            eager=not arguments.no_eager,
-            llama=not arguments.no_llama,
-        )
+        rows += measure(arguments.shape, quant, **llm_arguments.settings_of(arguments))
     show(rows)
 
 

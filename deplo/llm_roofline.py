@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import Any
 
 import torch
+
+from .measure import quickest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +59,4 @@ def weights_read(model: Any) -> float:
 def read_bandwidth() -> float:
     """Bytes a second that torch's threads read from memory: the best of several sums over 256 MB. Takes about 0.5 s."""
     block = torch.ones(64 << 20)
-    best = float("inf")
-    end = time.perf_counter() + 0.3
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        block.sum()
-        best = min(best, time.perf_counter() - start)
-    return block.numel() * block.element_size() / best
+    return block.nbytes / quickest(block.sum, calls=100, budget=0.3)

@@ -114,10 +114,12 @@ def _rates(arguments: argparse.Namespace) -> Rates:
 
 def _measure(found: Sequence[Candidate], model: Model, work: Work, rates: Rates, top: int, seen: Measured) -> Rates:
     """Measures a core, and what the best configurations of both phases read. Raises UserError where this process may not run there."""
+    from .calibration import calibration
+    from .options import read_options
     from .topology import rank
-    from .topology_measure import measure_core, measure_services
+    from .topology_measure import measure_services
 
-    rates = dataclasses.replace(rates, core_flops=measure_core())
+    rates = dataclasses.replace(rates, core_flops=calibration(read_options()).f32)
     for phase in ("prefill", "decode"):
         for choice in rank(found, phase, model, work, rates)[:top]:
             key = tuple(service.processors for service in choice.services)

@@ -1,4 +1,4 @@
-"""What the services of this machine read a second, and what one of its cores computes: for `python -m deplo topology --measure`."""
+"""What the services of this machine read a second: for `python -m deplo topology --measure`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import torch
 
-from .measure import quickest
 from .topology import set_memory_policy
 from .topology_cost import Service
 
@@ -55,15 +54,3 @@ def measure_services(services: Sequence[Service]) -> list[float] | None:
     for thread in threads:
         thread.join()
     return [sum(count for (of, _), count in zip(places, read, strict=True) if of == k) / elapsed for k in range(len(services))]
-
-
-def measure_core() -> float:
-    """Float32 operations a second of a matrix product on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.no_grad():
-            a = torch.full((512, 512), 0.5)
-            return 2 * 512**3 / quickest(lambda: torch.mm(a, a))
-    finally:
-        torch.set_num_threads(before)

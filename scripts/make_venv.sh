@@ -23,21 +23,7 @@ command -v "$python" >/dev/null || {
 }
 
 # A virtual environment that has everything already needs no network.
-if "$venv/bin/python" - <<'CHECK'
-import importlib.metadata, re, sys
-for line in open("requirements.txt").readlines() + open("requirements-dev.txt").readlines():
-    name, _, version = line.split("#")[0].strip().partition("==")
-    name = re.split("[<>=]", name)[0]
-    if not name or name.startswith("-"):
-        continue
-    try:
-        found = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        sys.exit(1)
-    if version and found.split("+")[0] != version:
-        sys.exit(1)
-CHECK
-then
+if "$venv/bin/python" scripts/has_packages.py requirements.txt requirements-dev.txt; then
   exit 0
 fi
 

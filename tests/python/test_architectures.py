@@ -30,6 +30,10 @@ def check(name: str) -> None:
     assert not text, text
 
 
+def test_generation_with_a_static_cache() -> None:
+    check_generation("llama")
+
+
 def check_generation(name: str) -> None:
     """generate() that compiles its own forward: eager mode's tokens, by logits that are as near to float64 as its own."""
     torch._dynamo.reset()

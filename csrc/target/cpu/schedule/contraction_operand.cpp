@@ -1,18 +1,10 @@
 #include <algorithm>
 
 #include "analysis/casts.h"
+#include "loop_ir/places.h"
 #include "target/cpu/schedule/contraction_scheduler.h"
 
 namespace deplo::loop_to_tile {
-namespace {
-
-std::string name_of(const loop_ir::Stmt& stmt) {
-  const auto* let = std::get_if<loop_ir::Let>(&stmt.node);
-  const auto* load = std::get_if<loop_ir::Load>(&stmt.node);
-  return let ? let->name : load ? load->name : "";
-}
-
-}  // namespace
 
 std::optional<Operand::Narrow> Operand::narrow() const {
   auto defines = [&](const std::string& name) {

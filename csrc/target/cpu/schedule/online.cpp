@@ -10,6 +10,7 @@
 #include "analysis/weighted_sum.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "loop_ir/places.h"
 #include "lower/loop_to_tile/convert.h"
 #include "schedule/reader.h"
 #include "target/cpu/schedule/contraction_scheduler.h"
@@ -35,37 +36,6 @@ constexpr int64_t kMostDepth = 512;    // of one chain of sums
 constexpr int64_t kInFlight = 4;       // vectors
 constexpr int64_t kMostTile = 4096;    // that a schedule may ask for
 constexpr int64_t kMostWork = int64_t{1} << 40;
-
-std::string name_of(const loop_ir::Stmt& stmt) {
-  if (const auto* let = std::get_if<Let>(&stmt.node)) return let->name;
-  if (const auto* load = std::get_if<Load>(&stmt.node)) return load->name;
-  return "";
-}
-
-void note_uses(const loop_ir::Stmt& stmt, std::set<std::string>& into) {
-  if (const auto* let = std::get_if<Let>(&stmt.node)) {
-    into.insert(let->operands.begin(), let->operands.end());
-    collect_symbols(let->index, into);
-  } else if (const auto* load = std::get_if<Load>(&stmt.node)) {
-    for (Expr e : load->index) collect_symbols(e, into);
-    for (const Cond& c : load->guard) collect_symbols(c.expr, into);
-  } else if (const auto* store = std::get_if<Store>(&stmt.node)) {
-    into.insert(store->value);
-    for (Expr e : store->index) collect_symbols(e, into);
-    for (const Cond& c : store->guard) collect_symbols(c.expr, into);
-  }
-}
-
-/// The statements of a pool, in order, that some names take.
-Block needed(const Block& pool, std::set<std::string> names) {
-  Block out;
-  for (size_t i = pool.size(); i-- > 0;) {
-    if (names.count(name_of(*pool[i])) == 0) continue;
-    note_uses(*pool[i], names);
-    out.insert(out.begin(), pool[i]);
-  }
-  return out;
-}
 
 class OnlineScheduler {
  public:
@@ -133,7 +103,7 @@ class OnlineScheduler {
       operand.source = &source;
       Block pool = around;
       pool.insert(pool.end(), source.slice.begin(), source.slice.end());
-      operand.slice = needed(pool, {source.value});
+      operand.slice = statements_for(pool, {source.value});
       return is_early(operand.slice);
     };
     if (!prepare(queries_, pair_->queries, outside) || !prepare(keys_, pair_->keys, outside)) return false;
@@ -141,16 +111,16 @@ class OnlineScheduler {
     for (const auto& s : sum_.column_body)
       if (!name_of(*s).empty()) column.push_back(s);
     if (!prepare(values_, pair_->value, column)) return false;
-    score_ = needed(outside, {sum_.scored});
+    score_ = statements_for(outside, {sum_.scored});
     Block pool = sum_.rows;
     pool.insert(pool.end(), sum_.read.begin(), sum_.read.end());
-    read_ = needed(pool, {sum_.read_value});
+    read_ = statements_for(pool, {sum_.read_value});
     return is_early(score_) && is_early(read_);
   }
 
   bool is_early(const Block& block) const {
     std::set<std::string> used;
-    for (const auto& s : block) note_uses(*s, used);
+    for (const auto& s : block) collect_uses(*s, used);
     return used.count(sum_.max) == 0 && used.count(sum_.sum) == 0 && used.count(pair_->values.result) == 0;
   }
 
@@ -366,7 +336,7 @@ class OnlineScheduler {
       Expr limit = limits_[n].limit;
       const auto step = linear_coefficient(limit, row_.name);
       const auto used = symbols_of(limit);
-      const Block of_row = needed(sum_.rows, used);
+      const Block of_row = statements_for(sum_.rows, used);
       Substitution map = outer();
       if (of_row.empty() && step && step->is_constant()) {
         map[row_.name] = (step->value() >= 0) == above ? first + rows - 1 : first;

@@ -8,6 +8,7 @@
 
 #include "analysis/cost.h"
 #include "base/error.h"
+#include "loop_ir/places.h"
 #include "target/cuda/devices.h"
 
 namespace deplo::loop_to_tile {
@@ -32,33 +33,6 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // What a schedule may ask for.
 constexpr int64_t kMostTile = 256, kMostWarps = 16, kMostStages = 4;
-
-std::string name_of(const loop_ir::Stmt& stmt) {
-  if (const auto* let = std::get_if<Let>(&stmt.node)) return let->name;
-  if (const auto* load = std::get_if<Load>(&stmt.node)) return load->name;
-  return "";
-}
-
-void note_uses(const loop_ir::Stmt& stmt, std::set<std::string>& into) {
-  if (const auto* let = std::get_if<Let>(&stmt.node)) {
-    into.insert(let->operands.begin(), let->operands.end());
-    collect_symbols(let->index, into);
-  } else if (const auto* load = std::get_if<Load>(&stmt.node)) {
-    for (Expr e : load->index) collect_symbols(e, into);
-    for (const Cond& c : load->guard) collect_symbols(c.expr, into);
-  }
-}
-
-/// The statements of a pool, in order, that some names take.
-Block needed(const Block& pool, std::set<std::string> names) {
-  Block out;
-  for (size_t i = pool.size(); i-- > 0;) {
-    if (names.count(name_of(*pool[i])) == 0) continue;
-    note_uses(*pool[i], names);
-    out.insert(out.begin(), pool[i]);
-  }
-  return out;
-}
 
 void append(tile_ir::Block& to, tile_ir::Block from) { std::move(from.begin(), from.end(), std::back_inserter(to)); }
 
@@ -127,7 +101,7 @@ bool GpuOnline::find_operands() {
                      const std::vector<loop_ir::Axis>& free, bool of_rows, const char* name) {
     Block pool = around;
     pool.insert(pool.end(), source.slice.begin(), source.slice.end());
-    const Block slice = needed(pool, {source.value});
+    const Block slice = statements_for(pool, {source.value});
     auto found = find_matrix_tile(kernel_, slice, source.value, k, free, of_rows);
     if (!found || !is_early(slice)) return false;
     tile = std::move(*found);
@@ -152,10 +126,10 @@ bool GpuOnline::find_operands() {
     const bool follows = let && std::any_of(let->operands.begin(), let->operands.end(), [&](const auto& name) { return exact.count(name) > 0; });
     if (follows && size_of(let->dtype) > 2) exact.insert(let->name);
   }
-  score_ = needed(outside, {sum_.scored});
+  score_ = statements_for(outside, {sum_.scored});
   Block pool = sum_.rows;
   pool.insert(pool.end(), sum_.read.begin(), sum_.read.end());
-  read_ = needed(pool, {sum_.read_value});
+  read_ = statements_for(pool, {sum_.read_value});
   const auto* load = read_.size() == 1 ? std::get_if<Load>(&read_[0]->node) : nullptr;
   guarded_ = load && load->buffer == sum_.local && (load->guard.empty() || (std::isinf(load->fill.f) && load->fill.f < 0));
   for (const Block* block : {&score_, &read_})
@@ -240,7 +214,7 @@ bool GpuOnline::only_shifts() const {
 
 bool GpuOnline::is_early(const Block& block) const {
   std::set<std::string> used;
-  for (const auto& s : block) note_uses(*s, used);
+  for (const auto& s : block) collect_uses(*s, used);
   return used.count(sum_.max) == 0 && used.count(sum_.sum) == 0 && used.count(sum_.contractions->values.result) == 0;
 }
 
@@ -448,9 +422,9 @@ void GpuOnline::find_bounds(tile_ir::Block& into) {
   Block of_all;
   for (const auto& [above, limit] : limits_) {
     const auto step = linear_coefficient(limit, row_.name);
-    const Block statements = needed(sum_.rows, symbols_of(limit));
+    const Block statements = statements_for(sum_.rows, symbols_of(limit));
     std::set<std::string> used;
-    for (const auto& s : statements) note_uses(*s, used);
+    for (const auto& s : statements) collect_uses(*s, used);
     if (!step || !step->is_constant() || used.count(row_.name) > 0 || !is_early(statements)) continue;
     for (const auto& s : statements)
       if (std::find(of_all.begin(), of_all.end(), s) == of_all.end()) of_all.push_back(s);
