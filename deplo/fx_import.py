@@ -257,8 +257,9 @@ class _Importer:
     # Sizes and types
 
     def _expr(self, size: int | torch.SymInt) -> str:
-        if isinstance(size, torch.SymInt):
-            self.shape_env = self.shape_env or size.node.shape_env
+        if not isinstance(size, torch.SymInt):
+            return sizes.number_text(int(size))
+        self.shape_env = self.shape_env or size.node.shape_env
         return self._sympy(sizes.expr_of(size))
 
     def _sympy(self, expr: Any) -> str:
@@ -297,10 +298,9 @@ class _Importer:
             static = " static" if info.is_static and not mutated else ""
             self.inputs.append(f"{name}: {shown} {info.kind}{static}")
             self.arguments.append(position)
-            self.input_exprs += [sizes.expr_of(size) for size in (*value.shape, *value.stride())]
+            self.input_exprs += [sizes.expr_of(size) for size in (*value.shape, *value.stride()) if isinstance(size, torch.SymInt)]
             for dim, size in enumerate(value.shape):
-                expr = sizes.expr_of(size)
-                if expr.is_Symbol:
+                if isinstance(size, torch.SymInt) and (expr := sizes.expr_of(size)).is_Symbol:
                     self.symbols.setdefault(str(expr.name), (position, dim))
         # None, tokens, numbers and script objects: no argument of the program; a use of one is refused where it occurs.
 

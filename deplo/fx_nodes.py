@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import re
@@ -45,11 +46,20 @@ def function_of(node: torch.fx.Node) -> str:
 
 def provenance(node: torch.fx.Node) -> tuple[str, str]:
     """The user's source line (`net.py:12`) and module path (`layers.0.attn`) of a node; empty where unknown."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    return _source(node.meta.get("stack_trace") or ""), _module(str(next(reversed(stack.values()))[0]) if stack else "")
+
+
+@functools.lru_cache(maxsize=1 << 8)
+def _source(trace: str) -> str:
+    """Of a traceback, which nodes of one call share, the last line outside of torch."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
     inside = os.path.dirname(torch.__file__) + os.sep
     outside = [frame for frame in frames if not frame[0].startswith(inside)]
-    source = f"{os.path.basename(outside[-1][0])}:{outside[-1][1]}" if outside else ""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    path = str(list(stack.values())[-1][0]) if stack else ""
+    return f"{os.path.basename(outside[-1][0])}:{outside[-1][1]}" if outside else ""
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _module(path: str) -> str:
     path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", re.sub(r"^[LG]\[['\"]\w+['\"]\]\.?", "", path))
-    return source, re.sub(r"(?:^|\.)_modules(?=\.)", "", path).strip(".")
+    return re.sub(r"(?:^|\.)_modules(?=\.)", "", path).strip(".")

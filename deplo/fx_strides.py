@@ -23,8 +23,8 @@ def strides_of(node: torch.fx.Node, value: torch.Tensor) -> Sequence[Any]:
     if torch.Tag.pointwise in getattr(node.target, "tags", ()) and packet_name(node) not in _LIKE_THEIR_INPUT and _is_contiguous(value):
         operands = [x.meta.get("val") for x in node.all_input_nodes]
         tensors = [x for x in operands if isinstance(x, torch.Tensor)]
-        shape = [sizes.expr_of(n) for n in value.shape]
-        if tensors and all([sizes.expr_of(n) for n in x.shape] == shape and _is_contiguous(x) for x in tensors):
+        shape = [sizes.term_of(n) for n in value.shape]
+        if tensors and all([sizes.term_of(n) for n in x.shape] == shape and _is_contiguous(x) for x in tensors):
             if not _takes_a_number(node):
                 return _default_strides(value.shape)
             # At the sizes of the first call: the order of dimensions is the same for all.
@@ -65,6 +65,6 @@ def _is_contiguous(value: torch.Tensor) -> bool:
     """Apart from axes of one element; asks nothing of symbolic sizes."""
     wanted = _default_strides(value.shape)
     return all(
-        (isinstance(size, int) and size == 1) or sizes.expr_of(given) == sizes.expr_of(step)
+        (isinstance(size, int) and size == 1) or sizes.term_of(given) == sizes.term_of(step)
         for size, given, step in zip(value.shape, value.stride(), wanted, strict=True)
     )

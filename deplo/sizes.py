@@ -26,6 +26,11 @@ def expr_of(size: int | torch.SymInt) -> sympy.Expr:
     return _with_derived(size.node.expr) if isinstance(size, torch.SymInt) else sympy.Integer(int(size))
 
 
+def term_of(size: int | torch.SymInt) -> int | sympy.Expr:
+    """What compares as `expr_of` does: an integer itself, for which sympy would take most of an import's time."""
+    return _with_derived(size.node.expr) if isinstance(size, torch.SymInt) else int(size)
+
+
 # Derived sizes: integers that deplo's expressions cannot say, as trunc(1.7 * s0). Python computes them at each call.
 
 _ROUNDINGS = {"FloorToInt": "floor", "CeilToInt": "ceil", "TruncToInt": "int", "RoundToInt": "round"}
@@ -188,13 +193,17 @@ def _quotient(expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr] | None:
     return (a * size, sympy.Integer(b)) if a < 1 << 20 and b < 1 << 20 else None
 
 
+def number_text(value: int) -> str:
+    """Raises UnsupportedError where it does not fit."""
+    if not -_INT64_MAX - 1 <= value <= _INT64_MAX:
+        raise UnsupportedError(f"the size {value} does not fit in 64 bits")
+    return str(value)
+
+
 def to_text(expr: sympy.Expr) -> str:
     """Text that csrc/expr parses to the same integer. Raises UnsupportedError for what it has no operator for."""
     if expr.is_Integer:
-        value = int(expr)
-        if not -_INT64_MAX - 1 <= value <= _INT64_MAX:
-            raise UnsupportedError(f"the size {value} does not fit in 64 bits")
-        return str(value)
+        return number_text(int(expr))
     if expr.is_Symbol:
         return str(expr.name)
     if expr.is_Add:
@@ -219,6 +228,7 @@ def _atom(expr: sympy.Expr) -> str:
     return f"({text})" if expr.is_Mul or expr.is_Pow else text
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def outer_text(expr: sympy.Expr) -> str:
     """to_text without the parentheses around a whole sum."""
     text = to_text(expr)

@@ -350,42 +350,37 @@ Cond negated(const Cond& cond) {
 }
 Range axis_range(Expr extent) { return {Expr(0), extent - 1}; }
 
-namespace {
-
-Expr substitute(Expr e, const Substitution& values, uint64_t names) {
-  if ((e.node()->symbols & names) == 0) return e;
-  auto operand = [&](size_t i) { return substitute(e.operands()[i], values, names); };
+// An expression without any of the names is itself, found without building it anew.
+Expr substitute(Expr e, const Substitution& values) {
+  if (e.node()->symbols == 0 || values.empty()) return e;
+  if (e.is_symbol()) {
+    auto it = values.find(e.name());
+    return it == values.end() ? e : it->second;
+  }
+  std::vector<Expr> operands;
+  operands.reserve(e.operands().size());
+  bool same = true;
+  for (const Expr& operand : e.operands()) {
+    operands.push_back(substitute(operand, values));
+    same = same && operands.back() == operand;
+  }
+  if (same) return e;
   switch (e.kind()) {
-    case ExprKind::constant: return e;
-    case ExprKind::symbol: {
-      auto it = values.find(e.name());
-      return it == values.end() ? e : it->second;
-    }
+    case ExprKind::constant:
+    case ExprKind::symbol: break;
     case ExprKind::add: {
       std::vector<Term> terms;
-      for (size_t i = 0; i < e.operands().size(); ++i)
-        for (Term& term : terms_of(operand(i))) terms.push_back(std::move(term));
+      for (Expr operand : operands)
+        for (Term& term : terms_of(operand)) terms.push_back(std::move(term));
       return from_terms(std::move(terms));
     }
-    case ExprKind::mul: {
-      Expr result = 1;
-      for (size_t i = 0; i < e.operands().size(); ++i) result = result * operand(i);
-      return result;
-    }
-    case ExprKind::floordiv: return floordiv(operand(0), operand(1));
-    case ExprKind::mod: return mod(operand(0), operand(1));
-    case ExprKind::min: return min(operand(0), operand(1));
-    case ExprKind::max: return max(operand(0), operand(1));
+    case ExprKind::mul: return product(operands);
+    case ExprKind::floordiv: return floordiv(operands[0], operands[1]);
+    case ExprKind::mod: return mod(operands[0], operands[1]);
+    case ExprKind::min: return min(operands[0], operands[1]);
+    case ExprKind::max: return max(operands[0], operands[1]);
   }
   return e;
-}
-
-}  // namespace
-
-Expr substitute(Expr e, const Substitution& values) {
-  uint64_t names = 0;
-  for (const auto& [name, value] : values) names |= bit_of(name);
-  return substitute(e, values, names);
 }
 
 Cond substitute(const Cond& cond, const Substitution& values) { return {cond.kind, substitute(cond.expr, values)}; }

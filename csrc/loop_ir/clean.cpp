@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <unordered_map>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "loop_ir/build.h"
 #include "loop_ir/params.h"
 #include "loop_ir/rewrite.h"
-#include "loop_ir/text.h"
+#include "loop_ir/structure.h"
 
 namespace deplo::loop_ir {
 namespace {
@@ -14,12 +16,12 @@ namespace {
 // Walks forward: simplifies expressions, shares equal values.
 struct Sharer {
   Ranges ranges;
-  std::map<std::string, std::string> available;  ///< right-hand side -> name, for what the current scope sees
-  std::map<std::string, std::string> renamed;
+  std::unordered_map<std::string, std::string> available;  ///< right-hand side (Structure) -> name, for what the current scope sees
+  std::unordered_map<std::string, std::string> renamed;
   Substitution renamed_exprs;
-  std::map<std::string, int> version;    ///< of a written buffer: how many stores so far
-  std::map<std::string, Expr> integers;  ///< of index values and constants whose dtype holds them
-  std::map<std::string, bool> truths;    ///< of comparisons that the ranges decide
+  std::unordered_map<std::string, size_t> version;  ///< of a written buffer: how many stores so far
+  std::unordered_map<std::string, Expr> integers;   ///< of index values and constants whose dtype holds them
+  std::unordered_map<std::string, bool> truths;     ///< of comparisons that the ranges decide
 
   Expr expr(Expr e) const { return simplify(renamed_exprs.empty() ? e : substitute(e, renamed_exprs), ranges); }
   std::string value(const std::string& name) const {
@@ -130,10 +132,15 @@ struct Sharer {
       renamed_exprs[name] = Expr::symbol(*operand);
       return;
     }
-    std::string text = print(s);
     // The dtype is part of the meaning, the name is not.
-    std::string key = std::string(to_string(s.dtype)) + text.substr(text.find('='));
-    share(key, name, make_stmt(std::move(s)), out, added);
+    Structure key;
+    key.add('v');
+    key.add(static_cast<char>(s.dtype));
+    key.add(static_cast<char>(s.fn));
+    if (s.fn == Fn::constant) key.add(s.literal);
+    if (s.fn == Fn::index) key.add(s.index);
+    for (const std::string& operand : s.operands) key.add(operand);
+    share(key.take(), name, make_stmt(std::move(s)), out, added);
   }
 
   void statement(Load s, Block& out, std::vector<std::string>& added) {
@@ -142,10 +149,14 @@ struct Sharer {
     if (!open) return statement(Let{s.name, s.dtype, Fn::constant, {}, s.fill, {}}, out, added);
     s.guard = std::move(*open);
     std::string name = s.name;
-    std::string text = print(s);
-    std::string key = text.substr(text.find('='));
-    if (auto it = version.find(s.buffer); it != version.end()) key += " v" + std::to_string(it->second);
-    share(key, name, make_stmt(std::move(s)), out, added);
+    Structure key;
+    key.add('l');
+    key.add(s.buffer);
+    key.add(s.index);
+    key.add(s.guard);
+    if (!s.guard.empty()) key.add(s.fill);
+    if (auto it = version.find(s.buffer); it != version.end()) key.add(it->second);
+    share(key.take(), name, make_stmt(std::move(s)), out, added);
   }
 
   void statement(Store s, Block& out, std::vector<std::string>&) {
@@ -160,13 +171,20 @@ struct Sharer {
 
   template <class F>
   void with_axes(const std::vector<Axis>& axes, const F& f) {
-    auto saved = ranges;
+    std::vector<std::optional<Range>> outer;
     for (const Axis& axis : axes) {
+      auto it = ranges.find(axis.name);
+      outer.push_back(it == ranges.end() ? std::nullopt : std::optional(it->second));
       ranges[axis.name] = axis_range(axis.extent);
       defines({axis.name});
     }
     f();
-    ranges = std::move(saved);
+    for (size_t k = axes.size(); k-- > 0;) {
+      if (outer[k])
+        ranges[axes[k].name] = *outer[k];
+      else
+        ranges.erase(axes[k].name);
+    }
   }
 
   void statement(For s, Block& out, std::vector<std::string>& added) {
@@ -227,8 +245,8 @@ struct Sharer {
       for (const std::string& key : inner) available.erase(key);
       s.body = std::move(body);
     });
-    // Equal reductions have equal text up to their own names; share them by canonical text.
-    std::string key = "reduce " + canonical(s);
+    // Equal reductions are the same up to their own names.
+    std::string key = canonical(s);
     if (auto it = available.find(key); it != available.end()) {
       auto names = split(it->second);
       for (size_t k = 0; k < s.results.size(); ++k) {
@@ -255,15 +273,16 @@ struct Sharer {
   }
 
   std::string canonical(const Reduce& s) const {
-    Names names("$");
-    Kernel kernel;
-    kernel.body = copy_block({make_stmt(s)}, {}, &names);
-    std::string text = print(kernel);
-    visit(kernel.body, [&](const Stmt& stmt, const auto&) {
-      if (const auto* load = std::get_if<Load>(&stmt.node))
-        if (auto it = version.find(load->buffer); it != version.end()) text += fmt::format(" {} v{}", load->buffer, it->second);
+    const Ref<Stmt> stmt = make_stmt(s);
+    Structure key;
+    key.add('r');
+    key.add(structure_of(*stmt));
+    visit(s.body, [&](const Stmt& inner, const auto&) {
+      const auto* load = std::get_if<Load>(&inner.node);
+      auto it = load ? version.find(load->buffer) : version.end();
+      if (it != version.end()) key.add(it->second);
     });
-    return text;
+    return key.take();
   }
 
   void statement(Scan s, Block& out, std::vector<std::string>&) {
@@ -289,7 +308,11 @@ struct Sharer {
 
   void statement(Check s, Block& out, std::vector<std::string>& added) {
     s.cond.expr = expr(s.cond.expr);
-    std::string key = print(s);
+    Structure structure;
+    structure.add('c');
+    structure.add(static_cast<char>(s.code));
+    structure.add(std::vector<Cond>{s.cond});
+    const std::string key = structure.take();
     if (decide(s.cond, ranges) == std::optional<bool>(true) || available.count(key)) return;
     available[key] = "";
     added.push_back(key);
@@ -386,7 +409,8 @@ struct Hoister {
     bool found = false;
     Block one{std::make_shared<Stmt>(stmt)};
     for_each_expr(one, [&](const Expr& e) {
-      for (const std::string& name : symbols_of(e)) found = found || inside.names.count(name);
+      if (!e.is_constant())
+        for (const std::string& name : symbols_of(e)) found = found || inside.names.count(name);
     });
     auto operands = [&](const std::vector<std::string>& list) {
       for (const std::string& name : list) found = found || inside.names.count(name);

@@ -95,7 +95,7 @@ struct Chooser {
   bool is_parameter(const std::string& name) const {
     auto [it, added] = parameters_.emplace(name, false);
     if (added) {
-      const Buffer* b = graph.program().find_buffer(name);
+      const Buffer* b = graph.find_buffer(name);
       it->second = b && b->kind == BufferKind::input && b->is_static && !graph.is_versioned(name);
     }
     return it->second;
@@ -224,7 +224,7 @@ struct Chooser {
     if (!is_fused(at)) return;
     const KernelAccesses accesses = accesses_of(at);
     for (const std::string& name : accesses.operands) {
-      if (!graph.program().find_buffer(name) || graph.is_versioned(name) || is_parameter(name) || graph.nodes()[at].writes.count(name)) continue;
+      if (!graph.find_buffer(name) || graph.is_versioned(name) || is_parameter(name) || graph.nodes()[at].writes.count(name)) continue;
       std::optional<size_t> d;
       double points = 0;
       size_t loads = 0;

@@ -6,9 +6,11 @@
 #include "analysis/contraction.h"
 #include "base/error.h"
 #include "passes/loop/fusion_cost.h"
+#include "passes/loop/fusion_shapes.h"
 #include "passes/loop/localize.h"
 #include "passes/loop/own_places.h"
 #include "passes/loop/program_graph.h"
+#include "passes/loop/repeats.h"
 #include "passes/loop/share_axes.h"
 #include "passes/loop/split_axes.h"
 #include "passes/loop/split_for_reader.h"
@@ -46,7 +48,11 @@ struct Fuser {
   std::vector<bool> is_static;       ///< runs once per program: never joins what runs at each call
   bool one_after_the_other = false;  ///< small nests may join that share no axis
 
-  Fuser(loop_ir::Module module, const PassContext& context) : graph(std::move(module)), cost(graph, context) {}
+  const PassContext& context;
+  FusionShapes shapes;
+  std::vector<FusionInstance> instances;  ///< of the groups
+
+  Fuser(loop_ir::Module module, const PassContext& options) : graph(std::move(module)), cost(graph, options), context(options), shapes(graph) {}
 
   BufferOf buffers() const {
     return [this](const std::string& name) -> const Buffer& { return graph.buffer(name); };
@@ -55,20 +61,65 @@ struct Fuser {
   void find_contractions(size_t at) {
     loop_ir::Kernel kernel;
     kernel.symbols = graph.program().symbols;
-    kernel.body = graph.nodes()[at].body;
+    kernel.body = loop_ir::make_nest(groups[at].nest.axes, groups[at].nest.body);
     groups[at].contractions = analysis::find_contractions(kernel);
     for (auto& c : groups[at].contractions) c.reduce = nullptr;  // it points into the copy above
+    groups[at].contracts = !groups[at].contractions.empty();
+  }
+
+  // Makes the nest of a kernel that was only known by its shape.
+  void realise(size_t at) {
+    FusionInstance& instance = instances[at];
+    if (!instance.pending) return;
+    instance.pending = false;
+    const FusionShape& shape = *instance.shape;
+    groups[at].nest = {shape.group.nest.axes, loop_ir::rename_buffers(shape.group.nest.body, renaming(shape.buffers, instance.buffers))};
+    names[at] = shape.names;
+    if (shape.group.contracts) find_contractions(at);
+  }
+
+  // The kernel becomes one of a shape.
+  void take(size_t at, FusionInstance instance) {
+    const FusionGroup& group = instance.shape->group;
+    groups[at].points = group.points;
+    groups[at].statements = group.statements;
+    groups[at].contracts = group.contracts;
+    instances[at] = std::move(instance);
+  }
+
+  // The nest has changed by what only this kernel knows.
+  void forget_shape(size_t at) {
+    realise(at);
+    instances[at] = {};
+  }
+
+  void share_shape(size_t at, std::shared_ptr<const FusionShape>& shape, std::vector<std::string> buffers) {
+    shape = shapes.make(groups[at], names[at], is_pointwise(groups[at].nest), buffers);
+    instances[at] = {shape, std::move(buffers), false};
+    ++Repeats::made();
   }
 
   void start() {
     is_static = graph.static_nodes();
     groups.resize(graph.nodes().size());
     names.resize(groups.size());
+    instances.resize(groups.size());
     for (size_t at = 0; at < groups.size(); ++at) {
       auto& node = graph.nodes()[at];
       Group& g = groups[at];
       g.fixed = !node.is_kernel || node.once;
       if (!node.is_kernel) continue;
+      std::vector<std::string> numbered;
+      std::shared_ptr<const FusionShape>* shape = nullptr;
+      if (Repeats::are_shared(context) && !g.fixed && node.updated.empty() && !writes_versions(at)) {
+        shape = &shapes.shape(shapes.key_of(node.body, numbered));
+        if (*shape) {
+          take(at, {*shape, std::move(numbered), true});
+          const NestGroup& nest = (*shape)->group.nest;
+          graph.set_body(at, loop_ir::rename_buffers(loop_ir::make_nest(nest.axes, nest.body), renaming((*shape)->buffers, instances[at].buffers)));
+          continue;
+        }
+      }
       loop_ir::Nest nest = loop_ir::peel(loop_ir::clean(node.body, graph.program().symbols));
       g.nest = {nest.axes, nest.body};
       for (const std::string& b : node.writes)
@@ -82,6 +133,7 @@ struct Fuser {
       g.points = cost.points_of(graph.nodes()[at].body);
       g.statements = loop_ir::count_statements(graph.nodes()[at].body);
       find_contractions(at);
+      if (shape) share_shape(at, *shape, std::move(numbered));
     }
   }
 
@@ -126,10 +178,37 @@ struct Fuser {
     if (too_large(first, second)) return false;
     std::set<std::string> flow = flows(first, second);
     if (std::any_of(flow.begin(), flow.end(), [&](const auto& b) { return graph.writers(b).size() > 1; })) return false;
+    if (by_input && (!flow.empty() || !flows(second, first).empty())) return false;
+    if (!instances[first].shape || !instances[second].shape || writes_versions(first) || writes_versions(second))
+      return attempt(first, second, by_input, flow, nullptr);
+    FusionTrial& trial = shapes.trial(shapes.key_of(first, instances[first], second, instances[second], flow, by_input, one_after_the_other));
+    if (!trial.tried || (trial.profitable && !trial.joined)) return attempt(first, second, by_input, flow, &trial);
+    if (!trial.profitable || !may_join(first, second)) return false;
+    std::vector<std::string> all = FusionShapes::joined(instances[first], instances[second]);
+    adopt(first, second, {});
+    take(second, {trial.joined, std::move(all), true});
+    return true;
+  }
+
+  // Fuses the two if that is profitable and possible; notes in `trial` what came of it.
+  bool attempt(size_t first, size_t second, bool by_input, const std::set<std::string>& flow, FusionTrial* trial) {
+    realise(first);
+    realise(second);
+    Group& a = groups[first];
+    Group& b = groups[second];
+    auto join_noted = [&](const AxisPairs& pairs) {
+      if (trial) trial->profitable = true;
+      if (!may_join(first, second)) return false;
+      std::vector<std::string> all = trial ? FusionShapes::joined(instances[first], instances[second]) : std::vector<std::string>();
+      if (!join_groups(first, second, pairs)) return false;
+      instances[second] = {};
+      if (trial) share_shape(second, trial->joined, std::move(all));
+      return true;
+    };
+    if (trial) trial->tried = true;
     if (by_input) {
-      if (!flow.empty() || !flows(second, first).empty()) return false;
       AxisPairs pairs = siblings(first, second);
-      return !pairs.empty() && may_join(first, second) && join_groups(first, second, pairs);
+      return !pairs.empty() && join_noted(pairs);
     }
     auto pairs = shared_by_dependence(a.nest, b.nest, flow);
     std::optional<Backup> backup;
@@ -139,9 +218,7 @@ struct Fuser {
       split_as(first, second, flow, pairs);
       if (!shares_all()) split_for(first, second, flow, pairs);
     }
-    if (pairs && cost.profitable(a, b, *pairs, flow, names[first], one_after_the_other) && may_join(first, second) &&
-        join_groups(first, second, *pairs))
-      return true;
+    if (pairs && cost.profitable(a, b, *pairs, flow, names[first], one_after_the_other) && join_noted(*pairs)) return true;
     if (backup) {
       a.nest = std::move(backup->first);
       b.nest = std::move(backup->second);
@@ -171,14 +248,19 @@ struct Fuser {
     }
     b.nest = std::move(joined);
     names[second] = std::move(names[first]);
-    graph.inherit_order(first, second);
-    graph.merge_provenance(first, second, true);
     bool contracts = !a.contractions.empty() || !b.contractions.empty();
     b.points = std::max(a.points, b.points);
     b.statements += a.statements;
-    graph.join(first, second, loop_ir::make_nest(b.nest.axes, b.nest.body));
+    adopt(first, second, loop_ir::make_nest(b.nest.axes, b.nest.body));
     if (contracts) find_contractions(second);
     return true;
+  }
+
+  // In the graph, `second` holds what `first` did, too.
+  void adopt(size_t first, size_t second, Block body) {
+    graph.inherit_order(first, second);
+    graph.merge_provenance(first, second, true);
+    graph.join(first, second, std::move(body));
   }
 
   // What is shared lies around the rest: memory runs along what stays inside.
@@ -254,11 +336,13 @@ struct Fuser {
       return read;
     };
     std::optional<Handover> best;
+    realise(at);
     for (const std::string& b : graph.nodes()[at].reads) {
       if (!graph.is_private(b) || graph.readers(b).size() != 1 || (best && cost.bytes(b) <= cost.bytes(best->buffer)) || !reads(part, b)) continue;
       if (std::count_if(parts.begin(), parts.end(), [&](const NestGroup& p) { return reads(p, b); }) > 1) continue;
       const size_t w = graph.writers(b)[0];
-      if (w == at || groups[w].contractions.empty() || groups[w].fixed || is_static[w]) continue;
+      if (w == at || !groups[w].contracts || groups[w].fixed || is_static[w]) continue;
+      realise(w);
       NestGroup nest = cut_to_reader(groups[w].nest, part, b, graph.program().symbols);
       if (takes(w, nest, part, at, b)) best = Handover{w, b, std::move(nest)};
     }
@@ -267,6 +351,7 @@ struct Fuser {
 
   bool stores_each_element_once(size_t at) {
     const auto& writes = graph.nodes()[at].writes;
+    realise(at);
     return is_pointwise(groups[at].nest) && std::all_of(writes.begin(), writes.end(), [&](const std::string& b) {
              return !graph.is_versioned(b) && replaces_all(groups[at].nest, b, graph.buffer(b).shape, graph.program().symbols);
            });
@@ -275,12 +360,12 @@ struct Fuser {
   // What puts together the results of contractions (a concatenation, a padding) falls apart, so that each of them
   // stores its own part.
   void split_parts(size_t at) {
-    if (groups[at].fixed || is_static[at] || !groups[at].contractions.empty() || !stores_each_element_once(at)) return;
+    if (groups[at].fixed || is_static[at] || groups[at].contracts) return;
     const auto& reads = graph.nodes()[at].reads;
-    if (std::none_of(reads.begin(), reads.end(), [&](const auto& b) {
-          return graph.is_private(b) && !groups[graph.writers(b)[0]].contractions.empty() && graph.readers(b).size() == 1;
-        }))
+    if (std::none_of(reads.begin(), reads.end(),
+                     [&](const auto& b) { return graph.is_private(b) && groups[graph.writers(b)[0]].contracts && graph.readers(b).size() == 1; }))
       return;
+    if (!stores_each_element_once(at)) return;
     std::vector<NestGroup> parts = split_index_set(groups[at].nest, graph.program().symbols, kMostParts);
     if (parts.size() < 2) return;
     std::vector<Handover> handovers;
@@ -296,6 +381,7 @@ struct Fuser {
     for (Handover& h : handovers) {
       graph.set_body(h.from, loop_ir::clean(loop_ir::make_nest(h.nest.axes, h.nest.body), graph.program().symbols));
       loop_ir::Nest nest = loop_ir::peel(graph.nodes()[h.from].body);
+      forget_shape(h.from);
       groups[h.from].nest = {nest.axes, nest.body};
       find_contractions(h.from);
     }
@@ -311,6 +397,7 @@ struct Fuser {
       groups.push_back(std::move(g));
       names.push_back(names[at]);
       is_static.push_back(false);
+      instances.emplace_back();
     }
   }
 
@@ -387,21 +474,21 @@ struct Fuser {
     std::map<size_t, size_t> open;  // by depth
     for (size_t at = 0; at < groups.size(); ++at) {
       Group& g = groups[at];
-      if (!graph.nodes()[at].alive || g.fixed || is_static[at] || g.points > kSmallKernel || !g.contractions.empty() || !is_pointwise(g.nest))
-        continue;
+      if (!graph.nodes()[at].alive || g.fixed || is_static[at] || g.points > kSmallKernel || g.contracts) continue;
+      if (instances[at].shape ? !instances[at].shape->is_pointwise : !is_pointwise(g.nest)) continue;
       auto [it, fresh] = open.try_emplace(depths[at], at);
       if (fresh) continue;
       size_t first = it->second;
       it->second = at;
       if (groups[first].small + g.small > kSmallTogether) continue;
+      forget_shape(first);
+      forget_shape(at);
       g.nest = join(groups[first].nest, g.nest, {}, names[first]);
       g.points += groups[first].points;
       g.statements += groups[first].statements;
       g.small += groups[first].small;
       names[at] = std::move(names[first]);
-      graph.inherit_order(first, at);
-      graph.merge_provenance(first, at, true);
-      graph.join(first, at, loop_ir::make_nest(g.nest.axes, g.nest.body));
+      adopt(first, at, loop_ir::make_nest(g.nest.axes, g.nest.body));
     }
   }
 
@@ -428,6 +515,12 @@ struct Fuser {
         if (graph.nodes()[at].alive && !groups[at].fixed) fuse_siblings(at);
     }
     fuse_small();
+    localize_all();
+    return graph.finish();
+  }
+
+  void localize_all() {
+    Repeats repeats(context);
     for (size_t at = 0; at < groups.size(); ++at) {
       if (!graph.nodes()[at].alive || !graph.nodes()[at].is_kernel) continue;
       const auto& inner = graph.nodes()[at].inside;
@@ -436,10 +529,30 @@ struct Fuser {
         return inside.count(b) > 0 || (graph.is_private(b) && graph.writers(b)[0] == at &&
                                        std::all_of(graph.readers(b).begin(), graph.readers(b).end(), [&](size_t r) { return r == at; }));
       };
-      graph.set_body(
-          at, localize(groups[at].nest, is_private, [&](const std::string& b) -> const Buffer& { return graph.buffer(b); }, graph.program().symbols));
+      const NestGroup& nest = groups[at].nest;
+      auto make = [&] {
+        realise(at);
+        return localize(nest, is_private, buffers(), graph.program().symbols);
+      };
+      if (instances[at].shape) {
+        loop_ir::Structure key;
+        key.add(instances[at].shape->id);
+        for (const std::string& b : instances[at].buffers) key.add(static_cast<char>(is_private(b)));
+        graph.set_body(at, repeats(key.take(), instances[at].buffers, make));
+      } else {
+        auto describe = [&](loop_ir::Structure& key, const std::vector<std::string>& names) {
+          key.add(nest.axes.size());
+          for (const std::string& b : names) {
+            key.add(static_cast<char>(is_private(b)));
+            const Buffer* buffer = graph.find_buffer(b);
+            if (!buffer) continue;
+            key.add(static_cast<char>(buffer->dtype));
+            key.add(buffer->shape);
+          }
+        };
+        graph.set_body(at, repeats(loop_ir::make_nest(nest.axes, nest.body), make, describe));
+      }
     }
-    return graph.finish();
   }
 };
 

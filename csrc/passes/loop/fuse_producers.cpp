@@ -7,6 +7,7 @@
 #include "analysis/cost.h"
 #include "base/error.h"
 #include "passes/loop/program_graph.h"
+#include "passes/loop/repeats.h"
 #include "passes/loop/substitute.h"
 
 namespace deplo {
@@ -278,10 +279,11 @@ struct Fuser {
     round(true);
     // A chain of functions is visited from its end: what the whole of it costs and reads shows once its parts are joined.
     while (round(false)) continue;
+    Repeats repeats(context);
     for (auto& node : graph.nodes()) {
       if (!node.alive || !node.is_kernel) continue;
       size_t at = static_cast<size_t>(&node - graph.nodes().data());
-      graph.set_body(at, loop_ir::clean(node.body, graph.program().symbols));
+      graph.set_body(at, repeats(node.body, [&] { return loop_ir::clean(node.body, graph.program().symbols); }));
     }
     return graph.finish();
   }

@@ -69,8 +69,12 @@ bool parts_rows(const FusionGroup& a, const AxisPairs& pairs) {
 double FusionCost::size(Expr e) const { return std::max(1.0, analysis::estimate(e, context_.hints, graph_.program().symbols)); }
 
 double FusionCost::bytes(const std::string& name) const {
-  const Buffer& b = graph_.buffer(name);
-  return size(product(b.shape)) * static_cast<double>(size_of(b.dtype));
+  auto [it, fresh] = bytes_.try_emplace(name);
+  if (fresh) {
+    const Buffer& b = graph_.buffer(name);
+    it->second = size(product(b.shape)) * static_cast<double>(size_of(b.dtype));
+  }
+  return it->second;
 }
 
 double FusionCost::points(const std::vector<Axis>& axes) const {
@@ -96,7 +100,7 @@ double FusionCost::bytes_read_again(const NestGroup& joined) const {
   for (const auto& c : analysis::find_contractions(kernel)) {
     // Blocks of a GPU with matrix units take rows together, and share what they read in its cache.
     const auto is_half = [&](const std::string& name) {
-      const Buffer* buffer = graph_.program().find_buffer(name);
+      const Buffer* buffer = graph_.find_buffer(name);
       return buffer && size_of(buffer->dtype) == 2;
     };
     const bool in_blocks = target_of(context_).has_grid && (std::any_of(c.a.buffers.begin(), c.a.buffers.end(), is_half) ||

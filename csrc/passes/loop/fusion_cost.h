@@ -2,6 +2,7 @@
 
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "analysis/contraction.h"
@@ -18,6 +19,7 @@ constexpr double kSmallIteration = 16384;
 struct FusionGroup {
   NestGroup nest;
   std::vector<analysis::Contraction> contractions;  ///< of the kernel as it stands
+  bool contracts = false;                           ///< there are some
   double points = 0;                                ///< innermost iterations
   size_t statements = 0;
   bool fixed = false;  ///< takes no part: writes versioned buffers in part
@@ -48,6 +50,7 @@ class FusionCost {
 
   ProgramGraph& graph_;
   const PassContext& context_;
+  mutable std::unordered_map<std::string, double> bytes_;  ///< of buffers, which keep their types while nests are fused
 };
 
 }  // namespace deplo

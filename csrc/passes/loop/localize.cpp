@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "loop_ir/params.h"
@@ -279,17 +280,23 @@ Block make_local(const Block& body, const std::vector<Axis>& shared, const std::
     std::vector<std::vector<Expr>> stored;
     std::vector<std::vector<Expr>> read;
   };
-  std::map<std::string, Use> uses;
+  std::vector<std::pair<std::string, Use>> uses;  // in the order of the first ones, so that nothing follows from names
+  std::unordered_map<std::string, size_t> known;
+  auto use = [&](const std::string& name) -> Use& {
+    auto [it, fresh] = known.try_emplace(name, uses.size());
+    if (fresh) uses.emplace_back(name, Use{});
+    return uses[it->second].second;
+  };
   visit(body, [&](const Stmt& stmt, const auto&) {
-    if (const auto* s = std::get_if<Store>(&stmt.node); s && is_private(s->buffer)) uses[s->buffer].stored.push_back(s->index);
-    if (const auto* s = std::get_if<Load>(&stmt.node); s && is_private(s->buffer)) uses[s->buffer].read.push_back(s->index);
+    if (const auto* s = std::get_if<Store>(&stmt.node); s && is_private(s->buffer)) use(s->buffer).stored.push_back(s->index);
+    if (const auto* s = std::get_if<Load>(&stmt.node); s && is_private(s->buffer)) use(s->buffer).read.push_back(s->index);
   });
   std::map<std::string, std::vector<size_t>> kept;  ///< dimensions of each new local
   std::set<std::string> dropped;
   Block out;
-  for (const auto& [name, use] : uses) {
-    if (use.stored.empty()) continue;
-    if (use.read.empty()) {
+  for (const auto& [name, found] : uses) {
+    if (found.stored.empty()) continue;
+    if (found.read.empty()) {
       dropped.insert(name);
       continue;
     }
@@ -297,11 +304,12 @@ Block make_local(const Block& body, const std::vector<Axis>& shared, const std::
     std::vector<size_t> dims;
     std::vector<Expr> shape;
     for (size_t d = 0; d < b.shape.size(); ++d) {
-      const Expr& e = use.stored[0][d];
+      const Expr& e = found.stored[0][d];
       bool is_shared =
           e.is_constant() || (e.is_symbol() && std::any_of(shared.begin(), shared.end(), [&](const Axis& axis) { return axis.name == e.name(); }));
       auto same = [&](const auto& place) { return place[d] == e; };
-      if (is_shared && std::all_of(use.stored.begin(), use.stored.end(), same) && std::all_of(use.read.begin(), use.read.end(), same)) continue;
+      if (is_shared && std::all_of(found.stored.begin(), found.stored.end(), same) && std::all_of(found.read.begin(), found.read.end(), same))
+        continue;
       dims.push_back(d);
       shape.push_back(b.shape[d]);
     }

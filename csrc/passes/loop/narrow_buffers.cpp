@@ -153,7 +153,7 @@ struct Narrower {
 
   /// What all stores to the buffer store.
   std::optional<Recipe> recipe_of(const std::string& name) {
-    if (graph.program().find_buffer(name)->kind != BufferKind::temp || !graph.is_private(name)) return std::nullopt;
+    if (graph.find_buffer(name)->kind != BufferKind::temp || !graph.is_private(name)) return std::nullopt;
     const auto& writers = graph.writers(name);
     if (writers.size() != 1) return std::nullopt;
     const auto& node = graph.nodes()[writers[0]];
@@ -180,7 +180,7 @@ struct Narrower {
       fits = fits && stores == 1 && own;
       for (const auto& factor : found->factors)
         if (const auto* load = std::get_if<Load>(&factor->node))
-          fits = fits && graph.program().find_buffer(load->buffer) && !graph.is_versioned(load->buffer) && node.writes.count(load->buffer) == 0;
+          fits = fits && graph.find_buffer(load->buffer) && !graph.is_versioned(load->buffer) && node.writes.count(load->buffer) == 0;
     }
     if (!fits || !found) return std::nullopt;
     auto reads = [&](const Stmt& stmt, const auto&) {

@@ -111,6 +111,7 @@ void ProgramGraph::set_body(size_t at, loop_ir::Block body) {
   forget_accesses(at);
   nodes_[at].body = std::move(body);
   index_accesses(at);
+  keep_order_around(at);
 }
 
 void ProgramGraph::join(size_t from, size_t into, loop_ir::Block body) {
@@ -138,6 +139,7 @@ void ProgramGraph::join(size_t from, size_t into, loop_ir::Block body) {
   }
   if (inside.size() > node.inside.size()) std::swap(inside, node.inside);
   node.inside.insert(node.inside.end(), std::make_move_iterator(inside.begin()), std::make_move_iterator(inside.end()));
+  keep_order_around(into);
 }
 
 void ProgramGraph::rename_buffer(const std::string& from, const std::string& to) {
@@ -146,6 +148,7 @@ void ProgramGraph::rename_buffer(const std::string& from, const std::string& to)
   std::set<size_t> users = readers_[from];
   users.insert(writers_[from].begin(), writers_[from].end());
   if (versioned_.count(from)) versioned_.insert(to);
+  ordered_ = false;
   for (size_t at : users) {
     Node& node = nodes_[at];
     forget_accesses(at);
@@ -189,16 +192,27 @@ void ProgramGraph::set_shape(const std::string& buffer, std::vector<Expr> shape)
   buffers_.at(buffer)->shape = std::move(shape);
 }
 
-std::string ProgramGraph::add_fact(const std::string& buffer, int64_t lo, int64_t hi) { return deplo::add_fact(module_, buffer, lo, hi); }
+std::string ProgramGraph::add_fact(const std::string& buffer, int64_t lo, int64_t hi) {
+  std::string symbol = deplo::add_fact(module_, buffer, lo, hi);
+  names_.reserve(symbol);
+  return symbol;
+}
 
 std::string ProgramGraph::add_buffer(const std::string& hint, DType dtype, std::vector<Expr> shape) {
-  loop_ir::Names names;
-  for (const Buffer& b : module_.buffers) names.reserve(b.name);
-  for (const auto& [name, range] : module_.symbols) names.reserve(name);
-  std::string name = names.fresh(hint);
+  std::vector<Buffer>& all = module_.buffers;
+  if (!adds_buffers_) {
+    for (const Buffer& b : all) names_.reserve(b.name);
+    for (const auto& [name, range] : module_.symbols) names_.reserve(name);
+    adds_buffers_ = true;
+  }
+  std::string name = names_.fresh(hint);
   std::vector<Expr> strides = contiguous_strides(shape);
-  module_.buffers.push_back({name, dtype, std::move(shape), std::move(strides), BufferKind::temp, torch_ir::InputKind::user, false});
-  for (Buffer& b : module_.buffers) buffers_[b.name] = &b;
+  const Buffer* before = all.data();
+  all.push_back({name, dtype, std::move(shape), std::move(strides), BufferKind::temp, torch_ir::InputKind::user, false});
+  if (all.data() == before)
+    buffers_[name] = &all.back();
+  else
+    for (Buffer& b : all) buffers_[b.name] = &b;
   return name;
 }
 
@@ -210,6 +224,7 @@ size_t ProgramGraph::add_kernel(loop_ir::Block body, size_t like) {
   node.body = std::move(body);
   nodes_.push_back(std::move(node));
   index_accesses(nodes_.size() - 1);
+  ordered_ = false;
   inherit_order(like, nodes_.size() - 1);
   return nodes_.size() - 1;
 }
@@ -223,6 +238,7 @@ std::vector<size_t> ProgramGraph::split(size_t at, const std::vector<loop_ir::Bl
   }
   const std::set<std::string> writes = nodes_[at].writes;
   remove(at);
+  ordered_ = false;
   for (const std::string& b : writes) {
     versioned_.insert(b);
     for (size_t r : readers_[b]) {
@@ -236,6 +252,7 @@ std::vector<size_t> ProgramGraph::split(size_t at, const std::vector<loop_ir::Bl
 void ProgramGraph::add_order(size_t first, size_t second) {
   before_[second].insert(first);
   after_[first].insert(second);
+  keep_order(first, second);
 }
 
 void ProgramGraph::remove(size_t at) {
@@ -294,40 +311,116 @@ void ProgramGraph::record_order() {
   }
 }
 
+template <class F>
+void ProgramGraph::for_predecessors(size_t at, const F& f) const {
+  if (auto it = before_.find(at); it != before_.end())
+    for (size_t p : it->second) f(p);
+  for (const std::string& b : nodes_[at].reads) {
+    if (versioned_.count(b)) continue;
+    if (auto it = writers_.find(b); it != writers_.end())
+      for (size_t w : it->second)
+        if (w != at) f(w);
+  }
+}
+
+template <class F>
+void ProgramGraph::for_successors(size_t at, const F& f) const {
+  if (auto it = after_.find(at); it != after_.end())
+    for (size_t s : it->second) f(s);
+  for (const std::string& b : nodes_[at].writes) {
+    if (versioned_.count(b)) continue;
+    if (auto it = readers_.find(b); it != readers_.end())
+      for (size_t r : it->second)
+        if (r != at) f(r);
+  }
+}
+
 std::set<size_t> ProgramGraph::predecessors(size_t at) {
-  std::set<size_t> result = before_[at];
-  for (const std::string& b : nodes_[at].reads)
-    if (!versioned_.count(b))
-      for (size_t w : writers_[b])
-        if (w != at) result.insert(w);
+  std::set<size_t> result;
+  for_predecessors(at, [&](size_t p) { result.insert(p); });
   return result;
 }
 
+// Kahn's algorithm. Without an order, as while a pass is about to break a circle, every search goes to its end.
+void ProgramGraph::find_positions() {
+  std::vector<size_t> waiting(nodes_.size(), 0);
+  for (size_t at = 0; at < nodes_.size(); ++at) for_predecessors(at, [&](size_t) { ++waiting[at]; });
+  std::vector<size_t> ready;
+  for (size_t at = 0; at < nodes_.size(); ++at)
+    if (waiting[at] == 0) ready.push_back(at);
+  for (size_t k = 0; k < ready.size(); ++k)
+    for_successors(ready[k], [&](size_t s) {
+      if (--waiting[s] == 0) ready.push_back(s);
+    });
+  ordered_ = ready.size() == nodes_.size();
+  positions_.resize(nodes_.size());
+  for (size_t k = 0; k < ready.size(); ++k) positions_[ready[k]] = k;
+}
+
+// Moves what must follow `second` behind what must precede `first`, within the stretch of positions between the two (Pearce and Kelly).
+void ProgramGraph::keep_order(size_t first, size_t second) {
+  if (!ordered_ || positions_[first] < positions_[second]) return;
+  const size_t lowest = positions_[second];
+  const size_t highest = positions_[first];
+  std::vector<size_t> behind{second};
+  std::vector<size_t> ahead{first};
+  std::unordered_set<size_t> seen{first, second};
+  for (size_t k = 0; k < behind.size() && ordered_; ++k)
+    for_successors(behind[k], [&](size_t s) {
+      if (s == first) ordered_ = false;  // a circle
+      if (positions_[s] < highest && seen.insert(s).second) behind.push_back(s);
+    });
+  if (!ordered_) return;
+  for (size_t k = 0; k < ahead.size(); ++k)
+    for_predecessors(ahead[k], [&](size_t p) {
+      if (positions_[p] > lowest && seen.insert(p).second) ahead.push_back(p);
+    });
+  std::vector<size_t> free;
+  for (std::vector<size_t>* part : {&ahead, &behind}) {
+    std::sort(part->begin(), part->end(), [&](size_t a, size_t b) { return positions_[a] < positions_[b]; });
+    for (size_t at : *part) free.push_back(positions_[at]);
+  }
+  std::sort(free.begin(), free.end());
+  size_t next = 0;
+  for (const std::vector<size_t>* part : {&ahead, &behind})
+    for (size_t at : *part) positions_[at] = free[next++];
+}
+
+void ProgramGraph::keep_order_around(size_t at) {
+  if (!ordered_) return;
+  std::vector<size_t> found;  // positions change meanwhile
+  for_predecessors(at, [&](size_t p) { found.push_back(p); });
+  for (size_t p : found) keep_order(p, at);
+  found.clear();
+  for_successors(at, [&](size_t s) { found.push_back(s); });
+  for (size_t s : found) keep_order(at, s);
+}
+
 bool ProgramGraph::reaches(size_t from, size_t to, bool skip_direct) {
-  std::set<size_t> seen{to};
+  if (!ordered_) find_positions();
+  auto too_early = [&](size_t at) { return ordered_ && positions_[at] < positions_[from]; };
+  if (too_early(to)) return false;
+  std::unordered_set<size_t> seen{to};
   std::vector<size_t> work{to};
-  while (!work.empty()) {
+  bool found = false;
+  while (!work.empty() && !found) {
     size_t at = work.back();
     work.pop_back();
-    for (size_t p : predecessors(at)) {
-      if (p == from && !(skip_direct && at == to)) return true;
-      if (p != from && seen.insert(p).second) work.push_back(p);
-    }
+    for_predecessors(at, [&](size_t p) {
+      if (p == from)
+        found = found || !skip_direct || at != to;
+      else if (!too_early(p) && seen.insert(p).second)
+        work.push_back(p);
+    });
   }
-  return false;
+  return found;
 }
 
 void ProgramGraph::inherit_order(size_t from, size_t into) {
   for (size_t w : after_[from])
-    if (w != into) {
-      after_[into].insert(w);
-      before_[w].insert(into);
-    }
+    if (w != into) add_order(into, w);
   for (size_t b : before_[from])
-    if (b != into) {
-      before_[into].insert(b);
-      after_[b].insert(into);
-    }
+    if (b != into) add_order(b, into);
 }
 
 Module ProgramGraph::finish() {

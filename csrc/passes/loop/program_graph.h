@@ -3,6 +3,8 @@
 #include <map>
 #include <set>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "loop_ir/params.h"
@@ -36,6 +38,11 @@ class ProgramGraph {
   std::vector<Node>& nodes() { return nodes_; }
   const ProgramBody& program() const { return module_; }
   const Buffer& buffer(const std::string& name) const { return *buffers_.at(name); }
+  /// Nothing where a kernel declares it for itself.
+  const Buffer* find_buffer(const std::string& name) const {
+    auto it = buffers_.find(name);
+    return it == buffers_.end() ? nullptr : it->second;
+  }
   /// Writers and readers in step order.
   const std::vector<size_t>& writers(const std::string& buffer) { return writers_[buffer]; }
   const std::set<size_t>& readers(const std::string& buffer) { return readers_[buffer]; }
@@ -75,7 +82,8 @@ class ProgramGraph {
   void merge_provenance(size_t from, size_t into, bool before);
   /// Nodes that must run before this one.
   std::set<size_t> predecessors(size_t node);
-  /// True if `to` must run after `from`, be it through other nodes; `skip_direct` ignores an edge that leads straight there.
+  /// True if `to` must run after `from`, be it through other nodes; `skip_direct` ignores an edge that leads straight there. Looks at what lies
+  /// between the two only, as positions in an order that all edges follow tell.
   bool reaches(size_t from, size_t to, bool skip_direct = false);
   /// Written more than once, or an input that is written: its readers and writers keep the order of the steps.
   bool is_versioned(const std::string& buffer) const { return versioned_.count(buffer) > 0; }
@@ -93,16 +101,27 @@ class ProgramGraph {
   void index_accesses(size_t node);
   void forget_accesses(size_t node);
   void record_order();
+  template <class F>
+  void for_predecessors(size_t node, const F& f) const;
+  template <class F>
+  void for_successors(size_t node, const F& f) const;
+  void keep_order(size_t first, size_t second);
+  void keep_order_around(size_t node);
+  void find_positions();
 
   loop_ir::Module module_;
-  std::map<std::string, Buffer*> buffers_;
+  loop_ir::Names names_;  ///< of buffers and symbols, once a buffer was added
+  bool adds_buffers_ = false;
+  std::unordered_map<std::string, Buffer*> buffers_;
   std::vector<Node> nodes_;
-  std::map<std::string, std::vector<size_t>> writers_;
-  std::map<std::string, std::set<size_t>> readers_;
-  std::set<std::string> returned_;
-  std::set<std::string> versioned_;
+  std::unordered_map<std::string, std::vector<size_t>> writers_;
+  std::unordered_map<std::string, std::set<size_t>> readers_;
+  std::unordered_set<std::string> returned_;
+  std::unordered_set<std::string> versioned_;
   std::map<size_t, std::set<size_t>> before_;  ///< order edges of versioned buffers, both ways
   std::map<size_t, std::set<size_t>> after_;
+  std::vector<size_t> positions_;  ///< of nodes, in an order that all edges follow
+  bool ordered_ = false;           ///< the positions are known
 };
 
 }  // namespace deplo

@@ -173,7 +173,7 @@ struct Summer {
   ProgramGraph graph;
 
   bool is_static(const std::string& buffer) const {
-    const Buffer* b = graph.program().find_buffer(buffer);
+    const Buffer* b = graph.find_buffer(buffer);
     return b && b->kind == BufferKind::input && b->is_static && !graph.is_versioned(buffer);
   }
 
@@ -224,7 +224,7 @@ struct Summer {
     auto is_lane = [&](Expr index) {
       return std::any_of(sum.lane_axes.begin(), sum.lane_axes.end(), [&](const Axis& axis) { return index == Expr::symbol(axis.name); });
     };
-    const Buffer* buffer = graph.program().find_buffer(store.buffer);
+    const Buffer* buffer = graph.find_buffer(store.buffer);
     if (!buffer || store.index.empty()) return false;
     for (size_t d = 0; d < store.index.size(); ++d)
       if (buffer->strides[d].is(1) && is_lane(store.index[d])) return true;
