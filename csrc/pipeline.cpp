@@ -210,6 +210,7 @@ std::vector<std::string> pass_names() {
   append_names(all, loop_passes());
   append_names(all, tile_passes());
   append_names(all, kernel_passes());
+  all.emplace_back("share_repeats");  // no pass: what passes do for equal parts of a program (passes/loop/repeats.h)
   std::vector<std::string> names;
   for (const std::string& name : all)
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);

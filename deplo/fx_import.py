@@ -97,7 +97,8 @@ def home_of(gm: torch.fx.GraphModule) -> torch.device:
 
 def _place(tensor: torch.Tensor) -> torch.device:
     """Its device, with the number that is left out where it is 0."""
-    return tensor.device if tensor.device.type == "cpu" else torch.device(tensor.device.type, tensor.device.index or 0)
+    device = tensor.device  # a fake tensor takes its time to say
+    return device if device.type == "cpu" else torch.device(device.type, device.index or 0)
 
 
 def _target_for(home: torch.device, name: str) -> Target:
@@ -272,7 +273,7 @@ class _Importer:
             raise UnsupportedError(f"{what} has the layout {value.layout}")
         if value.dtype not in DTYPES:
             raise UnsupportedError(f"{what} has the dtype {value.dtype}")
-        if _place(value) != self.home and not (value.device.type == "cpu" and value.dim() == 0):
+        if (place := _place(value)) != self.home and not (place.type == "cpu" and value.dim() == 0):
             raise UnsupportedError(f"{what} is on {value.device}, other tensors of the graph on {self.home}")
         if value.is_neg() or value.is_conj():
             raise UnsupportedError(f"{what} is a lazily negated or conjugated view")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,20 +20,18 @@ def strides_of(node: torch.fx.Node, value: torch.Tensor) -> Sequence[Any]:
     if isinstance(source, torch.Tensor) and source.dim() == 0:
         return [0] * value.dim()
     if packet_name(node) in _LAID_OUT_ANEW and _is_contiguous(value):
-        return _default_strides(value.shape)
+        return _laid_out(value)
     if torch.Tag.pointwise in getattr(node.target, "tags", ()) and packet_name(node) not in _LIKE_THEIR_INPUT and _is_contiguous(value):
         operands = [x.meta.get("val") for x in node.all_input_nodes]
         tensors = [x for x in operands if isinstance(x, torch.Tensor)]
-        shape = [sizes.term_of(n) for n in value.shape]
-        if tensors and all([sizes.term_of(n) for n in x.shape] == shape and _is_contiguous(x) for x in tensors):
+        shape = _terms(value.shape)
+        if tensors and all(_terms(x.shape) == shape and _is_contiguous(x) for x in tensors):
             if not _takes_a_number(node):
-                return _default_strides(value.shape)
+                return _laid_out(value)
             # At the sizes of the first call: the order of dimensions is the same for all.
-            examples = [[[sizes.example_of(n) for n in numbers] for numbers in (x.shape, x.stride())] for x in tensors]
+            examples = tuple(tuple(tuple(sizes.example_of(n) for n in numbers) for numbers in (x.shape, x.stride())) for x in tensors)
             if not any(n is None for pair in examples for numbers in pair for n in numbers):
-                order, _ = torch._prims_common.compute_elementwise_output_logical_to_physical_perm(
-                    *(torch.empty_strided(*pair, device="meta") for pair in examples)  # type: ignore[arg-type]
-                )
+                order = _order_of(examples)
                 outward = _default_strides([value.shape[d] for d in order])
                 return [outward[order.index(d)] for d in range(value.dim())]
     return list(value.stride())
@@ -61,10 +60,29 @@ def _default_strides(shape: Sequence[Any]) -> list[Any]:
     return strides
 
 
+def _laid_out(value: torch.Tensor) -> list[Any]:
+    """Default strides of a contiguous tensor: its own, unless some axis has one element."""
+    return _default_strides(value.shape) if any(isinstance(size, int) and size <= 1 for size in value.shape) else list(value.stride())
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _order_of(examples: tuple[Any, ...]) -> list[int]:
+    """The dimensions in the order in which TensorIterator lays out a result of such (shape, strides)."""
+    tensors = [torch.empty_strided(*pair, device="meta") for pair in examples]
+    return torch._prims_common.compute_elementwise_output_logical_to_physical_perm(*tensors)[0]
+
+
+def _terms(numbers: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(sizes.term_of(n) for n in numbers)
+
+
 def _is_contiguous(value: torch.Tensor) -> bool:
     """Apart from axes of one element; asks nothing of symbolic sizes."""
-    wanted = _default_strides(value.shape)
+    return _are_contiguous(_terms(value.shape), _terms(value.stride()))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _are_contiguous(shape: tuple[Any, ...], strides: tuple[Any, ...]) -> bool:
     return all(
-        (isinstance(size, int) and size == 1) or sizes.term_of(given) == sizes.term_of(step)
-        for size, given, step in zip(value.shape, value.stride(), wanted, strict=True)
+        (isinstance(size, int) and size == 1) or given == step for size, given, step in zip(shape, strides, _default_strides(shape), strict=True)
     )

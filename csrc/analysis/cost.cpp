@@ -86,6 +86,7 @@ KernelCost cost_of(const loop_ir::Kernel& kernel) {
 }
 
 double estimate(Expr e, const SizeHints& hints, const Ranges& symbols) {
+  if (e.is_constant()) return static_cast<double>(e.value());
   std::map<std::string, int64_t> values;
   for (const std::string& name : symbols_of(e)) {
     // Anything but a size (an axis in the extent of an inner loop) counts as its first value.

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/require.h"
 #include "expr/check.h"
 #include "expr/points.h"
 #include "kernel_ir/text.h"
@@ -23,13 +24,13 @@ class Verifier {
   explicit Verifier(const Kernel& kernel, Sizes sizes = {}, const Ranges& symbols = {})
       : kernel_(kernel), points_(symbols), sizes_(std::move(sizes)), symbols_(symbols) {
     for (const Param& p : kernel.params) {
-      located(p.location, [&] { require(buffers_.emplace(p.name, p.dtype).second, p.name, "parameter is declared twice"); });
+      located(p.location, [&] { DEPLO_REQUIRE(buffers_.emplace(p.name, p.dtype).second, p.name, "parameter is declared twice"); });
       if (p.kind != loop_ir::ParamKind::in) writable_.insert(p.name);
     }
     for (const std::string& s : kernel.symbols) values_[s] = {DType::i64, 1};
     std::vector<std::string> sizes_of_host;
     for (const Size& s : kernel.sizes) {
-      for (const std::string& symbol : symbols_of(s.value)) require(values_.count(symbol) > 0, s.name, "unknown symbol " + symbol);
+      for (const std::string& symbol : symbols_of(s.value)) DEPLO_REQUIRE(values_.count(symbol) > 0, s.name, "unknown symbol " + symbol);
       sizes_of_host.push_back(s.name);
       points_.define(s.name, s.value);
     }
@@ -37,7 +38,7 @@ class Verifier {
     check_size(kernel.scratch_bytes, "scratch");
     for (const std::vector<Expr>* extents : {&kernel.grid, &kernel.block})
       for (Expr e : *extents) check_size(e, "grid");
-    for (const std::string& s : sizes_of_host) require(values_.emplace(s, Type{DType::i64, 1}).second, s, "is declared twice");
+    for (const std::string& s : sizes_of_host) DEPLO_REQUIRE(values_.emplace(s, Type{DType::i64, 1}).second, s, "is declared twice");
     for (const char* s : {"thread", "threads", "block_x", "block_y", "block_z", "thread_x", "thread_y"}) values_[s] = {DType::i64, 1};
     // However many threads of a CPU there are: one alone does the same.
     points_.define("thread", 0);
@@ -49,18 +50,18 @@ class Verifier {
   void run() { block(kernel_.body); }
 
  private:
-  void require(bool condition, const std::string& where, const std::string& what) const {
-    DEPLO_ASSERT(condition, "kernel {}: {}: {}", kernel_.name, where, what);
+  [[noreturn]] void fail(const std::string& where, const std::string& what) const {
+    throw InternalError(fmt::format("kernel {}: {}: {}", kernel_.name, where, what));
   }
 
   void check_size(Expr e, const std::string& where) const {
-    for (const std::string& s : symbols_of(e)) require(values_.count(s) > 0, where, "unknown symbol " + s);
+    for (const std::string& s : symbols_of(e)) DEPLO_REQUIRE(values_.count(s) > 0, where, "unknown symbol " + s);
     check_divisors(e, symbols_);
     not_negative(e, where);
   }
 
   void not_negative(Expr e, const std::string& where) const {
-    require(decide(less(e, 0), symbols_) != std::optional<bool>(true), where, "the size " + deplo::print(e) + " is negative");
+    DEPLO_REQUIRE(decide(less(e, 0), symbols_) != std::optional<bool>(true), where, "the size " + deplo::print(e) + " is negative");
   }
 
   void add_indices(const std::vector<std::string>& names, const std::vector<Expr>& extents) {
@@ -83,7 +84,7 @@ class Verifier {
   }
 
   void in_range(const Points& points, const std::string& buffer, Expr element, const std::string& where) const {
-    if (auto why = points.escape(buffer, {element}, {sizes_.at(buffer)})) require(false, where, *why);
+    if (auto why = points.escape(buffer, {element}, {sizes_.at(buffer)})) DEPLO_REQUIRE(false, where, *why);
   }
 
   /// That the lanes which are on lie in the buffer.
@@ -101,52 +102,52 @@ class Verifier {
   }
 
   void define(const std::string& name, Type type) {
-    require(values_.count(name) == 0, name, "is defined twice");
-    require(type.lanes >= 1, name, "has no lanes");
+    DEPLO_REQUIRE(values_.count(name) == 0, name, "is defined twice");
+    DEPLO_REQUIRE(type.lanes >= 1, name, "has no lanes");
     values_[name] = type;
     defined_.push_back(name);
   }
 
   Type use(const std::string& name, const std::string& where) const {
     auto it = values_.find(name);
-    require(it != values_.end(), where, name + " is not defined here");
+    DEPLO_REQUIRE(it != values_.end(), where, name + " is not defined here");
     return it->second;
   }
 
   void index(Expr e, const std::string& where) const {
     for (const std::string& s : symbols_of(e)) {
       Type t = use(s, where);
-      require(t.lanes == 1 && is_integer(t.dtype), where, fmt::format("{} is {}, an index takes scalar integers", s, print(t)));
+      DEPLO_REQUIRE(t.lanes == 1 && is_integer(t.dtype), where, fmt::format("{} is {}, an index takes scalar integers", s, print(t)));
     }
   }
 
   DType buffer(const std::string& name, const std::string& where) const {
     auto it = buffers_.find(name);
-    require(it != buffers_.end(), where, "buffer " + name + " is not declared here");
+    DEPLO_REQUIRE(it != buffers_.end(), where, "buffer " + name + " is not declared here");
     return it->second;
   }
 
   void mask(const std::string& name, int lanes, const std::string& where) const {
     if (name.empty()) return;
     Type t = use(name, where);
-    require(t == Type{DType::boolean, lanes}, where, fmt::format("mask {} is {}, needed is boolx{}", name, print(t), lanes));
+    DEPLO_REQUIRE((t == Type{DType::boolean, lanes}), where, fmt::format("mask {} is {}, needed is boolx{}", name, print(t), lanes));
   }
 
   void gather(const std::string& name, int lanes, const std::string& where) const {
     if (name.empty()) return;
     Type t = use(name, where);
-    require(is_integer(t.dtype) && t.lanes == lanes, where, fmt::format("gather {} is {}", name, print(t)));
+    DEPLO_REQUIRE(is_integer(t.dtype) && t.lanes == lanes, where, fmt::format("gather {} is {}", name, print(t)));
   }
 
   void statement(const Let& s) {
     std::vector<DType> operands;
     for (const std::string& o : s.operands) {
       Type t = use(o, s.name);
-      require(t.lanes == s.type.lanes, s.name, fmt::format("{} has {} lanes, the result {}", o, t.lanes, s.type.lanes));
+      DEPLO_REQUIRE(t.lanes == s.type.lanes, s.name, fmt::format("{} has {} lanes, the result {}", o, t.lanes, s.type.lanes));
       operands.push_back(t.dtype);
     }
     std::string complaint = type_error(s.fn, s.type.dtype, operands.data(), static_cast<int>(operands.size()));
-    require(complaint.empty(), s.name, complaint);
+    DEPLO_REQUIRE(complaint.empty(), s.name, complaint);
     if (s.fn == Fn::index) {
       index(s.index, s.name);
       index(s.lane_step, s.name);
@@ -155,7 +156,7 @@ class Verifier {
     if (s.fn == Fn::index && s.type.lanes == 1 && is_fixed(s.index)) points_.define(s.name, s.index);
   }
   void statement(const Splat& s) {
-    require(use(s.operand, s.name) == Type{s.type.dtype, 1}, s.name, s.operand + " must be a scalar of the result's dtype");
+    DEPLO_REQUIRE((use(s.operand, s.name) == Type{s.type.dtype, 1}), s.name, s.operand + " must be a scalar of the result's dtype");
     define(s.name, s.type);
   }
   void statement(const FirstLanes& s) {
@@ -165,50 +166,50 @@ class Verifier {
   }
   void statement(const ReduceLanes& s) {
     Type t = use(s.operand, s.name);
-    require(t.dtype == s.dtype, s.name, "dtype differs from " + s.operand);
-    require((t.lanes & (t.lanes - 1)) == 0, s.name, fmt::format("{} lanes are not a power of two", t.lanes));
+    DEPLO_REQUIRE(t.dtype == s.dtype, s.name, "dtype differs from " + s.operand);
+    DEPLO_REQUIRE((t.lanes & (t.lanes - 1)) == 0, s.name, fmt::format("{} lanes are not a power of two", t.lanes));
     DType pair[] = {s.dtype, s.dtype};
     std::string complaint = type_error(s.fn, s.dtype, pair, 2);
-    require(complaint.empty(), s.name, complaint);
+    DEPLO_REQUIRE(complaint.empty(), s.name, complaint);
     define(s.name, {s.dtype, 1});
   }
   void statement(const Extract& s) {
     Type t = use(s.operand, s.name);
-    require(t.dtype == s.dtype && s.lane >= 0 && s.lane < t.lanes, s.name, fmt::format("lane {} of {}", s.lane, print(t)));
+    DEPLO_REQUIRE(t.dtype == s.dtype && s.lane >= 0 && s.lane < t.lanes, s.name, fmt::format("lane {} of {}", s.lane, print(t)));
     define(s.name, {s.dtype, 1});
   }
   void statement(const Shuffle& s) {
     Type a = use(s.a, s.name);
     int lanes = a.lanes;
     if (!s.b.empty()) {
-      require(use(s.b, s.name) == a, s.name, "operands differ in type");
+      DEPLO_REQUIRE(use(s.b, s.name) == a, s.name, "operands differ in type");
       lanes *= 2;
     }
-    require(a.dtype == s.type.dtype && static_cast<int>(s.lanes.size()) == s.type.lanes, s.name, "result type does not fit");
-    for (int lane : s.lanes) require(lane >= 0 && lane < lanes, s.name, fmt::format("lane {} of {}", lane, lanes));
+    DEPLO_REQUIRE(a.dtype == s.type.dtype && static_cast<int>(s.lanes.size()) == s.type.lanes, s.name, "result type does not fit");
+    for (int lane : s.lanes) DEPLO_REQUIRE(lane >= 0 && lane < lanes, s.name, fmt::format("lane {} of {}", lane, lanes));
     define(s.name, s.type);
   }
   void statement(const Exchange& s) {
-    require(use(s.operand, s.name) == Type{s.dtype, 1}, s.name, s.operand + " must be a scalar of the result's dtype");
-    require(s.lane >= (s.from ? 0 : 1) && s.lane < 32, s.name, fmt::format("thread {} of 32", s.lane));
-    require(!kernel_.block.empty(), s.name, "a CPU's threads exchange nothing");
+    DEPLO_REQUIRE((use(s.operand, s.name) == Type{s.dtype, 1}), s.name, s.operand + " must be a scalar of the result's dtype");
+    DEPLO_REQUIRE(s.lane >= (s.from ? 0 : 1) && s.lane < 32, s.name, fmt::format("thread {} of 32", s.lane));
+    DEPLO_REQUIRE(!kernel_.block.empty(), s.name, "a CPU's threads exchange nothing");
     define(s.name, {s.dtype, 1});
   }
   void statement(const Load& s) {
-    require(buffer(s.buffer, s.name) == s.type.dtype, s.name, "dtype differs from buffer " + s.buffer);
+    DEPLO_REQUIRE(buffer(s.buffer, s.name) == s.type.dtype, s.name, "dtype differs from buffer " + s.buffer);
     index(s.offset, s.name);
     index(s.stride, s.name);
     gather(s.gather, s.type.lanes, s.name);
     mask(s.mask, s.type.lanes, s.name);
-    if (!s.passthrough.empty()) require(use(s.passthrough, s.name) == s.type, s.name, s.passthrough + " has another type");
+    if (!s.passthrough.empty()) DEPLO_REQUIRE(use(s.passthrough, s.name) == s.type, s.name, s.passthrough + " has another type");
     in_range(s, s.type.lanes, s.name);
     define(s.name, s.type);
   }
   void statement(const Store& s) {
     std::string where = "store to " + s.buffer;
     Type t = use(s.value, where);
-    require(buffer(s.buffer, where) == t.dtype, where, fmt::format("{} is {}", s.value, print(t)));
-    require(writable_.count(s.buffer) > 0, where, "it is an input");
+    DEPLO_REQUIRE(buffer(s.buffer, where) == t.dtype, where, fmt::format("{} is {}", s.value, print(t)));
+    DEPLO_REQUIRE(writable_.count(s.buffer) > 0, where, "it is an input");
     index(s.offset, where);
     index(s.stride, where);
     gather(s.gather, t.lanes, where);
@@ -216,19 +217,20 @@ class Verifier {
     in_range(s, t.lanes, where);
   }
   void statement(const Var& s) {
-    require(use(s.init, s.name) == s.type, s.name, s.init + " has another type");
+    DEPLO_REQUIRE(use(s.init, s.name) == s.type, s.name, s.init + " has another type");
     define(s.name, s.type);
     vars_.insert(s.name);
   }
   void statement(const Assign& s) {
-    require(vars_.count(s.name) > 0, s.name, "is not a var");
-    require(use(s.value, s.name) == use(s.name, s.name), s.name, s.value + " has another type");
+    DEPLO_REQUIRE(vars_.count(s.name) > 0, s.name, "is not a var");
+    DEPLO_REQUIRE(use(s.value, s.name) == use(s.name, s.name), s.name, s.value + " has another type");
   }
   void statement(const For& s) {
     index(s.lo, s.name);
     index(s.hi, s.name);
     index(s.step, s.name);
-    require(decide(less_equal(s.step, 0), symbols_) != std::optional<bool>(true), s.name, "the step " + deplo::print(s.step) + " does not go on");
+    DEPLO_REQUIRE(decide(less_equal(s.step, 0), symbols_) != std::optional<bool>(true), s.name,
+                  "the step " + deplo::print(s.step) + " does not go on");
     const Scope outer = scope();
     Points points = enter();
     define(s.name, {DType::i64, 1});
@@ -253,7 +255,7 @@ class Verifier {
     points_ = std::move(points);
   }
   void statement(const Alloc& s) {
-    require(buffers_.emplace(s.name, s.dtype).second, s.name, "buffer is declared twice");
+    DEPLO_REQUIRE(buffers_.emplace(s.name, s.dtype).second, s.name, "buffer is declared twice");
     arrays_.push_back(s.name);
     if (s.space == Space::shared) shared_.insert(s.name);
     writable_.insert(s.name);
@@ -261,23 +263,24 @@ class Verifier {
     if (s.space == Space::scratch) index(s.offset, s.name);
     not_negative(s.count, s.name);
     sizes_[s.name] = s.count;
-    if (s.space != Space::scratch) require(s.count.is_constant(), s.name, "needs a constant size, has " + deplo::print(s.count));
+    if (s.space != Space::scratch) DEPLO_REQUIRE(s.count.is_constant(), s.name, "needs a constant size, has " + deplo::print(s.count));
   }
   void statement(const Prefetch& s) {
     buffer(s.buffer, "prefetch");
     index(s.offset, "prefetch");
-    require(s.level >= 1 && s.level <= 3, "prefetch", fmt::format("cache level {} is not 1, 2 or 3", s.level));
+    DEPLO_REQUIRE(s.level >= 1 && s.level <= 3, "prefetch", fmt::format("cache level {} is not 1, 2 or 3", s.level));
   }
   void statement(const Barrier& /*s*/) {}
   void statement(const Matrix& s) {
-    for (int r : {s.target, s.a, s.b}) require(r >= 0 && r < kMatrixRegisters, "matrix", fmt::format("t{} is no register", r));
-    if (s.kind == Matrix::Kind::multiply) require(s.target != s.a && s.target != s.b && s.a != s.b, "matrix", "the registers of a product differ");
+    for (int r : {s.target, s.a, s.b}) DEPLO_REQUIRE(r >= 0 && r < kMatrixRegisters, "matrix", fmt::format("t{} is no register", r));
+    if (s.kind == Matrix::Kind::multiply)
+      DEPLO_REQUIRE(s.target != s.a && s.target != s.b && s.a != s.b, "matrix", "the registers of a product differ");
     if (s.kind == Matrix::Kind::zero || s.kind == Matrix::Kind::multiply) return;
     const std::string where = "matrix rows of " + s.buffer;
     const DType dtype = buffer(s.buffer, where);
     const bool written = s.kind == Matrix::Kind::store;
-    require(dtype == DType::f32 || (dtype == DType::bf16 && !written), where, fmt::format("it is {}", to_string(dtype)));
-    require(!written || writable_.count(s.buffer) > 0, where, "it is an input");
+    DEPLO_REQUIRE(dtype == DType::f32 || (dtype == DType::bf16 && !written), where, fmt::format("it is {}", to_string(dtype)));
+    DEPLO_REQUIRE(!written || writable_.count(s.buffer) > 0, where, "it is an input");
     index(s.offset, where);
     index(s.stride, where);
     if (!sizes_.count(s.buffer) || !is_fixed(s.offset) || !is_fixed(s.stride)) return;
@@ -287,47 +290,49 @@ class Verifier {
   }
   void statement(const CopyAsync& s) {
     const std::string where = "copy to " + s.buffer;
-    require(buffer(s.buffer, where) == buffer(s.from, where), where, s.from + " has another dtype");
-    require(shared_.count(s.buffer) > 0 && !shared_.count(s.from), where, "copies go from global to shared memory");
-    require(s.elements * size_of(buffers_.at(s.buffer)) == kCopyBytes, where, fmt::format("{} elements are not {} bytes", s.elements, kCopyBytes));
+    DEPLO_REQUIRE(buffer(s.buffer, where) == buffer(s.from, where), where, s.from + " has another dtype");
+    DEPLO_REQUIRE(shared_.count(s.buffer) > 0 && !shared_.count(s.from), where, "copies go from global to shared memory");
+    DEPLO_REQUIRE(s.elements * size_of(buffers_.at(s.buffer)) == kCopyBytes, where,
+                  fmt::format("{} elements are not {} bytes", s.elements, kCopyBytes));
     for (Expr e : {s.offset, s.from_offset, s.count}) index(e, where);
     for (const Cond& c : s.guard) index(c.expr, where);
     if (!sizes_.count(s.buffer) || !is_fixed(s.offset)) return;
     for (int64_t element : {0, s.elements - 1}) in_range(points_, s.buffer, s.offset + element, where);
   }
-  void statement(const CopyGroup& s) { require(s.pending >= CopyGroup::kCommit, "copy_wait", "a number of groups is negative"); }
+  void statement(const CopyGroup& s) { DEPLO_REQUIRE(s.pending >= CopyGroup::kCommit, "copy_wait", "a number of groups is negative"); }
   void statement(const LoadMatrix& s) {
-    require(buffer(s.buffer, s.name) == s.type.dtype && size_of(s.type.dtype) == 2, s.name,
-            s.buffer + " has another dtype than 16 bits of the result's");
-    require(shared_.count(s.buffer) > 0, s.name, "matrices are loaded from shared memory");
-    require(s.type.lanes == 2 || s.type.lanes == 4 || s.type.lanes == 8, s.name, fmt::format("{} lanes of 2, 4 or 8", s.type.lanes));
+    DEPLO_REQUIRE(buffer(s.buffer, s.name) == s.type.dtype && size_of(s.type.dtype) == 2, s.name,
+                  s.buffer + " has another dtype than 16 bits of the result's");
+    DEPLO_REQUIRE(shared_.count(s.buffer) > 0, s.name, "matrices are loaded from shared memory");
+    DEPLO_REQUIRE(s.type.lanes == 2 || s.type.lanes == 4 || s.type.lanes == 8, s.name, fmt::format("{} lanes of 2, 4 or 8", s.type.lanes));
     index(s.offset, s.name);
     if (is_fixed(s.offset))
       for (int64_t element : {0, 7}) in_range(points_, s.buffer, s.offset + element, s.name);
     define(s.name, s.type);
   }
   void statement(const JoinMatrix& s) {
-    require(size_of(s.type.dtype) == 2 && is_float(s.type.dtype), s.name, "matrices are of bf16 or f16");
-    require(s.parts.size() <= 4 && static_cast<size_t>(s.type.lanes) == 2 * s.parts.size(), s.name, "each part fills two lanes of at most 8");
+    DEPLO_REQUIRE(size_of(s.type.dtype) == 2 && is_float(s.type.dtype), s.name, "matrices are of bf16 or f16");
+    DEPLO_REQUIRE(s.parts.size() <= 4 && static_cast<size_t>(s.type.lanes) == 2 * s.parts.size(), s.name, "each part fills two lanes of at most 8");
     for (const std::string& part : s.parts) {
       const Type type = use(part, s.name);
-      require(type.dtype == DType::f32 && s.lane >= 0 && s.lane + 1 < type.lanes, s.name, fmt::format("{} has no lanes {} of f32", part, s.lane));
+      DEPLO_REQUIRE(type.dtype == DType::f32 && s.lane >= 0 && s.lane + 1 < type.lanes, s.name,
+                    fmt::format("{} has no lanes {} of f32", part, s.lane));
     }
     define(s.name, s.type);
   }
   void statement(const Mma& s) {
     for (const std::string& sum : {s.low, s.high}) {
-      require(vars_.count(sum) > 0 && use(sum, "mma").dtype == DType::f32, "mma", sum + " is no var of f32");
-      require(s.lane >= 0 && s.lane % 2 == 0 && s.lane + 1 < use(sum, "mma").lanes, "mma", fmt::format("{} has no lane {}", sum, s.lane));
+      DEPLO_REQUIRE(vars_.count(sum) > 0 && use(sum, "mma").dtype == DType::f32, "mma", sum + " is no var of f32");
+      DEPLO_REQUIRE(s.lane >= 0 && s.lane % 2 == 0 && s.lane + 1 < use(sum, "mma").lanes, "mma", fmt::format("{} has no lane {}", sum, s.lane));
     }
     const Type a = use(s.a, "mma");
     const Type b = use(s.b, "mma");
-    require(a.lanes == 8 && size_of(a.dtype) == 2 && is_float(a.dtype), "mma", s.a + " is no 16 x 16 matrix");
-    require(b.dtype == a.dtype && s.half >= 0 && b.lanes >= 4 * (s.half + 1), "mma",
-            fmt::format("{} has no half {} of the dtype of {}", s.b, s.half, s.a));
-    require(s.low != s.high, "mma", "its sums are one var");
+    DEPLO_REQUIRE(a.lanes == 8 && size_of(a.dtype) == 2 && is_float(a.dtype), "mma", s.a + " is no 16 x 16 matrix");
+    DEPLO_REQUIRE(b.dtype == a.dtype && s.half >= 0 && b.lanes >= 4 * (s.half + 1), "mma",
+                  fmt::format("{} has no half {} of the dtype of {}", s.b, s.half, s.a));
+    DEPLO_REQUIRE(s.low != s.high, "mma", "its sums are one var");
   }
-  void statement(const SetError& s) { require(use(s.condition, "error").dtype == DType::boolean, "error", s.condition + " is not bool"); }
+  void statement(const SetError& s) { DEPLO_REQUIRE(use(s.condition, "error").dtype == DType::boolean, "error", s.condition + " is not bool"); }
 
   /// The points of an inner scope are a copy. Returns those of the outer one, to be put back.
   Points enter() {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "base/error.h"
 
@@ -95,20 +96,21 @@ void for_each_expr(const Block& block, const std::function<void(const Expr&)>& f
 }
 
 Ranges used_symbols(const Kernel& kernel, const Ranges& symbols) {
-  std::set<std::string> used;
-  for (const Param& p : kernel.params) {
-    for (const Expr& e : p.shape) collect_symbols(e, used);
-    for (const Expr& e : p.strides) collect_symbols(e, used);
-  }
-  for_each_expr(kernel.body, [&](const Expr& e) { collect_symbols(e, used); });
   Ranges result;
+  if (symbols.empty()) return result;
+  std::unordered_set<Expr> exprs;
+  for (const Param& p : kernel.params) {
+    exprs.insert(p.shape.begin(), p.shape.end());
+    exprs.insert(p.strides.begin(), p.strides.end());
+  }
+  for_each_expr(kernel.body, [&](const Expr& e) { exprs.insert(e); });
   for (bool grew = true; grew;) {
     grew = false;
     for (const auto& [name, range] : symbols) {
-      if (!used.count(name) || result.count(name)) continue;
+      if (result.count(name) || std::none_of(exprs.begin(), exprs.end(), [&](const Expr& e) { return uses(e, name); })) continue;
       result[name] = range;
-      if (range.lo) collect_symbols(*range.lo, used);
-      if (range.hi) collect_symbols(*range.hi, used);
+      if (range.lo) exprs.insert(*range.lo);
+      if (range.hi) exprs.insert(*range.hi);
       grew = true;
     }
   }

@@ -1,6 +1,11 @@
 #include "loop_ir/verify.h"
 
+#include <algorithm>
+#include <unordered_set>
+
 #include "base/error.h"
+#include "base/require.h"
+#include "loop_ir/structure.h"
 #include "loop_ir/text.h"
 
 namespace deplo::loop_ir {
@@ -28,12 +33,12 @@ class Verifier : StatementVerifier {
 
   void define_axis(Visible& names, const Axis& axis) const {
     expression(names, axis.extent, "extent of " + axis.name);
-    require(!axis.extent.is_constant() || axis.extent.value() >= 0, fmt::format("the extent of {} is {}", axis.name, axis.extent.value()));
+    DEPLO_REQUIRE(!axis.extent.is_constant() || axis.extent.value() >= 0, fmt::format("the extent of {} is {}", axis.name, axis.extent.value()));
     StatementVerifier::define_axis(names, axis.name, 0, axis.extent);
   }
 
   void statement(const Load& s, Visible& names) {
-    require(s.fill.dtype == s.dtype, s.name + ": the fill of a load has its buffer's dtype");
+    DEPLO_REQUIRE(s.fill.dtype == s.dtype, s.name + ": the fill of a load has its buffer's dtype");
     StatementVerifier::statement(s, names);
   }
 
@@ -41,14 +46,14 @@ class Verifier : StatementVerifier {
     Visible inner = names;
     // Schedules cut and merge the axes of loops, each by itself; the last chunk of a reduction may be shorter.
     for (const std::string& name : symbols_of(s.extent))
-      require(is_size(name), fmt::format("the extent of {} uses {}, which is not a size", s.axis, name));
+      DEPLO_REQUIRE(is_size(name), fmt::format("the extent of {} uses {}, which is not a size", s.axis, name));
     define_axis(inner, {s.axis, s.extent});
     block(s.body, std::move(inner));
   }
 
   /// The names at the end of a body that defines what is combined.
   Visible reduced(const std::vector<Axis>& axes, const Block& body, const Visible& names) {
-    require(!axes.empty(), "a reduction has no axis");
+    DEPLO_REQUIRE(!axes.empty(), "a reduction has no axis");
     Visible inner = names;
     for (const Axis& axis : axes) define_axis(inner, axis);
     for (const auto& stmt : body) statement(*stmt, inner);
@@ -78,6 +83,37 @@ void verify(const Kernel& kernel) {
   located(kernel.location, [&] { Verifier(kernel).run(); });
 }
 
-void verify(const Module& module) { verify_module(module); }
+namespace {
+
+/// Everything that a kernel's correctness follows from: not its name, nor those of its parameters.
+std::string key_of(const Kernel& kernel) {
+  std::vector<std::string> buffers;
+  for (const Param& p : kernel.params) buffers.push_back(p.name);
+  const size_t params = buffers.size();
+  Structure key;
+  key.add(structure_of(kernel.body, buffers));
+  for (size_t k = 0; k < params; ++k) {
+    const Param& p = kernel.params[k];
+    key.add(static_cast<size_t>(std::find(buffers.begin(), buffers.end(), p.name) - buffers.begin()));
+    key.add(static_cast<char>(p.kind));
+    key.add(static_cast<char>(p.dtype));
+    key.add(p.shape);
+    key.add(p.strides);
+  }
+  for (const auto& [name, range] : kernel.symbols) {
+    key.add(name);
+    for (const auto& bound : {range.lo, range.hi}) key.add(bound ? std::vector<Expr>{*bound} : std::vector<Expr>());
+  }
+  return key.take();
+}
+
+}  // namespace
+
+void verify(const Module& module) {
+  std::unordered_set<std::string> correct;  // equal layers have equal kernels
+  verify_module(module, [&](const Kernel& kernel) {
+    if (correct.insert(key_of(kernel)).second) verify(kernel);
+  });
+}
 
 }  // namespace deplo::loop_ir

@@ -33,9 +33,6 @@ class StatementVerifier {
 
  protected:
   [[noreturn]] void fail(const std::string& text) const;
-  void require(bool condition, const std::string& text) const {
-    if (!condition) fail(text);
-  }
   bool is_size(const std::string& name) const { return symbols_.count(name) > 0; }
 
   /// The names outside of all statements.

@@ -46,11 +46,11 @@ void verify(const ProgramBody& program, const FindParams& find_params);
 
 /// Buffers lie as the kernel's parameters say, which its accesses follow; steps along one element do not matter.
 template <class Kernel>
-void verify_strides(const ProgramBody& program, const CallStep& call, const Kernel& kernel) {
+void verify_strides(const ProgramBody& program, const BufferIndex& buffers, const CallStep& call, const Kernel& kernel) {
   for (size_t i = 0; i < kernel.params.size(); ++i) {
     const auto& p = kernel.params[i];
     if constexpr (requires { p.strides; }) {
-      const Buffer& b = *program.find_buffer(call.arguments[i]);
+      const Buffer& b = *buffers.find(call.arguments[i]);
       for (size_t d = 0; d < b.strides.size(); ++d)
         DEPLO_ASSERT(b.shape[d].is(1) || b.strides[d] == p.strides[d],
                      "program @{}: call @{} binds {}, whose stride in dimension {} is {}, to a parameter with the stride {}", program.name,
@@ -59,14 +59,14 @@ void verify_strides(const ProgramBody& program, const CallStep& call, const Kern
   }
 }
 
-/// Verifies every kernel, that their names differ, and the program that calls them.
-template <class Kernel>
-void verify_module(const ModuleOf<Kernel>& module) {
+/// Verifies every kernel by `verify_kernel`, that their names differ, and the program that calls them.
+template <class Kernel, class VerifyKernel>
+void verify_module(const ModuleOf<Kernel>& module, const VerifyKernel& verify_kernel) {
   std::unordered_map<std::string, const Kernel*> kernels;
   for (const auto& kernel : module.kernels) {
     if (!kernels.emplace(kernel->name, kernel.get()).second)
       throw InternalError(fmt::format("two kernels are called @{}", kernel->name), kernel->location);
-    verify(*kernel);
+    verify_kernel(*kernel);
   }
   verify(static_cast<const ProgramBody&>(module), [&](const std::string& name) -> std::optional<std::vector<ParamType>> {
     auto kernel = kernels.find(name);
@@ -78,8 +78,15 @@ void verify_module(const ModuleOf<Kernel>& module) {
     }
     return params;
   });
+  const BufferIndex buffers(module);
   for (const Step& step : module.steps)
-    if (const auto* call = std::get_if<CallStep>(&step)) located(call->location, [&] { verify_strides(module, *call, *kernels.at(call->kernel)); });
+    if (const auto* call = std::get_if<CallStep>(&step))
+      located(call->location, [&] { verify_strides(module, buffers, *call, *kernels.at(call->kernel)); });
+}
+
+template <class Kernel>
+void verify_module(const ModuleOf<Kernel>& module) {
+  verify_module(module, [](const Kernel& kernel) { verify(kernel); });
 }
 
 /// A module's text: the program, then its kernels, separated by blank lines.

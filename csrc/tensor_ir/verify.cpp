@@ -2,6 +2,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/require.h"
 #include "expr/check.h"
 #include "expr/points.h"
 #include "tensor_ir/ir.h"
@@ -15,9 +16,6 @@ struct Verifier {
 
   [[noreturn]] void fail(const std::string& where, const std::string& text) const {
     throw InternalError(fmt::format("tensor @{}: {}: {}", graph.name, where, text));
-  }
-  void require(bool condition, const std::string& where, const std::string& text) const {
-    if (!condition) fail(where, text);
   }
 
   const TensorType& type(const std::string& where, const std::string& name) const {
@@ -33,21 +31,23 @@ struct Verifier {
   }
 
   void define(const Value& value) {
-    require(value.name.size() > 1 && value.name[0] == '%', value.name, "a value's name starts with %");
-    require(types.emplace(value.name, value.type).second, value.name, "defined twice");
+    DEPLO_REQUIRE(value.name.size() > 1 && value.name[0] == '%', value.name, "a value's name starts with %");
+    DEPLO_REQUIRE(types.emplace(value.name, value.type).second, value.name, "defined twice");
     for (const Expr& extent : value.type.shape) not_negative(value.name, extent, "size");
     bytes_of(value.type.dtype, value.type.shape);
   }
 
   void not_negative(const std::string& where, Expr e, const std::string& what) const {
+    if (e.is_constant() && e.value() >= 0) return;
     expression(where, e, {});
-    require(decide(less(e, 0), graph.symbols) != std::optional<bool>(true), where, "has the " + what + " " + print(e));
+    DEPLO_REQUIRE(decide(less(e, 0), graph.symbols) != std::optional<bool>(true), where, "has the " + what + " " + print(e));
   }
 
   // `names`: axes and coordinates that e may use besides the graph's symbols.
   void expression(const std::string& where, Expr e, const std::set<std::string>& names) const {
+    if (e.is_constant()) return;
     for (const std::string& name : symbols_of(e))
-      require(names.count(name) || graph.symbols.count(name), where, fmt::format("{} is no axis, coordinate or symbol", name));
+      DEPLO_REQUIRE(names.count(name) || graph.symbols.count(name), where, fmt::format("{} is no axis, coordinate or symbol", name));
     check_divisors(e, graph.symbols);
   }
 
@@ -58,15 +58,15 @@ struct Verifier {
   // The names of axes and of the coordinates, each of which may use those before it.
   std::set<std::string> coordinates(const std::string& where, const std::vector<std::string>& axes, const std::vector<Indirect>& list) const {
     std::set<std::string> names(axes.begin(), axes.end());
-    for (const std::string& axis : axes) require(!graph.symbols.count(axis), where, "the axis " + axis + " hides a symbol");
+    for (const std::string& axis : axes) DEPLO_REQUIRE(!graph.symbols.count(axis), where, "the axis " + axis + " hides a symbol");
     for (const Indirect& j : list) {
       const TensorType& t = type(where, j.tensor);
-      require(is_integer(t.dtype), where, fmt::format("{} indexes with {}, which is {}", j.name, j.tensor, to_string(t.dtype)));
-      require(t.shape.size() == j.index.size(), where,
-              fmt::format("{} has {} dimensions, indexed with {}", j.tensor, t.shape.size(), j.index.size()));
+      DEPLO_REQUIRE(is_integer(t.dtype), where, fmt::format("{} indexes with {}, which is {}", j.name, j.tensor, to_string(t.dtype)));
+      DEPLO_REQUIRE(t.shape.size() == j.index.size(), where,
+                    fmt::format("{} has {} dimensions, indexed with {}", j.tensor, t.shape.size(), j.index.size()));
       for (const Expr& e : j.index) expression(where, e, names);
       expression(where, j.extent, {});
-      require(!graph.symbols.count(j.name), where, "the coordinate " + j.name + " hides a symbol");
+      DEPLO_REQUIRE(!graph.symbols.count(j.name), where, "the coordinate " + j.name + " hides a symbol");
       names.insert(j.name);
     }
     return names;
@@ -90,7 +90,7 @@ struct Verifier {
   }
 
   void same_results(const Op& op, const Ref<Op>& rebuilt) const {
-    require(op.results == rebuilt->results, op.results[0].name, "the result's type does not follow from the operands: " + print(op));
+    DEPLO_REQUIRE(op.results == rebuilt->results, op.results[0].name, "the result's type does not follow from the operands: " + print(op));
   }
 
   void check(const Op& op, const Elementwise& n) const {
@@ -125,10 +125,10 @@ struct Verifier {
     indirect_in_range(result.name, points_of(n.axes, result.type.shape, {}), n.indirects);
     for (const Source& source : n.sources) {
       const TensorType& t = type(result.name, source.operand);
-      require(t.dtype == result.type.dtype, result.name,
-              fmt::format("{} is {}, the map is {}", source.operand, to_string(t.dtype), to_string(result.type.dtype)));
-      require(t.shape.size() == source.index.size(), result.name,
-              fmt::format("{} has {} dimensions, indexed with {}", source.operand, t.shape.size(), source.index.size()));
+      DEPLO_REQUIRE(t.dtype == result.type.dtype, result.name,
+                    fmt::format("{} is {}, the map is {}", source.operand, to_string(t.dtype), to_string(result.type.dtype)));
+      DEPLO_REQUIRE(t.shape.size() == source.index.size(), result.name,
+                    fmt::format("{} has {} dimensions, indexed with {}", source.operand, t.shape.size(), source.index.size()));
       for (const Expr& e : source.index) expression(result.name, e, names);
       guard(result.name, source.guard, names);
       in_range(result.name, points, source.operand, source.index, t.shape, source.guard);
@@ -141,9 +141,10 @@ struct Verifier {
     make_scatter(result, n);
     const TensorType& base = type(result.name, n.base);
     const TensorType& updates = type(result.name, n.updates);
-    require(base == result.type, result.name, "a scatter has the type of its base");
-    require(updates.dtype == base.dtype, result.name, fmt::format("updates are {}, the base is {}", to_string(updates.dtype), to_string(base.dtype)));
-    require(updates.shape.size() == n.axes.size(), result.name, "one axis per dimension of the updates");
+    DEPLO_REQUIRE(base == result.type, result.name, "a scatter has the type of its base");
+    DEPLO_REQUIRE(updates.dtype == base.dtype, result.name,
+                  fmt::format("updates are {}, the base is {}", to_string(updates.dtype), to_string(base.dtype)));
+    DEPLO_REQUIRE(updates.shape.size() == n.axes.size(), result.name, "one axis per dimension of the updates");
     auto names = coordinates(result.name, n.axes, n.indirects);
     for (const Expr& e : n.index) expression(result.name, e, names);
     guard(result.name, n.guard, names);
@@ -155,11 +156,12 @@ struct Verifier {
     make_library(op.results, n);
     const std::vector<std::string> names = operands_of(op);
     for (const std::string& name : names) type("library " + n.op, name);
-    require(n.operands.empty() || n.operands.size() == names.size(), "library " + n.op,
-            fmt::format("layouts of {} operands, not {}", n.operands.size(), names.size()));
+    DEPLO_REQUIRE(n.operands.empty() || n.operands.size() == names.size(), "library " + n.op,
+                  fmt::format("layouts of {} operands, not {}", n.operands.size(), names.size()));
     for (size_t k = 0; k < n.operands.size(); ++k) {
       if (!n.operands[k]) continue;
-      require(n.operands[k]->size() == type("library " + n.op, names[k]).shape.size(), "library " + n.op, "one stride per dimension of " + names[k]);
+      DEPLO_REQUIRE(n.operands[k]->size() == type("library " + n.op, names[k]).shape.size(), "library " + n.op,
+                    "one stride per dimension of " + names[k]);
       for (const Expr& e : *n.operands[k]) not_negative("library " + n.op, e, "stride");
     }
     for (const auto& list : n.strides)
@@ -175,16 +177,19 @@ struct Verifier {
   }
 
   void check_input(const Input& input) {
-    if (input.kind == torch_ir::InputKind::symbol) return require(graph.symbols.count(input.name), input.name, "the symbol has no range");
+    if (input.kind == torch_ir::InputKind::symbol) {
+      DEPLO_REQUIRE(graph.symbols.count(input.name), input.name, "the symbol has no range");
+      return;
+    }
     define({input.name, input.type});
-    require(input.strides.size() == input.type.shape.size(), input.name,
-            fmt::format("has {} dimensions but {} strides", input.type.shape.size(), input.strides.size()));
+    DEPLO_REQUIRE(input.strides.size() == input.type.shape.size(), input.name,
+                  fmt::format("has {} dimensions but {} strides", input.type.shape.size(), input.strides.size()));
     for (const Expr& stride : input.strides) not_negative(input.name, stride, "stride");
     bytes_of(input.type.dtype, input.type.shape, input.strides);
   }
 
   void check_op(const Op& op) {
-    require(!op.results.empty() || std::holds_alternative<Library>(op.node), "op", "no result");
+    DEPLO_REQUIRE(!op.results.empty() || std::holds_alternative<Library>(op.node), "op", "no result");
     std::visit([&](const auto& node) { check(op, node); }, op.node);
     for (const Value& value : op.results) define(value);
   }
@@ -192,18 +197,18 @@ struct Verifier {
   void check_write(const torch_ir::Write& write) const {
     bool known = false;
     for (const Input& input : graph.inputs) known = known || (input.name == write.input && input.kind != torch_ir::InputKind::symbol);
-    require(known, write.input, "written, but no tensor input");
+    DEPLO_REQUIRE(known, write.input, "written, but no tensor input");
     const TensorType& value = type("write", write.value);
     const TensorType& input = type("write", write.input);
     bool same = value.dtype == input.dtype && value.shape.size() == input.shape.size();
     for (size_t d = 0; same && d < value.shape.size(); ++d)
       same = decide(equal(value.shape[d], input.shape[d]), graph.symbols) != std::optional<bool>(false);
-    require(same, write.input, "written with another type by " + write.value);
+    DEPLO_REQUIRE(same, write.input, "written with another type by " + write.value);
   }
 
   void check_output(const Output& output) const {
     if (const auto* value = std::get_if<ValueName>(&output.value.value))
-      require(type("return", value->name).shape.size() == output.strides.size(), value->name, "one stride per dimension of an output");
+      DEPLO_REQUIRE(type("return", value->name).shape.size() == output.strides.size(), value->name, "one stride per dimension of an output");
     for (const Expr& stride : output.strides) not_negative("return", stride, "stride");
     if (const auto* e = std::get_if<Expr>(&output.value.value)) expression("return", *e, {});
   }

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/require.h"
 #include "expr/check.h"
 #include "program_ir/text.h"
 #include "tile_ir/text.h"
@@ -35,7 +36,7 @@ class Verifier : loop_ir::StatementVerifier {
 
   void run() {
     Scope scope{parameters(), {}, {}, {}, {}, {}};
-    for (const std::string& name : symbols_of(kernel_.chunks)) require(is_size(name), "chunks depend on " + name + ", which is not a size");
+    for (const std::string& name : symbols_of(kernel_.chunks)) DEPLO_REQUIRE(is_size(name), "chunks depend on " + name + ", which is not a size");
     check_divisors(kernel_.chunks, kernel_.symbols);
     block(kernel_.body, std::move(scope));
     check_stored();
@@ -47,35 +48,35 @@ class Verifier : loop_ir::StatementVerifier {
     const std::string& name = axis.name;
     expression(scope, axis.lo, "lower bound of " + name);
     expression(scope, axis.hi, "upper bound of " + name);
-    require(axis.step >= 1, fmt::format("the step of {} is {}", name, axis.step));
+    DEPLO_REQUIRE(axis.step >= 1, fmt::format("the step of {} is {}", name, axis.step));
     if (axis.lo.is_constant() && axis.hi.is_constant())
-      require(axis.hi.value() >= axis.lo.value(), fmt::format("{} ends at {}, below its start {}", name, axis.hi.value(), axis.lo.value()));
+      DEPLO_REQUIRE(axis.hi.value() >= axis.lo.value(), fmt::format("{} ends at {}, below its start {}", name, axis.hi.value(), axis.lo.value()));
     StatementVerifier::define_axis(scope, name, axis.lo, axis.hi, axis.step);
-    require(axis.by >= 1 && axis.by <= kMaxCopies, fmt::format("{} by {}: expected 1 to {}", name, axis.by, kMaxCopies));
-    require(axis.by == 1 || axis.kind == LoopKind::lanes || axis.kind == LoopKind::serial,
-            fmt::format("{}: a {} loop has no `by`", name, to_string(axis.kind)));
+    DEPLO_REQUIRE(axis.by >= 1 && axis.by <= kMaxCopies, fmt::format("{} by {}: expected 1 to {}", name, axis.by, kMaxCopies));
+    DEPLO_REQUIRE(axis.by == 1 || axis.kind == LoopKind::lanes || axis.kind == LoopKind::serial,
+                  fmt::format("{}: a {} loop has no `by`", name, to_string(axis.kind)));
     switch (axis.kind) {
       case LoopKind::serial: break;
       case LoopKind::parallel:
-        require(!scope.parallel && !scope.nested, name + ": a parallel loop must be outermost");
+        DEPLO_REQUIRE(!scope.parallel && !scope.nested, name + ": a parallel loop must be outermost");
         scope.parallel = true;
         break;
       case LoopKind::lanes:
-        require(!scope.lanes, name + ": lanes inside lanes");
-        require(axis.step == 1, name + ": a lanes loop has step 1");
+        DEPLO_REQUIRE(!scope.lanes, name + ": lanes inside lanes");
+        DEPLO_REQUIRE(axis.step == 1, name + ": a lanes loop has step 1");
         scope.lanes = true;
         break;
       case LoopKind::unroll:
-        require(axis.lo.is_constant() && axis.hi.is_constant(), name + ": an unrolled loop has constant bounds");
-        require(axis.hi.value() < 0 || axis.lo.value() >= axis.hi.value() - kMaxCopies * axis.step,
-                fmt::format("{}: an unrolled loop has at most {} iterations", name, kMaxCopies));
+        DEPLO_REQUIRE(axis.lo.is_constant() && axis.hi.is_constant(), name + ": an unrolled loop has constant bounds");
+        DEPLO_REQUIRE(axis.hi.value() < 0 || axis.lo.value() >= axis.hi.value() - kMaxCopies * axis.step,
+                      fmt::format("{}: an unrolled loop has at most {} iterations", name, kMaxCopies));
         break;
       case LoopKind::block_x:
       case LoopKind::block_y:
-      case LoopKind::block_z: require(axis.step == 1, name + ": a block loop has step 1"); break;
+      case LoopKind::block_z: DEPLO_REQUIRE(axis.step == 1, name + ": a block loop has step 1"); break;
       case LoopKind::thread_x:
       case LoopKind::thread_y:
-        require(axis.step == 1 && axis.lo.is(0) && axis.hi.is_constant(), name + ": a thread loop runs from 0 to a constant by 1");
+        DEPLO_REQUIRE(axis.step == 1 && axis.lo.is(0) && axis.hi.is_constant(), name + ": a thread loop runs from 0 to a constant by 1");
         break;
     }
     if (axis.kind != LoopKind::parallel) scope.nested = true;
@@ -83,14 +84,15 @@ class Verifier : loop_ir::StatementVerifier {
   }
 
   void register_index(const Scope& scope, const std::string& buffer, const std::vector<Expr>& index) const {
-    require(!scope.matrices.count(buffer), fmt::format("{} is a matrix array, which `matrix` statements alone take", buffer));
+    DEPLO_REQUIRE(!scope.matrices.count(buffer), fmt::format("{} is a matrix array, which `matrix` statements alone take", buffer));
     if (!scope.registers.count(buffer)) return;
     for (size_t d = 0; d < index.size(); ++d)
       for (const std::string& name : symbols_of(index[d])) {
         auto axis = scope.kinds.find(name);
         bool allowed = axis != scope.kinds.end() && (axis->second == LoopKind::unroll || (axis->second == LoopKind::lanes && d + 1 == index.size()));
-        require(allowed, fmt::format("index {} of the register array {} uses {}, which is neither unrolled nor the lanes axis of its last dimension",
-                                     d, buffer, name));
+        DEPLO_REQUIRE(allowed,
+                      fmt::format("index {} of the register array {} uses {}, which is neither unrolled nor the lanes axis of its last dimension", d,
+                                  buffer, name));
       }
   }
 
@@ -120,7 +122,7 @@ class Verifier : loop_ir::StatementVerifier {
   }
 
   void statement(const If& s, Scope& scope) {
-    require(!s.guard.empty(), "an `if` without a condition");
+    DEPLO_REQUIRE(!s.guard.empty(), "an `if` without a condition");
     guard(scope, s.guard, "an `if`");
     Scope inner = scope;
     inner.points.add_guard(s.guard);
@@ -129,24 +131,24 @@ class Verifier : loop_ir::StatementVerifier {
 
   /// The names at the end of a body that defines what is combined.
   Scope reduced(const std::vector<Axis>& axes, const Block& body, const Scope& scope) {
-    require(!axes.empty(), "a reduction has no axis");
+    DEPLO_REQUIRE(!axes.empty(), "a reduction has no axis");
     Scope inner = scope;
     inner.reduces = true;
     for (const Axis& axis : axes) {
       if (is_thread(axis)) {
         auto loop = scope.kinds.find(axis.name);
-        require(loop != scope.kinds.end() && loop->second == axis.kind,
-                fmt::format("{}: it is no {} loop around the reduction", axis.name, to_string(axis.kind)));
-        require(&axis == &axes[0] || is_thread(*(&axis - 1)), axis.name + ": threads come before other axes");
-        require(axis.hi.is_constant() && (axis.hi.value() & (axis.hi.value() - 1)) == 0, axis.name + ": a power of two of threads is reduced");
-        require(!scope.reduces, axis.name + ": threads are reduced inside of a reduction");
+        DEPLO_REQUIRE(loop != scope.kinds.end() && loop->second == axis.kind,
+                      fmt::format("{}: it is no {} loop around the reduction", axis.name, to_string(axis.kind)));
+        DEPLO_REQUIRE(&axis == &axes[0] || is_thread(*(&axis - 1)), axis.name + ": threads come before other axes");
+        DEPLO_REQUIRE(axis.hi.is_constant() && (axis.hi.value() & (axis.hi.value() - 1)) == 0, axis.name + ": a power of two of threads is reduced");
+        DEPLO_REQUIRE(!scope.reduces, axis.name + ": threads are reduced inside of a reduction");
         continue;
       }
-      require(axis.kind == LoopKind::serial || axis.kind == LoopKind::lanes || axis.kind == LoopKind::unroll,
-              fmt::format("{}: a {} axis cannot be reduced", axis.name, to_string(axis.kind)));
+      DEPLO_REQUIRE(axis.kind == LoopKind::serial || axis.kind == LoopKind::lanes || axis.kind == LoopKind::unroll,
+                    fmt::format("{}: a {} axis cannot be reduced", axis.name, to_string(axis.kind)));
       define_axis(inner, axis);
     }
-    require(!is_thread(axes.back()), "a reduction over threads alone");
+    DEPLO_REQUIRE(!is_thread(axes.back()), "a reduction over threads alone");
     for (const auto& stmt : body) statement(*stmt, inner);
     return inner;
   }
@@ -157,7 +159,7 @@ class Verifier : loop_ir::StatementVerifier {
   }
 
   void statement(const Scan& s, Scope& scope) {
-    require(s.axis.kind == LoopKind::serial, s.axis.name + ": a scan is serial");
+    DEPLO_REQUIRE(s.axis.kind == LoopKind::serial, s.axis.name + ": a scan is serial");
     Scope inner = reduced({s.axis}, s.body, scope);
     combination(s.results, s.dtypes, s.combiner, s.operands, inner);
     for (size_t k = 0; k < s.results.size(); ++k) define(inner, s.results[k], s.dtypes[k]);
@@ -167,34 +169,34 @@ class Verifier : loop_ir::StatementVerifier {
   void statement(const Alloc& s, Scope& scope) {
     bool symbolic = s.space == Space::scratch;
     for (const Expr& e : s.shape) {
-      require(symbolic || e.is_constant(),
-              fmt::format("the {} array {} needs a constant shape, found {}", to_string(s.space), s.name, print_shape(s.shape)));
+      DEPLO_REQUIRE(symbolic || e.is_constant(),
+                    fmt::format("the {} array {} needs a constant shape, found {}", to_string(s.space), s.name, print_shape(s.shape)));
       for (const std::string& symbol : symbols_of(e))
-        require(is_size(symbol), fmt::format("the shape of {} uses {}, which is not a size", s.name, symbol));
+        DEPLO_REQUIRE(is_size(symbol), fmt::format("the shape of {} uses {}, which is not a size", s.name, symbol));
     }
     define_buffer(scope, s.name, {s.dtype, &s.shape, true});
     if (s.space == Space::reg) {
-      require(decide(less_equal(product(s.shape), kMaxRegisters), {}) == std::optional<bool>(true),
-              fmt::format("the register array {}{} has more than {} elements", s.name, print_shape(s.shape), kMaxRegisters));
+      DEPLO_REQUIRE(decide(less_equal(product(s.shape), kMaxRegisters), {}) == std::optional<bool>(true),
+                    fmt::format("the register array {}{} has more than {} elements", s.name, print_shape(s.shape), kMaxRegisters));
       scope.registers.insert(s.name);
     }
     if (s.space == Space::shared) scope.shared.insert(s.name);
     if (s.space != Space::matrix) return;
     auto fits = [](Expr e) { return e.value() > 0 && e.value() % kMatrixSide == 0; };
-    require(s.dtype == DType::f32 && s.shape.size() == 2 && fits(s.shape[0]) && fits(s.shape[1]),
-            fmt::format("the matrix array {} is {}{}, allowed is f32 of two multiples of {}", s.name, to_string(s.dtype), print_shape(s.shape),
-                        kMatrixSide));
+    DEPLO_REQUIRE(s.dtype == DType::f32 && s.shape.size() == 2 && fits(s.shape[0]) && fits(s.shape[1]),
+                  fmt::format("the matrix array {} is {}{}, allowed is f32 of two multiples of {}", s.name, to_string(s.dtype), print_shape(s.shape),
+                              kMatrixSide));
     for (const auto& [other, shape] : scope.matrices) fail(fmt::format("the matrix array {} lies inside the scope of {}", s.name, other));
     scope.matrices[s.name] = s.shape;
   }
 
-  void statement(const Barrier&, Scope& scope) { require(!scope.lanes && !scope.reduces, "a barrier inside a lanes loop or a reduction"); }
+  void statement(const Barrier&, Scope& scope) { DEPLO_REQUIRE(!scope.lanes && !scope.reduces, "a barrier inside a lanes loop or a reduction"); }
 
   /// That `rows` x `columns` elements from there on, along the last two dimensions or those before `pairs`, lie in the buffer.
   void matrix_place(const Scope& scope, const Matrix::Place& p, DType dtype, Expr rows, Expr columns, bool pairs, bool written = false) {
-    require(!scope.matrices.count(p.buffer) && !scope.registers.count(p.buffer), fmt::format("{} does not lie in memory", p.buffer));
+    DEPLO_REQUIRE(!scope.matrices.count(p.buffer) && !scope.registers.count(p.buffer), fmt::format("{} does not lie in memory", p.buffer));
     const size_t ends = pairs ? 1 : 0;
-    require(p.index.size() >= 2 + ends, fmt::format("{} has too few dimensions for a matrix", p.buffer));
+    DEPLO_REQUIRE(p.index.size() >= 2 + ends, fmt::format("{} has too few dimensions for a matrix", p.buffer));
     std::vector<Expr> last = p.index;
     last[last.size() - 2 - ends] = last[last.size() - 2 - ends] + rows - 1;
     last[last.size() - 1 - ends] = last[last.size() - 1 - ends] + columns - 1;
@@ -204,8 +206,8 @@ class Verifier : loop_ir::StatementVerifier {
 
   void statement(const Matrix& s, Scope& scope) {
     auto array = scope.matrices.find(s.array);
-    require(array != scope.matrices.end(), fmt::format("{} is no matrix array", s.array));
-    require(!scope.lanes, "a matrix statement inside a lanes loop");
+    DEPLO_REQUIRE(array != scope.matrices.end(), fmt::format("{} is no matrix array", s.array));
+    DEPLO_REQUIRE(!scope.lanes, "a matrix statement inside a lanes loop");
     const std::vector<Expr>& shape = array->second;
     if (s.kind == Matrix::Kind::load) matrix_place(scope, s.a, DType::f32, shape[0], shape[1], false);
     if (s.kind == Matrix::Kind::store) matrix_place(scope, s.a, DType::f32, shape[0], shape[1], false, true);
@@ -215,11 +217,12 @@ class Verifier : loop_ir::StatementVerifier {
   }
 
   void statement(const CopyAsync& s, Scope& scope) {
-    require(scope.shared.count(s.buffer) > 0 && !scope.shared.count(s.from),
-            fmt::format("copies go from global to shared memory, {} is none", s.buffer));
+    DEPLO_REQUIRE(scope.shared.count(s.buffer) > 0 && !scope.shared.count(s.from),
+                  fmt::format("copies go from global to shared memory, {} is none", s.buffer));
     const DType dtype = access(scope, s.buffer, s.index).dtype;
-    require(s.elements * size_of(dtype) == kCopyBytes, fmt::format("{} elements of {} are not {} bytes", s.elements, to_string(dtype), kCopyBytes));
-    require(s.along >= 0 && s.along < static_cast<int64_t>(s.from_index.size()), fmt::format("{} has no dimension {}", s.from, s.along));
+    DEPLO_REQUIRE(s.elements * size_of(dtype) == kCopyBytes,
+                  fmt::format("{} elements of {} are not {} bytes", s.elements, to_string(dtype), kCopyBytes));
+    DEPLO_REQUIRE(s.along >= 0 && s.along < static_cast<int64_t>(s.from_index.size()), fmt::format("{} has no dimension {}", s.from, s.along));
     for (int64_t past : {int64_t{0}, s.elements - 1}) {
       std::vector<Expr> index = s.index;
       index.back() = index.back() + past;
@@ -235,15 +238,15 @@ class Verifier : loop_ir::StatementVerifier {
     element(inner, s.from, from, dtype, false);
   }
 
-  void statement(const CopyGroup& s, Scope&) { require(s.pending >= CopyGroup::kCommit, "a number of groups is negative"); }
+  void statement(const CopyGroup& s, Scope&) { DEPLO_REQUIRE(s.pending >= CopyGroup::kCommit, "a number of groups is negative"); }
 
   void statement(const LoadMatrix& s, Scope& scope) {
-    require(scope.shared.count(s.buffer) > 0, fmt::format("{} is no shared array", s.buffer));
-    require(size_of(s.dtype) == 2 && is_float(s.dtype), fmt::format("{} is {}, a matrix is of bf16 or f16", s.name, to_string(s.dtype)));
-    require(!scope.lanes && !scope.reduces, "a warp's matrices inside a lanes loop or a reduction");
+    DEPLO_REQUIRE(scope.shared.count(s.buffer) > 0, fmt::format("{} is no shared array", s.buffer));
+    DEPLO_REQUIRE(size_of(s.dtype) == 2 && is_float(s.dtype), fmt::format("{} is {}, a matrix is of bf16 or f16", s.name, to_string(s.dtype)));
+    DEPLO_REQUIRE(!scope.lanes && !scope.reduces, "a warp's matrices inside a lanes loop or a reduction");
     for (int64_t past : {0, 7}) {
       std::vector<Expr> index = s.index;
-      require(!index.empty(), s.buffer + " has no rows");
+      DEPLO_REQUIRE(!index.empty(), s.buffer + " has no rows");
       index.back() = index.back() + past;
       element(scope, s.buffer, index, s.dtype, false);
     }
@@ -252,40 +255,40 @@ class Verifier : loop_ir::StatementVerifier {
   }
 
   void statement(const JoinMatrix& s, Scope& scope) {
-    require(size_of(s.dtype) == 2 && is_float(s.dtype), fmt::format("{} is {}, a matrix is of bf16 or f16", s.name, to_string(s.dtype)));
-    require(!scope.lanes && !scope.reduces, "a warp's matrices inside a lanes loop or a reduction");
-    require(scope.registers.count(s.array) > 0, fmt::format("{} is no register array", s.array));
-    require(s.places.size() == 1 || s.places.size() == 2 || s.places.size() == 4, s.name + " is not made of 1, 2 or 4 matrices");
+    DEPLO_REQUIRE(size_of(s.dtype) == 2 && is_float(s.dtype), fmt::format("{} is {}, a matrix is of bf16 or f16", s.name, to_string(s.dtype)));
+    DEPLO_REQUIRE(!scope.lanes && !scope.reduces, "a warp's matrices inside a lanes loop or a reduction");
+    DEPLO_REQUIRE(scope.registers.count(s.array) > 0, fmt::format("{} is no register array", s.array));
+    DEPLO_REQUIRE(s.places.size() == 1 || s.places.size() == 2 || s.places.size() == 4, s.name + " is not made of 1, 2 or 4 matrices");
     for (const std::vector<Expr>& place : s.places) {
       element(scope, s.array, place, DType::f32, false);
       register_index(scope, s.array, place);
-      require(!place.empty() && place.back().is_constant() && place.back().value() % 2 == 0, "numbers lie in pairs of the last dimension");
+      DEPLO_REQUIRE(!place.empty() && place.back().is_constant() && place.back().value() % 2 == 0, "numbers lie in pairs of the last dimension");
     }
     define(scope, s.name, s.dtype);
     scope.fragments[s.name] = static_cast<int>(s.places.size());
   }
 
   void statement(const Mma& s, Scope& scope) {
-    require(!scope.lanes && !scope.reduces, "a warp's matrices inside a lanes loop or a reduction");
-    require(scope.registers.count(s.array) > 0, fmt::format("{} is no register array", s.array));
+    DEPLO_REQUIRE(!scope.lanes && !scope.reduces, "a warp's matrices inside a lanes loop or a reduction");
+    DEPLO_REQUIRE(scope.registers.count(s.array) > 0, fmt::format("{} is no register array", s.array));
     for (const std::vector<Expr>* index : {&s.low, &s.high}) {
       element(scope, s.array, *index, DType::f32, true);
       register_index(scope, s.array, *index);
-      require(!index->empty() && index->back().is_constant() && index->back().value() % 2 == 0, "sums lie in pairs of the last dimension");
+      DEPLO_REQUIRE(!index->empty() && index->back().is_constant() && index->back().value() % 2 == 0, "sums lie in pairs of the last dimension");
     }
     auto a = scope.fragments.find(s.a);
     auto b = scope.fragments.find(s.b);
-    require(a != scope.fragments.end() && b != scope.fragments.end(), fmt::format("{} or {} is no matrix", s.a, s.b));
-    require(a->second == 4, s.a + " is no 16 x 16 matrix");
-    require(s.half >= 0 && b->second >= 2 * (s.half + 1), fmt::format("{} has no half {}", s.b, s.half));
-    require(value(scope, s.a) == value(scope, s.b), fmt::format("{} and {} differ in dtype", s.a, s.b));
+    DEPLO_REQUIRE(a != scope.fragments.end() && b != scope.fragments.end(), fmt::format("{} or {} is no matrix", s.a, s.b));
+    DEPLO_REQUIRE(a->second == 4, s.a + " is no 16 x 16 matrix");
+    DEPLO_REQUIRE(s.half >= 0 && b->second >= 2 * (s.half + 1), fmt::format("{} has no half {}", s.b, s.half));
+    DEPLO_REQUIRE(value(scope, s.a) == value(scope, s.b), fmt::format("{} and {} differ in dtype", s.a, s.b));
   }
 
   // A hint: it may name a place beyond the end.
   void statement(const Prefetch& s, Scope& scope) {
     access(scope, s.buffer, s.index);
-    require(!scope.matrices.count(s.buffer), fmt::format("{} is a matrix array, which `matrix` statements alone take", s.buffer));
-    require(s.level >= 1 && s.level <= 3, fmt::format("prefetch to level {}", s.level));
+    DEPLO_REQUIRE(!scope.matrices.count(s.buffer), fmt::format("{} is a matrix array, which `matrix` statements alone take", s.buffer));
+    DEPLO_REQUIRE(s.level >= 1 && s.level <= 3, fmt::format("prefetch to level {}", s.level));
   }
 
   const Kernel& kernel_;

@@ -1,7 +1,9 @@
 #include "passes/loop/choose_layouts.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
+#include <unordered_map>
 
 #include "analysis/contraction.h"
 #include "analysis/cost.h"
@@ -39,8 +41,9 @@ struct KernelAccesses {
 struct Chooser {
   ProgramGraph graph;
   const PassContext& context;
-  mutable std::map<std::string, bool> parameters_;               ///< buffers that were asked for, and whether they are
-  std::map<std::pair<std::string, size_t>, std::string> copies;  ///< parameter and dimension that lies innermost -> the copy
+  mutable std::map<std::string, bool> parameters_;                              ///< buffers that were asked for, and whether they are
+  std::map<std::pair<std::string, size_t>, std::string> copies;                 ///< parameter and dimension that lies innermost -> the copy
+  std::unordered_map<size_t, std::shared_ptr<const KernelAccesses>> accesses_;  ///< of kernels, until they change
 
   double size(Expr e) const { return std::max(1.0, analysis::estimate(e, context.hints, graph.program().symbols)); }
 
@@ -49,7 +52,13 @@ struct Chooser {
     return node.alive && node.is_kernel && !node.once;
   }
 
-  KernelAccesses accesses_of(size_t at) {
+  std::shared_ptr<const KernelAccesses> accesses_of(size_t at) {
+    auto [it, fresh] = accesses_.try_emplace(at);
+    if (fresh) it->second = std::make_shared<const KernelAccesses>(find_accesses(at));
+    return it->second;
+  }
+
+  KernelAccesses find_accesses(size_t at) {
     KernelAccesses found;
     Kernel kernel;
     kernel.symbols = graph.program().symbols;
@@ -145,6 +154,7 @@ struct Chooser {
       access.index = moved_last(std::move(access.index), d);
       return Block{make_stmt(std::move(access))};
     };
+    accesses_.erase(at);
     graph.set_body(at, rewrite(graph.nodes()[at].body, [&](const Ref<Stmt>& stmt) -> Block {
                      if (const auto* load = std::get_if<Load>(&stmt->node); load && load->buffer == from) return moved(*load);
                      if (const auto* store = std::get_if<Store>(&stmt->node); store && store->buffer == from) return moved(*store);
@@ -160,7 +170,8 @@ struct Chooser {
     std::optional<size_t> stored;
     std::optional<size_t> read;
     for (size_t at : kernels) {
-      const KernelAccesses accesses = accesses_of(at);
+      const auto shared = accesses_of(at);
+      const KernelAccesses& accesses = *shared;
       if (accesses.byte_operands.empty()) continue;
       const bool writes = graph.nodes()[at].writes.count(name) > 0;
       if (!writes && accesses.byte_operands.count(name) == 0) continue;
@@ -190,7 +201,8 @@ struct Chooser {
       return;
     }
     for (size_t at : kernels) {
-      const KernelAccesses accesses = accesses_of(at);
+      const auto shared = accesses_of(at);
+      const KernelAccesses& accesses = *shared;
       if (accesses.operands.count(name)) return;
       for (const Access& access : accesses.all)
         if (access.buffer == name)
@@ -222,7 +234,8 @@ struct Chooser {
 
   void lay_out_operands(size_t at) {
     if (!is_fused(at)) return;
-    const KernelAccesses accesses = accesses_of(at);
+    const auto shared = accesses_of(at);
+    const KernelAccesses& accesses = *shared;
     for (const std::string& name : accesses.operands) {
       if (!graph.find_buffer(name) || graph.is_versioned(name) || is_parameter(name) || graph.nodes()[at].writes.count(name)) continue;
       std::optional<size_t> d;
@@ -242,7 +255,8 @@ struct Chooser {
 
   void lay_out_parameters(size_t at) {
     if (!is_fused(at)) return;
-    const KernelAccesses accesses = accesses_of(at);
+    const auto shared = accesses_of(at);
+    const KernelAccesses& accesses = *shared;
     std::map<std::string, std::optional<size_t>> chosen;  ///< nothing where the loads of one buffer disagree
     std::map<std::string, double> points;
     for (const Access& access : accesses.all) {
@@ -290,6 +304,6 @@ struct Chooser {
 
 }  // namespace
 
-Module choose_layouts(Module module, const PassContext& context) { return Chooser{ProgramGraph(std::move(module)), context, {}, {}}.run(); }
+Module choose_layouts(Module module, const PassContext& context) { return Chooser{ProgramGraph(std::move(module)), context, {}, {}, {}}.run(); }
 
 }  // namespace deplo

@@ -34,13 +34,39 @@ struct Site {
 };
 
 struct Fuser {
+  // How much one evaluation of the producer costs, and what it reads.
+  struct Weight {
+    double cost = 0;
+    double full_reads = 0;  ///< different buffers about as large as the result
+    int loads = 0;
+    bool only_moves = true;    ///< an index map: loads, coordinates, casts, selections by position
+    bool all_static = true;    ///< every large operand stays the same between calls
+    bool from_kernel = false;  ///< a large operand comes from a kernel with a reduction: better as that kernel's epilogue
+  };
+
+  // What is known of a kernel until its body changes.
+  struct Facts {
+    std::optional<PointwiseNest> pointwise;
+    bool reduces = false;
+    size_t statements = 0;
+    std::optional<Weight> weight = std::nullopt;  ///< once it was asked for
+  };
+
   ProgramGraph graph;
   const PassContext& context;
   std::vector<bool> is_static;
   std::map<size_t, loop_ir::Names> names;  ///< that a kernel uses
   std::map<std::string, bool> rooted_;
+  std::unordered_map<std::string, double> elements_;  ///< of buffers
+  std::unordered_map<size_t, Facts> facts_;           ///< of kernels
 
   double size(Expr e) const { return std::max(1.0, analysis::estimate(e, context.hints, graph.program().symbols)); }
+
+  double elements_of(const std::string& buffer) {
+    auto [it, fresh] = elements_.try_emplace(buffer);
+    if (fresh) it->second = size(product(graph.buffer(buffer).shape));
+    return it->second;
+  }
 
   double points(const std::vector<Axis>& loops) const {
     double count = 1;
@@ -72,12 +98,11 @@ struct Fuser {
     if (!added) return it->second;
     bool result = false;
     for (size_t writer : graph.writers(buffer)) {
-      const Block& body = graph.nodes()[writer].body;
-      if (has_reduce(body)) {
+      if (facts(writer).reduces) {
         result = true;
         continue;
       }
-      auto p = as_pointwise(body);
+      const auto& p = facts(writer).pointwise;
       if (!p) continue;
       for (const auto& stmt : p->body)
         if (const auto* load = std::get_if<Load>(&stmt->node); load && once_each(load->index, p->axes)) result = result || rooted(load->buffer);
@@ -85,16 +110,6 @@ struct Fuser {
     rooted_[buffer] = result;
     return result;
   }
-
-  // How much one evaluation of the producer costs, and what it reads.
-  struct Weight {
-    double cost = 0;
-    double full_reads = 0;  ///< different buffers about as large as the result
-    int loads = 0;
-    bool only_moves = true;    ///< an index map: loads, coordinates, casts, selections by position
-    bool all_static = true;    ///< every large operand stays the same between calls
-    bool from_kernel = false;  ///< a large operand comes from a kernel with a reduction: better as that kernel's epilogue
-  };
 
   Weight weigh(const PointwiseNest& p, double elements) {
     Weight w;
@@ -111,7 +126,7 @@ struct Fuser {
       dtypes[load->name] = load->dtype;
       w.loads += 1;
       const Buffer& b = graph.buffer(load->buffer);
-      if (size(product(b.shape)) * 2 < elements || (b.shape.empty() && elements > 1) || !large.insert(load->buffer).second) continue;
+      if (elements_of(load->buffer) * 2 < elements || (b.shape.empty() && elements > 1) || !large.insert(load->buffer).second) continue;
       w.full_reads += 1;
       w.all_static = w.all_static && b.is_static;
       w.from_kernel = w.from_kernel || (once_each(load->index, p.axes) && rooted(load->buffer));
@@ -126,9 +141,8 @@ struct Fuser {
     return std::all_of(let.operands.begin(), let.operands.end(), [&](const auto& operand) { return !is_float(dtypes.at(operand)); });
   }
 
-  bool worthwhile(const PointwiseNest& p, const std::vector<Site>& sites, size_t consumers) {
+  bool worthwhile(const PointwiseNest& p, const Weight& w, const std::vector<Site>& sites, size_t consumers) {
     double elements = points(p.axes);
-    Weight w = weigh(p, elements);
     if (w.only_moves && !w.from_kernel && (sites.size() == 1 || w.full_reads <= 1)) return true;
     if (w.only_moves && w.cost == 0) return true;
     double evaluations = 0;
@@ -170,42 +184,56 @@ struct Fuser {
                        [&](const Axis& axis) { return std::count_if(index.begin(), index.end(), [&](Expr e) { return uses(e, axis.name); }) <= 1; });
   }
 
+  Facts& facts(size_t at) {
+    auto [it, fresh] = facts_.try_emplace(at);
+    if (fresh) {
+      const Block& body = graph.nodes()[at].body;
+      it->second = {as_pointwise(body), has_reduce(body), loop_ir::count_statements(body)};
+    }
+    return it->second;
+  }
+
   // True if the producer went into its readers. In the first round only index maps go, so that the second sees what functions really read.
   bool visit_producer(size_t at, bool only_moves) {
     auto& node = graph.nodes()[at];
     if (!node.alive || !node.is_kernel || node.once) return false;
-    auto p = as_pointwise(node.body);
+    Facts& own = facts(at);
+    const auto& p = own.pointwise;
     if (!p || !graph.is_private(p->buffer) || !stores_all(*p)) return false;
     std::set<size_t> readers = graph.readers(p->buffer);
     bool checks = std::any_of(p->body.begin(), p->body.end(), [](const auto& stmt) { return std::holds_alternative<loop_ir::Check>(stmt->node); });
     if (readers.empty() && checks) return false;
-    std::vector<Site> sites;
-    for (size_t r : readers) {
+    for (size_t r : readers)
       if (!can_substitute(graph.nodes()[r].body, *p, graph.program().symbols) || !keeps_order(at, r)) return false;
-      bool reduces = has_reduce(graph.nodes()[r].body);
-      for (Site& site : sites_in(graph.nodes()[r].body, p->buffer)) {
-        site.in_reduce = reduces;
-        sites.push_back(std::move(site));
-      }
-    }
     // Each would have to read what the producer reads before the other overwrites it.
     const auto& overwriters = graph.overwriters(at);
     if (std::count_if(overwriters.begin(), overwriters.end(), [&](size_t w) { return readers.count(w) > 0; }) > 1) return false;
-    Weight weight = weigh(*p, points(p->axes));
+    if (!own.weight) own.weight = weigh(*p, points(p->axes));
+    const Weight& weight = *own.weight;
     if (only_moves && !weight.only_moves) return false;
-    auto has_room = [&](size_t r) { return p->body.size() + loop_ir::count_statements(graph.nodes()[r].body) <= kMostStatements; };
-    if (!std::all_of(readers.begin(), readers.end(), has_room)) return false;
+    if (!std::all_of(readers.begin(), readers.end(), [&](size_t r) { return p->body.size() + facts(r).statements <= kMostStatements; })) return false;
     // What only static inputs decide is computed once per program, unless that would keep a larger copy of it (dequantisation).
     bool leaves_static = is_static[at] && std::any_of(readers.begin(), readers.end(), [&](size_t r) { return !is_static[r]; });
     if (leaves_static && !weight.only_moves && (!widens(*p) || weight.cost > kPrologueBudget)) return false;
-    if (!readers.empty() && !worthwhile(*p, sites, readers.size())) return false;
+    if (!readers.empty() && !worthwhile(*p, weight, sites_of(readers, p->buffer), readers.size())) return false;
     for (size_t r : readers) {
       graph.inherit_order(at, r);
       graph.merge_provenance(at, r, true);
       graph.set_body(r, substitute_producer(graph.nodes()[r].body, *p, graph.program().symbols, names_of(r)));
     }
+    for (size_t r : readers) facts_.erase(r);
     graph.remove(at);
     return true;
+  }
+
+  std::vector<Site> sites_of(const std::set<size_t>& readers, const std::string& buffer) {
+    std::vector<Site> sites;
+    for (size_t r : readers)
+      for (Site& site : sites_in(graph.nodes()[r].body, buffer)) {
+        site.in_reduce = facts(r).reduces;
+        sites.push_back(std::move(site));
+      }
+    return sites;
   }
 
   loop_ir::Names& names_of(size_t at) {
@@ -222,7 +250,7 @@ struct Fuser {
     double read = 0;
     for (const auto& access : loop_ir::accesses(p.body)) {
       const Buffer& b = graph.buffer(access.buffer);
-      read += size(product(b.shape)) * static_cast<double>(size_of(b.dtype));
+      read += elements_of(access.buffer) * static_cast<double>(size_of(b.dtype));
     }
     return points(p.axes) * static_cast<double>(size_of(graph.buffer(p.buffer).dtype)) > read;
   }
@@ -231,7 +259,7 @@ struct Fuser {
   bool stores_all(const PointwiseNest& p) const {
     const std::vector<Expr>& shape = graph.buffer(p.buffer).shape;
     for (size_t d = 0; d < p.axes.size(); ++d)
-      if (!simplify(p.axes[d].extent - shape[d], graph.program().symbols).is(0)) return false;
+      if (p.axes[d].extent != shape[d] && !simplify(p.axes[d].extent - shape[d], graph.program().symbols).is(0)) return false;
     return true;
   }
 
@@ -255,8 +283,8 @@ struct Fuser {
 
   // The reader overwrites what the producer reads: fine if it does so element by element.
   bool updates_in_place(size_t producer, size_t reader) {
-    auto p = as_pointwise(graph.nodes()[producer].body);
-    auto r = as_pointwise(graph.nodes()[reader].body);
+    const auto& p = facts(producer).pointwise;
+    const auto& r = facts(reader).pointwise;
     if (!p || !r) return false;
     auto in_place = [](const PointwiseNest& nest, const std::string& buffer) {
       bool all = true;
@@ -292,7 +320,7 @@ struct Fuser {
 }  // namespace
 
 loop_ir::Module fuse_producers(loop_ir::Module module, const PassContext& context) {
-  return Fuser{ProgramGraph(std::move(module)), context, {}, {}, {}}.run();
+  return Fuser{ProgramGraph(std::move(module)), context, {}, {}, {}, {}, {}}.run();
 }
 
 }  // namespace deplo

@@ -29,15 +29,28 @@ Attribute renamed(const Attribute& attribute, const std::string& from, const std
   return {std::move(items)};
 }
 
+/// Parameters stand as make_params has them: what is read, then what is written, by first accesses.
+bool in_order(const std::vector<loop_ir::Param>& params, const std::vector<loop_ir::Access>& accesses) {
+  size_t k = 0;
+  for (bool writes : {false, true})
+    for (const loop_ir::Access& access : accesses) {
+      if (access.writes != writes) continue;
+      if (k >= params.size() || params[k].name != access.buffer || (params[k].kind == ParamKind::in) == writes) return false;
+      if (writes && access.reads_first && params[k].kind != ParamKind::inout) return false;
+      ++k;
+    }
+  return k == params.size();
+}
+
 }  // namespace
 
 ProgramGraph::ProgramGraph(Module module) : module_(std::move(module)) {
   for (Buffer& b : module_.buffers) buffers_[b.name] = &b;
   for (const Attribute& output : module_.outputs)
     if (const auto* value = std::get_if<ValueName>(&output.value)) returned_.insert(value->name);
-  std::map<std::string, const Kernel*> kernels;
-  std::set<std::string> names;
-  for (const auto& kernel : module_.kernels) kernels[kernel->name] = kernel.get();
+  std::unordered_map<std::string, Ref<Kernel>> kernels;
+  std::unordered_set<std::string> names;
+  for (const auto& kernel : module_.kernels) kernels[kernel->name] = kernel;
   for (const Step& step : module_.steps) {
     Node node;
     if (const auto* library = std::get_if<LibraryStep>(&step)) {
@@ -46,32 +59,40 @@ ProgramGraph::ProgramGraph(Module module) : module_(std::move(module)) {
       const auto& call = std::get<CallStep>(step);
       const Kernel& kernel = *kernels.at(call.kernel);
       loop_ir::Renaming renaming;
-      bool renamed = false;
       for (size_t i = 0; i < kernel.params.size(); ++i) {
         const loop_ir::Param& p = kernel.params[i];
-        renamed = renamed || p.name != call.arguments[i];
-        renaming.buffers[p.name] = call.arguments[i];
+        if (p.name != call.arguments[i]) renaming.buffers[p.name] = call.arguments[i];
         if (p.kind == ParamKind::inout) node.updated.insert(call.arguments[i]);
       }
+      const bool renamed = !renaming.buffers.empty();
       node.is_kernel = true;
       node.once = call.once;
       node.body = renamed ? loop_ir::copy_block(kernel.body, renaming, nullptr) : kernel.body;
       node.provenance = kernel.provenance;
       node.name = kernel.name;
       for (int copy = 1; !names.insert(node.name).second; ++copy) node.name = fmt::format("{}_{}", kernel.name, copy);
+      const auto accesses = loop_ir::accesses(node.body);
+      if (!renamed && in_order(kernel.params, accesses)) node.made = kernels.at(call.kernel);
+      nodes_.push_back(std::move(node));
+      index_accesses(nodes_.size() - 1, accesses);
+      continue;
     }
     nodes_.push_back(std::move(node));
-    index_accesses(nodes_.size() - 1);
+    index_accesses(nodes_.size() - 1, {});
   }
   record_order();
 }
 
 void ProgramGraph::index_accesses(size_t at) {
+  index_accesses(at, nodes_[at].is_kernel ? loop_ir::accesses(nodes_[at].body) : std::vector<loop_ir::Access>());
+}
+
+void ProgramGraph::index_accesses(size_t at, const std::vector<loop_ir::Access>& accesses) {
   Node& node = nodes_[at];
   node.reads.clear();
   node.writes.clear();
   if (node.is_kernel) {
-    for (const auto& access : loop_ir::accesses(node.body)) {
+    for (const auto& access : accesses) {
       if (access.reads || node.updated.count(access.buffer)) node.reads.insert(access.buffer);
       if (access.writes) node.writes.insert(access.buffer);
     }
@@ -423,6 +444,27 @@ void ProgramGraph::inherit_order(size_t from, size_t into) {
     if (b != into) add_order(b, into);
 }
 
+// A kernel that nothing has changed is taken as it was.
+Ref<Kernel> ProgramGraph::kernel_of(Node& node, const BufferIndex& buffers, const Ranges& symbols) const {
+  auto same_type = [&](const loop_ir::Param& p) {
+    const Buffer* b = buffers.find(p.name);
+    return b && b->dtype == p.dtype && b->shape == p.shape && b->strides == p.strides && b->is_static == p.is_static &&
+           (p.kind == ParamKind::inout) == (node.updated.count(p.name) > 0);
+  };
+  auto same_body = [](const loop_ir::Block& a, const loop_ir::Block& b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); };
+  if (node.made && node.made->name == node.name && same_body(node.made->body, node.body) && node.made->provenance == node.provenance &&
+      std::all_of(node.made->params.begin(), node.made->params.end(), same_type) && node.made->symbols == loop_ir::used_symbols(*node.made, symbols))
+    return node.made;
+  Kernel kernel;
+  kernel.name = node.name;
+  kernel.body = std::move(node.body);
+  kernel.params =
+      loop_ir::make_params(kernel.body, [&](const std::string& name) { return buffers.find(name); }, {node.updated.begin(), node.updated.end()});
+  kernel.symbols = loop_ir::used_symbols(kernel, symbols);
+  kernel.provenance = std::move(node.provenance);
+  return std::make_shared<Kernel>(std::move(kernel));
+}
+
 Module ProgramGraph::finish() {
   if (module_.name.empty() && nodes_.empty()) return std::move(module_);  // kernels without a program that calls them
   // Kahn's algorithm, lowest node number first, so that the order changes only where it must.
@@ -432,10 +474,10 @@ Module ProgramGraph::finish() {
   for (size_t at = 0; at < nodes_.size(); ++at) {
     if (!nodes_[at].alive) continue;
     ++alive;
-    for (size_t p : predecessors(at)) {
+    for_predecessors(at, [&](size_t p) {
       successors[p].push_back(at);
       ++waiting[at];
-    }
+    });
   }
   std::priority_queue<size_t, std::vector<size_t>, std::greater<>> ready;
   for (size_t at = 0; at < nodes_.size(); ++at)
@@ -444,9 +486,8 @@ Module ProgramGraph::finish() {
   result.steps.clear();
   result.kernels.clear();
   size_t placed = 0;
-  std::set<std::string> used;
+  std::unordered_set<std::string> used;
   const BufferIndex buffers(result);
-  auto find_buffer = [&](const std::string& name) { return buffers.find(name); };
   while (!ready.empty()) {
     size_t at = ready.top();
     ready.pop();
@@ -457,15 +498,10 @@ Module ProgramGraph::finish() {
     if (!node.is_kernel) {
       result.steps.emplace_back(std::move(node.library));
     } else {
-      Kernel kernel;
-      kernel.name = node.name;
-      kernel.body = std::move(node.body);
-      kernel.params = loop_ir::make_params(kernel.body, find_buffer, {node.updated.begin(), node.updated.end()});
-      kernel.symbols = loop_ir::used_symbols(kernel, result.symbols);
-      kernel.provenance = std::move(node.provenance);
-      CallStep call{kernel.name, {}, node.once};
-      for (const auto& p : kernel.params) call.arguments.push_back(p.name);
-      result.kernels.push_back(std::make_shared<Kernel>(std::move(kernel)));
+      const Ref<Kernel> kernel = kernel_of(node, buffers, result.symbols);
+      CallStep call{kernel->name, {}, node.once};
+      for (const auto& p : kernel->params) call.arguments.push_back(p.name);
+      result.kernels.push_back(kernel);
       result.steps.emplace_back(std::move(call));
     }
     for (size_t next : successors[at])

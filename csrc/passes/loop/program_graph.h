@@ -27,6 +27,7 @@ class ProgramGraph {
     std::set<std::string> updated;  ///< buffers that it keeps in part: inout
     std::vector<std::string> provenance;
     std::string name;
+    Ref<loop_ir::Kernel> made;  ///< the kernel that it was, as finish() would make it
     LibraryStep library;
     std::set<std::string> reads;
     std::set<std::string> writes;
@@ -99,6 +100,8 @@ class ProgramGraph {
   /// No input, not returned, written once: what only one kernel sees need not exist.
   bool may_vanish(const std::string& buffer) const;
   void index_accesses(size_t node);
+  void index_accesses(size_t node, const std::vector<loop_ir::Access>& accesses);
+  Ref<loop_ir::Kernel> kernel_of(Node& node, const BufferIndex& buffers, const Ranges& symbols) const;
   void forget_accesses(size_t node);
   void record_order();
   template <class F>
