@@ -9,6 +9,7 @@
 #include "lower/lower.h"
 #include "passes/loop/fuse_nests.h"
 #include "passes/loop/program_graph.h"
+#include "passes/loop/repeats.h"
 #include "pipeline.h"
 #include "tensor_ir/interpret.h"
 
@@ -385,4 +386,46 @@ struct Generator {
 
 TEST_CASE("random programs keep their numbers through every loop pass") {
   for (unsigned seed = 0; seed < 60; ++seed) compile(Generator{}.program(seed));
+}
+
+namespace {
+
+/// Attention-free layers of two kinds in turn, with weights of their own.
+std::string layers(int count) {
+  std::string inputs = "%x: f32[s0, 64] user";
+  std::string body;
+  std::string x = "%x";
+  for (int k = 0; k < count; ++k) {
+    inputs += fmt::format(", %w{0}: f32[64, 64] parameter static, %n{0}: f32[64] parameter static", k);
+    body += fmt::format("  %m{0}: f32[s0, 64] = aten.mm.default(self={1}, mat2=%w{0})\n", k, x);
+    body += fmt::format("  %a{0}: f32[s0, 64] = aten.{1}.default(self=%m{0})\n", k, k % 2 ? "gelu" : "relu");
+    body += fmt::format("  %s{0}: f32[s0, 64] = aten._softmax.default(self=%a{0}, dim=-1, half_to_float=false)\n", k);
+    body += fmt::format("  %p{0}: f32[s0, 64] = aten.mul.Tensor(self=%s{0}, other=%n{0})\n", k);
+    body += fmt::format("  %x{0}: f32[s0, 64] = aten.add.Tensor(self=%p{0}, other={1})\n", k, x);
+    x = fmt::format("%x{}", k);
+  }
+  return fmt::format("torch @net({}) where s0 in 2..\n{}  return {}\n", inputs, body, x);
+}
+
+loop_ir::Module fused(const std::string& text, bool repeats) {
+  PassContext context;
+  if (!repeats) context.disabled.insert("share_repeats");
+  PipelineOptions options;
+  options.stop_after = "loop";
+  return run_pipeline_from_text(text, "<layers>", context, options).loop;
+}
+
+/// How many parts of the program fusion has worked on.
+size_t made(const std::string& text) {
+  const size_t before = Repeats::made();
+  fused(text, true);
+  return Repeats::made() - before;
+}
+
+}  // namespace
+
+TEST_CASE("fusion works on equal layers once, however many there are") {
+  CHECK(made(layers(6)) > 0);
+  CHECK(made(layers(24)) == made(layers(6)));
+  CHECK(fused(layers(9), true) == fused(layers(9), false));
 }

@@ -1,0 +1,66 @@
+"""Equal layers are worked on once: the programs are those that come out when each is worked on by itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from deplo.capture import capture
+from deplo.core import core
+
+pytest.importorskip("deplo._C")
+
+
+class Layer(nn.Module):
+    """Attention over a cache that is written in place, causal over all keys or over the last few, and a gated pair of layers."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.RMSNorm(32), nn.Linear(32, 96, bias=False), nn.Linear(32, 32)
+        self.gate, self.up, self.down = nn.Linear(32, 48), nn.Linear(32, 48), nn.Linear(48, 32)
+        self.window = window
+        self.register_buffer("keys", torch.zeros(1, 4, 16, 8))
+        self.register_buffer("values", torch.zeros(1, 4, 16, 8))
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, -1))
+        if not torch.is_grad_enabled():
+            self.keys.index_copy_(2, positions, k)
+            self.values.index_copy_(2, positions, v)
+            k, v = self.keys, self.values
+        distance = positions[:, None] - torch.arange(k.shape[2])
+        mask = (distance >= 0) & (distance < self.window)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2))
+        return x + self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Net(nn.Module):
+    """Layers of two kinds in turn, with others before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Embedding(20, 32), nn.Linear(32, 20)
+        self.layers = nn.ModuleList(Layer(4 if k % 2 else 16) for k in range(5))
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x = self.first(ids)
+        for layer in self.layers:
+            x = layer(x, positions)
+        return F.log_softmax(self.last(x), -1)
+
+
+@pytest.mark.parametrize("kind", ["inference", "dynamic", "training"])
+def test_programs_are_those_of_layers_one_by_one(kind: str) -> None:
+    net = Net()
+    inputs = [torch.zeros(1, 6, dtype=torch.int64), torch.arange(6)]
+    with torch.set_grad_enabled(kind == "training"):
+        records = capture(net, inputs, dynamic=kind == "dynamic", backward=kind == "training")
+    assert len(records) == (2 if kind == "training" else 1)
+    for record in records:
+        options = {"verify": False, "hints": record.hints, "training": kind == "training"}
+        shared, apart = (core().lower(record.torch_ir, "kernel", json.dumps({**options, "disable": off})) for off in ([], ["share_repeats"]))
+        assert shared == apart
