@@ -152,6 +152,16 @@ def attention(b: int, h: int, s: int, e: int, causal: bool) -> Row:
     return Row(name, make, 4.0 * b * h * s * s * e / (2 if causal else 1), 8.0 * b * h * s * e, torch.bfloat16)
 
 
+def decoding(heads: int, groups: int, keys: int, e: int) -> Row:
+    def make(d: int) -> tuple[Callable[..., torch.Tensor], Tensors]:
+        q = random(1, heads, 1, e, dtype=torch.bfloat16)
+        return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), put(
+            q, *(random(1, groups, keys // d, e, dtype=torch.bfloat16) for _ in range(2))
+        )
+
+    return Row(f"decoding bf16 {heads}/{groups} heads, {keys} keys", make, 4.0 * heads * keys * e, 4.0 * groups * keys * e, torch.bfloat16)
+
+
 def norm(name: str, rows: int, size: int, make: Callable[[int], nn.Module]) -> Row:
     return Row(name, lambda d: (make(size // d).cuda(), put(random(rows // d, size // d))), bytes=8.0 * rows * size)
 
@@ -181,6 +191,8 @@ def rows() -> list[Row]:
         attention(8, 16, 2048, 64, True),
         attention(1, 32, 2048, 128, False),
         attention(1, 32, 2048, 128, True),
+        decoding(32, 8, 8192, 128),
+        decoding(32, 32, 8192, 128),
         Row("TinyLlama block bf16 s=512", llama, lowest=bf16),
         Row("BERT layer (8, 128, 768)", bert),
         Row("ResNet bottleneck (16, 256, 56, 56)", resnet),

@@ -23,6 +23,7 @@
 #include "passes/loop/share_kernels.h"
 #include "passes/loop/share_locals.h"
 #include "passes/loop/split_axes.h"
+#include "passes/loop/split_keys.h"
 #include "passes/loop/split_reductions.h"
 #include "passes/loop/sum_in_integers.h"
 #include "passes/loop/update_in_place.h"
@@ -265,6 +266,8 @@ const std::vector<Pass<loop_ir::Module>>& loop_passes() {
       {"narrow_buffers", narrow_buffers, "keep temporaries that follow from something narrower as that"},
       // Operands are bytes by now.
       {"sum_in_integers", sum_in_integers, "sum products of dequantised numbers as bytes"},
+      // Fusion made attention one kernel; what cuts it in two comes after all that could take it for something else.
+      {"split_keys", split_keys, "sum parts of the keys of attention on blocks of their own"},
       // Once it is known what each kernel reads.
       {"choose_layouts", choose_layouts, "let temporaries, and copies of parameters, lie along the lanes of the kernels around them"},
       {"hoist_static", hoist_static, "run what depends on static inputs alone once per program"},

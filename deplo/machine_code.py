@@ -64,6 +64,10 @@ class KernelCode:
             start = self.labels.get(target[1], at.address + 1) if target else at.address + 1
             if start < at.address:
                 found.append((start, at.address))
+        # To try again whether a flag is raised is no work.
+        found = [
+            loop for loop in found if any(class_of(i) not in ("barrier", "branch") for i in self.instructions if loop[0] <= i.address <= loop[1])
+        ]
         inner = [loop for loop in found if not any(other != loop and loop[0] <= other[0] and other[1] <= loop[1] for other in found)]
         return [[i for i in self.instructions if start <= i.address <= end] for start, end in inner]
 
@@ -71,7 +75,7 @@ class KernelCode:
         """Where most work is done: the innermost loop with the most of it; all instructions where there is none."""
 
         def work(body: Sequence[Instruction]) -> tuple[int, int]:
-            weights = {"HMMA": 64, "FFMA": 4, "load": 4, "store": 4, "load 128": 16, "store 128": 16, "exchange": 0}
+            weights = {"HGMMA": 512, "HMMA": 64, "FFMA": 4, "load": 4, "store": 4, "load 128": 16, "store 128": 16, "exchange": 0}
             return sum(weights.get(class_of(i), 1) for i in body), len(body)
 
         best = max(self.loops(), key=work, default=None)
@@ -81,11 +85,13 @@ class KernelCode:
 def class_of(instruction: Instruction) -> str:
     """What kind of work an instruction does, as tables show it."""
     name, _, rest = instruction.name.partition(".")
-    if name in ("HMMA", "HGMMA", "IMMA", "QGMMA", "UTCHMMA", "DMMA"):
+    if name in ("HGMMA", "QGMMA", "IGMMA"):
+        return "HGMMA"
+    if name in ("HMMA", "IMMA", "UTCHMMA", "DMMA"):
         return "HMMA"
     if name in ("FFMA", "FFMA2"):
         return "FFMA"
-    if name == "LDGSTS":
+    if name in ("LDGSTS", "UTMALDG"):
         return "copy"
     if name in ("LDG", "LD", "STG", "ST"):
         return ("load" if name[0] == "L" else "store") + (" 128" if "128" in rest.split(".") else "")
@@ -237,7 +243,7 @@ def _judge(about: Mapping[str, Any], code: KernelCode, device: Mapping[str, Any]
     own_shared = max(code.shared_bytes, about["shared_bytes"])  # large arrays are no part of the code
     shared = own_shared + min(about["scratch_bytes"], device["shared_kb_block"] * 1024)
     resident = occupancy(about["threads"], code.registers, shared, device)
-    matrix = any(class_of(i) == "HMMA" for i in code.instructions)
+    matrix = any(class_of(i) in ("HMMA", "HGMMA") for i in code.instructions)
     peak = device["bf16_tflops" if matrix else "float32_tflops"] * 1e12
     # What is asked for again and again comes from the L2, if it fits.
     sizes, cached = about["buffers"], device["l2_mb"] * 1e6 / 2

@@ -20,6 +20,7 @@ using AxisSet = std::set<std::string>;
 
 struct Finder {
   std::vector<Contraction> found;
+  bool vectors = false;
   std::vector<ContractionAxis> enclosing;
   std::map<std::string, AxisSet> depends;        ///< axes behind every value in scope
   std::map<std::string, AxisSet> local_depends;  ///< axes around the declaration of a local, or those of what was stored last
@@ -151,7 +152,7 @@ struct Finder {
       if (axis.kind != AxisClass::k || (in_a && in_b)) ++count[static_cast<int>(axis.kind)];
     }
     auto has = [&](AxisClass kind) { return count[static_cast<int>(kind)] > 0; };
-    if (!has(AxisClass::m) || !has(AxisClass::n) || !has(AxisClass::k)) return std::nullopt;
+    if (!has(AxisClass::k) || (!vectors && !(has(AxisClass::m) && has(AxisClass::n)))) return std::nullopt;
     return c;
   }
 };
@@ -165,8 +166,9 @@ std::vector<ContractionAxis> Contraction::axes_of(AxisClass kind) const {
   return result;
 }
 
-std::vector<Contraction> find_contractions(const loop_ir::Kernel& kernel) {
+std::vector<Contraction> find_contractions(const loop_ir::Kernel& kernel, bool vectors) {
   Finder finder;
+  finder.vectors = vectors;
   finder.block(kernel.body, true);
   return std::move(finder.found);
 }

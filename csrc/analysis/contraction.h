@@ -43,7 +43,7 @@ struct Contraction {
   std::vector<ContractionAxis> axes_of(AxisClass kind) const;
 };
 
-/// Every contraction of a kernel in the order of its statements.
-std::vector<Contraction> find_contractions(const loop_ir::Kernel& kernel);
+/// Every contraction of a kernel in the order of its statements; `vectors`: also those without an m or n axis.
+std::vector<Contraction> find_contractions(const loop_ir::Kernel& kernel, bool vectors = false);
 
 }  // namespace deplo::analysis

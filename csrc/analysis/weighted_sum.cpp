@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/text.h"
+#include "loop_ir/rewrite.h"
 
 namespace deplo::analysis {
 namespace {
@@ -75,7 +76,7 @@ std::string without_casts(const Definitions& all, std::string value) {
 
 class Matcher {
  public:
-  Matcher(const loop_ir::Kernel& kernel, const Block& inner) : kernel_(kernel), inner_(inner) {}
+  Matcher(const loop_ir::Kernel& kernel, const Block& inner, bool vectors) : kernel_(kernel), inner_(inner), vectors_(vectors) {}
 
   std::optional<WeightedSum> match() {
     if (!collect()) return std::nullopt;
@@ -106,7 +107,7 @@ class Matcher {
       }
     }
     if (loops_.size() != 5 && loops_.size() != 6) return false;
-    contractions_ = find_contractions(kernel_);
+    contractions_ = find_contractions(kernel_, vectors_);
     return true;
   }
 
@@ -258,6 +259,12 @@ class Matcher {
       return load && load->guard.empty() && loads_at(*load, weights_, reduce.axes[0].name);
     };
     if (!product || is_weight(product->operands[0]) == is_weight(product->operands[1])) return false;
+    for (std::string at = product->operands[is_weight(product->operands[0]) ? 0 : 1];;) {
+      const auto* let = std::get_if<Let>(&body.at(at)->node);
+      out_.rounded = out_.rounded || size_of(let ? let->dtype : std::get<Load>(body.at(at)->node).dtype) == 2;
+      if (!let) break;
+      at = let->operands[0];
+    }
     return std::count_if(reduce.body.begin(), reduce.body.end(), [&](const auto& s) {
              const auto* load = std::get_if<Load>(&s->node);
              return load && locals_.count(load->buffer) > 0;
@@ -282,6 +289,7 @@ class Matcher {
 
   const loop_ir::Kernel& kernel_;
   const Block& inner_;
+  const bool vectors_;
   std::vector<const Stmt*> loops_;
   std::map<std::string, const loop_ir::Local*> locals_;
   std::vector<Contraction> contractions_;
@@ -407,8 +415,31 @@ class LimitFinder {
 
 }  // namespace
 
-std::optional<WeightedSum> find_weighted_sum(const loop_ir::Kernel& kernel, const loop_ir::Block& inner) { return Matcher(kernel, inner).match(); }
+std::optional<WeightedSum> find_weighted_sum(const loop_ir::Kernel& kernel, const loop_ir::Block& inner, bool vectors) {
+  return Matcher(kernel, inner, vectors).match();
+}
 
 std::vector<KeyLimit> key_limits(const WeightedSum& sum) { return LimitFinder(sum).find(); }
+
+Cond in_part(Expr key, Expr part, int64_t parts) { return equal(mod(floordiv(key, kKeyBlock), parts), part); }
+
+std::optional<KeyPart> key_part(const WeightedSum& sum, const std::vector<Axis>& nest) {
+  for (const auto& stmt : sum.read) {
+    const auto* load = std::get_if<Load>(&stmt->node);
+    if (!load || load->buffer != sum.local || load->guard.empty() || !(std::isinf(load->fill.f) && load->fill.f < 0)) continue;
+    for (const Cond& cond : load->guard)
+      for (const Axis& axis : nest)
+        if (axis.extent.is_constant() && cond == in_part(Expr::symbol(sum.read_axis), Expr::symbol(axis.name), axis.extent.value()))
+          return KeyPart{axis, cond};
+  }
+  return std::nullopt;
+}
+
+int64_t parts_of_keys(const loop_ir::Kernel& kernel) {
+  const loop_ir::Nest nest = loop_ir::peel(kernel.body);
+  const auto sum = nest.axes.empty() ? std::nullopt : find_weighted_sum(kernel, nest.body, true);
+  const auto part = sum ? key_part(*sum, nest.axes) : std::nullopt;
+  return part ? part->axis.extent.value() : 1;
+}
 
 }  // namespace deplo::analysis

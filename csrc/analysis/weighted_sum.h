@@ -39,13 +39,14 @@ struct WeightedSum {
   std::string local;     ///< the buffer of scores, which one statement of `read` loads
   std::string max, sum;  ///< values that later statements may use
   bool normalized = false;
+  bool rounded = false;        ///< weights are rounded to 16 bits before they are multiplied
   loop_ir::Block rows;         ///< the straight-line statements of the outer nest, in order
   size_t before = 0;           ///< how many of them come before the nest of values
   loop_ir::Block column_body;  ///< of the nest of values
 };
 
-/// Such a sum, if it is all that the kernel's outer nest holds. `inner`: what the nest holds.
-std::optional<WeightedSum> find_weighted_sum(const loop_ir::Kernel& kernel, const loop_ir::Block& inner);
+/// Such a sum, if it is all that the kernel's outer nest holds. `inner`: what the nest holds; `vectors`: contractions may be of one query.
+std::optional<WeightedSum> find_weighted_sum(const loop_ir::Kernel& kernel, const loop_ir::Block& inner, bool vectors = false);
 
 /// u[j] is -inf for all j > limit (`above`), or for all j < limit. The limit is made of the outer axes, sizes and i64 values of the outer nest.
 struct KeyLimit {
@@ -56,5 +57,17 @@ struct KeyLimit {
 /// What guards, and comparisons of integers that choose between a score and -inf, say about the keys that count. Where a score is made by adding -inf
 /// it counts as -inf, whatever it was.
 std::vector<KeyLimit> key_limits(const WeightedSum& sum);
+
+/// Keys in parts: block b of kKeyBlock keys is in part b mod `parts`, so that parts of what a mask leaves are equal.
+constexpr int64_t kKeyBlock = 64;
+Cond in_part(Expr key, Expr part, int64_t parts);
+struct KeyPart {
+  loop_ir::Axis axis;  ///< of the outer nest
+  Cond cond;           ///< in_part
+};
+/// Such a condition among the guards of a sum whose other keys read -inf.
+std::optional<KeyPart> key_part(const WeightedSum& sum, const std::vector<loop_ir::Axis>& nest);
+/// How many parts a kernel's keys are in; 1 where they are in none.
+int64_t parts_of_keys(const loop_ir::Kernel& kernel);
 
 }  // namespace deplo::analysis

@@ -215,6 +215,18 @@ struct Machine {
     t.copies.wait(static_cast<size_t>(s.pending));
   }
 
+  void run(const MultiplyTiles& s, Thread& t) {
+    const TileProducts& p = s.products;
+    for (int64_t which = 0; which < p.b.rows / 2; ++which) {
+      Scalar& sum = t.values.at(s.sums[static_cast<size_t>(which / 2)])[static_cast<size_t>(which % 2)];
+      const double more = tile_product(p, t.integers, which, [&](const TileFactor& f, int64_t place) {
+        const Array& array = *t.buffers.at(f.buffer).array;
+        inside(array, f.buffer, place);
+        return array.get(place).f;
+      });
+      sum = mode == Mode::typed ? Scalar::of_float(DType::f32, sum.f + more) : Scalar{DType::f32, sum.f + more, 0};
+    }
+  }
   void run(const LoadMatrix& s, Thread& t) { run_jointly(s, {&t}); }
   void run(const Mma& s, Thread& t) { run_jointly(s, {&t}); }
   void run(const JoinMatrix& s, Thread& t) {

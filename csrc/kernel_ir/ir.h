@@ -12,6 +12,7 @@
 #include "expr/expr.h"
 #include "loop_ir/ir.h"
 #include "program_ir/module.h"
+#include "program_ir/tiles.h"
 #include "scalar/functions.h"
 
 namespace deplo::kernel_ir {
@@ -54,6 +55,8 @@ namespace deplo::kernel_ir {
 // columns) and a 16 x 8 one (b: its two halves below each other, transposed, by default the first two lanes' of each; `half 1`: lanes 4 to 7) to the
 // sums, of which thread l holds two in lanes 2 and 3 of var c, row l / 4, and two in those of d, row l / 4 + 8, columns 2 (l % 4) and the next one.
 // `a: bf16x8 = join_matrix p, q, r, s lane 2` makes such matrices of what threads have: of each f32 value lanes 2 and 3, rounded, for one of them.
+// `multiply_tiles a, b, c, d += x by ... * w by ...` is what a block's threads do together to tiles that come by copies of their own
+// (`program_ir/tiles.h`); the vars hold two columns of f32 each, of rows h = 0 and 1 of one g after the other.
 // `matrix` statements work on the eight registers of a matrix unit, each 16 rows of 64 bytes: t0 holds 16 x 16 f32 or 16 x 32 bf16. `matrix t0 = 0`,
 // `matrix t0 = c[p] stride s` and `matrix c[p] stride s = t0` (rows s elements apart), and `matrix t0 += t4 * t6`, which adds, for row i and column
 // j, the products of a[i, 2p] with b[p, 2j] and of a[i, 2p + 1] with b[p, 2j + 1] for the 16 p, in the unit's order; subnormals may count as 0.
@@ -274,6 +277,13 @@ struct Mma {
   bool operator==(const Mma&) const = default;
 };
 
+/// Products of tiles added to vars.
+struct MultiplyTiles {
+  std::vector<std::string> sums;
+  TileProducts products;
+  bool operator==(const MultiplyTiles&) const = default;
+};
+
 struct Barrier {
   bool operator==(const Barrier&) const = default;
 };
@@ -286,7 +296,7 @@ struct SetError {
 
 struct Stmt {
   std::variant<Let, Splat, FirstLanes, ReduceLanes, Extract, Shuffle, Exchange, Load, Store, Var, Assign, For, If, Alloc, Prefetch, Barrier, SetError,
-               Matrix, CopyAsync, CopyGroup, LoadMatrix, JoinMatrix, Mma>
+               Matrix, CopyAsync, CopyGroup, LoadMatrix, JoinMatrix, Mma, MultiplyTiles>
       node;
   Location location{};
   bool operator==(const Stmt&) const = default;

@@ -126,6 +126,13 @@ struct Parser {
     if (lexer.accept("copy_commit")) return {CopyGroup{}};
     if (lexer.accept("copy_wait")) return {CopyGroup{lexer.small_integer("a number of groups")}};
     if (lexer.accept("mma")) return {mma()};
+    if (lexer.accept("multiply_tiles")) {
+      MultiplyTiles s{{name()}, {}};
+      while (lexer.accept(",")) s.sums.push_back(name());
+      lexer.expect("+=");
+      s.products = parse_tile_products(lexer);
+      return {s};
+    }
     if (lexer.accept("error")) {
       SetError s;
       Token where = lexer.peek();

@@ -107,6 +107,9 @@ struct Printer {
   void statement(const Mma& s, const std::string& indent) {
     line(indent, fmt::format("mma {}, {} lane {} += {} * {} half {}", s.low, s.high, s.lane, s.a, s.b, s.half));
   }
+  void statement(const MultiplyTiles& s, const std::string& indent) {
+    line(indent, fmt::format("multiply_tiles {} += {}", joined(s.sums), deplo::print(s.products)));
+  }
   void statement(const SetError& s, const std::string& indent) {
     line(indent, fmt::format("error {} if {}", loop_ir::to_string(s.code), s.condition));
   }

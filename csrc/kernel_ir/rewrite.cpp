@@ -85,6 +85,9 @@ struct Mapper {
     value(s.a);
     value(s.b);
   }
+  void fields(MultiplyTiles& s) {
+    for_each_expr(s.products, [&](Expr& e) { index(e); });
+  }
   void fields(SetError& s) { value(s.condition); }
 };
 

@@ -332,6 +332,25 @@ class Verifier {
                   fmt::format("{} has no half {} of the dtype of {}", s.b, s.half, s.a));
     DEPLO_REQUIRE(s.low != s.high, "mma", "its sums are one var");
   }
+  void statement(const MultiplyTiles& s) {
+    const TileProducts& p = s.products;
+    const std::string where = "products of tiles";
+    const std::string problem = problem_of(p);
+    DEPLO_REQUIRE(problem.empty(), where, problem);
+    DEPLO_REQUIRE(static_cast<int64_t>(s.sums.size()) == p.b.rows / 4, where, fmt::format("{} vars, needed are {}", s.sums.size(), p.b.rows / 4));
+    for (const std::string& sum : s.sums)
+      DEPLO_REQUIRE(vars_.count(sum) > 0 && use(sum, where) == Type{DType::f32, 2}, where, sum + " is no var of f32x2");
+    for_each_expr(p, [&](Expr e) { index(e, where); });
+    for (const TileFactor* f : {&p.a, &p.b}) {
+      DEPLO_REQUIRE(buffer(f->buffer, where) == buffer(f->tiles, where), where, f->buffer + " has another dtype than its tiles");
+      DEPLO_REQUIRE(size_of(buffers_.at(f->tiles)) == 2 && is_float(buffers_.at(f->tiles)), where, f->tiles + " is not of bf16 or f16");
+      DEPLO_REQUIRE(shared_.count(f->tiles) > 0 && !shared_.count(f->buffer) && !writable_.count(f->buffer), where,
+                    "tiles come from inputs to shared memory");
+      in_range(points_, f->tiles, p.stages * f->elements() - 1, where);
+    }
+    DEPLO_REQUIRE(shared_.count(p.flags) > 0 && buffer(p.flags, where) == DType::i64, where, p.flags + " is no shared array of i64");
+    in_range(points_, p.flags, 2 * p.stages - 1, where);
+  }
   void statement(const SetError& s) { DEPLO_REQUIRE(use(s.condition, "error").dtype == DType::boolean, "error", s.condition + " is not bool"); }
 
   /// The points of an inner scope are a copy. Returns those of the outer one, to be put back.

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "analysis/cost.h"
+#include "analysis/weighted_sum.h"
 #include "base/error.h"
 #include "kernel_ir/rewrite.h"
 #include "lower/loop_to_tile/alone.h"
@@ -132,7 +133,7 @@ std::vector<KernelSummary> summarize(const Compiled& made, const CompileOptions&
   for (const auto& kernel : made.loop.kernels) {
     analysis::KernelCost cost = analysis::cost_of(*kernel);
     KernelSummary& summary = known[kernel->name];
-    summary.flops = cost.flops;
+    summary.flops = floordiv(cost.flops, analysis::parts_of_keys(*kernel));
     summary.bytes_read = cost.bytes_read;
     summary.bytes_written = cost.bytes_written;
   }

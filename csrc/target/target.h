@@ -99,6 +99,8 @@ class Target : public TargetTraits {
   virtual std::string find_device(const TargetOptions& options) const;
   /// JSON list of devices that it knows by name, whether or not one is at hand: {"name": "h100", "arch": "sm_90a", ...}.
   virtual std::string known_devices() const;
+  /// Into how many parts the keys of a sum of weighted values (`analysis/weighted_sum.h`) are worth cutting, for a kernel each; 1: none.
+  virtual int64_t key_parts(const loop_ir::Kernel& /*kernel*/, const PassContext& /*context*/) const { return 1; }
   /// JSON about what a kernel's accesses do to memory, for these sizes; the target's documentation says what is in it.
   virtual std::string measure_traffic(const kernel_ir::Kernel& kernel, const std::map<std::string, int64_t>& sizes) const;
   /// Machine code of the lowest of its texts, where an assembler or compiler of its own makes that. UnsupportedError if it has none.

@@ -228,6 +228,17 @@ struct Machine {
 
   void run(const LoadMatrix& s, Thread& t) { run_jointly(s, {&t}); }
   void run(const Mma& s, Thread& t) { run_jointly(s, {&t}); }
+  void run(const MultiplyTiles& s, Thread& t) {
+    const TileProducts& p = s.products;
+    Array& sums = *t.buffers.at(s.array);
+    for (int64_t which = 0; which < p.b.rows / 2; ++which) {
+      const int64_t at = (which / 2 % 2 * (p.b.rows / 8) + which / 4) * 2 + which % 2;
+      const double more =
+          tile_product(p, t.integers, which, [&](const TileFactor& f, int64_t place) { return t.buffers.at(f.buffer)->get(place).f; });
+      const double sum = sums.get(at).f + more;
+      sums.set(at, mode == Mode::typed ? Scalar::of_float(DType::f32, sum) : Scalar{DType::f32, sum, 0});
+    }
+  }
   void run(const JoinMatrix& s, Thread& t) {
     std::vector<Scalar> lanes;
     for (const std::vector<Expr>& index : s.places)

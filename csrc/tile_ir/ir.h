@@ -8,6 +8,7 @@
 #include "base/ref.h"
 #include "expr/expr.h"
 #include "loop_ir/ir.h"
+#include "program_ir/tiles.h"
 #include "schedule/schedule.h"
 
 namespace deplo::tile_ir {
@@ -61,7 +62,9 @@ namespace deplo::tile_ir {
 // `copy_wait 2` close groups of a thread's copies, and wait until at most two are under way; a copy takes place at any time until then.
 // `a = load_matrix t[s, i, j] x4` and `mma acc[i, 0, g, 2], acc[i, 1, g, 2] += a * b half 1` are what a warp's 32 threads do together, as in Kernel
 // IR: each names the beginning of a row of 8 elements, and its sums lie in two places of a register array, each in this and the next element;
-// `a = join_matrix bf16 s[i, 0, 2, 0], s[i, 1, 2, 0]` takes matrices from such places of f32 numbers instead, two numbers of each. `if`
+// `a = join_matrix bf16 s[i, 0, 2, 0], s[i, 1, 2, 0]` takes matrices from such places of f32 numbers instead, two numbers of each.
+// `multiply_tiles acc += x by ... * w by ...` is what a block's threads do together to tiles that come by copies of their own
+// (`program_ir/tiles.h`); a thread's sums are acc[h, g, c], f32[2, columns / 8, 2] in registers. `if`
 // runs its body when the guard holds; a guard may use axes. `barrier` joins a GPU block. `prefetch` is a hint. Values, loads, stores, checks and
 // reductions mean what they mean in Loop IR. Reduce axes are loops with kinds (outer first). The first ones may be thread loops around the reduction,
 // of kind thread_x or thread_y with their names and extents: what their threads reduce is combined, and all of them get the result; all threads of
@@ -216,8 +219,16 @@ struct Mma {
   bool operator==(const Mma&) const = default;
 };
 
+/// Products of tiles added to sums in registers.
+struct MultiplyTiles {
+  std::string array;
+  TileProducts products;
+  bool operator==(const MultiplyTiles&) const = default;
+};
+
 struct Stmt {
-  std::variant<Let, Load, Store, For, Reduce, Scan, Alloc, If, Check, Barrier, Prefetch, Matrix, CopyAsync, CopyGroup, LoadMatrix, JoinMatrix, Mma>
+  std::variant<Let, Load, Store, For, Reduce, Scan, Alloc, If, Check, Barrier, Prefetch, Matrix, CopyAsync, CopyGroup, LoadMatrix, JoinMatrix, Mma,
+               MultiplyTiles>
       node;
   Location location{};
   bool operator==(const Stmt&) const = default;

@@ -176,6 +176,13 @@ struct Parser {
     if (keyword && lexer.accept("copy_commit")) return {CopyGroup{}};
     if (keyword && lexer.accept("copy_wait")) return {CopyGroup{lexer.small_integer("a number of groups")}};
     if (keyword && lexer.accept("mma")) return {mma()};
+    if (keyword && lexer.accept("multiply_tiles")) {
+      MultiplyTiles s;
+      s.array = lexer.identifier("a register array");
+      lexer.expect("+=");
+      s.products = parse_tile_products(lexer);
+      return {s};
+    }
     if (!keyword && lexer.peek(2).text == "load_matrix") return {load_matrix()};
     if (!keyword && lexer.peek(2).text == "join_matrix") return {join_matrix()};
     if (keyword && lexer.accept("alloc")) return {alloc()};

@@ -65,6 +65,9 @@ struct Printer {
   void statement(const Mma& s, const std::string& indent) {
     line(indent, fmt::format("mma {0}{1}, {0}{2} += {3} * {4} half {5}", s.array, print_shape(s.low), print_shape(s.high), s.a, s.b, s.half));
   }
+  void statement(const MultiplyTiles& s, const std::string& indent) {
+    line(indent, fmt::format("multiply_tiles {} += {}", s.array, deplo::print(s.products)));
+  }
   void statement(const For& s, const std::string& indent) {
     bool alone = s.axis.kind == LoopKind::parallel || s.axis.kind == LoopKind::unroll;
     std::string head = s.axis.kind == LoopKind::serial ? "for"

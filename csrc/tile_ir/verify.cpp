@@ -284,6 +284,28 @@ class Verifier : loop_ir::StatementVerifier {
     DEPLO_REQUIRE(value(scope, s.a) == value(scope, s.b), fmt::format("{} and {} differ in dtype", s.a, s.b));
   }
 
+  void statement(const MultiplyTiles& s, Scope& scope) {
+    const TileProducts& p = s.products;
+    require(!scope.lanes && !scope.reduces, "products of tiles inside a lanes loop or a reduction");
+    require(scope.registers.count(s.array) > 0, fmt::format("{} is no register array", s.array));
+    const std::string problem = problem_of(p);
+    require(problem.empty(), "products of tiles: " + problem);
+    element(scope, s.array, {1, p.b.rows / 8 - 1, 1}, DType::f32, true);
+    for_each_expr(p, [&](Expr e) { expression(scope, e, "products of tiles"); });
+    for (const TileFactor* f : {&p.a, &p.b}) {
+      require(scope.shared.count(f->tiles) > 0, f->tiles + " is no shared array");
+      const DType dtype = access(scope, f->tiles, {0}).dtype;
+      require(size_of(dtype) == 2 && is_float(dtype), fmt::format("{} is {}, tiles are of bf16 or f16", f->tiles, to_string(dtype)));
+      element(scope, f->tiles, {p.stages * f->elements() - 1}, dtype, true);
+      const auto* param =
+          std::find_if(kernel_.params.data(), kernel_.params.data() + kernel_.params.size(), [&](const Param& x) { return x.name == f->buffer; });
+      require(param != kernel_.params.data() + kernel_.params.size() && param->kind == ParamKind::in && param->dtype == dtype,
+              fmt::format("{} is no input of {}", f->buffer, to_string(dtype)));
+    }
+    require(scope.shared.count(p.flags) > 0, p.flags + " is no shared array");
+    element(scope, p.flags, {2 * p.stages - 1}, DType::i64, true);
+  }
+
   // A hint: it may name a place beyond the end.
   void statement(const Prefetch& s, Scope& scope) {
     access(scope, s.buffer, s.index);

@@ -439,6 +439,95 @@ TEST_CASE("products of 16-bit operands run on matrix units without races and wit
   check_emulated({"halves", halves_of("bf16", "s0", "37", "45", false, true), {{"s0", 33}}});
 }
 
+TEST_CASE("tiles that come by maps are multiplied by groups of threads without races") {
+  JudgeFile file;
+  for (const bool x_by_k : {false, true})
+    for (const bool y_by_k : {false, true}) {
+      std::filesystem::remove(file.path);
+      Behaviour behaviour("judge=" + file.path + (x_by_k ? ",late=1,reversed=1" : ""));
+      const Case c{"halves", halves_of(y_by_k ? "f16" : "bf16", "136", "40", "136", x_by_k, y_by_k), {}};
+      check_on(CudaDevice::open(DEPLO_FAKE_CUDA), c, DEPLO_FAKE_CUDA, "schedule @k0: gpu_tiles tile(i0=128) tile(i1=64) stages(2) raster(2)");
+      CHECK(counted(file.text(), "races") == 0);
+    }
+}
+
+TEST_CASE("the emulator's judge finds flags that nobody waits for, and tiles that are overwritten") {
+  JudgeFile file;
+  auto device = CudaDevice::open(DEPLO_FAKE_CUDA);
+  constexpr int64_t kSide = 64;
+  constexpr int64_t kDepth = 320;
+  const std::string text = cuda_text(kernels_for_cuda(halves_of("bf16", "64", "64", "320", false, false), "halves",
+                                                      "schedule @k0: gpu_tiles tile(i0=64) tile(i1=64) stages(2) raster(1)"));
+  std::smatch kernel;
+  REQUIRE(std::regex_search(text, kernel, std::regex(R"(void __launch_bounds__\(160\) (\w+)\()")));
+  std::vector<uint16_t> numbers(kSide * kDepth);
+  for (size_t k = 0; k < numbers.size(); ++k) numbers[k] = f32_to_bf16(static_cast<float>(k * k % 11) - 5);
+  std::vector<uint16_t> results(kSide * kSide);
+  auto run = [&](const std::string& what, const std::string& becomes, const std::string& settings, uint64_t past = 0) {
+    std::filesystem::remove(file.path);
+    Behaviour behaviour("judge=" + file.path + settings);
+    std::string changed = text;
+    const size_t at = changed.find(what);  // in the body that maps feed
+    REQUIRE(at != std::string::npos);
+    changed.replace(at, what.size(), becomes);
+    void* module = device->load_module(nvrtc_compile(changed, "sm_90a", DEPLO_FAKE_CUDA).image);
+    CudaMemory x(device, kSide * kDepth * 2 + 2);
+    CudaMemory y(device, kSide * kDepth * 2);
+    CudaMemory b(device, kSide * 2);
+    CudaMemory z(device, kSide * kSide * 2);
+    device->fill(b.pointer(), 0, kSide * 2);
+    CudaMemory error_word(device, 4);
+    device->copy_to_device(x.pointer() + past, numbers.data(), kSide * kDepth * 2);
+    device->copy_to_device(y.pointer(), numbers.data(), kSide * kDepth * 2);
+    const CudaTensor tensor{true, {kDepth, kSide}, {kDepth * 2}, {64, 64}};
+    TensorMap maps[] = {device->encode(tensor, x.pointer() + past), device->encode(tensor, y.pointer())};
+    unsigned long long pointers[] = {x.pointer() + past, y.pointer(), b.pointer(), z.pointer(), error_word.pointer()};
+    void* arguments[] = {&pointers[0], &pointers[1], &pointers[2], &pointers[3], &pointers[4], maps[0].data(), maps[1].data()};
+    CudaLaunch launch;
+    launch.block[0] = 160;
+    launch.shared_bytes = 2 * 2 * kSide * 64 * 2 + 32;
+    bool fine = true;
+    try {
+      void* function = device->function(module, kernel[1]);
+      device->launch(function, launch, arguments);
+      device->synchronize();
+    } catch (const ExecutionError&) {
+      fine = false;
+    }
+    device->unload_module(module);
+    device->copy_to_host(results.data(), z.pointer(), kSide * kSide * 2);
+    return fine;
+  };
+  const auto all_right = [&] {
+    for (size_t at = 0; at < results.size(); ++at) {
+      float sum = 0;
+      for (size_t k = 0; k < kDepth; ++k) sum += bf16_to_f32(numbers[at / kSide * kDepth + k]) * bf16_to_f32(numbers[at % kSide * kDepth + k]);
+      if (results[at] != f32_to_bf16(sum)) return false;
+    }
+    return true;
+  };
+  CHECK(run("deplo_group_wait<1>();", "deplo_group_wait<1>();", ""));
+  CHECK(all_right());
+  CHECK(run("deplo_group_wait<1>();", "deplo_group_wait<1>();", "", 2));  // no map can say where the operand lies
+  CHECK(all_right());
+  CHECK(run(", 16, 1024);", ", 16, 512);", ""));  // a wrong distance between lines
+  CHECK_FALSE(all_right());
+  for (const char* settings : {"", ",late=1", ",reversed=1"}) {
+    INFO(settings);
+    CHECK(run("deplo_group_wait<1>();", "deplo_group_wait<1>();", settings));
+    CHECK_FALSE(run("deplo_group_wait<1>();", "deplo_group_wait<2>();", settings));  // the products may still read what is given free
+    CHECK(file.text().find("a tile is written while a product may read it") != std::string::npos);
+  }
+  const std::regex of_consumer(R"(deplo_flag_wait\((\w+), stage, turn\);)");
+  std::smatch wait;
+  REQUIRE(std::regex_search(text, wait, of_consumer));
+  CHECK_FALSE(run(wait[0], "", ""));  // tiles are read before they are there
+  const std::string flags = wait[1];
+  CHECK_FALSE(run("deplo_flag_wait(" + flags + ", 2 + stage, turn ^ 1);", "", ""));  // and overwritten before they are read
+  CHECK_FALSE(run("deplo_flag_expect(" + flags + ", stage, 16384);", "deplo_flag_expect(" + flags + ", stage, 16386);", ""));  // no one goes on
+  CHECK_FALSE(run("    } else {\n", "    } else if (threadIdx.x < 64) {\n", ""));                                              // half a group
+}
+
 TEST_CASE("CUDA text runs on a GPU, where there is one") {
   std::shared_ptr<CudaDevice> device;
   try {
@@ -546,7 +635,7 @@ TEST_CASE("NVRTC compiles every kernel for two generations of GPUs") {
       CHECK(!nvrtc_compile(text, arch, DEPLO_NVRTC).image.empty());
     }
   CHECK(nvrtc_compile("__global__ void k() {}", "compute_80", DEPLO_NVRTC).image.find(".target sm_80") != std::string::npos);
-  CHECK(nvrtc_arch(90, DEPLO_NVRTC) == "sm_90");
+  CHECK(nvrtc_arch(90, DEPLO_NVRTC) == "sm_90a");
   CHECK(nvrtc_arch(9999, DEPLO_NVRTC).substr(0, 8) == "compute_");
   CHECK_THROWS_WITH(nvrtc_arch(20, DEPLO_NVRTC), Catch::Contains("the device is sm_20"));
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <deque>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,13 +15,14 @@
 #include "judge.h"
 
 deplo_dim3 blockIdx, threadIdx, gridDim, blockDim;
-double deplo_shared[(256 << 10) / sizeof(double)];
+alignas(1024) double deplo_shared[(256 << 10) / sizeof(double)];
 
 namespace {
 
 constexpr unsigned kWarp = 32;
 constexpr unsigned kWords = 6;  // that a thread gives at once
 constexpr int kCopyBytes = 16;
+constexpr unsigned kGroup = 128;  // threads that multiply tiles together
 
 struct Copy {
   void* to;
@@ -28,8 +30,15 @@ struct Copy {
   size_t bytes;
 };
 
+struct Product {
+  std::vector<float*> sums;
+  int columns;
+  unsigned long long a, b;
+  bool turned_a, turned_b, is_bf16;
+};
+
 struct Fiber {
-  enum class State : unsigned char { ready, at_barrier, at_exchange, done };
+  enum class State : unsigned char { ready, at_barrier, at_exchange, at_flag, at_group, done };
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   deplo_dim3 thread;
@@ -39,7 +48,26 @@ struct Fiber {
   unsigned line = 0;                     // of it: the lane asked for, and how
   std::deque<std::vector<Copy>> groups;  // of copies under way
   std::vector<Copy> open;
+  long long* flag = nullptr;  // that it waits for, at this parity
+  int parity = 0;
+  std::deque<std::vector<Product>> products;  // groups of them under way
+  std::vector<Product> open_products;
 };
+
+struct TileCopy {
+  void* tile;
+  const deplo_emulated_map* map;
+  int at[5];
+  unsigned thread;
+};
+
+struct Flag {
+  int arrivals = 0, missing = 0;
+  long long bytes = 0;  // that copies still have to bring
+  int phase = 0;
+  std::vector<TileCopy> copies;  // that have not taken place
+};
+std::map<long long*, Flag> flags;
 
 constexpr size_t kStack = 512 << 10;
 constexpr size_t kGuard = 4 << 10;  // bytes behind dynamic shared memory that must stay as they are
@@ -87,13 +115,38 @@ bool release_warps(std::vector<Fiber>& fibers, bool& released) {
   return true;
 }
 
+bool passed(const Flag& flag, int parity) { return (flag.phase & 1) != parity; }
+void take_copies(Flag& flag, int parity);
+
+/// Threads whose flags have been raised, and groups of which all are there, go on.
+void release_flags_and_groups(std::vector<Fiber>& fibers, bool& released) {
+  using State = Fiber::State;
+  for (Fiber& f : fibers) {
+    if (f.state != State::at_flag) continue;
+    take_copies(flags.at(f.flag), f.parity);
+    if (!passed(flags.at(f.flag), f.parity)) continue;
+    f.state = State::ready;
+    released = true;
+  }
+  for (size_t first = 0; first + kGroup <= fibers.size(); first += kGroup) {
+    const bool all = std::all_of(&fibers[first], &fibers[first] + kGroup,
+                                 [&](const Fiber& f) { return f.state == State::at_group && f.line == fibers[first].line; });
+    if (!all) continue;
+    for (size_t k = 0; k < kGroup; ++k) fibers[first + k].state = State::ready;
+    released = true;
+  }
+}
+
 /// All threads of a block, from barrier to barrier. A barrier or an exchange that only some of them reach is an error of the kernel.
 bool run_block(std::vector<Fiber>& fibers, bool reversed) {
   using State = Fiber::State;
+  flags.clear();
   for (Fiber& f : fibers) {
     f.state = State::ready;
     f.groups.clear();
     f.open.clear();
+    f.products.clear();
+    f.open_products.clear();
     getcontext(&f.context);
     f.context.uc_stack.ss_sp = f.stack.get();
     f.context.uc_stack.ss_size = kStack;
@@ -107,9 +160,13 @@ bool run_block(std::vector<Fiber>& fibers, bool reversed) {
     }
     bool released = false;
     if (!release_warps(fibers, released)) return false;
+    release_flags_and_groups(fibers, released);
     if (released) continue;
     size_t done = 0;
-    for (const Fiber& f : fibers) done += f.state == State::done;
+    for (const Fiber& f : fibers) {
+      done += f.state == State::done;
+      if (f.state == State::at_flag || f.state == State::at_group) return false;
+    }
     if (done == fibers.size()) return true;
     if (done != 0) return false;
     for (Fiber& f : fibers) {
@@ -227,6 +284,178 @@ void deplo_emulate_mma(float* const* sums, const unsigned* a, unsigned b0, unsig
     }
     *sums[s] = static_cast<float>(sum);
   }
+}
+
+unsigned deplo_emulate_address(const void* shared) {
+  return static_cast<unsigned>(static_cast<const char*>(shared) - reinterpret_cast<const char*>(deplo_shared));
+}
+
+namespace {
+
+/// Elements of 128 bytes lie in lines of them, their chunks of 16 bytes in an order that differs from line to line.
+char* swizzled(unsigned long long at) { return reinterpret_cast<char*>(deplo_shared) + (at ^ ((at >> 7 & 7) << 4)); }
+
+void complete(Flag& flag) {
+  if (flag.missing > 0 || flag.bytes != 0) return;
+  flag.missing = flag.arrivals;
+  ++flag.phase;
+  deplo_judge::raise(&flag);
+}
+
+void take_place(Flag& flag, const TileCopy& copy) {
+  const deplo_emulated_map& m = *copy.map;
+  const auto element = m.bytes;
+  long long lines = 1;
+  for (unsigned d = 1; d < m.dimensions; ++d) lines *= m.box[d];
+  const unsigned long long start = deplo_emulate_address(copy.tile);
+  for (long long line = 0; line < lines; ++line) {
+    bool inside = true;
+    unsigned long long from = m.address;
+    long long rest = line;
+    for (unsigned d = 1; d < m.dimensions; ++d) {
+      const long long at = copy.at[d] + rest % m.box[d];
+      rest /= m.box[d];
+      inside = inside && at >= 0 && static_cast<unsigned long long>(at) < m.extents[d];
+      from += static_cast<unsigned long long>(at) * m.strides[d];
+    }
+    const long long columns = inside ? std::min<long long>(m.box[0], static_cast<long long>(m.extents[0]) - copy.at[0]) : 0;
+    if (columns > 0)
+      deplo_judge::line_copied(reinterpret_cast<const char*>(from) + static_cast<unsigned long long>(copy.at[0]) * element,
+                               static_cast<size_t>(columns) * element);
+    for (unsigned column = 0; column < m.box[0]; ++column) {
+      const long long at = copy.at[0] + static_cast<long long>(column);
+      char* to = swizzled(start + (static_cast<unsigned long long>(line) * m.box[0] + column) * element);
+      if (inside && at >= 0 && static_cast<unsigned long long>(at) < m.extents[0])
+        std::memcpy(to, reinterpret_cast<const char*>(from) + static_cast<unsigned long long>(at) * element, element);
+      else
+        std::memset(to, 0, element);
+    }
+  }
+  const long long bytes = lines * m.box[0] * element;
+  flag.bytes -= bytes;
+  deplo_judge::tile_copied(copy.tile, static_cast<size_t>(bytes), copy.thread, &flag);
+  complete(flag);
+}
+
+/// Those that somebody waits for.
+void take_copies(Flag& flag, int parity) {
+  if (passed(flag, parity)) return;
+  const std::vector<TileCopy> copies = std::move(flag.copies);
+  flag.copies.clear();
+  for (const TileCopy& copy : copies) take_place(flag, copy);
+}
+
+uint16_t element_of(unsigned long long descriptor, bool turned, unsigned row, unsigned k) {
+  const unsigned long long start = (descriptor & 0x3fff) << 4;
+  const unsigned long long leading = (descriptor >> 16 & 0x3fff) << 4;
+  const unsigned long long stride = (descriptor >> 32 & 0x3fff) << 4;
+  const unsigned long long at = turned ? row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2 : row / 8 * stride + row % 8 * 128 + k * 2;
+  uint16_t bits = 0;
+  std::memcpy(&bits, swizzled(start + at), sizeof bits);
+  return bits;
+}
+
+void take_place(const Product& p, unsigned thread) {
+  const unsigned lane = thread % kWarp;
+  const unsigned row = thread % kGroup / kWarp * 16 + lane / 4;
+  float a[2][16];
+  for (unsigned h = 0; h < 2; ++h)
+    for (unsigned k = 0; k < 16; ++k) a[h][k] = widened(element_of(p.a, p.turned_a, row + 8 * h, k), 0, p.is_bf16);
+  for (unsigned g = 0; g < static_cast<unsigned>(p.columns) / 8; ++g)
+    for (unsigned c = 0; c < 2; ++c) {
+      float b[16];
+      for (unsigned k = 0; k < 16; ++k) b[k] = widened(element_of(p.b, p.turned_b, g * 8 + lane % 4 * 2 + c, k), 0, p.is_bf16);
+      for (unsigned h = 0; h < 2; ++h) {
+        float& sum = *p.sums[g * 4 + h * 2 + c];
+        double exact = sum;
+        for (unsigned k = 0; k < 16; ++k) exact += static_cast<double>(a[h][k]) * static_cast<double>(b[k]);
+        sum = static_cast<float>(exact);
+      }
+    }
+}
+
+/// f(address) for each 16 bytes that a product reads.
+template <class F>
+void for_chunks(const Product& p, const F& f) {
+  const auto factor = [&](unsigned long long descriptor, bool turned, unsigned rows) {
+    for (unsigned row = 0; row < rows; row += turned ? 8 : 1)
+      for (unsigned k = 0; k < 16; k += turned ? 1 : 8) {
+        const unsigned long long stride = (descriptor >> 32 & 0x3fff) << 4;
+        const unsigned long long leading = (descriptor >> 16 & 0x3fff) << 4;
+        const unsigned long long at =
+            turned ? row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2 : row / 8 * stride + row % 8 * 128 + k * 2;
+        f(swizzled(((descriptor & 0x3fff) << 4) + at));
+      }
+  };
+  factor(p.a, p.turned_a, 64);
+  factor(p.b, p.turned_b, static_cast<unsigned>(p.columns));
+}
+
+// The threads of a group meet, as do those of a warp at an exchange.
+void meet_group(unsigned line) {
+  current->line = line;
+  wait(Fiber::State::at_group);
+}
+
+}  // namespace
+
+void deplo_emulate_flag_start(long long* flag, int arrivals) { flags[flag] = {arrivals, arrivals, 0, 0, {}}; }
+
+void deplo_emulate_flag_arrive(long long* flag, int bytes) {
+  Flag& f = flags.at(flag);
+  f.bytes += bytes;
+  --f.missing;
+  deplo_judge::arrive(&f, current->number);
+  complete(f);
+}
+
+void deplo_emulate_flag_wait(long long* flag, int parity) {
+  Flag& f = flags.at(flag);
+  take_copies(f, parity);
+  if (!passed(f, parity)) {
+    current->flag = flag;
+    current->parity = parity;
+    wait(Fiber::State::at_flag);
+  }
+  deplo_judge::pass(&f, current->number);
+}
+
+void deplo_emulate_copy_tile(void* tile, const void* map, const int* at, long long* flag) {
+  const auto* m = static_cast<const deplo_emulated_map*>(map);
+  TileCopy copy{tile, m, {}, current->number};
+  size_t bytes = m->bytes;
+  for (unsigned d = 0; d < m->dimensions; ++d) {
+    copy.at[d] = at[d];
+    bytes *= m->box[d];
+  }
+  Flag& f = flags.at(flag);
+  deplo_judge::copy_tile(tile, bytes);
+  if (late)
+    f.copies.push_back(copy);
+  else
+    take_place(f, copy);
+}
+
+void deplo_emulate_group_multiply(float* const* sums, int columns, unsigned long long a, unsigned long long b, bool turned_a, bool turned_b,
+                                  bool is_bf16) {
+  Product product{{sums, sums + columns / 2}, columns, a, b, turned_a, turned_b, is_bf16};
+  meet_group(static_cast<unsigned>(columns));
+  if (current->number % kWarp == 0) for_chunks(product, [](const char* chunk) { deplo_judge::read_chunk(chunk); });
+  if (!late) take_place(product, current->number);
+  current->open_products.push_back(std::move(product));
+}
+
+void deplo_emulate_group_commit() {
+  current->products.push_back(std::move(current->open_products));
+  current->open_products.clear();
+}
+
+void deplo_emulate_group_wait(int pending) {
+  for (auto& groups = current->products; groups.size() > static_cast<size_t>(pending); groups.pop_front())
+    for (const Product& product : groups.front()) {
+      if (late) take_place(product, current->number);
+      if (current->number % kWarp == 0) for_chunks(product, [](const char* chunk) { deplo_judge::chunk_was_read(chunk); });
+    }
 }
 
 bool deplo_run(const char* kernel, const deplo_emulated_launch& launch, void (*body)(void*), void* context) {

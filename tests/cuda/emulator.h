@@ -20,6 +20,7 @@
 #define __shared__ static __attribute__((section("deplo_shared_arrays")))
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(threads)
+#define __grid_constant__
 #define __restrict__ __restrict
 
 struct deplo_dim3 {
@@ -38,6 +39,23 @@ void deplo_emulate_copy_commit();
 void deplo_emulate_copy_wait(int pending);
 void deplo_emulate_load_matrix(const void* row, unsigned* registers, int count, bool transposed);
 void deplo_emulate_mma(float* const* sums, const unsigned* a, unsigned b0, unsigned b1, bool is_bf16);
+// Flags that count arrivals and bytes of copies (mbarrier), copies of tiles that they wait for, and products of tiles by groups of 128 threads.
+unsigned deplo_emulate_address(const void* shared);
+void deplo_emulate_flag_start(long long* flag, int arrivals);
+void deplo_emulate_flag_arrive(long long* flag, int bytes);
+void deplo_emulate_flag_wait(long long* flag, int parity);
+void deplo_emulate_copy_tile(void* tile, const void* map, const int* at, long long* flag);
+void deplo_emulate_group_multiply(float* const* sums, int columns, unsigned long long a, unsigned long long b, bool turned_a, bool turned_b,
+                                  bool is_bf16);
+void deplo_emulate_group_commit();
+void deplo_emulate_group_wait(int pending);
+
+/// What the emulated driver writes into a tensor map.
+struct deplo_emulated_map {
+  unsigned long long address, extents[5], strides[5];  // strides in bytes
+  unsigned box[5], dimensions, bytes;                  // of an element
+};
+static_assert(sizeof(deplo_emulated_map) <= 128);
 
 inline float atomicAdd(float* place, float value) {
   float old = *place;

@@ -55,6 +55,7 @@ struct Function {
   bool (*run)(const deplo_emulated_launch*, void**);
   int dynamic_bytes = 48 << 10;
   int params = 0;
+  const int* bytes = nullptr;  ///< of each
 };
 
 struct Module {
@@ -266,6 +267,7 @@ EXPORT int cuModuleGetFunction(void** function, void* module, const char* name) 
   made.run = reinterpret_cast<bool (*)(const deplo_emulated_launch*, void**)>(found);
   const auto* params = static_cast<const int*>(dlsym(m->library, (std::string("deplo_params_") + name).c_str()));
   made.params = params ? *params : 0;
+  made.bytes = static_cast<const int*>(dlsym(m->library, (std::string("deplo_bytes_") + name).c_str()));
   *function = &made;
   return kSuccess;
 }
@@ -395,12 +397,16 @@ struct NodeParams {
 struct Node {
   void* graph = nullptr;
   NodeParams params{};
-  std::vector<unsigned long long> values;
+  std::vector<std::vector<char>> values;
 
   void set(const NodeParams& given) {
     params = given;
     values.clear();
-    for (int a = 0; a < static_cast<Function*>(given.function)->params; ++a) values.push_back(*static_cast<unsigned long long*>(given.arguments[a]));
+    const auto* function = static_cast<Function*>(given.function);
+    for (int a = 0; a < function->params; ++a) {
+      const char* from = static_cast<const char*>(given.arguments[a]);
+      values.emplace_back(from, from + function->bytes[a]);
+    }
   }
 };
 
@@ -423,6 +429,31 @@ EXPORT int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsi
   std::lock_guard lock(mutex);
   if (int error = enter_context("cuLaunchKernel")) return error;
   return launch(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, arguments, extra);
+}
+
+EXPORT int cuTensorMapEncodeTiled(void* map, int type, unsigned dimensions, void* address, const uint64_t* extents, const uint64_t* strides,
+                                  const unsigned* box, const unsigned* element_strides, int interleave, int swizzle, int /*promotion*/, int fill) {
+  std::lock_guard lock(mutex);
+  if (int error = enter("cuTensorMapEncodeTiled")) return error;
+  constexpr int kFloat16 = 6;
+  constexpr int kBFloat16 = 9;
+  constexpr int kSwizzle128 = 3;
+  constexpr unsigned kBytes = 2;
+  const auto start = reinterpret_cast<uint64_t>(address);
+  bool valid = (type == kFloat16 || type == kBFloat16) && dimensions >= 2 && dimensions <= 5 && start % 16 == 0 && interleave == 0 &&
+               swizzle == kSwizzle128 && fill == 0 && box[0] * kBytes <= 128 && reinterpret_cast<uintptr_t>(map) % 64 == 0;
+  deplo_emulated_map made{start, {}, {}, {}, dimensions, kBytes};
+  for (unsigned d = 0; valid && d < dimensions; ++d) {
+    valid = extents[d] > 0 && extents[d] <= (uint64_t{1} << 32) && box[d] > 0 && box[d] <= 256 && element_strides[d] == 1;
+    if (d > 0) valid = valid && strides[d - 1] % 16 == 0 && strides[d - 1] < (uint64_t{1} << 40);
+    made.extents[d] = extents[d];
+    made.strides[d] = d == 0 ? kBytes : strides[d - 1];
+    made.box[d] = box[d];
+  }
+  if (!valid) return kInvalidValue;
+  std::memset(map, 0, 128);
+  std::memcpy(map, &made, sizeof made);
+  return kSuccess;
 }
 
 EXPORT int cuGraphCreate(void** graph, unsigned flags) {
@@ -493,7 +524,7 @@ EXPORT int cuGraphLaunch(void* ready, void* /*stream*/) {
   if (at == ready_graphs.end()) return kInvalidValue;
   for (auto& [original, own] : at->second->nodes) {
     std::vector<void*> arguments;
-    for (auto& value : own.values) arguments.push_back(&value);
+    for (auto& value : own.values) arguments.push_back(value.data());
     const NodeParams& p = own.params;
     if (int error =
             launch(p.function, p.grid[0], p.grid[1], p.grid[2], p.block[0], p.block[1], p.block[2], p.shared_bytes, arguments.data(), nullptr))
@@ -572,9 +603,12 @@ EXPORT int nvrtcCompileProgram(void* program, int /*count*/, const char* const* 
                                 "$1_array[$4]; $2* volatile $3_pointer = $3_array; $2* const $3 = $3_pointer;");
     out << "#include \"" DEPLO_EMULATOR "\"\n" << text;
     static const std::regex kKernel(R"(__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\()");
-    out << "\ntemplate <class... Args> constexpr int deplo_count(void (*)(Args...)) { return sizeof...(Args); }\n";
+    out << "\ntemplate <class... Args> constexpr int deplo_count(void (*)(Args...)) { return sizeof...(Args); }\n"
+           "template <int N> struct deplo_sizes { int of[N]; };\n"
+           "template <class... Args> constexpr deplo_sizes<sizeof...(Args)> deplo_bytes(void (*)(Args...)) { return {{(int)sizeof(Args)...}}; }\n";
     for (std::sregex_iterator k(c->text.begin(), c->text.end(), kKernel), end; k != end; ++k)
-      out << "DEPLO_KERNEL(" << (*k)[1] << ")\nextern \"C\" const int deplo_params_" << (*k)[1] << " = deplo_count(" << (*k)[1] << ");\n";
+      out << "DEPLO_KERNEL(" << (*k)[1] << ")\nextern \"C\" const int deplo_params_" << (*k)[1] << " = deplo_count(" << (*k)[1]
+          << ");\nextern \"C\" const auto deplo_bytes_" << (*k)[1] << " = deplo_bytes(" << (*k)[1] << ");\n";
   }
   std::string command =
       DEPLO_CXX " -std=c++17 -O0 -w -fPIC -shared " +

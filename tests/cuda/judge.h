@@ -24,6 +24,17 @@ void set_thread(unsigned number, const void* stack, std::size_t bytes);
 void copy(const void* to, const void* from, std::size_t bytes, const void* text);
 void copied(const void* to);
 void read_row(const void* row, const void* text);
+/// A thread starts a copy to a tile of shared memory, which raises `flag` once it has taken place.
+void copy_tile(const void* tile, std::size_t bytes);
+void line_copied(const void* from, std::size_t bytes);  ///< of its memory, up to 128 bytes
+void tile_copied(const void* tile, std::size_t bytes, unsigned by, const void* flag);
+/// A thread's warp reads 16 bytes for a product that may still be under way, until it has waited for that.
+void read_chunk(const void* chunk);
+void chunk_was_read(const void* chunk);
+/// A thread arrives at a flag; enough have; a thread goes on since they have.
+void arrive(const void* flag, unsigned number);
+void raise(const void* flag);
+void pass(const void* flag, unsigned number);
 /// A thread goes on behind a barrier.
 void pass_barrier(unsigned number);
 void end_block();

@@ -224,6 +224,12 @@ void Emitter::mma(kernel_ir::Mma product) {
   append(std::move(product));
 }
 
+void Emitter::multiply_tiles(kernel_ir::MultiplyTiles products) {
+  ++epoch_;
+  ++memory_;
+  append(std::move(products));
+}
+
 void Emitter::barrier() {
   ++memory_;
   append(kernel_ir::Barrier{});

@@ -53,6 +53,7 @@ class Emitter {
   std::string load_matrix(const std::string& hint, kernel_ir::LoadMatrix load);
   std::string join_matrix(const std::string& hint, kernel_ir::JoinMatrix join);
   void mma(kernel_ir::Mma product);
+  void multiply_tiles(kernel_ir::MultiplyTiles products);
   std::string var(const std::string& hint, Type type, const std::string& init);
   void assign(const std::string& var, const std::string& value);
   /// A copy of what a var holds now.

@@ -505,6 +505,26 @@ void Lowering::statement(const Mma& s) {
   emit_.mma({low, high, static_cast<int>(lane), values_.at(s.a).copies[0], values_.at(s.b).copies[0], s.half});
 }
 
+void Lowering::statement(const MultiplyTiles& s) {
+  RegisterArray& array = registers_.at(s.array);
+  DEPLO_SUPPORT(array.plan.width == 2, "{}: sums of {} do not lie in vectors of 2", kernel_.name, s.array);
+  kernel_ir::MultiplyTiles node{{}, s.products};
+  for (int64_t g = 0; g < s.products.b.rows / 8; ++g)
+    for (int64_t h : {0, 1}) {
+      const std::string& sum = element(array, {h, g, 0}, 0);
+      keep_values(array, &sum, plan_.order.at(&s));
+      node.sums.push_back(sum);
+    }
+  for_each_expr(node.products, [&](Expr& e) { e = simplify(resolve(e), ranges_); });
+  for (TileFactor* f : {&node.products.a, &node.products.b}) {
+    f->buffer = memory_.at(f->buffer).name;
+    f->tiles = memory_.at(f->tiles).name;
+    for (Expr& e : f->at) e = tidy(e);
+  }
+  node.products.flags = memory_.at(s.products.flags).name;
+  emit_.multiply_tiles(std::move(node));
+}
+
 void Lowering::statement(const Prefetch& s) {
   const Memory& memory = memory_.at(s.buffer);
   Expr offset = flat(memory, s.index);

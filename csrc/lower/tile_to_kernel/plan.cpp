@@ -79,6 +79,7 @@ struct Varying {
   void statement(const LoadMatrix&) {}
   void statement(const JoinMatrix&) {}
   void statement(const Mma&) {}
+  void statement(const MultiplyTiles&) {}
 };
 
 // ---- widths --------------------------------------------------------------------------------------------------------
@@ -166,6 +167,9 @@ struct Planner {
     if (auto it = arrays.find(s.array); it != arrays.end()) it->second.by_lanes = true;
   }
   void statement(const Mma& s) {
+    if (auto it = arrays.find(s.array); it != arrays.end()) it->second.by_lanes = true;
+  }
+  void statement(const MultiplyTiles& s) {
     if (auto it = arrays.find(s.array); it != arrays.end()) it->second.by_lanes = true;
   }
 
@@ -414,6 +418,12 @@ struct Planner {
     use(s.high);
     use(s.a);
     use(s.b);
+    stores.insert(s.array);
+  }
+  void trace(const MultiplyTiles& s, std::set<std::string>& stores) {
+    plan.order[&s] = position;
+    for_each_expr(s.products, [&](Expr e) { use(e); });
+    for (const TileFactor* f : {&s.products.a, &s.products.b}) stores.insert(f->tiles);
     stores.insert(s.array);
   }
 

@@ -20,6 +20,7 @@ constexpr double kEnoughParallel = 16;      ///< shared iterations that occupy a
 constexpr double kRowBlock = 128;           ///< rows of a contraction whose fused rows stay in cache together
 constexpr double kCores = 8;                ///< that read a shared operand each for itself
 constexpr double kLeastPart = 128;          ///< elements of a part of a reduction that has a kernel of its own
+constexpr double kMostWidth = 256;          ///< of the heads of attention that blocks of a grid take as a whole
 constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
 
 // Enough iterations to share among threads, or too little work to need it.
@@ -62,6 +63,18 @@ bool parts_rows(const FusionGroup& a, const AxisPairs& pairs) {
     if (shares(analysis::AxisClass::m) && shares(analysis::AxisClass::n)) return true;
   }
   return false;
+}
+
+bool has_softmax(const Block& body) {
+  bool greatest = false;
+  bool exp = false;
+  loop_ir::visit(body, [&](const Stmt& stmt, const std::vector<Axis>&) {
+    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node);
+    const auto* let = std::get_if<loop_ir::Let>(&stmt.node);
+    greatest = greatest || (reduce && reduce->combiner == Combiner::max);
+    exp = exp || (let && let->fn == Fn::exp);
+  });
+  return greatest && exp;
 }
 
 }  // namespace
@@ -147,6 +160,45 @@ bool FusionCost::chainable(const FusionGroup& a, const FusionGroup& b, const std
   return true;
 }
 
+// A row of its own for each head, times a matrix of 16-bit numbers that changes from call to call.
+bool FusionCost::multiplies_heads(const NestGroup& nest) const {
+  loop_ir::Kernel kernel;
+  kernel.symbols = graph_.program().symbols;
+  kernel.body = loop_ir::make_nest(nest.axes, nest.body);
+  for (const auto& c : analysis::find_contractions(kernel, true)) {
+    double rows = 1;
+    double depth = 1;
+    size_t sides = 0;
+    for (const auto& axis : c.axes) {
+      if (axis.kind == analysis::AxisClass::k) depth *= size(axis.extent);
+      if (axis.kind == analysis::AxisClass::m || axis.kind == analysis::AxisClass::n) {
+        rows *= size(axis.extent);
+        ++sides;
+      }
+    }
+    bool half = false;
+    bool changes = true;
+    for (const auto* operand : {&c.a, &c.b})
+      for (const std::string& name : operand->buffers)
+        if (const Buffer* buffer = graph_.program().find_buffer(name)) {
+          half = half || size_of(buffer->dtype) == 2;
+          changes = changes && !buffer->is_static;
+        }
+    if (half && changes && sides == 1 && !c.axes_of(analysis::AxisClass::batch).empty() && std::min(rows, depth) <= kMostWidth) return true;
+  }
+  return false;
+}
+
+// Scores of one query and their softmax, that and the values, or all that and what follows: blocks of a grid take parts of the keys of such a kernel
+// (`split_keys`).
+bool FusionCost::attends(const FusionGroup& a, const FusionGroup& b) const {
+  if (!target_of(context_).has_grid) return false;
+  if (!has_softmax(a.nest.body)) return has_softmax(b.nest.body) && multiplies_heads(a.nest);
+  bool sums = false;
+  loop_ir::visit(b.nest.body, [&](const Stmt& stmt, const std::vector<Axis>&) { sums = sums || std::holds_alternative<loop_ir::Reduce>(stmt.node); });
+  return multiplies_heads(sums ? b.nest : a.nest);
+}
+
 bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs, const std::set<std::string>& flow,
                             const loop_ir::Names& names, bool one_after_the_other) {
   bool whole_a = covers(pairs, a.nest);
@@ -169,6 +221,7 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
   }
   if (pairs.empty() && !(a.nest.axes.empty() && b.nest.axes.empty())) return one_after_the_other && std::max(a.points, b.points) <= kSmallIteration;
   if (whole_a && whole_b) return true;
+  if (attends(a, b)) return true;
   // Parts of long sums keep blocks of a grid busy, and are few beside what they are made of.
   if (!whole_a && target_of(context_).has_grid && a.points >= kLeastPart * points(a.nest.axes)) return false;
   return parallel_enough(shared, std::max(a.points, b.points));

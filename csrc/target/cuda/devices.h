@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <string_view>
 
 namespace deplo {
@@ -23,6 +24,9 @@ inline constexpr CudaModel kCudaModels[] = {
     {"rtx4090", "sm_89", 128, 2.52, 1008, 72, 100, 99, 48, 82.6, 165}, {"rtx5090", "sm_120", 170, 2.41, 1792, 96, 100, 99, 48, 105, 210},
     {"b200", "sm_100", 148, 1.97, 8000, 126, 228, 227, 64, 80, 2250},
 };
+
+/// "sm_90a" of 90: what that generation alone has is used.
+inline std::string cuda_arch(int capability) { return "sm_" + std::to_string(capability) + (capability == 90 ? "a" : ""); }
 
 /// 90 of sm_90a.
 inline int cuda_generation(std::string_view arch) {

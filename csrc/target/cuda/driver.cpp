@@ -58,6 +58,11 @@ struct CudaApi {
   int (*cuGraphExecDestroy)(void* ready) = nullptr;
   int (*cuGraphLaunch)(void* ready, void* stream) = nullptr;
 
+  // Of CUDA 12, by an address as large as its pointer.
+  int (*cuTensorMapEncodeTiled)(void* map, int type, unsigned dimensions, unsigned long long address, const uint64_t* extents,
+                                const uint64_t* strides, const unsigned* box, const unsigned* element_strides, int interleave, int swizzle,
+                                int promotion, int fill) = nullptr;
+
   explicit CudaApi(const std::string& library);
   /// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
   std::string describe(int error) const;
@@ -75,6 +80,13 @@ constexpr int kCapabilityMinor = 76;
 constexpr int kSharedBytesOptIn = 97;
 constexpr int kFunctionSharedBytes = 1;
 constexpr int kFunctionDynamicSharedBytes = 8;
+
+// CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
+constexpr int kMapFloat16 = 6;
+constexpr int kMapBFloat16 = 9;
+constexpr int kMapSwizzle128 = 3;
+constexpr int kMapPromotion256 = 3;
+constexpr uint64_t kMapAlignment = 16;
 
 template <class F>
 void load(void* handle, const char* name, F& function) {
@@ -126,6 +138,7 @@ CudaApi::CudaApi(const std::string& library) {
   load(handle, "cuGraphExecKernelNodeSetParams", cuGraphExecKernelNodeSetParams);
   load(handle, "cuGraphExecDestroy", cuGraphExecDestroy);
   load(handle, "cuGraphLaunch", cuGraphLaunch);
+  cuTensorMapEncodeTiled = reinterpret_cast<decltype(cuTensorMapEncodeTiled)>(dlsym(handle, "cuTensorMapEncodeTiled"));
 }
 
 std::string CudaApi::describe(int error) const {
@@ -184,6 +197,18 @@ std::shared_ptr<CudaDevice> CudaDevice::open(const std::string& library, int ord
 
 CudaDevice::~CudaDevice() {
   if (context_) api_->cuDevicePrimaryCtxRelease(device_);
+}
+
+TensorMap CudaDevice::encode(const CudaTensor& tensor, uint64_t address) {
+  DEPLO_SUPPORT(api_->cuTensorMapEncodeTiled, "this libcuda has no cuTensorMapEncodeTiled: install a driver of CUDA 12 or later");
+  alignas(64) TensorMap map{};
+  if (address % kMapAlignment != 0) return map;
+  const std::vector<unsigned> steps(tensor.extents.size(), 1);
+  api_->check(api_->cuTensorMapEncodeTiled(map.data(), tensor.is_bf16 ? kMapBFloat16 : kMapFloat16, static_cast<unsigned>(tensor.extents.size()),
+                                           address, tensor.extents.data(), tensor.strides.data(), tensor.box.data(), steps.data(), 0, kMapSwizzle128,
+                                           kMapPromotion256, 0),
+              "cuTensorMapEncodeTiled");
+  return map;
 }
 
 std::string CudaDevice::description() const { return fmt::format("{} (sm_{})", name_, capability_); }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -16,6 +17,21 @@ struct CudaLaunch {
   unsigned block[3] = {1, 1, 1};
   unsigned shared_bytes = 0;
   void* stream = nullptr;  ///< a CUstream; null: the default stream
+};
+
+/// Memory as tiles of up to five dimensions are copied from it (`program_ir/tiles.h`).
+struct CudaTensor {
+  bool is_bf16 = true;
+  std::vector<uint64_t> extents;
+  std::vector<uint64_t> strides;  ///< bytes, but for the first dimension
+  std::vector<unsigned> box;      ///< elements of a tile
+};
+using TensorMap = std::array<unsigned long long, 16>;
+/// A tensor map of one of a kernel's buffers.
+struct CudaMap {
+  size_t buffer = 0;    ///< by the kernel's parameters
+  uint64_t offset = 0;  ///< bytes from there to its first element
+  CudaTensor tensor;
 };
 
 /// One GPU through the CUDA driver's C interface, in its primary context, which PyTorch shares. libcuda is opened at run time: building needs no
@@ -50,6 +66,9 @@ class CudaDevice {
   void* load_module(const std::string& image);
   void unload_module(void* module) noexcept;
   void* function(void* module, const std::string& name);
+  /// A map of 16-bit numbers (`tensor`'s) for copies of tiles; zeros where the address is no multiple of 16 bytes, which maps cannot say. Throws
+  /// UnsupportedError where the driver has no maps.
+  TensorMap encode(const CudaTensor& tensor, uint64_t address);
   /// Shared memory that the function declares itself.
   int64_t static_shared_bytes(void* function);
   /// Lets launches of the function ask for that much dynamic shared memory.

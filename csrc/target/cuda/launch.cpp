@@ -12,6 +12,32 @@ namespace {
 
 using Sizes = std::map<std::string, int64_t>;
 
+/// Of the factors of its products of tiles.
+std::vector<CudaMap> maps_of(const kernel_ir::Kernel& kernel, const Sizes& symbols) {
+  std::vector<CudaMap> maps;
+  const std::vector<const TileProducts*> all = tile_products(kernel);
+  if (all.empty()) return maps;
+  Sizes sizes = symbols;
+  for (const kernel_ir::Size& s : kernel.sizes) sizes[s.name] = evaluate(s.value, symbols);
+  for (const TileProducts* products : all)
+    for (const TileFactor* factor : {&products->a, &products->b}) {
+      CudaMap map;
+      while (kernel.params[map.buffer].name != factor->buffer) ++map.buffer;
+      const DType dtype = kernel.params[map.buffer].dtype;
+      map.tensor.is_bf16 = dtype == DType::bf16;
+      map.offset = static_cast<uint64_t>(evaluate(factor->offset, sizes) * size_of(dtype));
+      for (size_t d = 0; d < factor->extents.size(); ++d) {
+        map.tensor.extents.push_back(static_cast<uint64_t>(evaluate(factor->extents[d], sizes)));
+        if (d > 0) map.tensor.strides.push_back(static_cast<uint64_t>(evaluate(factor->strides[d], sizes) * size_of(dtype)));
+        map.tensor.box.push_back(1);
+      }
+      map.tensor.box[0] = kTileDepth;
+      map.tensor.box[1] = static_cast<unsigned>(factor->turned ? kTileDepth : factor->rows);
+      maps.push_back(std::move(map));
+    }
+  return maps;
+}
+
 }  // namespace
 
 CudaKernels::CudaKernels(std::shared_ptr<CudaDevice> device, const kernel_ir::Module& module, const std::string& nvrtc, const std::string& cache_dir,
@@ -42,6 +68,7 @@ CudaKernels::Sized CudaKernels::sized(const Loaded& loaded, const Sizes& symbols
   for (int64_t value : kernel_ir::passed_values(kernel, symbols)) made.sizes.push_back(value);
   made.launch.shared_bytes = static_cast<unsigned>(loaded.dynamic_bytes);
   made.has_scratch = !kernel.scratch_bytes.is(0);
+  made.maps = maps_of(kernel, symbols);
   if (!made.has_scratch || made.blocks == 0) return made;
   int64_t bytes = evaluate(kernel.scratch_bytes, symbols);
   if (loaded.dynamic_bytes == 0 && loaded.code->allows(bytes))
@@ -68,6 +95,9 @@ void CudaKernels::launch(const std::string& name, const std::vector<uint64_t>& b
     memory.emplace(device_, made.scratch_bytes);
     scratch = memory->pointer();
   }
+  std::vector<TensorMap> maps;
+  for (const CudaMap& map : made.maps) maps.push_back(device_->encode(map.tensor, buffers[map.buffer] + map.offset));
+  for (TensorMap& map : maps) arguments.push_back(map.data());
   device_->launch(loaded.code->function, made.launch, arguments.data());
   if (memory) device_->synchronize();  // before it is freed
 }
@@ -77,7 +107,8 @@ std::unique_ptr<DeviceLaunches> CudaKernels::prepare(const std::vector<DeviceSte
   for (const DeviceStep& step : steps) {
     const Loaded& loaded = kernels_.at(step.kernel);
     Sized at = sized(loaded, symbols);
-    made->add({loaded.kernel, loaded.code, at.launch, at.blocks == 0}, step.buffers, at.sizes, step.error, at.has_scratch, at.scratch_bytes);
+    made->add({loaded.kernel, loaded.code, at.launch, at.blocks == 0}, step.buffers, at.sizes, step.error, at.has_scratch, at.scratch_bytes,
+              std::move(at.maps));
   }
   made->finish();
   return made;

@@ -53,6 +53,7 @@ class CudaKernels final : public DeviceKernels {
     std::vector<long long> sizes;  ///< its symbols
     bool has_scratch = false;      ///< it takes an address of scratch memory
     int64_t scratch_bytes = 0;     ///< that must be in global memory, of all blocks together
+    std::vector<CudaMap> maps;     ///< that it takes
   };
   Sized sized(const Loaded& loaded, const std::map<std::string, int64_t>& symbols);
 

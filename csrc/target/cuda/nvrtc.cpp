@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "target/cuda/devices.h"
 
 namespace deplo {
 namespace {
@@ -132,7 +133,7 @@ std::string nvrtc_arch(int capability, const std::string& library) {
   DEPLO_ASSERT(status == 0, "NVRTC could not list architectures: {}", api->error_text(status));
   int newest = 0;
   for (int arch : archs) {
-    if (arch == capability) return fmt::format("sm_{}", arch);
+    if (arch == capability) return cuda_arch(arch);
     if (arch < capability) newest = std::max(newest, arch);
   }
   DEPLO_SUPPORT(newest > 0, "this NVRTC compiles for sm_{} and later, the device is sm_{}: install an older nvidia-cuda-nvrtc",

@@ -79,7 +79,7 @@ template <class T> __device__ inline unsigned deplo_shared_address(const T* arra
   #if __CUDA_ARCH__ >= 750
   return (unsigned)__cvta_generic_to_shared(array) + (unsigned)offset * (unsigned)sizeof(T);
   #else
-  return 0;
+  return deplo_emulate_address(array + offset);
   #endif
 }
 template <class T> __device__ inline void deplo_copy_async(T* array, int offset, const T* from) {

@@ -28,7 +28,7 @@ class CudaLaunches final : public DeviceLaunches {
   CudaLaunches(std::shared_ptr<CudaDevice> device, bool replay);
   /// Arguments are the buffers' addresses, the sizes, that of the error word, and, if it has one, that of scratch memory, of so many bytes (0: null).
   void add(Kernel kernel, const std::vector<size_t>& buffers, const std::vector<long long>& sizes, uint64_t error, bool has_scratch,
-           int64_t scratch_bytes);
+           int64_t scratch_bytes, std::vector<CudaMap> maps);
   /// After the last add().
   void finish();
 
@@ -41,11 +41,21 @@ class CudaLaunches final : public DeviceLaunches {
     size_t value;
     size_t buffer;  ///< kScratch: the scratch memory's address
   };
+  struct Map {
+    CudaMap map;
+    size_t address = 0;  ///< the value that is the buffer's address
+    size_t value = 0;    ///< its own
+    unsigned long long made_of = 0;
+  };
   struct Entry {
     Kernel kernel;
     size_t first_value = 0;
+    size_t last_value = 0;  ///< behind which are its maps
+    size_t first_argument = 0;
     size_t first_patch = 0;
     size_t last_patch = 0;
+    size_t first_map = 0;
+    size_t last_map = 0;
   };
   struct Recorded {
     int starts = 0;
@@ -55,6 +65,7 @@ class CudaLaunches final : public DeviceLaunches {
 
   /// Writes a launch's addresses.
   void patch(const Entry& entry, char* const* addresses, uint64_t scratch);
+  void remap(const Entry& entry);
   /// Launches the range as a graph. False where that is not worth it.
   bool start_recorded(size_t first, size_t last, void* stream);
   void record(size_t first, size_t last, Recorded& range);
@@ -66,8 +77,9 @@ class CudaLaunches final : public DeviceLaunches {
   int64_t scratch_bytes_ = 0;
   std::vector<Entry> entries_;
   std::vector<unsigned long long> values_;
-  std::vector<void*> arguments_;  ///< the address of each value
+  std::vector<void*> arguments_;  ///< the address of each value, of a map that of the first of its values
   std::vector<Patch> patches_;
+  std::vector<Map> maps_;
   std::mutex mutex_;  ///< of values_ and recorded_
   std::map<std::pair<size_t, size_t>, Recorded> recorded_;
 };

@@ -20,7 +20,7 @@ constexpr const char* kUsualArch = "sm_80";
 std::string find_arch(const TargetOptions& options) {
   try {
     const int capability = CudaDevice::open(options["cuda_driver"], std::max(options.device, 0))->capability();
-    return capability < cuda_generation(kUsualArch) || options["arch"] == kUsualArch ? fmt::format("sm_{}", capability) : options["arch"];
+    return capability < cuda_generation(kUsualArch) || options["arch"] == kUsualArch ? cuda_arch(capability) : options["arch"];
   } catch (const UnsupportedError&) {
     return options["arch"];
   } catch (const ExecutionError&) {
@@ -113,6 +113,8 @@ class CudaTarget final : public Target {
         R"("complete": {}, "of_buffers": {{{}}}}})",
         t.global_bytes, t.global_sectors, t.global_requests, t.shared_requests, t.shared_ways, t.barriers, t.complete, buffers);
   }
+
+  int64_t key_parts(const loop_ir::Kernel& kernel, const PassContext& context) const override { return gpu_key_parts(kernel, context); }
 
   std::string find_device(const TargetOptions& options) const override { return CudaDevice::open(options["cuda_driver"])->description(); }
 };

@@ -14,6 +14,7 @@
 #include "kernel_ir/rewrite.h"
 #include "target/cuda/index.h"
 #include "target/cuda/prelude.h"
+#include "target/cuda/prelude_tiles.h"
 
 namespace deplo {
 namespace {
@@ -57,26 +58,29 @@ struct Helper {
 
 /// The prelude's declarations in order: each starts at the left margin, and its name is the word before the first bracket or, of a type, before
 /// the semicolon.
-std::vector<Helper> split_prelude() {
-  std::vector<Helper> helpers;
-  for (size_t start = 0; start < kCudaPrelude.size();) {
-    size_t end = kCudaPrelude.find('\n', start) + 1;
-    while (end < kCudaPrelude.size() && (kCudaPrelude[end] == ' ' || kCudaPrelude[end] == '}')) end = kCudaPrelude.find('\n', end) + 1;
-    std::string_view text = kCudaPrelude.substr(start, end - start);
+void split_prelude(std::string_view all, std::vector<Helper>& helpers) {
+  for (size_t start = 0; start < all.size();) {
+    size_t end = all.find('\n', start) + 1;
+    while (end < all.size() && (all[end] == ' ' || all[end] == '}')) end = all.find('\n', end) + 1;
+    std::string_view text = all.substr(start, end - start);
     size_t stop = std::min(text.find('('), text.rfind(';'));
-    if (size_t type = text.find(" deplo_pack {"); type != std::string_view::npos) stop = text.find(" {", type + 1);
-    if (size_t type = text.find(" deplo_words {"); type != std::string_view::npos) stop = text.find(" {", type + 1);
+    for (std::string_view name : {" deplo_pack {", " deplo_words {", " deplo_tensor_map {"})
+      if (size_t type = text.find(name); type != std::string_view::npos) stop = text.find(" {", type + 1);
     size_t from = stop;
     while (from > 0 && in_name(text[from - 1])) --from;
     helpers.push_back({text.substr(from, stop - from), text});
     start = end;
   }
-  return helpers;
 }
 
 /// What kernels need of the prelude.
 std::string helpers_for(const std::string& kernels) {
-  static const std::vector<Helper> kHelpers = split_prelude();
+  static const std::vector<Helper> kHelpers = [] {
+    std::vector<Helper> all;
+    split_prelude(kCudaPrelude, all);
+    split_prelude(cuda_tile_prelude(), all);
+    return all;
+  }();
   std::string used;
   for (size_t i = kHelpers.size(); i-- > 0;)  // later ones use earlier ones
     if (mentions(kernels, kHelpers[i].name) || mentions(used, kHelpers[i].name)) used.insert(0, kHelpers[i].text);
@@ -512,6 +516,118 @@ class BodyWriter {
     line("deplo_mma_{}({}, {}, {}, {}, {}, {}.lane[{}], {}.lane[{}]);", known(s.a).dtype == DType::bf16 ? "bf16" : "f16", lane(s.low, s.lane),
          lane(s.low, s.lane + 1), lane(s.high, s.lane), lane(s.high, s.lane + 1), id(s.a), id(s.b), 2 * s.half, id(s.b), 2 * s.half + 1);
   }
+  /// Copies run ahead in a warp of their own where tensor maps can tell where tiles lie; else all threads copy, one tile of each factor after the
+  /// other.
+  void statement(const MultiplyTiles& s) {
+    const TileProducts& p = s.products;
+    std::string sums;
+    for (const std::string& sum : s.sums) sums += fmt::format("{}{}, {}", sums.empty() ? "" : ", ", lane(sum, 0), lane(sum, 1));
+    const std::string thread = expr(p.thread);
+    const std::string steps = shared_offset(p.tiles_of_k());
+    const std::string flags = id(p.flags);
+    const size_t first_map = maps_;
+    maps_ += 2;
+    const TileFactor* factors[] = {&p.a, &p.b};
+    const auto multiply = [&](const std::string& stage) {
+      line("deplo_group_start();");
+      for (int f : {0, 1}) {
+        const std::string of_group = f == 0 ? fmt::format(" + {} / {} * {}", thread, kTileGroup, kTileGroupRows * kTileDepth) : "";
+        line("const unsigned long long {} = deplo_tile_descriptor({}, {}*{}{}, {}, {});", f == 0 ? "tile_a" : "tile_b", id(factors[f]->tiles), stage,
+             factors[f]->elements(), of_group, factors[f]->turned ? kTileDepth * kTileDepth * 2 : 16, 1024);
+      }
+      for (int64_t k = 0; k < kTileDepth; k += 16) {
+        const auto step = [&](const TileFactor& f) { return (f.turned ? k * kTileDepth * 2 : k * 2) / 16; };
+        line("deplo_group_multiply_{}_{}<{}, {}>({}, tile_a + {}, tile_b + {});", buffers_.at(p.a.buffer) == DType::bf16 ? "bf16" : "f16", p.b.rows,
+             static_cast<int>(p.a.turned), static_cast<int>(p.b.turned), sums, step(p.a), step(p.b));
+      }
+      line("deplo_group_commit();");
+    };
+    const auto open = [&](const std::string& head) {
+      line("{} {{", head);
+      ++indent_;
+    };
+    const auto close = [&] {
+      --indent_;
+      line("}}");
+    };
+    if (!index_.assumes()) {
+      open(fmt::format("for (int step = 0; step < {}; ++step)", steps));
+      line("__syncthreads();");
+      std::string threads;
+      for (Expr e : kernel_.block) threads += (threads.empty() ? "" : "*") + expr(e);
+      for (const TileFactor* f : factors) {
+        const std::string buffer = id(f->buffer);
+        Expr start = f->offset;
+        for (size_t d = 1; d < f->at.size(); ++d) start = start + f->at[d] * f->strides[d + 1];
+        const int64_t boxes = f->turned ? f->rows / kTileDepth : 1;
+        for (int64_t box = 0; box < boxes; ++box) {
+          const std::string k = fmt::format("step * {}LL", kTileDepth);
+          const std::string row = expr(f->at[0] + box * kTileDepth);
+          line("deplo_fill_tile({} + {}, {}, {} + {}, {}, {}, {}, {}, {}, {}, {});", id(f->tiles), box * kTileDepth * kTileDepth,
+               f->turned ? kTileDepth : f->rows, buffer, expr(start), expr(f->strides[1]), f->turned ? row : k, expr(f->extents[0]),
+               f->turned ? k : row, expr(f->extents[1]), thread, threads);
+        }
+      }
+      line("deplo_tiles_written();");
+      line("__syncthreads();");
+      open(fmt::format("if ({} < {})", thread, p.threads()));
+      multiply("0");
+      line("deplo_group_end_{}({});", p.b.rows, sums);
+      close();
+      close();
+      return;
+    }
+    int64_t bytes = 0;
+    for (const TileFactor* f : factors) {
+      aligned_[f->buffer] = std::max<int64_t>(aligned_[f->buffer], kAccessBytes);
+      bytes += f->elements() * 2;
+    }
+    const bool is_first = p.after.is(0);
+    if (is_first) {
+      line("if ({} == 0) deplo_flags_start({}, {}, {});", thread, flags, p.stages, p.threads() / 32);
+      line("__syncthreads();");
+    }
+    const auto loop = [&] {
+      line("int stage = {}, turn = {};", is_first ? "0" : fmt::format("{} % {}", shared_offset(p.after), p.stages),
+           is_first ? "0" : fmt::format("{} / {} & 1", shared_offset(p.after), p.stages));
+      line("#pragma unroll 1");
+      open(fmt::format("for (int step = 0; step < {}; ++step)", steps));
+    };
+    const auto next = [&] { line("if (++stage == {}) {{ stage = 0; turn ^= 1; }}", p.stages); };
+    open(fmt::format("if ({} >= {})", thread, p.threads()));
+    open(fmt::format("if ({} == {})", thread, p.threads()));
+    loop();
+    line("deplo_flag_wait({}, {} + stage, turn ^ 1);", flags, p.stages);
+    line("deplo_flag_expect({}, stage, {});", flags, bytes);
+    for (int f : {0, 1}) {
+      const TileFactor& factor = *factors[f];
+      for (int64_t box = 0; box < (factor.turned ? factor.rows / kTileDepth : 1); ++box) {
+        const std::string k = fmt::format("step * {}", kTileDepth);
+        const std::string row = shared_offset(factor.at[0] + box * kTileDepth);
+        std::string at = fmt::format("{}, {}", factor.turned ? row : k, factor.turned ? k : row);
+        for (size_t d = 1; d < factor.at.size(); ++d) at += ", " + shared_offset(factor.at[d]);
+        line("deplo_copy_tile_{}d({}, stage * {} + {}, &map_{}, {}, {}, stage);", factor.extents.size(), id(factor.tiles), factor.elements(),
+             box * kTileDepth * kTileDepth, first_map + static_cast<size_t>(f), at, flags);
+      }
+    }
+    next();
+    close();
+    close();
+    --indent_;
+    line("}} else {{");
+    ++indent_;
+    loop();
+    line("deplo_flag_wait({}, stage, turn);", flags);
+    multiply("stage");
+    // The products before these are done: whoever copies may overwrite what they read.
+    line("deplo_group_wait<1>();");
+    line("if (step > 0 && {} % 32 == 0) deplo_flag_arrive({}, {} + (stage == 0 ? {} : stage - 1));", thread, flags, p.stages, p.stages - 1);
+    next();
+    close();
+    line("deplo_group_end_{}({});", p.b.rows, sums);
+    line("if ({} > 0 && {} % 32 == 0) deplo_flag_arrive({}, {} + (stage == 0 ? {} : stage - 1));", steps, thread, flags, p.stages, p.stages - 1);
+    close();
+  }
   void statement(const Matrix& /*s*/) { throw UnsupportedError(fmt::format("kernel {}: matrix statements are for CPUs", kernel_.name)); }
   void statement(const Barrier& /*s*/) { line("__syncthreads();"); }
   void statement(const SetError& s) {
@@ -538,6 +654,7 @@ class BodyWriter {
   std::map<std::string, int64_t> aligned_;  ///< parameters, and the bytes at whose multiples they begin
   std::string text_;
   int indent_ = 0;
+  size_t maps_ = 0;  ///< that statements so far take
 };
 
 /// Of a shared array, up to where the next one may begin.
@@ -559,9 +676,12 @@ class CudaWriter {
     for (const std::string& s : kernel_.symbols) params += fmt::format("{}long long {}", params.empty() ? "" : ", ", CudaIndex::id(s));
     for (const kernel_ir::Size& s : kernel_.sizes) params += fmt::format("{}long long {}", params.empty() ? "" : ", ", CudaIndex::id(s.name));
     params += fmt::format("{}int* __restrict__ error", params.empty() ? "" : ", ");
+    for (size_t map = 0; map < 2 * tile_products(kernel_).size(); ++map)
+      params += fmt::format(", const __grid_constant__ deplo_tensor_map map_{}", map);
     std::string start;
     const bool dynamic = dynamic_shared_bytes(kernel_) > 0;
-    if (dynamic || !kernel_.scratch_bytes.is(0)) start += "  extern __shared__ __align__(16) double deplo_shared[];\n";
+    if (dynamic || !kernel_.scratch_bytes.is(0))
+      start += fmt::format("  extern __shared__ __align__({}) double deplo_shared[];\n", tile_products(kernel_).empty() ? 16 : 1024);
     if (!kernel_.scratch_bytes.is(0)) {
       params += ", unsigned char* __restrict__ scratch";
       // Few bytes lie in shared memory that the launch gives: then there is no pointer.
@@ -621,12 +741,20 @@ class CudaWriter {
 
 }  // namespace
 
+std::vector<const TileProducts*> tile_products(const Kernel& kernel) {
+  std::vector<const TileProducts*> all;
+  visit_all(kernel.body, [&](const Stmt& stmt) {
+    if (const auto* s = std::get_if<MultiplyTiles>(&stmt.node)) all.push_back(&s->products);
+  });
+  return all;
+}
+
 int64_t dynamic_shared_bytes(const Kernel& kernel) {
   int64_t bytes = 0;
   visit_all(kernel.body, [&](const Stmt& stmt) {
     if (const auto* array = std::get_if<Alloc>(&stmt.node); array && array->space == Space::shared) bytes += bytes_of(*array);
   });
-  return bytes > kStaticSharedBytes ? bytes : 0;
+  return bytes > kStaticSharedBytes || !tile_products(kernel).empty() ? bytes : 0;
 }
 
 std::string cuda_text(const Kernel& kernel) {

@@ -119,6 +119,30 @@ class Warp {
     if (!rows.empty()) count_shared(rows, kWidest, weight);
   }
   void statement(const JoinMatrix& s, const Active& /*active*/, double /*weight*/) { lanes_[s.name] = s.type.lanes; }
+  /// One thread copies lines of 128 bytes for all of the block; matrix units read them without conflicts.
+  void statement(const MultiplyTiles& s, const Active& active, double weight) {
+    const TileProducts& p = s.products;
+    for (size_t t : active) {
+      const auto thread = value(p.thread, t);
+      if (!thread || *thread != p.threads()) continue;
+      const auto depth = value(p.a.depth(), t);
+      for (const TileFactor* f : {&p.a, &p.b}) {
+        const auto at = value(f->at[0], t);
+        const auto width = value(f->width(), t);
+        out_.complete = out_.complete && depth && at && width;
+        if (!depth || !at || !width) continue;
+        const int64_t rows = std::clamp<int64_t>(*width - *at, 0, f->rows);
+        const auto lines = static_cast<double>(f->turned ? *depth : rows);
+        const int64_t line_bytes = (f->turned ? rows : *depth) * size_of(dtypes_.at(f->buffer));
+        out_.global_bytes += weight * lines * static_cast<double>(line_bytes);
+        out_.of_buffers[f->buffer] += weight * lines * static_cast<double>(line_bytes);
+        const int64_t sectors = (line_bytes + kSector - 1) / kSector;
+        const int64_t requests = (line_bytes + kBanks * kBank - 1) / (kBanks * kBank);
+        out_.global_sectors += weight * lines * static_cast<double>(sectors);
+        out_.global_requests += weight * lines * static_cast<double>(requests);
+      }
+    }
+  }
   template <class Other>
   void statement(const Other& /*s*/, const Active& /*active*/, double /*weight*/) {}
 

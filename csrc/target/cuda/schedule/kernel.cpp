@@ -7,6 +7,7 @@
 #include "target/cuda/schedule/nest.h"
 #include "target/cuda/schedule/online.h"
 #include "target/cuda/schedule/row_vectors.h"
+#include "target/cuda/schedule/tiles.h"
 #include "target/cuda/schedule/transpose.h"
 #include "target/cuda/schedule/vectors.h"
 
@@ -21,6 +22,7 @@ bool has_vectors(const Schedule& schedule) {
 }
 
 tile_ir::Block apply_kind(const loop_ir::Kernel& kernel, const Schedule& schedule) {
+  if (schedule.kind == "gpu_tiles") return GpuTiles(kernel).apply(schedule);
   if (schedule.kind == "gpu_matrix") return GpuMatrix(kernel).apply(schedule);
   if (schedule.kind == "gpu_online") return GpuOnline(kernel).apply(schedule);
   if (schedule.kind == "gpu_contraction") return GpuContraction(kernel).apply(schedule);
@@ -32,8 +34,15 @@ tile_ir::Block apply_kind(const loop_ir::Kernel& kernel, const Schedule& schedul
 
 }  // namespace
 
+namespace {
+std::string arch_of(const PassContext& ctx) { return ctx.target.features.empty() ? "sm_80" : *ctx.target.features.begin(); }
+}  // namespace
+
+int64_t gpu_key_parts(const loop_ir::Kernel& kernel, const PassContext& ctx) { return GpuOnline(kernel).parts(ctx.hints, arch_of(ctx)); }
+
 Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx) {
-  const std::string arch = ctx.target.features.empty() ? "sm_80" : *ctx.target.features.begin();
+  const std::string arch = arch_of(ctx);
+  if (GpuTiles tiles(kernel); tiles.fits(ctx.hints, arch)) return tiles.propose(ctx.hints, arch);
   if (GpuMatrix matrix(kernel); matrix.fits(arch)) return matrix.propose(ctx.hints, arch);
   if (GpuOnline online(kernel); online.fits(ctx.hints, arch)) return online.propose(ctx.hints, arch);
   if (GpuContraction contraction(kernel); contraction.fits()) return contraction.propose(ctx.hints);

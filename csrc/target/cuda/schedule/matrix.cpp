@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "analysis/cost.h"
 #include "base/error.h"
 #include "target/cuda/devices.h"
 #include "target/cuda/schedule/access.h"
+#include "target/cuda/schedule/raster.h"
 
 namespace deplo::loop_to_tile {
 
@@ -201,26 +203,13 @@ tile_ir::Block GpuMatrix::apply(const Schedule& schedule) {
   group_ = names_.fresh("g");
   column_ = names_.fresh("w");
   const Expr tiles = ceildiv(count(rows_), tile_rows_) * ceildiv(count(columns_), tile_columns_);
-  place_block(mod(sym(block_), tiles));
+  std::tie(first_row_, first_column_) = raster_place(mod(sym(block_), tiles), count(rows_), count(columns_), tile_rows_, tile_columns_, raster_);
   batch_map_ = unflatten(batch_, floordiv(sym(block_), tiles));
   tile_ir::Block body;
   for (size_t p = 0; p < products_.size(); ++p)
     for (auto& s : stage(p)) body.push_back(s);
   for (auto& s : finish()) body.push_back(s);
   return gpu_grid(block_, count(batch_) * tiles, thread_, threads_, std::move(body));
-}
-
-/// Blocks go down `raster_` rows of tiles, then to the next column: those that run at the same time read few different tiles of both operands.
-void GpuMatrix::place_block(Expr block) {
-  const Expr down = ceildiv(count(rows_), tile_rows_);
-  const Expr across = ceildiv(count(columns_), tile_columns_);
-  const Expr in_raster = across * raster_;
-  const Expr first = floordiv(block, in_raster) * raster_;
-  const bool whole = down.is_constant() && (down.value() % raster_ == 0 || down.value() < raster_);
-  const Expr high = whole ? Expr(std::min(down.value(), raster_)) : min(down - first, raster_);
-  const Expr inside = mod(block, in_raster);
-  first_row_ = (first + mod(inside, high)) * tile_rows_;
-  first_column_ = floordiv(inside, high) * tile_columns_;
 }
 
 Expr GpuMatrix::thread_row() const {

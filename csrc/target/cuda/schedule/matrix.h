@@ -41,7 +41,6 @@ class GpuMatrix : public GpuProducts {
   tile_ir::Block finish();
   Ref<tile_ir::Stmt> clear(const std::string& array);
   Ref<tile_ir::Stmt> per_thread(tile_ir::Block body) const;
-  void place_block(Expr block);
   Expr thread_row() const;
   Expr thread_column() const;
   Expr lane() const { return mod(sym(thread_), kWarp); }

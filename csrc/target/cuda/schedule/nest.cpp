@@ -59,7 +59,8 @@ void GpuNest::read(const Schedule& schedule) {
   ScheduleReader reader(kernel_.name, schedule);
   const std::string& kind = schedule.kind;
   if (kind != "gpu_serial" && kind != "gpu_rows" && kind != "gpu_points")
-    reader.fail("unknown kind; a GPU kernel is allowed to be gpu_points, gpu_rows, gpu_contraction, gpu_matrix, gpu_transpose or gpu_serial");
+    reader.fail(
+        "unknown kind; a GPU kernel is allowed to be gpu_points, gpu_rows, gpu_contraction, gpu_matrix, gpu_tiles, gpu_transpose or gpu_serial");
   if (kind != "gpu_serial" && !colliding_stores(kernel_).empty()) reader.fail("its stores may meet; allowed: gpu_serial");
   threads_ = read_threads(reader);
   if (kind == "gpu_serial") return reader.finish("threads");

@@ -9,6 +9,7 @@
 #include "analysis/cost.h"
 #include "base/error.h"
 #include "loop_ir/places.h"
+#include "loop_ir/rewrite.h"
 #include "target/cuda/devices.h"
 
 namespace deplo::loop_to_tile {
@@ -24,10 +25,17 @@ using tile_ir::Space;
 namespace {
 
 constexpr double kLeastRows = 8;     // fewer leave matrix units idle
+constexpr double kLeastKeys = 128;   // that are worth it all the same: what is read matters then
 constexpr int64_t kMostDepth = 256;  // of keys and of values
 constexpr int64_t kMostSums = 192;   // of a thread: scores and sums of values
 constexpr int64_t kFewBytes = 48 << 10;
-constexpr double kMostGrowth = 8;  // of weights, as an exponent of 2
+// Of parts of the keys.
+constexpr double kLongKeys = 512;
+constexpr double kLeastBlocks = 2;  // of keys in a part
+constexpr double kMostParts = 64;
+constexpr double kBlocksOfSm = 2;       // of one warp, with copies under way
+constexpr int64_t kOwnBytes = 1 << 10;  // of shared memory, that a block has besides
+constexpr double kMostGrowth = 8;       // of weights, as an exponent of 2
 constexpr double kLog2E = 1.4426950408889634;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -60,10 +68,11 @@ bool GpuOnline::recognize() {
   const OuterNest nest = outer_nest(kernel_);
   if (nest.axes.empty() || !colliding_stores(kernel_).empty()) return false;
   nest_ = nest.axes;
-  auto found = analysis::find_weighted_sum(kernel_, *nest.inner);
+  auto found = analysis::find_weighted_sum(kernel_, *nest.inner, true);
   if (!found || !found->contractions) return false;
   sum_ = std::move(*found);
   limits_ = analysis::key_limits(sum_);
+  part_ = analysis::key_part(sum_, nest_);
   depth_axes_ = sum_.contractions->scores.reduce->axes;
   const auto depth = depth_axes_[0].extent.as_constant();
   const auto columns = sum_.column.extent.as_constant();
@@ -73,7 +82,7 @@ bool GpuOnline::recognize() {
   return find_row() && find_operands() && reads_inputs_alone();
 }
 
-/// Of the axes that queries alone have, the longest one, or the last one of those whose lengths are not known.
+/// Of the axes that queries alone have, the longest one, or the last one of those whose lengths are not known. Where there is none, one row.
 bool GpuOnline::find_row() {
   const WeightedSum::Contractions& pair = *sum_.contractions;
   const loop_ir::Axis* best = nullptr;
@@ -82,8 +91,7 @@ bool GpuOnline::find_row() {
     const bool longer = !best || !a.extent.is_constant() || (best->extent.is_constant() && a.extent.value() > best->extent.value());
     if (longer) best = &a;
   }
-  if (!best) return false;
-  row_ = *best;
+  row_ = best ? *best : loop_ir::Axis{names_.fresh("row"), 1};
   for (const auto& a : nest_)
     if (a.name != row_.name) batch_.push_back(a);
   row_axes_ = {row_};
@@ -118,7 +126,8 @@ bool GpuOnline::find_operands() {
   if (!prepare(values_, pair.value, column, pair.values.reduce->axes, column_axes_, false, "v")) return false;
   if (queries_.dtype != keys_tile_.dtype) return false;
   // Weights are rounded to 16 bits, which results of more would show.
-  std::set<std::string> exact{pair.values.result};
+  std::set<std::string> exact;
+  if (!sum_.rounded) exact.insert(pair.values.result);
   for (const auto& s : sum_.column_body) {
     const auto* store = std::get_if<Store>(&s->node);
     if (store && exact.count(store->value) > 0 && size_of(kernel_.find_param(store->buffer)->dtype) > 2) return false;
@@ -245,7 +254,20 @@ int64_t GpuOnline::shared_bytes(int64_t rows, int64_t keys, int64_t stages) cons
 
 bool GpuOnline::fits(const SizeHints& hints, const std::string& arch) const {
   if (!possible_ || cuda_generation(arch) < 80) return false;
-  return analysis::estimate(row_.extent, hints, kernel_.symbols) >= kLeastRows;
+  return analysis::estimate(row_.extent, hints, kernel_.symbols) >= kLeastRows ||
+         analysis::estimate(sum_.key.extent, hints, kernel_.symbols) >= kLeastKeys;
+}
+
+/// Rows of which a block makes all, and too few blocks for the device: the cache of a batch of one that is decoded.
+int64_t GpuOnline::parts(const SizeHints& hints, const std::string& arch) const {
+  if (!fits(hints, arch) || part_ || !guarded_ || !row_.extent.is_constant() || row_.extent.value() > kMatrixRows) return 1;
+  const double blocks = std::max(1.0, analysis::estimate(count(batch_), hints, kernel_.symbols));
+  const double length = analysis::estimate(sum_.key.extent, hints, kernel_.symbols);
+  const CudaModel& model = cuda_model(arch);
+  if (length < kLongKeys || blocks >= model.sms) return 1;
+  const double wanted =
+      std::min({std::ceil(kBlocksOfSm * model.sms / blocks), std::floor(length / (kLeastBlocks * analysis::kKeyBlock)), kMostParts});
+  return std::max<int64_t>(1, static_cast<int64_t>(wanted));
 }
 
 /// As many rows a warp as its registers allow, since each matrix of keys and values that it loads is for all of them; fewer where blocks would be too
@@ -254,9 +276,9 @@ Schedule GpuOnline::propose(const SizeHints& hints, const std::string& arch) con
   const CudaModel& model = cuda_model(arch);
   const double rows = analysis::estimate(row_.extent, hints, kernel_.symbols);
   const double batch = std::max(1.0, analysis::estimate(count(batch_), hints, kernel_.symbols));
-  int64_t keys = std::max(depth_, width_) > 128 ? 32 : 64;
+  int64_t keys = std::max(depth_, width_) > 128 && !part_ ? 32 : 64;
   const double length = analysis::estimate(sum_.key.extent, hints, kernel_.symbols);
-  while (keys > 16 && length <= static_cast<double>(keys) / 2) keys /= 2;
+  while (keys > 16 && !part_ && length <= static_cast<double>(keys) / 2) keys /= 2;
   int64_t tile = 128;
   int64_t warps = 4;
   const auto blocks = [&] { return batch * std::ceil(rows / static_cast<double>(tile)); };
@@ -267,8 +289,12 @@ Schedule GpuOnline::propose(const SizeHints& hints, const std::string& arch) con
     warps = std::max<int64_t>(1, warps / 2);
   }
   const int64_t most = model.shared_kb_block << 10;
-  while (keys > 16 && shared_bytes(tile, keys, 1) > most) keys /= 2;
-  const int64_t stages = shared_bytes(tile, keys, 2) <= kFewBytes ? 2 : 1;
+  while (keys > 16 && !part_ && shared_bytes(tile, keys, 1) > most) keys /= 2;
+  int64_t stages = shared_bytes(tile, keys, 2) <= kFewBytes ? 2 : 1;
+  // Where there is little to compute, memory waits for copies ahead.
+  if (warps == 1)
+    for (const int64_t ahead : {2, 3})
+      if (shared_bytes(tile, keys, ahead) + kOwnBytes <= std::min(most, (static_cast<int64_t>(model.shared_kb_sm) << 10) / 2)) stages = ahead;
   return {"gpu_online",
           {{"tile", {{row_.name, tile}}}, {"tile", {{sum_.key.name, keys}}}, {"warps", {{row_.name, warps}}}, {"stages", {{"", stages}}}}};
 }
@@ -286,6 +312,7 @@ void GpuOnline::read(const Schedule& schedule) {
   };
   rows_ = tile(row_.name);
   keys_ = tile(sum_.key.name);
+  if (part_ && keys_ != analysis::kKeyBlock) reader.fail(fmt::format("its keys are in parts, by blocks of {}", analysis::kKeyBlock));
   const Directive& warps = reader.one("warps");
   reader.only(warps, {row_.name});
   warps_ = reader.number(warps, row_.name, 1, kMostWarps);
@@ -437,9 +464,15 @@ void GpuOnline::find_bounds(tile_ir::Block& into) {
     else
       lo = max(lo, min(bound, sum_.key.extent));
   }
-  append(into, converted(of_all, batch_map_));
+  // Scores are made of values of the same names.
+  loop_ir::Renaming renaming;
+  for (const auto& s : of_all) renaming.value(loop_ir::name_of(*s), names_.fresh(loop_ir::name_of(*s)));
+  append(into, converted(loop_ir::copy_block(of_all, renaming, nullptr), batch_map_));
+  lo = substitute(lo, renaming.exprs);
+  hi = substitute(hi, renaming.exprs);
   first_block_ = floordiv(lo, keys_);
   last_block_ = ceildiv(max(hi, 0), keys_);
+  if (part_) first_block_ = first_block_ + mod(substitute(sym(part_->axis.name), batch_map_) - first_block_, stride());
 }
 
 /// One block of keys, or the block's rows of queries.
@@ -468,7 +501,7 @@ tile_ir::Block GpuOnline::main_loop() {
   const auto wait = [](int64_t pending) { return make(tile_ir::CopyGroup{static_cast<int>(pending)}); };
   const std::string n = names_.fresh("block");
   const Expr turn = sym(n);
-  const Expr block = first_block_ + turn;
+  const Expr block = first_block_ + turn * stride();
   tile_ir::Block out{fetch(queries_, 0, first_block_)};
   tile_ir::Block body;
   Expr keys_begin = 0;
@@ -480,22 +513,22 @@ tile_ir::Block GpuOnline::main_loop() {
     const std::string ahead = names_.fresh("ahead");
     const Expr past = sym(ahead);
     out.push_back(unroll(ahead, stages_ - 1,
-                         {fetch(keys_tile_, past * keys_tile_.elements(), first_block_ + past),
-                          fetch(values_, past * values_.elements(), first_block_ + past), commit()}));
+                         {fetch(keys_tile_, past * keys_tile_.elements(), first_block_ + past * stride()),
+                          fetch(values_, past * values_.elements(), first_block_ + past * stride()), commit()}));
     const Expr next = mod(turn + (stages_ - 1), stages_);
-    append(body, {wait(stages_ - 2), make(tile_ir::Barrier{}), fetch(keys_tile_, next * keys_tile_.elements(), block + (stages_ - 1)),
-                  fetch(values_, next * values_.elements(), block + (stages_ - 1)), commit()});
+    append(body, {wait(stages_ - 2), make(tile_ir::Barrier{}), fetch(keys_tile_, next * keys_tile_.elements(), block + (stages_ - 1) * stride()),
+                  fetch(values_, next * values_.elements(), block + (stages_ - 1) * stride()), commit()});
     keys_begin = mod(turn, stages_) * keys_tile_.elements();
     values_begin = mod(turn, stages_) * values_.elements();
   }
   body.push_back(make(tile_ir::Alloc{scores_, DType::f32, {units(), 2, key_groups(), 2}, Space::reg}));
   append(body, compute_scores(keys_begin));
-  if (stages_ == 1) append(body, {wait(0), make(tile_ir::Barrier{}), fetch(keys_tile_, 0, block + 1), commit()});
+  if (stages_ == 1) append(body, {wait(0), make(tile_ir::Barrier{}), fetch(keys_tile_, 0, block + stride()), commit()});
   append(body, finish_scores(block * keys_));
   if (auto mask = mask_scores(block * keys_)) body.push_back(*mask);
   append(body, weigh());
   append(body, add_values(values_begin));
-  out.push_back(make(tile_ir::For{axis(n, 0, last_block_ - first_block_), std::move(body)}));
+  out.push_back(make(tile_ir::For{axis(n, 0, part_ ? ceildiv(last_block_ - first_block_, stride()) : last_block_ - first_block_), std::move(body)}));
   return out;
 }
 
@@ -566,6 +599,8 @@ std::optional<Expr> GpuOnline::least_of(const Cond& cond, Expr first_key) const 
 std::optional<Ref<tile_ir::Stmt>> GpuOnline::mask_scores(Expr first_key) {
   std::vector<Cond> conds;
   if (guarded_) conds = std::get<Load>(read_[0]->node).guard;
+  // The blocks that are there are of this part.
+  if (part_) conds.erase(std::remove(conds.begin(), conds.end(), part_->cond), conds.end());
   if (!whole(sum_.key.extent, keys_)) conds.push_back(less(sym(sum_.read_axis), sum_.key.extent));
   if (conds.empty()) return std::nullopt;
   std::optional<Expr> least;

@@ -23,6 +23,8 @@ class GpuOnline {
 
   bool fits(const SizeHints& hints, const std::string& arch) const;
   Schedule propose(const SizeHints& hints, const std::string& arch) const;
+  /// Into how many parts the keys are worth cutting, each of which a block sums for itself; 1: none.
+  int64_t parts(const SizeHints& hints, const std::string& arch) const;
   tile_ir::Block apply(const Schedule& schedule);
 
  private:
@@ -69,12 +71,15 @@ class GpuOnline {
   int64_t column_groups() const { return width_ / kMatrixColumns; }
   Expr row() const { return first_row_ + warp() * warp_rows() + sym("u") * kMatrixRows + sym("h") * 8 + mod(sym(thread_y_), 8); }
   Expr column() const { return sym("g") * kMatrixColumns + sym(thread_x_) * 2 + sym("c"); }
+  /// From one block of keys to the next one that counts.
+  int64_t stride() const { return part_ ? part_->axis.extent.value() : 1; }
   bool whole(Expr extent, int64_t tile) const { return extent.is_constant() && extent.value() % tile == 0; }
 
   const loop_ir::Kernel& kernel_;
   loop_ir::Names names_;
   analysis::WeightedSum sum_;
   std::vector<analysis::KeyLimit> limits_;
+  std::optional<analysis::KeyPart> part_;  ///< which blocks of keys count
   loop_ir::Axis row_;
   std::vector<loop_ir::Axis> nest_, batch_, depth_axes_, row_axes_, key_axes_, column_axes_;
   MatrixTile queries_, keys_tile_, values_;

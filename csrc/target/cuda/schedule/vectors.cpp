@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kBytesInFlight = 32;
 constexpr int64_t kMostVectors = 8;
 constexpr int64_t kMostSplit = 32;
-constexpr int64_t kWideReduction = 64;  ///< that threads share
+constexpr int64_t kWideReduction = 32;  ///< that threads share
 // Threads along columns and rows of a block that sums columns: with many columns, and with few.
 constexpr int64_t kManyColumns[] = {32, 8};
 constexpr int64_t kFewColumns[] = {8, 32};
