@@ -38,6 +38,7 @@ DTYPES = {
     torch.bfloat16: "bf16",
     torch.float32: "f32",
     torch.float64: "f64",
+    torch.float8_e4m3fn: "f8e4m3",
 }
 
 # Checks of metadata that is constant in a traced graph; they return nothing.

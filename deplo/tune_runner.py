@@ -23,6 +23,7 @@ _DTYPES = {
     "f64": torch.float64,
     "f16": torch.float16,
     "bf16": torch.bfloat16,
+    "f8e4m3": torch.float8_e4m3fn,
     "i64": torch.int64,
     "i32": torch.int32,
     "i16": torch.int16,

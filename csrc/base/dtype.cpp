@@ -1,5 +1,6 @@
 #include "base/dtype.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -17,7 +18,7 @@ struct Row {
   bool is_signed;
 };
 
-constexpr std::array<Row, 10> kRows{{
+constexpr std::array<Row, 11> kRows{{
     {DType::boolean, "bool", 1, false, false, false},
     {DType::u8, "u8", 1, false, true, false},
     {DType::i8, "i8", 1, false, true, true},
@@ -28,6 +29,7 @@ constexpr std::array<Row, 10> kRows{{
     {DType::bf16, "bf16", 2, true, false, true},
     {DType::f32, "f32", 4, true, false, true},
     {DType::f64, "f64", 8, true, false, true},
+    {DType::f8, "f8e4m3", 1, true, false, true},
 }};
 
 const Row& row(DType dtype) { return kRows[static_cast<size_t>(dtype)]; }
@@ -46,7 +48,7 @@ std::optional<DType> parse_dtype(std::string_view text) {
   return std::nullopt;
 }
 
-DType compute_type(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16 ? DType::f32 : dtype; }
+DType compute_type(DType dtype) { return is_float(dtype) && size_of(dtype) < 4 ? DType::f32 : dtype; }
 
 bool same_float(double a, double b) { return (a == b && std::signbit(a) == std::signbit(b)) || (std::isnan(a) && std::isnan(b)); }
 
@@ -80,6 +82,27 @@ uint16_t f32_to_f16(float value) {
   }
   uint32_t rounded = magnitude + 0xfffU + ((magnitude >> 13) & 1U);
   return static_cast<uint16_t>(sign | ((rounded - 0x38000000U) >> 13));
+}
+
+float f8_to_f32(uint8_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x80U) << 24;
+  const uint32_t magnitude = bits & 0x7fU;
+  if (magnitude == 0x7f) return std::bit_cast<float>(sign | 0x7ff00000U);
+  if (magnitude >= 8) return std::bit_cast<float>(sign | ((magnitude << 20) + (120U << 23)));
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(static_cast<float>(magnitude) * 0x1p-9F));
+}
+
+uint8_t f32_to_f8(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint8_t>((bits >> 24) & 0x80U);
+  const uint32_t magnitude = bits & 0x7fffffffU;
+  if (magnitude > 0x7f800000U) return sign | 0x7fU;
+  if (magnitude < 0x3c800000U) {  // below 2^-6: a multiple of 2^-9; the addition rounds to even
+    const float shifted = std::bit_cast<float>(magnitude) + 0x1p14F;
+    return static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(0x1p14F)));
+  }
+  const uint32_t rounded = magnitude + 0x7ffffU + ((magnitude >> 20) & 1U);
+  return static_cast<uint8_t>(sign | std::min((rounded - (120U << 23)) >> 20, 0x7eU));
 }
 
 }  // namespace deplo

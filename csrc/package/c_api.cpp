@@ -18,7 +18,8 @@ using deplo::package::UserInput;
 using deplo::package::UserOutput;
 
 static_assert(static_cast<int>(deplo::DType::boolean) == DEPLO_BOOL && static_cast<int>(deplo::DType::i64) == DEPLO_I64 &&
-              static_cast<int>(deplo::DType::bf16) == DEPLO_BF16 && static_cast<int>(deplo::DType::f64) == DEPLO_F64);
+              static_cast<int>(deplo::DType::bf16) == DEPLO_BF16 && static_cast<int>(deplo::DType::f64) == DEPLO_F64 &&
+              static_cast<int>(deplo::DType::f8) == DEPLO_F8E4M3);
 
 /// Results and all that their values point to.
 struct deplo_results {
@@ -83,7 +84,7 @@ deplo::CallArgument argument_of(const deplo_value& value, const UserInput& wante
   argument.is_tensor = wanted.is_tensor;
   argument.integer = value.integer;
   if (!wanted.is_tensor) return argument;
-  DEPLO_CHECK(value.rank >= 0 && (value.rank == 0 || value.sizes) && value.dtype >= DEPLO_BOOL && value.dtype <= DEPLO_F64,
+  DEPLO_CHECK(value.rank >= 0 && (value.rank == 0 || value.sizes) && value.dtype >= DEPLO_BOOL && value.dtype <= DEPLO_F8E4M3,
               "input {}: rank {}, dtype {}, sizes at {}", wanted.name, value.rank, static_cast<int>(value.dtype),
               static_cast<const void*>(value.sizes));
   int64_t count = 1;

@@ -1,5 +1,6 @@
 #include "scalar/functions.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -32,6 +33,8 @@ double round_to(DType dtype, double value) {
   switch (dtype) {
     case DType::f64: return value;
     case DType::f32: return static_cast<float>(value);
+    case DType::f8:
+      return f8_to_f32(f32_to_f8(static_cast<float>(value)));  // by way of float32, as PyTorch
     // Through float32 first only where that cannot round twice: the formats have at most 11 bits, float32 has 24 and float64 53,
     // so a double rounding needs a tie of the narrow format that float32 made; fix it by rounding to odd.
     case DType::bf16:
@@ -226,6 +229,7 @@ uint64_t to_bits(const Scalar& x) {
     case DType::f32: return __builtin_bit_cast(uint32_t, static_cast<float>(x.f));
     case DType::bf16: return f32_to_bf16(static_cast<float>(x.f));
     case DType::f16: return f32_to_f16(static_cast<float>(x.f));
+    case DType::f8: return f32_to_f8(static_cast<float>(x.f));
     default: return static_cast<uint64_t>(x.i);
   }
 }
@@ -236,6 +240,7 @@ Scalar from_bits(DType dtype, uint64_t bits) {
     case DType::f32: return {dtype, __builtin_bit_cast(float, static_cast<uint32_t>(bits)), 0};
     case DType::bf16: return {dtype, bf16_to_f32(static_cast<uint16_t>(bits)), 0};
     case DType::f16: return {dtype, f16_to_f32(static_cast<uint16_t>(bits)), 0};
+    case DType::f8: return {dtype, f8_to_f32(static_cast<uint8_t>(bits)), 0};
     default: return Scalar::of_int(dtype, static_cast<int64_t>(bits));
   }
 }
@@ -267,6 +272,9 @@ std::string type_error(Fn fn, DType result, const DType* operands, int count) {
   int first = row.signature == Signature::select ? 1 : 0;
   if (row.signature == Signature::select && operands[0] != DType::boolean)
     return fmt::format("the condition of {} must be bool, not {}", row.name, to_string(operands[0]));
+  const bool moves = row.signature == Signature::convert || row.signature == Signature::select || row.signature == Signature::nullary;
+  const bool in_f8 = result == DType::f8 || std::any_of(operands, operands + count, [](DType dtype) { return dtype == DType::f8; });
+  if (in_f8 && !moves) return fmt::format("{} does not take f8e4m3, which is only stored and converted", row.name);
   const int alike = row.signature == Signature::dot ? count - 1 : count;
   for (int i = first; i < alike; ++i) {
     if (!in_domain(row.domain, operands[i])) return fmt::format("{} does not take {}", row.name, to_string(operands[i]));

@@ -286,23 +286,23 @@ class Verifier : loop_ir::StatementVerifier {
 
   void statement(const MultiplyTiles& s, Scope& scope) {
     const TileProducts& p = s.products;
-    require(!scope.lanes && !scope.reduces, "products of tiles inside a lanes loop or a reduction");
-    require(scope.registers.count(s.array) > 0, fmt::format("{} is no register array", s.array));
+    DEPLO_REQUIRE(!scope.lanes && !scope.reduces, "products of tiles inside a lanes loop or a reduction");
+    DEPLO_REQUIRE(scope.registers.count(s.array) > 0, fmt::format("{} is no register array", s.array));
     const std::string problem = problem_of(p);
-    require(problem.empty(), "products of tiles: " + problem);
+    DEPLO_REQUIRE(problem.empty(), "products of tiles: " + problem);
     element(scope, s.array, {1, p.b.rows / 8 - 1, 1}, DType::f32, true);
     for_each_expr(p, [&](Expr e) { expression(scope, e, "products of tiles"); });
     for (const TileFactor* f : {&p.a, &p.b}) {
-      require(scope.shared.count(f->tiles) > 0, f->tiles + " is no shared array");
+      DEPLO_REQUIRE(scope.shared.count(f->tiles) > 0, f->tiles + " is no shared array");
       const DType dtype = access(scope, f->tiles, {0}).dtype;
-      require(size_of(dtype) == 2 && is_float(dtype), fmt::format("{} is {}, tiles are of bf16 or f16", f->tiles, to_string(dtype)));
+      DEPLO_REQUIRE(size_of(dtype) == 2 && is_float(dtype), fmt::format("{} is {}, tiles are of bf16 or f16", f->tiles, to_string(dtype)));
       element(scope, f->tiles, {p.stages * f->elements() - 1}, dtype, true);
       const auto* param =
           std::find_if(kernel_.params.data(), kernel_.params.data() + kernel_.params.size(), [&](const Param& x) { return x.name == f->buffer; });
-      require(param != kernel_.params.data() + kernel_.params.size() && param->kind == ParamKind::in && param->dtype == dtype,
-              fmt::format("{} is no input of {}", f->buffer, to_string(dtype)));
+      DEPLO_REQUIRE(param != kernel_.params.data() + kernel_.params.size() && param->kind == ParamKind::in && param->dtype == dtype,
+                    fmt::format("{} is no input of {}", f->buffer, to_string(dtype)));
     }
-    require(scope.shared.count(p.flags) > 0, p.flags + " is no shared array");
+    DEPLO_REQUIRE(scope.shared.count(p.flags) > 0, p.flags + " is no shared array");
     element(scope, p.flags, {2 * p.stages - 1}, DType::i64, true);
   }
 

@@ -35,7 +35,7 @@ typedef enum deplo_kind {
   DEPLO_CONSTANT = 2,  // of results alone: a value that was the same at every call, as JSON
 } deplo_kind;
 
-// As they lie in memory: a bool is one byte, 0 or 1; f16 and bf16 are two.
+// As they lie in memory: a bool is one byte, 0 or 1; f16 and bf16 are two; f8e4m3 is the byte of a float8_e4m3fn.
 typedef enum deplo_dtype {
   DEPLO_BOOL = 0,
   DEPLO_U8 = 1,
@@ -47,6 +47,7 @@ typedef enum deplo_dtype {
   DEPLO_BF16 = 7,
   DEPLO_F32 = 8,
   DEPLO_F64 = 9,
+  DEPLO_F8E4M3 = 10,
 } deplo_dtype;
 
 typedef struct deplo_value {

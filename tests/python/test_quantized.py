@@ -1,13 +1,24 @@
-"""Integer products in bytes: exact for every sign of the operands, size and instruction set."""
+"""Products of bytes, exact for every sign of the operands, size and instruction set; float8; layers that torchao quantises."""
 
 from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from engines import packed_by_others
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import deplo
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torchao.quantization as torchao
+    from torchao.quantization.granularity import PerGroup
+    from torchao.quantization.quant_primitives import MappingType
 
 SHAPES = ((1, 64, 40), (5, 36, 33), (37, 260, 70), (96, 1028, 48), (3, 30, 16))
 
@@ -152,3 +163,81 @@ def test_weights_of_four_bits_are_packed_two_in_a_byte(codes: torch.dtype, group
             packed = deplo._C.packed_bytes() - before
             if dtype == torch.bfloat16:  # of float32 layers, zero points stay with the weights
                 assert (packed >= n * depth) if first == 100 else (packed <= n * depth / 2 + factors + 4096)
+
+
+@pytest.mark.parametrize("features", ["native", "avx2", "sse"])
+def test_float8_is_converted_as_eager_mode_does(features: str) -> None:
+    """Every code, and numbers around each of them: halves between two codes, the largest ones, infinities, NaN."""
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    numbers = codes.float()
+    near = torch.cat(
+        [numbers, numbers * 1.03125, numbers * 1.0625, numbers * 1.1, numbers / 2, torch.tensor([463.0, 464, 465, 1e9, torch.inf, -torch.inf])]
+    )
+    near = torch.cat([near, near.nextafter(torch.tensor(torch.inf)), near.nextafter(-torch.tensor(torch.inf))])
+    options = {"strict": True, "allow_library": (), "features": features}
+
+    def wide(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(x.to(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)) + (x.view(16, 16).t().contiguous(),)
+
+    def narrow(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(x.to(dtype).to(torch.float8_e4m3fn) for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64))
+
+    for call, x in ((wide, codes), (narrow, near)):
+        torch._dynamo.reset()
+        for got, wanted in zip(torch.compile(call, backend="deplo", options=options)(x), call(x), strict=True):
+            assert got.dtype == wanted.dtype and torch.equal(got.isnan(), wanted.isnan())
+            got, wanted = got.double().nan_to_num(7), wanted.double().nan_to_num(7)
+            assert torch.equal(got, wanted) and torch.equal(got.signbit(), wanted.signbit())
+    torch._dynamo.reset()
+    with pytest.raises(deplo.UnsupportedError, match="arithmetic in float8"):
+        torch.compile(lambda x: x.abs(), backend="deplo", options=options)(codes)
+
+
+def in_float64(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Eager mode's result with products of the same operands in float64."""
+
+    class Wide(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.overloadpacket in (torch.ops.aten.addmm, torch.ops.aten.mm):
+                return func(*(a.double() for a in args), **(kwargs or {}))
+            return func(*args, **(kwargs or {}))
+
+    with Wide():
+        return layer(x).double()
+
+
+CONFIGS: dict[str, tuple[Callable[[], Any], float]] = {
+    "float8": (torchao.Float8WeightOnlyConfig, 1.1),
+    "int4 under int8": (
+        lambda: torchao.Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(32)),
+        1.1 + 6 / 32,
+    ),
+    "int4 with zeros under int8": (
+        lambda: torchao.Int8DynamicActivationIntxWeightConfig(
+            weight_dtype=torch.int4, weight_granularity=PerGroup(64), weight_mapping_type=MappingType.ASYMMETRIC
+        ),
+        1.1 + 6 / 64,
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("features", ["native", "avx2"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_layers_of_torchao_stay_narrow(name: str, features: str, dtype: torch.dtype) -> None:
+    """All of it is generated, and weights take a byte at most, with what their factors need."""
+    torch.manual_seed(0)
+    config, bytes_each = CONFIGS[name]
+    layer = nn.Sequential(nn.Linear(256, 160)).to(dtype).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torchao.quantize_(layer, config())
+    before = packed_by_others()
+    for rows in (1, 5, 40, 150):
+        torch._dynamo.reset()
+        x = torch.randn(rows, 256, dtype=dtype) + 0.5
+        with torch.no_grad():
+            compiled = torch.compile(layer, backend="deplo", options={"strict": True, "allow_library": (), "features": features})
+            got, theirs, exact = compiled(x).double(), layer(x).double(), in_float64(layer, x)
+        assert (got - exact).abs().max() <= (theirs - exact).abs().max() + 2 * torch.finfo(dtype).eps * exact.abs().max()
+    assert deplo._C.packed_bytes() - before <= 160 * 256 * bytes_each + 8192

@@ -16,6 +16,7 @@ c10::ScalarType to_scalar_type(DType dtype) {
     case DType::bf16: return c10::ScalarType::BFloat16;
     case DType::f32: return c10::ScalarType::Float;
     case DType::f64: return c10::ScalarType::Double;
+    case DType::f8: return c10::ScalarType::Float8_e4m3fn;
   }
   throw InternalError("a dtype without a scalar type");
 }
@@ -32,6 +33,7 @@ DType from_scalar_type(c10::ScalarType type) {
     case c10::ScalarType::BFloat16: return DType::bf16;
     case c10::ScalarType::Float: return DType::f32;
     case c10::ScalarType::Double: return DType::f64;
+    case c10::ScalarType::Float8_e4m3fn: return DType::f8;
     default: throw UnsupportedError(fmt::format("dtype {} is not one of deplo's", c10::toString(type)));
   }
 }

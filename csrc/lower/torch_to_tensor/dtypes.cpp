@@ -94,6 +94,11 @@ const std::vector<Demand>& demands() {
   return all;
 }
 
+/// Operators that move elements, or convert them: all that there is for float8.
+constexpr std::string_view kMoves =
+    "|_to_copy|_reshape_alias|_unsafe_view|alias|as_strided|cat|clone|contiguous|copy|detach|diagonal|expand|flip|index|index_select|lift|lift_fresh|"
+    "permute|repeat|reshape|roll|select|slice|split|split_with_sizes|squeeze|stack|t|transpose|unbind|unfold|unsqueeze|view|embedding|";
+
 std::optional<DType> dtype_of(const torch_ir::Node& node, std::string_view name, const Call::TorchValues& values) {
   for (const auto& [key, attribute] : node.arguments) {
     if (key != name) continue;
@@ -110,6 +115,15 @@ std::optional<DType> dtype_of(const torch_ir::Node& node, std::string_view name,
 void refuse_dtypes(const torch_ir::Node& node, const Call::TorchValues& values) {
   const size_t start = node.op.find('.') + 1;
   const std::string packet = "|" + node.op.substr(start, node.op.find('.', start) - start) + "|";
+  if (kMoves.find(packet) == std::string_view::npos) {
+    auto is_f8 = [&](const std::string& name) { return values.at(name).type.dtype == DType::f8; };
+    bool some = false;
+    for (const auto& result : node.results) some = some || (result.type && result.type->dtype == DType::f8);
+    for (const auto& [key, attribute] : node.arguments) {
+      if (const auto* value = std::get_if<ValueName>(&attribute.value)) some = some || is_f8(value->name);
+    }
+    DEPLO_SUPPORT(!some, "arithmetic in float8");
+  }
   for (const Demand& demand : demands()) {
     if (demand.packets.find(packet) == std::string_view::npos) continue;
     DTypes dtypes;

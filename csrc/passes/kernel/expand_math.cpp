@@ -1,7 +1,9 @@
 #include "passes/kernel/expand_math.h"
 
 #include <map>
+#include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "kernel_ir/rewrite.h"
@@ -132,10 +134,44 @@ Binary binary_sequence(Fn fn) {
   }
 }
 
+/// Who reads each value of a kernel.
+class Readers {
+ public:
+  explicit Readers(const Block& body) {
+    visit_all(body, [&](const Stmt& stmt) {
+      const auto* let = std::get_if<Let>(&stmt.node);
+      map_uses(std::make_shared<Stmt>(stmt), {[&](const std::string& name) {
+                                                auto& [count, reader] = readers_[name];
+                                                ++count;
+                                                reader = let;
+                                                return name;
+                                              },
+                                              [](Expr e) { return e; }});
+    });
+  }
+
+  /// Whether a value is only scaled, rounded to a whole number and kept as a byte: its last digits do not show.
+  bool becomes_byte(std::string name) const {
+    for (bool rounded = false;;) {
+      auto it = readers_.find(name);
+      const Let* let = it != readers_.end() && it->second.first == 1 ? it->second.second : nullptr;
+      if (!let) return false;
+      if (let->fn == Fn::cast) return rounded && size_of(let->type.dtype) == 1 && is_integer(let->type.dtype);
+      rounded = rounded || let->fn == Fn::round;
+      const bool scales = let->fn == Fn::mul || let->fn == Fn::add || let->fn == Fn::max || let->fn == Fn::min;
+      if (!(scales && (rounded || let->fn == Fn::mul)) && let->fn != Fn::round) return false;
+      name = let->name;
+    }
+  }
+
+ private:
+  std::map<std::string, std::pair<int, const Let*>> readers_;
+};
+
 /// The statements that compute `let`, the last of which defines its name; nothing if it stays.
-std::optional<Block> expand(const Let& let) {
+std::optional<Block> expand(const Let& let, const Readers& readers) {
   if (let.type.dtype != DType::f32) return std::nullopt;
-  Unary unary = unary_sequence(let.fn);
+  Unary unary = let.fn == Fn::gelu && readers.becomes_byte(let.name) ? &Math::gelu_near : unary_sequence(let.fn);
   Binary binary = binary_sequence(let.fn);
   if (!unary && !binary) return std::nullopt;
   Block block;
@@ -155,9 +191,9 @@ std::optional<Block> expand(const Let& let) {
   return block;
 }
 
-Block expand_each(const Ref<Stmt>& stmt) {
+Block expand_each(const Ref<Stmt>& stmt, const Readers& readers) {
   if (const auto* let = std::get_if<Let>(&stmt->node))
-    if (auto sequence = expand(*let)) return *std::move(sequence);
+    if (auto sequence = expand(*let, readers)) return *std::move(sequence);
   return {stmt};
 }
 
@@ -165,11 +201,13 @@ Block expand_each(const Ref<Stmt>& stmt) {
 
 kernel_ir::Module expand_math(kernel_ir::Module module, const PassContext& ctx) {
   const std::set<Fn>& own = target_of(ctx).own_functions;
-  auto expand_others = [&](const Ref<Stmt>& stmt) -> Block {
-    const auto* let = std::get_if<Let>(&stmt->node);
-    return let && own.count(let->fn) ? Block{stmt} : expand_each(stmt);
-  };
-  return with_bodies(std::move(module), [&](const Kernel& kernel) { return rewrite(kernel.body, expand_others); });
+  return with_bodies(std::move(module), [&](const Kernel& kernel) {
+    const Readers readers(kernel.body);
+    return rewrite(kernel.body, [&](const Ref<Stmt>& stmt) -> Block {
+      const auto* let = std::get_if<Let>(&stmt->node);
+      return let && own.count(let->fn) ? Block{stmt} : expand_each(stmt, readers);
+    });
+  });
 }
 
 }  // namespace deplo

@@ -8,8 +8,8 @@ namespace deplo {
 
 /// float32 functions as sequences of arithmetic, comparisons and selects on vectors. Error at most 1 ulp over the full range; NaN,
 /// infinities, denormals and -0 as IEEE 754-2019 recommends. Hot functions (exp, exp2, tanh, erf) run in float32; the others run in
-/// float64 inside and round once, which leaves them below 0.51 ulp, those by exp64_short below 0.55. Polynomials are minimax fits (Remez) of the
-/// quotient named beside them, made for this file.
+/// float64 inside and round once, which leaves them below 0.51 ulp, those by exp64_short below 0.55; those called near are less exact. Polynomials
+/// are minimax fits (Remez) of the quotient named beside them, made for this file.
 ///
 /// `B` builds or evaluates values:
 ///   using Value;  Value literal(DType, double);  Value apply(Fn, std::initializer_list<Value>);  Value cast(Value, DType);
@@ -127,6 +127,19 @@ class VectorMath {
     auto zero = mul(x, f(0));
     auto whole = wide(where(gt(x, f(0)), x, zero));
     return narrow(sub(whole, tail));
+  }
+
+  /// The same in float32, within 2^-18 of it: for what is rounded to a byte.
+  V gelu_near(V x) {
+    auto c = abs(x);
+    auto a = where(gt(c, f(14.5)), f(0), c);
+    auto inverse = div(f(1), add(a, f(3)));
+    auto r = polynomial(DType::f32, fma(inverse, f(-6), f(1)),
+                        {0x1.754a76p-1, -0x1.04c72ap-1, 0x1.d71386p-3, -0x1.832d0ap-5, -0x1.56d5fcp-7, 0x1.c8bd7ep-8, 0x1.0ca418p-10, -0x1.0eab82p-10,
+                         -0x1.00a4d4p-12, 0x1.13424cp-13, 0x1.c8cd38p-15});
+    auto density = exp(mul(mul(a, a), f(-0.5)));
+    auto tail = mul(mul(a, r), mul(density, inverse));
+    return sub(where(gt(x, f(0)), x, mul(x, f(0))), tail);
   }
 
   V gelu_tanh(V x) {

@@ -1,5 +1,6 @@
 #include "passes/loop/narrow_buffers.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -12,6 +13,13 @@ namespace {
 
 using namespace loop_ir;
 
+/// A factor that the kernel itself makes, for which a buffer is to be added, with the loops around it as dimensions.
+struct Made {
+  std::string value;
+  DType dtype = DType::f32;
+  std::vector<Axis> axes;
+};
+
 /// A value as a chain of functions of one narrower value, in the order in which they apply. Their other operands are constants, or factors: values
 /// that a reader can load, too, and that are the same for many elements.
 struct Recipe {
@@ -19,7 +27,8 @@ struct Recipe {
   DType dtype = DType::f32;  ///< of the base
   std::vector<Let> steps;    ///< `base` and results stand under the names that they have in the body they are from
   std::map<std::string, Scalar> constants;
-  Block factors;            ///< the statements that make them
+  Block factors;  ///< the statements that make them; of what is `made` a load from a buffer that has its name
+  std::vector<Made> made;
   std::vector<Expr> index;  ///< of the store, whose axes the factors' loads may use
 
   /// Whether both do the same, whatever the names.
@@ -64,24 +73,33 @@ struct Recipe {
   }
 };
 
-/// What a reader may compute again for each element: a zero point and a scale, say.
-constexpr size_t kMostSteps = 3;
+/// What a reader may compute again for each element, beside casts: a zero point and a scale, say.
+constexpr int kMostSteps = 2;
 
 struct Recipes {
   std::map<std::string, const Let*> lets;
   std::map<std::string, DType> dtypes;
   std::map<std::string, Ref<Stmt>> statements;
+  std::map<std::string, std::vector<Axis>> around;  ///< the loops around what makes a value
 
   explicit Recipes(const Block& body) {
-    visit(body, [&](const Stmt& stmt, const auto&) {
+    visit(body, [&](const Stmt& stmt, const std::vector<Axis>& loops) {
+      if (const auto* reduce = std::get_if<Reduce>(&stmt.node)) {
+        for (size_t i = 0; i < reduce->results.size(); ++i) {
+          dtypes[reduce->results[i]] = reduce->dtypes[i];
+          around[reduce->results[i]] = loops;
+        }
+      }
       if (const auto* load = std::get_if<Load>(&stmt.node)) {
         dtypes[load->name] = load->dtype;
+        around[load->name] = loops;
         statements[load->name] = make_stmt(*load);
       }
       const auto* let = std::get_if<Let>(&stmt.node);
       if (!let) return;
       lets[let->name] = let;
       dtypes[let->name] = let->dtype;
+      around[let->name] = loops;
       statements[let->name] = make_stmt(*let);
     });
   }
@@ -105,6 +123,24 @@ struct Recipes {
     return true;
   }
 
+  /// Appends a factor that is made outside of some of the loops around the store.
+  bool make_factor(const std::string& value, Recipe& into) const {
+    auto loops = around.find(value);
+    auto dtype = dtypes.find(value);
+    if (loops == around.end() || dtype == dtypes.end()) return false;
+    std::vector<Expr> places;
+    for (const Axis& axis : loops->second) {
+      places.push_back(Expr::symbol(axis.name));
+      if (std::find(into.index.begin(), into.index.end(), places.back()) == into.index.end()) return false;
+    }
+    const auto dimensions = std::count_if(into.index.begin(), into.index.end(), [](Expr e) { return !e.is_constant(); });
+    if (static_cast<std::ptrdiff_t>(places.size()) >= dimensions) return false;
+    if (places.empty()) places.emplace_back(0);
+    into.factors.push_back(make_stmt(Load{value, dtype->second, value, std::move(places), {}, {}}));
+    into.made.push_back({value, dtype->second, loops->second});
+    return true;
+  }
+
   const Let* constant(const std::string& value) const {
     auto it = lets.find(value);
     return it != lets.end() && it->second->fn == Fn::constant ? it->second : nullptr;
@@ -118,9 +154,11 @@ struct Recipes {
     Recipe so_far;
     so_far.index = index;
     std::string at = value;
-    while (so_far.steps.size() < kMostSteps) {
+    int arithmetic = 0;
+    while (true) {
       auto it = lets.find(at);
       if (it == lets.end() || !is_cheap(*it->second)) break;
+      if (it->second->fn != Fn::cast && ++arithmetic > kMostSteps) break;
       std::string next;
       bool single = true;
       const auto& operands = it->second->operands;
@@ -130,7 +168,10 @@ struct Recipes {
           continue;
         }
         // What is quantised comes first.
+        const size_t before = so_far.factors.size();
         if (n > 0 && !next.empty() && add_factor(operands[n], index, so_far.factors)) continue;
+        so_far.factors.resize(before);
+        if (n > 0 && !next.empty() && make_factor(operands[n], so_far)) continue;
         single = single && next.empty();
         next = operands[n];
       }
@@ -150,6 +191,36 @@ struct Recipes {
 
 struct Narrower {
   ProgramGraph graph;
+
+  static bool is_made(const Recipe& recipe, const std::string& value) {
+    return std::any_of(recipe.made.begin(), recipe.made.end(), [&](const Made& made) { return made.value == value; });
+  }
+
+  /// Adds the buffers of factors that the writer makes.
+  void store_factors(size_t writer, Recipe& recipe) {
+    for (const Made& made : recipe.made) {
+      std::vector<Expr> shape;
+      for (const Axis& axis : made.axes) shape.push_back(axis.extent);
+      if (shape.empty()) shape.emplace_back(1);
+      const std::string buffer = graph.add_buffer("factor0", made.dtype, shape);
+      for (auto& factor : recipe.factors) {
+        const auto* load = std::get_if<Load>(&factor->node);
+        if (!load || load->name != made.value) continue;
+        Load from = *load;
+        from.buffer = buffer;
+        factor = make_stmt(from);
+        const Store store{buffer, from.index, made.value, {}, Combiner::set};
+        graph.set_body(writer, rewrite(graph.nodes()[writer].body, [&](const Ref<Stmt>& stmt) -> Block {
+                         const auto* let = std::get_if<Let>(&stmt->node);
+                         const auto* read = std::get_if<Load>(&stmt->node);
+                         const auto* reduce = std::get_if<Reduce>(&stmt->node);
+                         const bool makes = (let && let->name == made.value) || (read && read->name == made.value) ||
+                                            (reduce && std::count(reduce->results.begin(), reduce->results.end(), made.value) > 0);
+                         return makes ? Block{stmt, make_stmt(store)} : Block{stmt};
+                       }));
+      }
+    }
+  }
 
   /// What all stores to the buffer store.
   std::optional<Recipe> recipe_of(const std::string& name) {
@@ -179,7 +250,7 @@ struct Narrower {
       // Each element of the buffer stands for itself, and factors stay as they are until the last reader.
       fits = fits && stores == 1 && own;
       for (const auto& factor : found->factors)
-        if (const auto* load = std::get_if<Load>(&factor->node))
+        if (const auto* load = std::get_if<Load>(&factor->node); load && !is_made(*found, load->name))
           fits = fits && graph.find_buffer(load->buffer) && !graph.is_versioned(load->buffer) && node.writes.count(load->buffer) == 0;
     }
     if (!fits || !found) return std::nullopt;
@@ -262,6 +333,7 @@ struct Narrower {
       if (!recipe) continue;
       std::set<size_t> users = graph.readers(name);
       users.insert(graph.writers(name)[0]);
+      store_factors(graph.writers(name)[0], *recipe);
       graph.set_dtype(name, recipe->dtype);
       for (size_t at : users) graph.set_body(at, clean(narrowed(graph.nodes()[at].body, name, *recipe), graph.program().symbols));
     }

@@ -21,6 +21,10 @@ constexpr int64_t kStep = 4;  // bytes of a word, that are multiplied together
 constexpr int64_t kMostProduct = 255 * 128;
 constexpr int64_t kMostSum = (int64_t{1} << 31) - 1;
 constexpr double kMostZeroPoint = 256;
+constexpr double kMostPadding = 1.34;  // of an axis of taps, up to whole words: 3 to 4, 7 to 8
+constexpr int64_t kWidestBorder = 4;   // times as long as the dimension
+
+int64_t round_to_words(int64_t n) { return (n + kStep - 1) / kStep * kStep; }
 
 /// (code - zero points) * scales.
 struct Factor {
@@ -177,11 +181,17 @@ struct Summer {
     return b && b->kind == BufferKind::input && b->is_static && !graph.is_versioned(buffer);
   }
 
+  /// What is read of each dimension of the rows, beyond its ends where a guard's fill stands for that.
+  struct Border {
+    std::vector<int64_t> lo, hi;
+  };
+
   struct Sum {
     const Reduce* reduce = nullptr;
     Factor rows, lanes;  ///< those of the static operand are lanes
     std::vector<Axis> row_axes, lane_axes, summed;
     int64_t depth = 1;
+    std::optional<Border> border;  ///< of a copy of the rows that words of the last summed axis need
   };
 
   std::optional<Sum> sum_of(const Contraction& c, const Block& body) const {
@@ -191,7 +201,7 @@ struct Summer {
     auto b = factor_of(c.b.value, values);
     if (!a || !b || is_static(a->code.buffer) == is_static(b->code.buffer)) return std::nullopt;
     const bool swapped = is_static(a->code.buffer);
-    Sum sum{c.reduce, swapped ? *b : *a, swapped ? *a : *b, {}, {}, c.reduce->axes, 1};
+    Sum sum{c.reduce, swapped ? *b : *a, swapped ? *a : *b, {}, {}, c.reduce->axes, 1, {}};
     if (sum.rows.code.dtype == DType::u8 && sum.lanes.code.dtype == DType::u8) return std::nullopt;
     const ContractionOperand& rows = swapped ? c.b : c.a;
     const ContractionOperand& lanes = swapped ? c.a : c.b;
@@ -208,15 +218,98 @@ struct Summer {
       sum.depth *= axis.extent.value();
       if (sum.depth * kMostProduct > kMostSum) return std::nullopt;
     }
-    if (sum.depth % kStep != 0 || sum.depth == 0) return std::nullopt;
+    if (sum.depth == 0) return std::nullopt;
     // What are windows' taps goes outside of what may lie in memory as it is.
     auto own = [&](const Axis& axis) {
       const auto& index = sum.rows.code.index;
       return std::find(index.begin(), index.end(), Expr::symbol(axis.name)) != index.end();
     };
-    std::stable_sort(sum.summed.begin(), sum.summed.end(), [&](const Axis& x, const Axis& y) { return own(x) < own(y); });
-    if (sum.summed.size() > 1 && (!own(sum.summed.back()) || sum.summed.back().extent.value() % kStep != 0)) return std::nullopt;
+    std::vector<Axis> ordered = sum.summed;
+    std::stable_sort(ordered.begin(), ordered.end(), [&](const Axis& x, const Axis& y) { return own(x) < own(y); });
+    const bool whole = sum.depth % kStep == 0 && (ordered.size() == 1 || (own(ordered.back()) && ordered.back().extent.value() % kStep == 0));
+    if (whole)
+      sum.summed = ordered;
+    else if (!add_border(sum))
+      return std::nullopt;
     return sum;
+  }
+
+  /// Rows of few channels: where a window's taps lie along memory, and a few more of them whose weights are 0 fill words, sets the border of a copy
+  /// in which they exist, and puts their axis last.
+  bool add_border(Sum& sum) const {
+    const Buffer& buffer = graph.buffer(sum.rows.code.buffer);
+    const auto& index = sum.rows.code.index;
+    if (buffer.strides != contiguous_strides(buffer.shape) || index.empty() || !sum.lanes.code.guard.empty()) return false;
+    Border border;
+    for (size_t d = 0; d < index.size(); ++d) {
+      Expr rest = index[d];
+      int64_t lo = 0;
+      int64_t hi = 0;
+      for (const auto& axes : {sum.row_axes, sum.summed}) {
+        for (const Axis& axis : axes) {
+          const auto step = linear_coefficient(index[d], axis.name);
+          if (!step || !step->is_constant() || !axis.extent.is_constant()) return false;
+          const int64_t far = step->value() * (axis.extent.value() - 1);
+          (far < 0 ? lo : hi) += far;
+          rest = substitute(rest, {{axis.name, Expr(0)}});
+        }
+      }
+      if (!rest.is_constant() || !buffer.shape[d].is_constant()) return false;
+      border.lo.push_back(lo + rest.value());
+      border.hi.push_back(hi + rest.value());
+      if (border.hi.back() - border.lo.back() > kWidestBorder * buffer.shape[d].value()) return false;
+    }
+    // The guard says nothing but that this is an element.
+    for (const Cond& c : sum.rows.code.guard) {
+      bool is_end = false;
+      for (size_t d = 0; d < index.size(); ++d)
+        is_end = is_end || (c.kind == Cond::Kind::ge0 && (c.expr == index[d] || c.expr == buffer.shape[d] - 1 - index[d]));
+      if (!is_end) return false;
+    }
+    auto last = std::find_if(sum.summed.begin(), sum.summed.end(), [&](const Axis& axis) {
+      const auto step = linear_coefficient(index.back(), axis.name);
+      return step && step->is(1) && round_to_words(axis.extent.value()) <= kMostPadding * axis.extent.value();
+    });
+    if (last == sum.summed.end()) return false;
+    std::rotate(last, last + 1, sum.summed.end());
+    border.hi.back() += round_to_words(sum.summed.back().extent.value()) - sum.summed.back().extent.value();
+    sum.border = std::move(border);
+    return true;
+  }
+
+  /// The loads of a sum whose rows get a border, which a kernel of its own copies, and whose last axis ends with a word.
+  void copy_with_border(Sum& sum, size_t like) {
+    const Load& code = sum.rows.code;
+    const std::vector<Expr> shape = graph.buffer(code.buffer).shape;
+    Names names;
+    std::vector<Axis> axes;
+    Load from = code;
+    from.name = names.fresh("v0");
+    from.guard.clear();
+    std::vector<Expr> place;
+    Load to = code;
+    to.guard.clear();
+    for (size_t d = 0; d < shape.size(); ++d) {
+      axes.push_back({names.fresh("i0"), Expr(sum.border->hi[d] - sum.border->lo[d] + 1)});
+      place.push_back(Expr::symbol(axes.back().name));
+      from.index[d] = place.back() + sum.border->lo[d];
+      if (sum.border->lo[d] < 0) from.guard.push_back({Cond::Kind::ge0, from.index[d]});
+      if (sum.border->hi[d] >= shape[d].value()) from.guard.push_back({Cond::Kind::ge0, shape[d] - 1 - from.index[d]});
+      to.index[d] = code.index[d] - sum.border->lo[d];
+    }
+    if (!from.guard.empty() && code.guard.empty()) from.fill = zero_of(code.dtype);
+    std::vector<Expr> extents;
+    for (const Axis& axis : axes) extents.push_back(axis.extent);
+    to.buffer = graph.add_buffer("bordered0", code.dtype, extents);
+    Body body(names);
+    body.append(make_stmt(from));
+    body.store(to.buffer, place, from.name);
+    graph.add_kernel(make_nest(axes, body.take()), like);
+    sum.rows.code = std::move(to);
+    Axis& last = sum.summed.back();
+    sum.lanes.code.guard.push_back({Cond::Kind::ge0, last.extent - 1 - Expr::symbol(last.name)});
+    sum.lanes.code.fill = zero_of(sum.lanes.code.dtype);
+    last.extent = round_to_words(last.extent.value());
   }
 
   /// Whether the innermost dimension runs along an axis of the lanes, or may be laid so.
@@ -312,6 +405,35 @@ struct Summer {
     return sum;
   }
 
+  /// Zero points of static lanes as a buffer of float32, made by a kernel of its own; nothing where they are no elements of a buffer.
+  std::optional<std::string> zeros_of(const Sum& sum, const Values& values, size_t like) {
+    if (sum.lanes.zeros.size() != 1 || sum.lanes.zeros[0].added) return std::nullopt;
+    std::string value = sum.lanes.zeros[0].value;
+    while (const Let* let = values.let(value)) {
+      if (let->fn != Fn::cast) return std::nullopt;
+      value = let->operands[0];
+    }
+    const Load* load = values.load(value);
+    if (!load || !load->guard.empty() || !is_static(load->buffer)) return std::nullopt;
+    std::set<std::string> read;
+    for (const Expr& e : load->index) collect_symbols(e, read);
+    std::vector<Expr> shape;
+    Names names;
+    names.reserve(load->name);
+    for (const Axis& axis : sum.lane_axes) {
+      shape.push_back(axis.extent);
+      names.reserve(axis.name);
+      read.erase(axis.name);
+    }
+    if (!read.empty()) return std::nullopt;
+    std::string buffer = graph.add_buffer("zeros0", DType::f32, shape);
+    Body body(names);
+    body.append(make_stmt(*load));
+    body.store(buffer, places(sum.lane_axes), body.cast(load->name, load->dtype, DType::f32));
+    graph.add_kernel(make_nest(sum.lane_axes, body.take()), like);
+    return buffer;
+  }
+
   static std::vector<Expr> places(const std::vector<Axis>& axes) {
     std::vector<Expr> out;
     for (const Axis& axis : axes) out.push_back(Expr::symbol(axis.name));
@@ -327,14 +449,16 @@ struct Summer {
       for (const auto& zero : factor->zeros) wanted.insert(zero.value);
     }
     body.append(values.made_inside(*sum.reduce, wanted));
+    Sum words = sum;
+    if (sum.border) copy_with_border(words, at);
     Body inner(names);
-    inner.append(make_stmt(sum.rows.code));
-    const std::string a = inner.cast(sum.rows.code.name, sum.rows.code.dtype, DType::i32);
-    inner.append(make_stmt(sum.lanes.code));
-    const std::string b = inner.cast(sum.lanes.code.name, sum.lanes.code.dtype, DType::i32);
+    inner.append(make_stmt(words.rows.code));
+    const std::string a = inner.cast(words.rows.code.name, words.rows.code.dtype, DType::i32);
+    inner.append(make_stmt(words.lanes.code));
+    const std::string b = inner.cast(words.lanes.code.name, words.lanes.code.dtype, DType::i32);
     const std::string product = inner.let(Fn::mul, DType::i32, {a, b});
     const std::string whole = names.fresh(sum.reduce->results[0]);
-    body.append(make_stmt(Reduce{{whole}, {DType::i32}, Combiner::sum, {product}, sum.summed, inner.take()}));
+    body.append(make_stmt(Reduce{{whole}, {DType::i32}, Combiner::sum, {product}, words.summed, inner.take()}));
     const auto rows_zero = known_zero(sum.rows, values);
     const auto lanes_zero = known_zero(sum.lanes, values);
     std::string value = whole;
@@ -360,7 +484,9 @@ struct Summer {
         const std::string depth = body.constant(Scalar::of_float(DType::f32, static_cast<double>(sum.depth)));
         wide = body.let(Fn::sub, DType::f32, {wide, body.let(Fn::mul, DType::f32, {depth, rows_value})});
       }
-      value = body.let(Fn::sub, DType::f32, {value, body.let(Fn::mul, DType::f32, {zero_value(sum.lanes, values, body), wide})});
+      const auto zeros = zeros_of(sum, values, at);
+      const std::string zero = zeros ? body.load(*zeros, DType::f32, places(sum.lane_axes)) : zero_value(sum.lanes, values, body);
+      value = body.let(Fn::sub, DType::f32, {value, body.let(Fn::mul, DType::f32, {zero, wide})});
     }
     std::string scale;
     for (const Factor* factor : {&sum.rows, &sum.lanes})
@@ -373,9 +499,46 @@ struct Summer {
     return out;
   }
 
+  /// With a loop over the only row of what is not static, so that sums are those of rows and lanes; unchanged where there is none.
+  Block with_row(const Block& body) const {
+    Nest nest = peel(body);
+    Kernel kernel;
+    kernel.body = body;
+    Names names;
+    names.reserve(kernel);
+    const std::string row = names.fresh("i0");
+    bool found = false;
+    for (auto& stmt : nest.body) {
+      const auto* reduce = std::get_if<Reduce>(&stmt->node);
+      if (!reduce) continue;
+      Reduce copy = *reduce;
+      for (auto& inner : copy.body) {
+        const auto* load = std::get_if<Load>(&inner->node);
+        const Buffer* buffer = load ? graph.program().find_buffer(load->buffer) : nullptr;
+        if (!buffer || is_static(load->buffer)) continue;
+        for (size_t d = 0; d < load->index.size(); ++d) {
+          if (!load->index[d].is(0) || !buffer->shape[d].is(1)) continue;
+          Load with = *load;
+          with.index[d] = Expr::symbol(row);
+          inner = make_stmt(std::move(with));
+          found = true;
+          break;
+        }
+      }
+      stmt = make_stmt(std::move(copy));
+    }
+    if (!found) return body;
+    nest.axes.insert(nest.axes.begin(), {row, 1});
+    return make_nest(nest.axes, nest.body);
+  }
+
   void convert(size_t at) {
-    const Block before = graph.nodes()[at].body;
-    const std::vector<Sum> sums = sums_of(before);
+    Block before = graph.nodes()[at].body;
+    std::vector<Sum> sums = sums_of(before);
+    if (sums.empty()) {
+      before = with_row(before);
+      sums = sums_of(before);
+    }
     if (sums.empty()) return;
     Kernel kernel;
     kernel.symbols = graph.program().symbols;

@@ -19,6 +19,7 @@ int precision(DType dtype) {
     case DType::i16: return 15;
     case DType::i32: return 31;
     case DType::i64: return 63;
+    case DType::f8: return 4;
     case DType::f16: return 11;
     case DType::bf16: return 8;
     case DType::f32: return 24;
@@ -106,6 +107,37 @@ std::string same_as(const Editor& editor, const Elementwise& node, DType dtype) 
   }
 }
 
+/// A number that all elements reach, unless they are NaN; nothing where none is known.
+std::optional<double> least(const Editor& editor, const std::string& name) {
+  const Op* op = editor.definition(name);
+  const auto* node = op ? std::get_if<Elementwise>(&op->node) : nullptr;
+  if (!node || !is_float(op->results[0].type.dtype) || node->operands.empty()) return std::nullopt;
+  const auto below = least(editor, node->operands[0]);
+  const Scalar* right = node->operands.size() > 1 ? editor.literal(node->operands[1]) : nullptr;
+  switch (node->fn) {
+    case Fn::max: return right && !std::isnan(right->f) ? std::optional(std::max(right->f, below.value_or(right->f))) : std::nullopt;
+    case Fn::mul: return right && right->f > 0 && std::isfinite(right->f) && below && *below >= 0 ? std::optional(0.0) : std::nullopt;
+    case Fn::add: return right && right->f >= 0 && std::isfinite(right->f) ? below : std::nullopt;
+    case Fn::round: return below ? std::optional(std::floor(*below)) : std::nullopt;
+    default: return std::nullopt;
+  }
+}
+
+/// What lies between two numbers and becomes an integer, without the lower one if that is known; signs of zeros do not show.
+Ref<Op> without_lower_bound(Editor& editor, const Op& op, const Elementwise& cast) {
+  const Value& result = op.results[0];
+  const Elementwise* upper = elementwise(editor, cast.operands[0], Fn::min);
+  const Elementwise* lower = upper ? elementwise(editor, upper->operands[0], Fn::max) : nullptr;
+  const Scalar* bound = lower ? editor.literal(lower->operands[1]) : nullptr;
+  if (!bound || !is_float(bound->dtype) || is_float(result.type.dtype) || result.type.dtype == DType::boolean) return nullptr;
+  const auto known = least(editor, lower->operands[0]);
+  if (!known || *known < bound->f) return nullptr;
+  const Value x = editor.value(lower->operands[0]);
+  const Value limit = editor.value(upper->operands[1]);
+  const Value bounded = editor.emit(make_elementwise(editor.fresh(), Fn::min, x.type.dtype, {x, limit}, op.provenance));
+  return make_elementwise(result.name, Fn::cast, result.type.dtype, {bounded}, op.provenance);
+}
+
 /// The op in a cheaper form with the same bits, or null.
 Ref<Op> cheaper(Editor& editor, const Op& op, const Elementwise& node) {
   const Value& result = op.results[0];
@@ -123,7 +155,7 @@ Ref<Op> cheaper(Editor& editor, const Op& op, const Elementwise& node) {
   }
   if (node.fn == Fn::cast) {
     const Elementwise* inner = elementwise(editor, node.operands[0], Fn::cast);
-    if (!inner) return nullptr;
+    if (!inner) return without_lower_bound(editor, op, node);
     Value x = editor.value(inner->operands[0]);
     DType through = editor.value(node.operands[0]).type.dtype;
     // NaN to bool or integer is decided by the source's own rule, so only conversions that keep every value are skipped.

@@ -8,6 +8,7 @@ namespace deplo {
 /// deplo_small_product is x exp(y): exp(y + 37) exp(-37) where exp(y) may be subnormal, below -40, where 1 + exp(y) is 1.
 inline constexpr std::string_view kCudaPrelude = R"cuda(typedef struct { unsigned short bits; } deplo_f16;
 typedef struct { unsigned short bits; } deplo_bf16;
+typedef struct { unsigned char bits; } deplo_f8;
 template <class T, int N> struct __align__(N * sizeof(T) < 16 ? N * sizeof(T) : 16) deplo_pack { T lane[N]; };
 template <int N, class T> __device__ inline deplo_pack<T, N> deplo_get(const T* p) { return *(const deplo_pack<T, N>*)p; }
 template <class T, int N> __device__ inline void deplo_put(T* p, const deplo_pack<T, N>& v) { *(deplo_pack<T, N>*)p = v; }
@@ -23,6 +24,21 @@ __device__ inline deplo_bf16 deplo_to_bf16(float v) {
   r.bits = (b & 0x7fffffffu) > 0x7f800000u ? (unsigned short)((b >> 16) | 0x40u) : (unsigned short)((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
   #endif
   return r;
+}
+__device__ inline float deplo_from_f8(deplo_f8 v) {
+  unsigned s = (unsigned)(v.bits & 0x80u) << 24, m = v.bits & 0x7fu;
+  if (m == 0x7f) return deplo_bits<float>(s | 0x7ff00000u);
+  if (m >= 8) return deplo_bits<float>(s | ((m << 20) + 0x3c000000u));
+  return deplo_bits<float>(s | deplo_bits<unsigned>((float)m * 0.001953125f));
+}
+__device__ inline deplo_f8 deplo_to_f8(float v) {
+  unsigned b = deplo_bits<unsigned>(v), s = (b >> 24) & 0x80u, m = b & 0x7fffffffu, r = (m + 0x7ffffu + ((m >> 20) & 1u) - 0x3c000000u) >> 20;
+  if (m < 0x3c800000u) r = deplo_bits<unsigned>(deplo_bits<float>(m) + 16384.0f) - 0x46800000u;
+  if (r > 0x7e) r = 0x7e;
+  if (m > 0x7f800000u) r = 0x7f;
+  deplo_f8 h;
+  h.bits = (unsigned char)(s | r);
+  return h;
 }
 __device__ inline float deplo_from_f16(deplo_f16 h) {
   #if __CUDA_ARCH__ >= 530

@@ -35,6 +35,7 @@ std::string_view memory_type(DType dtype) {
     case DType::bf16: return "deplo_bf16";
     case DType::f32: return "float";
     case DType::f64: return "double";
+    case DType::f8: return "deplo_f8";
   }
   return "";
 }
@@ -150,6 +151,7 @@ class BodyWriter {
   static std::string wrap(DType dtype, const std::string& f32) {
     if (dtype == DType::bf16) return fmt::format("deplo_to_bf16({})", f32);
     if (dtype == DType::f16) return fmt::format("deplo_to_f16({})", f32);
+    if (dtype == DType::f8) return fmt::format("deplo_to_f8({})", f32);
     return f32;
   }
 
@@ -157,10 +159,11 @@ class BodyWriter {
     if (from == to) return operand;
     std::string wide = from == DType::bf16  ? fmt::format("deplo_from_bf16({})", operand)
                        : from == DType::f16 ? fmt::format("deplo_from_f16({})", operand)
+                       : from == DType::f8  ? fmt::format("deplo_from_f8({})", operand)
                                             : operand;
     DType source = compute_type(from);
     if (to == DType::boolean) return fmt::format("({} != 0)", wide);
-    if (to == DType::bf16 || to == DType::f16) return wrap(to, source == DType::f32 ? wide : fmt::format("(float){}", wide));
+    if (compute_type(to) != to) return wrap(to, source == DType::f32 ? wide : fmt::format("(float){}", wide));
     if (is_float(source) && !is_float(to)) return fmt::format("({})deplo_float_to_{}({})", memory_type(to), to == DType::i64 ? "i64" : "i32", wide);
     return fmt::format("({}){}", memory_type(to), wide);
   }

@@ -14,10 +14,23 @@ namespace deplo {
 using llvm::Value;
 using llvm::Intrinsic::ID;
 
+namespace {
+
+/// A constant of floats, the same in all lanes, that is not NaN.
+bool is_number(const Value* value) {
+  const auto* constant = llvm::dyn_cast<llvm::Constant>(value);
+  if (constant && constant->getType()->isVectorTy()) constant = constant->getSplatValue();
+  const auto* number = constant ? llvm::dyn_cast<llvm::ConstantFP>(constant) : nullptr;
+  return number && !number->isNaN();
+}
+
+}  // namespace
+
 llvm::Type* FunctionEmitter::element_type(llvm::LLVMContext& c, DType dtype) {
   switch (dtype) {
     case DType::boolean: return llvm::Type::getInt1Ty(c);
     case DType::u8:
+    case DType::f8:
     case DType::i8: return llvm::Type::getInt8Ty(c);
     case DType::i16:
     case DType::f16:
@@ -48,6 +61,7 @@ llvm::Constant* FunctionEmitter::literal(const Scalar& value, DType dtype) const
     case DType::f32: return llvm::ConstantFP::get(t, llvm::APFloat(static_cast<float>(value.f)));
     case DType::bf16: return llvm::ConstantInt::get(t, f32_to_bf16(static_cast<float>(value.f)));
     case DType::f16: return llvm::ConstantInt::get(t, f32_to_f16(static_cast<float>(value.f)));
+    case DType::f8: return llvm::ConstantInt::get(t, f32_to_f8(static_cast<float>(value.f)));
     default: return llvm::ConstantInt::get(t, static_cast<uint64_t>(value.i), true, true);
   }
 }
@@ -121,10 +135,11 @@ Value* FunctionEmitter::compare(Fn fn, DType dtype, Value* x, Value* y) {
   }
 }
 
-// select(x > y, x, y) is one max instruction, which gives y when either is NaN; a NaN in x is put back.
+// select(x > y, x, y) is one max instruction, which gives y when either is NaN; a NaN in x is put back, unless x is known to be none.
 Value* FunctionEmitter::extreme(Fn fn, DType dtype, Value* x, Value* y) {
+  if (is_number(y)) std::swap(x, y);
   Value* chosen = b_.CreateSelect(compare(fn == Fn::min ? Fn::lt : Fn::gt, dtype, x, y), x, y);
-  return is_float(dtype) ? b_.CreateSelect(b_.CreateFCmpUNO(x, x), x, chosen) : chosen;
+  return is_float(dtype) && !is_number(x) ? b_.CreateSelect(b_.CreateFCmpUNO(x, x), x, chosen) : chosen;
 }
 
 Value* FunctionEmitter::apply_float(Fn fn, DType dtype, const std::vector<Value*>& x, int lanes) {
@@ -256,6 +271,16 @@ Value* FunctionEmitter::apply_integer(Fn fn, DType dtype, const std::vector<Valu
 
 // cvttss2si gives the most negative integer for NaN and whatever does not fit; fptosi alone would be poison there.
 Value* FunctionEmitter::float_to_int(Value* value, int bits, int lanes) {
+  if (bits == 32 && value->getType()->getScalarType()->isFloatTy()) {
+    // One instruction, which gives the smallest integer for what does not fit.
+    if (lanes == 16 && target_.features.contains("avx512f")) {
+      llvm::Type* i32 = type({DType::i32, lanes});
+      constexpr uint32_t kCurrentRounding = 4;
+      return b_.CreateIntrinsic(llvm::Intrinsic::x86_avx512_mask_cvttps2dq_512, {},
+                                {value, llvm::Constant::getNullValue(i32), b_.getInt16(0xffff), b_.getInt32(kCurrentRounding)});
+    }
+    if (lanes == 8 && target_.features.contains("avx")) return b_.CreateIntrinsic(llvm::Intrinsic::x86_avx_cvtt_ps2dq_256, {}, {value});
+  }
   DType dtype = bits == 64 ? DType::i64 : DType::i32;
   double limit = bits == 64 ? 0x1p63 : 0x1p31;
   Value* low = b_.CreateFCmpOGE(value, constant_like(value, -limit));
@@ -343,6 +368,15 @@ Value* FunctionEmitter::widen(Value* bits, DType from, int lanes) {
   llvm::Type* i32 = type({DType::i32, lanes});
   llvm::Type* f32 = type({DType::f32, lanes});
   if (from == DType::bf16) return b_.CreateBitCast(b_.CreateShl(b_.CreateZExt(bits, i32), llvm::ConstantInt::get(i32, 16)), f32);
+  if (from == DType::f8) {
+    // The bits of a 16-bit float 2^8 times as small, in which all numbers are exact, and no flag of the CPU makes subnormals 0.
+    llvm::Type* i16 = type({DType::i16, lanes});
+    auto c = [&](uint64_t v) { return llvm::ConstantInt::get(i16, v); };
+    Value* moved = b_.CreateAnd(b_.CreateAShr(b_.CreateShl(b_.CreateZExt(bits, i16), c(8)), c(1)), c(0xbfff));
+    Value* number = b_.CreateFMul(widen(moved, DType::f16, lanes), llvm::ConstantFP::get(f32, 256));
+    Value* nan = b_.CreateICmpEQ(b_.CreateAnd(bits, integer_like(bits, 0x7f)), integer_like(bits, 0x7f));
+    return b_.CreateSelect(nan, llvm::ConstantFP::getNaN(f32), number);
+  }
   if (target_.features.contains("f16c")) {
     llvm::Type* half = llvm::Type::getHalfTy(module_.getContext());
     if (lanes > 1) half = llvm::FixedVectorType::get(half, static_cast<unsigned>(lanes));
@@ -378,8 +412,19 @@ Value* FunctionEmitter::narrow(Value* value, DType to, int lanes) {
     Value* quiet = b_.CreateOr(b_.CreateLShr(bits, c(16)), c(0x40));
     return b_.CreateTrunc(b_.CreateSelect(b_.CreateFCmpUNO(value, value), quiet, rounded), i16);
   }
-  Value* sign = b_.CreateAnd(b_.CreateLShr(bits, c(16)), c(0x8000));
   Value* magnitude = b_.CreateAnd(bits, c(0x7fffffff));
+  if (to == DType::f8) {
+    // Below 2^-6 the result is a multiple of 2^-9: adding 2^14 rounds it there. Beyond its range it is the largest number.
+    Value* shifted = b_.CreateFAdd(b_.CreateBitCast(magnitude, f32), llvm::ConstantFP::get(f32, 0x1p14));
+    Value* tiny = b_.CreateSub(b_.CreateBitCast(shifted, i32), c(0x46800000));
+    Value* lsb = b_.CreateAnd(b_.CreateLShr(magnitude, c(20)), c(1));
+    Value* normal = b_.CreateLShr(b_.CreateSub(b_.CreateAdd(b_.CreateAdd(magnitude, c(0x7ffff)), lsb), c(0x3c000000)), c(20));
+    Value* r = b_.CreateSelect(b_.CreateICmpULT(magnitude, c(0x3c800000)), tiny, normal);
+    r = b_.CreateSelect(b_.CreateICmpUGT(r, c(0x7e)), c(0x7e), r);
+    r = b_.CreateSelect(b_.CreateICmpUGT(magnitude, c(0x7f800000)), c(0x7f), r);
+    return b_.CreateTrunc(b_.CreateOr(r, b_.CreateAnd(b_.CreateLShr(bits, c(24)), c(0x80))), type({DType::u8, lanes}));
+  }
+  Value* sign = b_.CreateAnd(b_.CreateLShr(bits, c(16)), c(0x8000));
   // Below 2^-14 the result is a multiple of 2^-24: adding 0.5 rounds it there.
   Value* half = llvm::ConstantFP::get(f32, 0.5);
   Value* tiny = b_.CreateSub(b_.CreateBitCast(b_.CreateFAdd(b_.CreateBitCast(magnitude, f32), half), i32), c(0x3f000000));
@@ -401,8 +446,9 @@ Value* FunctionEmitter::narrow_flushing(Value* value, int lanes) {
 
 Value* FunctionEmitter::cast(Value* value, DType from, DType to, int lanes) {
   if (from == to) return value;
-  if (from == DType::bf16 || from == DType::f16) return cast(widen(value, from, lanes), DType::f32, to, lanes);
+  if (from == DType::bf16 || from == DType::f16 || from == DType::f8) return cast(widen(value, from, lanes), DType::f32, to, lanes);
   llvm::Type* t = type({to, lanes});
+  if (to == DType::f8) return narrow(cast(value, from, DType::f32, lanes), to, lanes);
   if (to == DType::bf16 || to == DType::f16) {
     // Through float32, rounded to odd where float64 or wide integers lose bits, so that the second rounding is right.
     if (from == DType::f64) {

@@ -230,6 +230,6 @@ TargetInfo cpu_target_info(const std::string& features) {
   return info;
 }
 
-std::string codegen_version() { return "llvm " LLVM_VERSION_STRING " deplo-codegen 6"; }
+std::string codegen_version() { return "llvm " LLVM_VERSION_STRING " deplo-codegen 7"; }
 
 }  // namespace deplo

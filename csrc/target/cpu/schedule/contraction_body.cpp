@@ -80,9 +80,9 @@ tile_ir::Block ContractionScheduler::allocations() const {
     }
     if (!item.rows.is_static && rows_lie_across()) scratch("pa", {item.depth_block, row_tiles_ * mr_ + item.rows.padding});
     if (!item.rows.is_static && !rows_lie_across()) {
-      std::vector<Expr> shape{row_tiles_ * mr_, item.depth_block + item.rows.padding * (item.words ? 4 : 1)};
+      std::vector<Expr> shape{row_tiles_ * mr_, item.depth_block + item.rows.padding * (item.words || item.bytes ? 4 : 1)};
       if (item.parts > 1) shape.insert(shape.begin(), item.parts);
-      scratch("pa", std::move(shape), item.pairs ? DType::bf16 : item.words ? DType::u8 : item.dtype());
+      scratch("pa", std::move(shape), item.pairs ? DType::bf16 : item.words || item.bytes ? DType::u8 : item.dtype());
     }
     if (!item.lanes.is_static) scratch("pb", {item.depth_block, lane_block_});
     if (sums_rows(item)) scratch("ps", {row_tiles_ * mr_, item.depth_block / item.chain});

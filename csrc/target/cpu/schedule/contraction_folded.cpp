@@ -113,13 +113,13 @@ std::vector<Numbers> differences(Statements& put, const std::string& word) {
 }  // namespace
 
 bool ContractionScheduler::sums_rows(const Item& item) {
-  return item.folded && ((item.pairs && code_offset(item) != 0) || !item.linear()->shift.empty());
+  return item.folded && (((item.pairs || item.bytes) && code_offset(item) != 0) || !item.linear()->shift.empty());
 }
 
 int64_t ContractionScheduler::shares(const Item& item, const RowBlocks& rows) const {
   const int64_t vectors = rows.mr * nr_ / (ctx_.target.vector_bytes / 4);
   int64_t sums = 1;
-  while (2 * sums * vectors <= ctx_.target.vector_registers / 2 && 2 * sums * (item.pairs ? 2 : 1) <= item.word()) sums *= 2;
+  while (2 * sums * vectors <= ctx_.target.vector_registers / 2 && 2 * sums * item.group() <= item.word()) sums *= 2;
   return sums;
 }
 
@@ -132,8 +132,9 @@ tile_ir::Block ContractionScheduler::prepare_rows(const Item& item) const {
     const Expr chain = sym("ks" + t);
     tile_ir::Block element;
     Statements put(element, ".ps" + t);
-    std::string value = put.load("x", dtype, "pa" + t, {row, chain * item.chain + sym("q" + t)});
-    if (item.pairs) value = put.let("wide", DType::f32, Fn::cast, {value});
+    std::string value = put.load("x", item.bytes ? DType::u8 : dtype, "pa" + t, {row, chain * item.chain + sym("q" + t)});
+    if (item.bytes && item.bits < 8) value = put.let("signed", DType::i8, Fn::cast, {value});
+    if (item.pairs || item.bytes) value = put.let("wide", DType::f32, Fn::cast, {value});
     tile_ir::Block sum{make(
         tile_ir::Reduce{{"rowsum" + t}, {DType::f32}, Combiner::sum, {value}, {axis("q" + t, 0, item.chain, LoopKind::lanes)}, std::move(element)})};
     sum.push_back(make(loop_ir::Store{"ps" + t, {row, chain}, "rowsum" + t, {}, Combiner::set}));
@@ -182,6 +183,71 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply_words(const Item& item, const 
   return over_registers(item, rows, "", std::move(factors), std::move(step));
 }
 
+Ref<tile_ir::Stmt> ContractionScheduler::multiply_codes(const Item& item, const RowBlocks& rows, const std::string& acc) const {
+  const std::string& t = item.tag;
+  const Expr row = row_of(item, rows, sym("r" + t));
+  const Expr lane = sym("x" + t);
+  const Expr k = sym("k" + t);
+  const bool few = item.bits < 8;
+  tile_ir::Block step{make(Load{"nw" + t, DType::i32, item.lanes.param, packed_lanes(item, k, lane, 0), {}, {}})};
+  Statements put(step, ".f" + t);
+  tile_ir::Block factors;
+  Statements of_row(factors, ".a" + t);
+  const std::string packed = "nw" + t;
+  const std::string rows_buffer = "pa" + t;
+  const int64_t sums = shares(item, rows);
+  for (int64_t n = 0; n < item.word() / 4; ++n) {
+    const std::string which = std::to_string(n);
+    std::string bytes = packed;
+    if (few) {
+      const std::string half = shifted(put, packed, 4 * n, which);
+      bytes = put.word(fmt::format("codes{}", which), Fn::bit_and, {half, put.number(fmt::format("mask{}", which), 0x0f0f0f0f)});
+    }
+    std::string word;
+    for (int64_t byte = 0; byte < 4; ++byte) {
+      const std::string at = fmt::format("{}_{}", n, byte);
+      const std::string loaded = of_row.load(fmt::format("byte{}", at), DType::u8, rows_buffer, {row, k * item.word() + 4 * n + byte});
+      std::string value = of_row.word(fmt::format("wide{}", at), Fn::cast, {loaded});
+      if (byte > 0) value = of_row.word(fmt::format("up{}", at), Fn::shl, {value, of_row.number(fmt::format("places{}", at), 8 * byte)});
+      word = word.empty() ? value : of_row.word(fmt::format("word{}", at), Fn::bit_or, {word, value});
+    }
+    const std::vector<Expr> at{sym("r" + t), n % sums, lane};
+    const std::string before = put.load(fmt::format("before{}", which), DType::i32, acc, at);
+    put.store(acc, at, put.word(fmt::format("sum{}", which), Fn::dot4, {few ? bytes : word, few ? word : bytes, before}));
+  }
+  return over_registers(item, rows, "", std::move(factors), std::move(step));
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::scale_rows(const Item& item, const RowBlocks& rows, const std::string& total) const {
+  const std::string& t = item.tag;
+  const auto linear = item.row_codes();
+  const Expr row = sym("r" + t + "s");
+  const Expr lane = sym("x" + t + "s");
+  Substitution map = outer_map_;
+  join(map, unflatten(rows_, min(first_row_ + row_of(item, rows, row), rows_extent_ - 1)));
+  tile_ir::Block of_row;
+  auto [scale, shift] = linear_at(*linear, map, ".s" + t, of_row);
+  Statements row_put(of_row, ".v" + t);
+  if (item.turns_rows()) {
+    // Packed codes are 128 more, or less beside 4 bits.
+    const std::string offset = row_put.real("turned", item.bits < 8 ? 128 : -128);
+    const std::string more = scale.empty() ? offset : row_put.let("more", DType::f32, Fn::mul, {offset, scale});
+    shift = shift.empty() ? more : row_put.let("shift", DType::f32, Fn::add, {shift, more});
+  }
+  tile_ir::Block step;
+  Statements put(step, ".v" + t);
+  std::string value = put.load("sum", DType::f32, total, {row, lane});
+  if (!scale.empty()) value = put.let("scaled", DType::f32, Fn::mul, {value, scale});
+  if (item.needs_lane_sums()) {
+    std::vector<Expr> at = outer_index(item.lanes);
+    const Expr place = first_lane_ + panel(item) * nr_;
+    at.insert(at.end(), {sym("kb" + t), floordiv(place, item.width), mod(place, item.width) + lane});
+    value = put.let("whole", DType::f32, Fn::fma, {put.load("lanes", DType::f32, "sums" + t, std::move(at)), shift, value});
+  }
+  put.store(total, {row, lane}, value);
+  return over_registers(item, rows, "s", std::move(of_row), std::move(step));
+}
+
 tile_ir::Block ContractionScheduler::add_chain(const Item& item, const RowBlocks& rows, const std::string& acc, const std::string& total) const {
   const std::string& t = item.tag;
   const auto linear = item.linear();
@@ -210,18 +276,19 @@ tile_ir::Block ContractionScheduler::add_chain(const Item& item, const RowBlocks
       step.push_back(make(std::move(copy)));
     }
   }
+  const DType dtype = item.bytes ? DType::i32 : DType::f32;
   std::vector<std::string> sums;
-  for (int64_t n = 0; n < shares(item, rows); ++n) sums.push_back(put.load("sum" + std::to_string(n), DType::f32, acc, {row, n, lane}));
+  for (int64_t n = 0; n < shares(item, rows); ++n) sums.push_back(put.load("sum" + std::to_string(n), dtype, acc, {row, n, lane}));
   for (size_t step = 1; step < sums.size(); step *= 2)
     for (size_t n = 0; n + step < sums.size(); n += 2 * step)
-      sums[n] = put.let(fmt::format("both{}_{}", n, step), DType::f32, Fn::add, {sums[n], sums[n + step]});
-  const std::string sum = sums[0];
+      sums[n] = put.let(fmt::format("both{}_{}", n, step), dtype, Fn::add, {sums[n], sums[n + step]});
+  const std::string sum = item.bytes ? put.let("wide", DType::f32, Fn::cast, {sums[0]}) : sums[0];
   std::string all = put.load("total", DType::f32, total, {row, lane});
   all = linear->scale.empty() ? put.let("added", DType::f32, Fn::add, {all, sum})
                               : put.let("added", DType::f32, Fn::fma, {name(linear->scale), sum, all});
   if (sums_rows(item)) {
     std::string shift = linear->shift.empty() ? "" : name(linear->shift);
-    if (const int64_t more = item.pairs ? code_offset(item) : 0; more != 0) {
+    if (const int64_t more = item.pairs || item.bytes ? code_offset(item) : 0; more != 0) {
       const std::string offset = put.real("offset", static_cast<double>(more));
       if (linear->scale.empty())
         shift = shift.empty() ? offset : put.let("shift", DType::f32, Fn::add, {shift, offset});
@@ -242,7 +309,8 @@ tile_ir::Block ContractionScheduler::folded_block(const Item& item, bool several
   const std::string total = "total" + t + rows.suffix;
   auto clear = [&](const std::string& buffer, const std::string& suffix, int64_t sums) {
     const std::string none = fmt::format("none{}{}", suffix, t);
-    tile_ir::Block zeros{make(Let{none, item.dtype(), Fn::constant, {}, Scalar::of_float(item.dtype(), 0), 0})};
+    const DType dtype = item.bytes && buffer == acc ? DType::i32 : DType::f32;
+    tile_ir::Block zeros{make(Let{none, dtype, Fn::constant, {}, Scalar::of_float(dtype, 0), 0})};
     Statements put(zeros, "");
     const Expr row = sym("r" + t + suffix);
     const Expr lane = sym("x" + t + suffix);
@@ -251,18 +319,19 @@ tile_ir::Block ContractionScheduler::folded_block(const Item& item, bool several
   };
   const int64_t words = item.chain / item.word();
   tile_ir::Block step = prefetch_panel(item, sym("k" + t));
-  step.push_back(multiply_words(item, rows, acc));
+  step.push_back(item.bytes ? multiply_codes(item, rows, acc) : multiply_words(item, rows, acc));
   const Expr chain = sym("kg" + t);
   tile_ir::Block chains{clear(acc, "i", shares(item, rows)),
                         loop("k" + t, chain * words, chain * words + words, LoopKind::serial, std::move(step), std::min(item.unroll, words))};
   for (auto& stmt : add_chain(item, rows, acc, total)) chains.push_back(stmt);
-  tile_ir::Block out{make(tile_ir::Alloc{acc, item.dtype(), {rows.mr, shares(item, rows), nr_}, Space::reg})};
+  tile_ir::Block out{make(tile_ir::Alloc{acc, item.bytes ? DType::i32 : DType::f32, {rows.mr, shares(item, rows), nr_}, Space::reg})};
   // The totals stay in registers where there is room for them beside the sums.
   const int64_t vectors = rows.mr * nr_ / (ctx_.target.vector_bytes / 4);
   const bool room = (1 + shares(item, rows)) * vectors + kSpareRegisters <= ctx_.target.vector_registers;
   out.push_back(make(tile_ir::Alloc{total, item.dtype(), {rows.mr, nr_}, room ? Space::reg : Space::stack}));
   out.push_back(clear(total, "z", 1));
   out.push_back(loop("kg" + t, 0, floordiv(depth_of_block(item), item.chain), LoopKind::serial, std::move(chains)));
+  if (item.bytes) out.push_back(scale_rows(item, rows, total));
   for (auto& stmt : add_to_tile(item, several, rows, total)) out.push_back(stmt);
   return out;
 }

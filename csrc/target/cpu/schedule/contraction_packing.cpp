@@ -443,7 +443,7 @@ tile_ir::Block ContractionScheduler::pack_lines(const Item& item, const Operand&
 }
 
 tile_ir::Block ContractionScheduler::pack_rows(const Item& item) const {
-  if (item.words) return pack_bytes(item);
+  if (item.words || item.bytes) return pack_bytes(item);
   std::string t = item.tag;
   std::string buffer = "pa" + t;
   std::string k_name = "kr" + t;

@@ -135,7 +135,11 @@ double ContractionScheduler::padded_work() const {
   const bool in_lines = unit_along(items_[0].rows, items_[0].contraction->reduce->axes.back().name);
   if (!items_[0].rows.is_static) packed += (in_lines ? kLineCopy : kCopy) * static_cast<double>(hint(rows_extent_ * lane_groups()));
   const bool split = items_[0].parts > 1;
-  const double products = split ? kSplitCost : items_[0].matrix ? kMatrixCost : items_[0].words ? kWordCost : items_[0].pairs ? kPairCost : 1;
+  const double products = split                                ? kSplitCost
+                          : items_[0].matrix                   ? kMatrixCost
+                          : items_[0].words || items_[0].bytes ? kWordCost
+                          : items_[0].pairs                    ? kPairCost
+                                                               : 1;
   return points * (products * block_cost(hint(rows_extent_), mr_, block_vectors(), items_[0].group() > 1 ? 0 : ctx_.target.load_cost) *
                        static_cast<double>(lanes) +
                    packed);
@@ -165,6 +169,7 @@ ScheduledContraction ContractionScheduler::apply(const Schedule& schedule) {
     } else if (item.lanes.is_static) {
       out.packed.push_back(pack_once(item, item.lanes, true));
       for (auto& factor : pack_factors(item)) out.packed.push_back(std::move(factor));
+      if (item.needs_lane_sums()) out.packed.push_back(pack_lane_sums(item));
     }
     if (item.rows.is_static) out.packed.push_back(pack_once(item, item.rows, false));
   }

@@ -131,20 +131,27 @@ struct Item {
   int64_t bits = 0;      ///< of codes of lanes that are packed in words, each of which holds several steps of k; 0: they are not
   int64_t width = 0;     ///< lanes of such a panel: those of a register block or more
   bool folded = false;   ///< these are taken apart in registers, as they are multiplied, and their factors multiply the sums of groups
+  bool bytes = false;    ///< and they are multiplied as bytes by the codes of the rows, four steps of k at a time
   Expr depth_blocks;
   std::string tag;
 
   DType dtype() const { return contraction->dtype; }
   /// Steps of k that one multiplication takes.
-  int64_t group() const { return words ? 4 : pairs ? 2 : 1; }
+  int64_t group() const { return words || bytes ? 4 : pairs ? 2 : 1; }
   /// Steps of k in a word.
   int64_t word() const { return bits > 0 ? 32 / bits : 0; }
   /// Whether two steps of k lie side by side in the panels of lanes.
   bool paired_lanes() const { return pairs && bits == 0; }
   /// The lanes as codes and their factors, if these may be packed in words.
   std::optional<Operand::Linear> linear() const;
+  /// The rows as codes and factors that are the same for all k.
+  std::optional<Operand::Linear> row_codes() const;
+  /// Whether the uppermost bit of the rows' bytes is turned over as they are packed: beside signed bytes they are unsigned, beside 4 bits signed.
+  bool turns_rows() const;
   /// Whether words are multiplied as the difference of two bf16 numbers, which are made faster than one that is exact.
   bool differs(int64_t rows) const { return folded && pairs && bits == 8 && rows <= kDifferenceRows; }
+  /// Whether the lanes' sums over k take part: the rows' codes have an offset.
+  bool needs_lane_sums() const;
   /// As what the lanes are packed once, if not as they are multiplied.
   std::optional<Operand::Narrow> packed_lanes() const;
   /// How lanes that are packed as they were quantised become what is multiplied.
@@ -441,6 +448,8 @@ class ContractionScheduler {
 
   /// Whether the lanes may be packed in words of such codes.
   bool can_fold(const Item& item, int64_t bits) const;
+  /// Whether such words may be multiplied as bytes.
+  bool can_multiply_codes(const Item& item) const;
   /// Of `vectors` vectors.
   int64_t lanes_of(int64_t vectors) const { return vectors * (ctx_.target.vector_bytes / 4); }
   /// Lanes of an operand's panel as it is packed once.
@@ -457,6 +466,12 @@ class ContractionScheduler {
   /// Loads of the factors at a step of k, for the panel in hand.
   std::map<std::string, loop_ir::Load> factors_at(const Item& item, const std::vector<const loop_ir::Load*>& factors, int64_t group, Expr step,
                                                   Expr lane) const;
+
+  /// The statements that make scale and shift at a point, and their names; empty ones are 1 and 0.
+  static std::pair<std::string, std::string> linear_at(const Operand::Linear& linear, const Substitution& map, const std::string& suffix,
+                                                       tile_ir::Block& into);
+  /// The sums of the lanes over each block of k.
+  PackedOperand pack_lane_sums(const Item& item);
 
   /// Brings the panel after this one nearer while line k of this one is read.
   tile_ir::Block prefetch_panel(const Item& item, Expr k) const;
@@ -514,6 +529,10 @@ class ContractionScheduler {
   int64_t shares(const Item& item, const RowBlocks& rows) const;
   /// Adds the sums of a chain, times its factors, to the totals.
   tile_ir::Block add_chain(const Item& item, const RowBlocks& rows, const std::string& acc, const std::string& total) const;
+  /// The sums of products of codes, as those of the numbers that they stand for.
+  Ref<tile_ir::Stmt> scale_rows(const Item& item, const RowBlocks& rows, const std::string& total) const;
+  /// One word of each lane, as bytes, times the rows' bytes.
+  Ref<tile_ir::Stmt> multiply_codes(const Item& item, const RowBlocks& rows, const std::string& acc) const;
   Ref<tile_ir::Stmt> multiply_words(const Item& item, const RowBlocks& rows, const std::string& acc) const;
 
   /// Products of these parts of the rows and lanes, in pairs, added to buffer `c` of the tile.

@@ -191,7 +191,8 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
   int64_t rows = rows_extent_.is_constant() ? rows_extent_.value() : std::max(hint(rows_extent_), kDynamicRows);
   mr_ = rows_extent_.is_constant() ? register_rows(rows, vectors, ctx_) : most_register_rows(vectors, ctx_);
   for (Item& item : items_) {
-    item.pairs = ctx_.target.features.count("avx512bf16") > 0 && can_pair(item);
+    item.bytes = can_multiply_codes(item);
+    item.pairs = !item.bytes && ctx_.target.features.count("avx512bf16") > 0 && can_pair(item);
     item.words = item.dtype() == DType::i32;
     // One addition brings a pair of products.
     const int64_t additions = item.pairs ? 2 : 1;
@@ -494,6 +495,7 @@ void ContractionScheduler::read_depth(ScheduleReader& reader, Item& item) const 
 void ContractionScheduler::read_dot(ScheduleReader& reader, Item& item) const {
   const Directive* d = reader.find("dot", depth_name(item));
   item.words = item.dtype() == DType::i32;
+  item.bytes = false;
   item.pairs = d != nullptr && !item.words;
   if (item.words && (!d || item.depth_block % 4 != 0 || has_chains(item)))
     reader.fail(fmt::format("bytes take 'dot({}=4)', tiles in multiples of it and no chain", depth_name(item)));
@@ -502,6 +504,12 @@ void ContractionScheduler::read_dot(ScheduleReader& reader, Item& item) const {
   const int64_t steps = reader.number(*d, depth_name(item), 2, tile_ir::kMatrixDepth);
   if (item.words) {
     if (steps != 4 || !can_word(item)) reader.fail(*d, "bytes are multiplied in fours, the lanes packed at=program, the rows at=block");
+    return;
+  }
+  if (steps == 4) {
+    if (!can_multiply_codes(item)) reader.fail(*d, "fours are bytes: of lanes that are folded, beside rows that are codes with factors of their own");
+    item.bytes = true;
+    item.pairs = false;
     return;
   }
   item.matrix = steps == tile_ir::kMatrixDepth;
@@ -540,6 +548,7 @@ void ContractionScheduler::read_widen(ScheduleReader& reader, Item& item) const 
       reader.fail(d, fmt::format("its chains are whole words of {} steps, of which {} and the tile are multiples", item.word(), end));
     return;
   }
+  if (item.bytes) reader.fail(d, "bytes of lanes with factors are taken apart by 'fold'");
   if (item.widened && !can_widen(item)) reader.fail(d, "only lanes that are packed at=program narrower than they are multiplied are widened");
   if (!item.widened && item.needs_widening()) reader.fail(d, "lanes that are packed in bytes are widened for dot");
 }

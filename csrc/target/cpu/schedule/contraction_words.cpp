@@ -16,6 +16,7 @@ using loop_ir::Load;
 constexpr int64_t kTurn = 3;
 constexpr int64_t kFewestBits = 4;
 constexpr int64_t kLeastOfPadding = 16;  // of the lanes, one of so many may be padding
+constexpr int64_t kLongestGroup = 1024;  // steps of k of a sum of products of codes
 constexpr int64_t kFoldedRows = 16;      // up to here, taking words apart in registers costs less than going through the first cache
 
 /// The place of a step's code in its word: those of two steps next to each other lie 16 bits apart.
@@ -128,11 +129,26 @@ std::optional<Operand::Linear> Item::linear() const {
   return lanes.linear(contraction->reduce->axes);
 }
 
+std::optional<Operand::Linear> Item::row_codes() const {
+  auto out = rows.linear(contraction->reduce->axes);
+  const bool whole = out && (out->group == 0 || (depth.is_constant() && out->group == depth.value()));
+  return whole ? out : std::nullopt;
+}
+
+bool Item::turns_rows() const { return words ? shifted() : (bits == 8) == (row_codes()->code.dtype == DType::i8); }
+
+bool Item::needs_lane_sums() const { return bytes && (turns_rows() || !row_codes()->shift.empty()); }
+
+bool ContractionScheduler::can_multiply_codes(const Item& item) const {
+  const auto& features = ctx_.target.features;
+  return (features.count("avx512vnni") > 0 || features.count("avxvnni") > 0) && item.row_codes() && can_fold(item, 8);
+}
+
 bool ContractionScheduler::can_fold(const Item& item, int64_t bits) const {
   const auto linear = item.linear();
   if (!linear || !lies_for_pairs(item) || ctx_.training) return false;
   // Zero points that leave the sums of float32 layers would take digits from them.
-  if (!linear->shift.empty() && !item.rows.narrow()) return false;
+  if (!linear->shift.empty() && !item.rows.narrow() && !item.row_codes()) return false;
   // Codes of 4 bits are elements of a param, whose range can be looked at.
   if (bits == kFewestBits && !loaded_code(item.lanes, linear->code.value)) return false;
   const int64_t word = 32 / bits;
@@ -158,20 +174,21 @@ std::vector<AssumedRange> ContractionScheduler::few_bits() const {
 }
 
 void ContractionScheduler::choose_words(Item& item) const {
-  item.folded = rows_extent_.is_constant() && rows_extent_.value() <= kFoldedRows && can_fold(item, 8);
+  item.folded = item.bytes || (rows_extent_.is_constant() && rows_extent_.value() <= kFoldedRows && can_fold(item, 8));
   if (!item.folded) return;
   item.bits = can_fold(item, bits_) ? bits_ : 8;
   item.width = folds_wide() ? lanes_of(kWordVectors) : nr_;
   // Chains end where groups do.
   const int64_t group = item.linear()->group;
   const int64_t end = group > 0 ? group : item.depth.value();
-  item.chain = round_up(std::min(end, item.pairs ? 2 * kLongestFold : kLongestFold), item.word());
+  item.chain = round_up(std::min(end, item.bytes ? kLongestGroup : item.pairs ? 2 * kLongestFold : kLongestFold), item.word());
   while (end % item.chain != 0) item.chain -= item.word();
   item.depth_block = round_up(item.depth_block, item.chain);
 }
 
 int64_t ContractionScheduler::code_offset(const Item& item) {
   const bool is_signed = item.linear()->code.dtype == DType::i8;
+  if (item.bytes && item.bits == kFewestBits) return is_signed ? -8 : 0;
   if (item.bits == kFewestBits) return is_signed ? -24 : -16;
   return is_signed ? 0 : 128;
 }
@@ -189,13 +206,15 @@ tile_ir::Block ContractionScheduler::store_codes(const Item& item, const std::ve
     const std::string code = operand_value(item.lanes, maps[step], fmt::format("{}.c{}", suffix, step), linear->code, out);
     auto name = [&](const char* stem) { return fmt::format("{}{}", stem, step); };
     std::string value = put.word(name("code"), Fn::bit_and, {put.word(name("wide"), Fn::cast, {code}), mask});
-    const int64_t by = item.bits * place_of_step(item.bits, static_cast<int64_t>(step));
+    // What is multiplied as bytes lies in bytes: the lower halves first.
+    const auto at = static_cast<int64_t>(step);
+    const int64_t by = item.bytes ? at % 4 * 8 + at / 4 * 4 : item.bits * place_of_step(item.bits, at);
     if (by > 0) value = put.word(name("up"), Fn::shl, {value, put.number(name("places"), by)});
     word = word.empty() ? value : put.word(name("word"), Fn::bit_or, {word, value});
   }
   // Turning the uppermost bit over adds half of the range: 4-bit codes are unsigned, bytes signed.
   if (few == is_signed) word = put.word("turned", Fn::bit_xor, {word, put.number("upper_bits", static_cast<int32_t>(few ? 0x88888888 : 0x80808080))});
-  if (few) {
+  if (few && !item.bytes) {
     const std::string low = put.word("low", Fn::bit_and, {put.word("over", Fn::shr, {word, put.number("back", 32 - kTurn)}), put.number("ends", 7)});
     word = put.word("placed", Fn::bit_or, {put.word("on", Fn::shl, {word, put.number("turn", kTurn)}), low});
   }
@@ -228,12 +247,12 @@ tile_ir::Block ContractionScheduler::pack_bytes(const Item& item) const {
   auto store = [&](tile_ir::Block block, std::string value, DType dtype) {
     Statements put(block, ".u" + t);
     if (dtype != DType::u8) value = put.let("bits", DType::u8, Fn::cast, {value});
-    if (item.shifted())
+    if (item.turns_rows())
       value = put.let("shifted", DType::u8, Fn::add, {value, put.let("half", DType::u8, Fn::constant, {}, Scalar::of_int(DType::u8, 128))});
     put.store(buffer, {row, place}, value);
     return tile_ir::Block{loop(k_name, 0, in_lines ? inner : depth_of_block(item), LoopKind::lanes, std::move(block))};
   };
-  const auto narrow = item.rows.narrow();
+  const auto narrow = item.bytes ? std::optional(item.row_codes()->code) : item.rows.narrow();
   tile_ir::Block copy;
   const std::string value = operand_value(item.rows, map, ".r" + t, narrow, copy);
   tile_ir::Block along;
@@ -263,6 +282,71 @@ tile_ir::Block ContractionScheduler::pack_bytes(const Item& item) const {
   out.push_back(
       loop("er" + t, valid_rows_, padded_rows(), LoopKind::serial, {loop(k_name + "e", 0, depth_of_block(item), LoopKind::lanes, std::move(edge))}));
   return out;
+}
+
+std::pair<std::string, std::string> ContractionScheduler::linear_at(const Operand::Linear& linear, const Substitution& map, const std::string& suffix,
+                                                                    tile_ir::Block& into) {
+  auto name = [&](const std::string& value) { return value.empty() ? value : value + suffix; };
+  for (const auto& stmt : linear.statements) {
+    if (const auto* load = std::get_if<Load>(&stmt->node)) {
+      Load copy = substituted(*load, map);
+      copy.name = name(load->name);
+      into.push_back(make(std::move(copy)));
+    } else {
+      Let copy = std::get<Let>(stmt->node);
+      copy.name = name(copy.name);
+      for (std::string& operand : copy.operands) operand = name(operand);
+      into.push_back(make(std::move(copy)));
+    }
+  }
+  return {name(linear.scale), name(linear.shift)};
+}
+
+PackedOperand ContractionScheduler::pack_lane_sums(const Item& item) {
+  PackedOperand packed;
+  const auto linear = item.linear();
+  const std::string& t = item.tag;
+  packed.param = "sums" + t;
+  std::vector<Axis> batch;
+  for (const auto& a : outer_)
+    if (item.lanes.source->axes.count(a.name)) batch.push_back(a);
+  const Expr extent = count(lanes_);
+  const Expr panels = ceildiv(extent, item.width);
+  const Expr panel = mod(sym("par"), panels);
+  const Expr valid = min(item.width, extent - panel * item.width);
+  const Expr kb = sym("kb" + t);
+  for (const auto& a : batch) packed.shape.push_back(a.extent);
+  packed.shape.insert(packed.shape.end(), {item.depth_blocks, panels, Expr(item.width)});
+  const Substitution outer = unflatten(batch, floordiv(sym("par"), panels));
+  auto place = [&](Expr lane) {
+    std::vector<Expr> to;
+    for (const auto& a : batch) to.push_back(outer.at(a.name));
+    to.insert(to.end(), {kb, panel, lane});
+    return to;
+  };
+  Substitution map = outer;
+  join(map, unflatten(lanes_, panel * item.width + sym("pos")));
+  join(map, depth_map(item, kb * item.depth_block + sym("k")));
+  tile_ir::Block element;
+  const std::string code = operand_value(item.lanes, map, ".q", linear->code, element);
+  const auto [scale, shift] = linear_at(*linear, map, ".q", element);
+  Statements put(element, ".n");
+  std::string value = put.let("wide", DType::f64, Fn::cast, {code});
+  if (!scale.empty()) value = put.let("scaled", DType::f64, Fn::mul, {value, put.let("scale", DType::f64, Fn::cast, {scale})});
+  if (!shift.empty()) value = put.let("whole", DType::f64, Fn::add, {value, put.let("shift", DType::f64, Fn::cast, {shift})});
+  tile_ir::Block sum{make(
+      tile_ir::Reduce{{"sum.n"}, {DType::f64}, Combiner::sum, {value}, {axis("k", 0, depth_of_block(item), LoopKind::lanes)}, std::move(element)})};
+  sum.push_back(make(Let{"rounded.n", DType::f32, Fn::cast, {"sum.n"}, {}, 0}));
+  sum.push_back(make(loop_ir::Store{packed.param, place(sym("pos")), "rounded.n", {}, Combiner::set}));
+  tile_ir::Block inside{loop("pos", 0, valid, LoopKind::serial, std::move(sum)),
+                        loop("pad", valid, item.width, LoopKind::serial, store_zero(packed.param, place(sym("pad")), "none.n"))};
+  inside = {loop("kb" + t, 0, item.depth_blocks, LoopKind::serial, std::move(inside))};
+  packed.kernel.name = fmt::format("pack_{}_{}", packed.param, kernel_.name);
+  std::set<std::string> reads;
+  for (const auto& stmt : item.lanes.slice)
+    if (const auto* load = std::get_if<Load>(&stmt->node)) reads.insert(load->buffer);
+  finish_pack(packed, reads, std::move(inside), batch, lanes_, item.width);
+  return packed;
 }
 
 std::map<std::string, loop_ir::Load> ContractionScheduler::factors_at(const Item& item, const std::vector<const loop_ir::Load*>& factors,
