@@ -51,8 +51,18 @@ def requests(count: int, seed: int = 0) -> tuple[list[list[int]], list[int]]:
     return prompts, [rng.randrange(8, 64) for _ in range(count)]
 
 
+def processor_time() -> float:
+    """Seconds of processors of this process and those that it started: the engine has one of its own."""
+    import psutil
+
+    this = psutil.Process()
+    used = [process.cpu_times() for process in (this, *this.children(recursive=True))]
+    return sum(times.user + times.system for times in used)
+
+
 def run(engine: str, folder: str, dtype: str, count: int, repeat: int) -> dict[str, Any]:
-    """In a process of its own: seconds to build the engine, seconds of each of `repeat` runs after a first one, and the tokens of the last."""
+    """In a process of its own: seconds to build the engine, seconds (and those of processors) of each of `repeat` runs after a first one, and the
+    tokens of the last."""
     from vllm import LLM, SamplingParams
 
     chosen: dict[str, Any] = {"eager": {"enforce_eager": True}, "inductor": {"compilation_config": {"backend": "inductor"}}}.get(
@@ -75,12 +85,14 @@ def run(engine: str, folder: str, dtype: str, count: int, repeat: int) -> dict[s
     prompts, lengths = requests(count)
     given = [{"prompt_token_ids": prompt} for prompt in prompts]
     sampling = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, detokenize=False) for length in lengths]
-    seconds = []
+    seconds, processor = [], []
     for _ in range(1 + repeat):
-        start = time.perf_counter()
+        start, start_processor = time.perf_counter(), processor_time()
         outputs = llm.generate(given, sampling, use_tqdm=False)
         seconds.append(time.perf_counter() - start)
-    return {"built": built, "seconds": seconds[1:], "tokens": [list(output.outputs[0].token_ids) for output in outputs]}
+        processor.append(processor_time() - start_processor)
+    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    return {"built": built, "seconds": seconds[1:], "processor": processor[1:], "tokens": tokens}
 
 
 def in_own_process(engine: str, folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -126,7 +138,8 @@ def main() -> None:
             if engine != "eager" and "eager" in results:
                 equal = sum(a == b for a, b in zip(result["tokens"], results["eager"]["tokens"], strict=True))
                 same = f", tokens equal eager's in {equal} of {arguments.requests} answers"
-            print(f"{engine:9} {wanted / seconds:7.1f} tokens/s generated, engine ready after {result['built']:5.1f} s{same}", flush=True)
+            speed = f"{wanted / seconds:7.1f} tokens/s generated, {statistics.median(result['processor']):6.2f} s of processors"
+            print(f"{engine:9} {speed}, engine ready after {result['built']:5.1f} s{same}", flush=True)
     if {"inductor", "deplo"} <= set(results):
         ratio = statistics.median(results["inductor"]["seconds"]) / statistics.median(results["deplo"]["seconds"])
         print(f"deplo / inductor: {ratio:.2f}")

@@ -78,5 +78,9 @@ class Imported:
     smaller: list[Smaller] = dataclasses.field(default_factory=list)
 
     def options(self, options: Options) -> str:
-        """What the core reads to compile the program, or to restore it."""
-        return options.replace(target=self.target).to_json(self.hints, self.training, self.device)
+        """What the core reads to compile the program, or to restore it.
+
+        The program for few rows keeps packed weights in any case: that for more shares them.
+        """
+        weights = "pack" if self.smaller and options.weights == "auto" else options.weights
+        return options.replace(target=self.target, weights=weights).to_json(self.hints, self.training, self.device)

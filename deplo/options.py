@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import difflib
 import json
@@ -21,6 +22,8 @@ _MODES: dict[str | None, dict[str, Any]] = {
     "max-autotune": {"tune": "full"},
     "max-autotune-no-cudagraphs": {"tune": "full"},
 }
+# What stands for defaults while a framework that knows better compiles or calls: modes, variables and options win.
+defaults: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVar("deplo_defaults", default=None)
 _LEAST_ARCH = 75  # NVRTC 13 compiles for none before
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -275,7 +278,7 @@ def _checked(name: str, value: Any, where: str, text: bool = False) -> Any:
 
 
 def read_options(mode: str | None = None, options: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None) -> Options:
-    """Defaults, then `mode`, then the DEPLO_* variables, then `options`, then `texts` (of the command line), each checked.
+    """Defaults (and `defaults`), then `mode`, then the DEPLO_* variables, then `options`, then `texts` (of the command line), each checked.
 
     Raises UserError for an unknown key (with a suggestion and the known ones), a value out of range, or an unknown mode.
     """
@@ -283,7 +286,7 @@ def read_options(mode: str | None = None, options: Mapping[str, Any] | None = No
         known = [m for m in _MODES if m]
         raise UserError(f"unknown mode {mode!r}{_nearest(mode, known) or '.'} Known modes: {', '.join(map(repr, known))}.")
     _name_unknown_variables()
-    values: dict[str, Any] = dict(_MODES[mode])
+    values: dict[str, Any] = {**(defaults.get() or {}), **_MODES[mode]}
     for name, key in KEYS.items():
         text = os.environ.get(key.variable) if key.variable else None
         if text is not None:

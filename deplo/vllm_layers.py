@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from .vllm_plugin import BACKEND, is_chosen
+from .executable import repack
+from .vllm_plugin import BACKEND, is_chosen, with_defaults
 
 
 class Head(torch.nn.Module):
@@ -36,15 +37,55 @@ def compiled_head(weight: torch.nn.Parameter) -> Any:
         if weight is not kept[0].weight:
             kept[0] = Head(weight)
             compiled[0] = torch.compile(kept[0], backend=BACKEND, dynamic=True)
-        return compiled[0](x, bias)
+        with with_defaults():
+            return compiled[0](x, bias)
 
     return head
 
 
 def install() -> None:
-    """Has linears of models that deplo compiles stay in the graph, and their programs made before the first request."""
+    """Has linears of models that deplo compiles stay in the graph, their programs made before the first request, and new weights packed."""
     _install_linears()
     _install_warm_up()
+    _install_repack()
+
+
+def _install_repack() -> None:
+    """vLLM writes weights through `.data`, which PyTorch does not count: by its runner, by load_weights of its models, and in what users apply."""
+    runner = importlib.import_module("vllm.v1.worker.cpu_model_runner").CPUModelRunner
+    worker = importlib.import_module("vllm.v1.worker.worker_base").WorkerBase
+    if getattr(runner, "_deplo_repacks", False):
+        return
+    load, reload, apply = runner.load_model, runner.reload_weights, worker.apply_model
+
+    @functools.wraps(load)
+    def load_model(self: Any, *args: Any, **keywords: Any) -> None:
+        load(self, *args, **keywords)
+        model = self.get_model()
+        if is_chosen(self.vllm_config.compilation_config) and hasattr(model, "load_weights"):
+            model.load_weights = _then_repack(model.load_weights, model)
+
+    @functools.wraps(reload)
+    def reload_weights(self: Any, *args: Any, **keywords: Any) -> None:
+        _then_repack(reload, self.get_model())(self, *args, **keywords)
+
+    @functools.wraps(apply)
+    def apply_model(self: Any, fn: Any) -> Any:
+        return _then_repack(apply, self.get_model())(self, fn)
+
+    runner.load_model, runner.reload_weights, runner._deplo_repacks = load_model, reload_weights, True
+    worker.apply_model = apply_model
+
+
+def _then_repack(method: Any, model: torch.nn.Module) -> Any:
+    @functools.wraps(method)
+    def call(*args: Any, **keywords: Any) -> Any:
+        try:
+            return method(*args, **keywords)
+        finally:
+            repack(model)
+
+    return call
 
 
 def _install_warm_up() -> None:

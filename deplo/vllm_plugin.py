@@ -7,27 +7,32 @@ vLLM's own, which stays one (`vllm_attention.py`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .errors import UserError
+from .options import defaults
 
 log = logging.getLogger(__name__)
 
 BACKEND = "deplo"
 VARIABLE = "DEPLO_VLLM"
+# Weights change where vLLM loads them, which the plugin sees (vllm_layers): no call needs to look for other writes.
+_DEFAULTS = {"weight_checks": "versions"}
 # deplo.vllm_attention calls these by name; a vLLM without them is another version's.
 _NEEDED = (
     ("vllm.platforms.cpu", "CpuPlatform", ("check_and_update_config", "apply_config_platform_defaults")),
     ("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm", ()),
     ("vllm.model_executor.layers.attention.attention", "Attention", ("forward",)),
     ("vllm.model_executor.layers.vocab_parallel_embedding", "ParallelLMHead", ()),
-    ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner", ("warming_up_model", "_dummy_run")),
+    ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner", ("load_model", "get_model", "reload_weights", "warming_up_model", "_dummy_run")),
+    ("vllm.v1.worker.worker_base", "WorkerBase", ("apply_model",)),
     ("vllm.compilation.wrapper", "TorchCompileWithNoGuardsWrapper", ("aot_compile", "__call__")),
     ("vllm.compilation.caching", "aot_compile_hash_factors", ()),
 )
@@ -44,6 +49,16 @@ def is_default(environment: Mapping[str, str]) -> bool:
 def is_chosen(compilation: Any) -> bool:
     """Whether this CompilationConfig of vLLM compiles with deplo."""
     return compilation.backend == BACKEND and (compilation.mode is None or int(compilation.mode) != 0)
+
+
+@contextlib.contextmanager
+def with_defaults() -> Iterator[None]:
+    """Has graphs that are compiled inside get the options that suit vLLM, where the user gave none."""
+    token = defaults.set(_DEFAULTS)
+    try:
+        yield
+    finally:
+        defaults.reset(token)
 
 
 def apply_defaults(compilation: Any, once: Any, default: bool = False) -> None:
@@ -95,7 +110,8 @@ def _tell_of_guards() -> None:
         def call(self: Any, *args: Any, **keywords: Any) -> Any:
             token = unguarded.set(int(self.vllm_config.compilation_config.mode) == 2)
             try:
-                return method(self, *args, **keywords)
+                with with_defaults():
+                    return method(self, *args, **keywords)
             finally:
                 unguarded.reset(token)
 

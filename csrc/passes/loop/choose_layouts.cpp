@@ -26,7 +26,7 @@ struct Access {
   Expr offset;
   std::vector<Axis> loops;
   double points = 1;
-  double places = 1;  ///< of the memory that it moves over: loops that leave it where it is find it in registers
+  double places = 1;  ///< of the memory that it moves over: loops that leave it where it is find it in registers, but locals are filled anew
 };
 
 struct KernelAccesses {
@@ -80,7 +80,7 @@ struct Chooser {
       for (size_t d = 0; d < access.index.size(); ++d) access.offset = access.offset + access.index[d] * strides[d];
       for (const Axis& axis : loops) {
         access.points *= size(axis.extent);
-        if (uses(access.offset, axis.name)) access.places *= size(axis.extent);
+        if (local != locals.end() || uses(access.offset, axis.name)) access.places *= size(axis.extent);
       }
       found.all.push_back(std::move(access));
     });
