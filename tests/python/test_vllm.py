@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import enum
+import gc
 import importlib
 import importlib.metadata
 import json
@@ -18,8 +20,9 @@ import pytest
 import torch
 from engines import needs_core, same
 
-from deplo import vllm_plugin
+from deplo import vllm_layers, vllm_plugin
 from deplo.backend import collect_records
+from deplo.core import core
 from deplo.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,6 +191,61 @@ def test_a_graph_for_all_sizes_has_programs_for_few_rows(first):
             same(compiled(x), model(x))
     ranges = [re.search(r"where s\d+ in (\S+)", record.torch_ir)[1] for record in records]
     assert sorted(ranges) == ["0..1", "2..32", "33.."]
+
+
+class Block(torch.nn.Module):
+    """A normalised projection, heads of which are normalised and rotated, and a linear after them: what lies around attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(256, 384, bias=False), torch.nn.Linear(384, 256)
+        self.norm, self.heads = torch.nn.RMSNorm(256), torch.nn.RMSNorm(64)
+        self.register_buffer("table", torch.randn(100, 64))
+
+    def forward(self, x, positions):
+        heads = self.heads(self.first(self.norm(x)).view(-1, 6, 64))
+        cosine, sine = self.table.index_select(0, positions).unsqueeze(-2).chunk(2, -1)
+        a, b = heads.chunk(2, -1)
+        return x + self.second(torch.cat((a * cosine - b * sine, b * cosine + a * sine), -1).flatten(1))
+
+
+@needs_core
+def test_programs_for_any_number_of_rows_share_one_copy_of_weights():
+    torch._dynamo.reset()
+    gc.collect()
+    torch.manual_seed(0)
+    model = Block().bfloat16().requires_grad_(False)
+    exact = copy.deepcopy(model).double()
+    before = core().packed_bytes()
+    with torch.no_grad(), torch.fx.experimental._config.patch(backed_size_oblivious=True):
+        compiled = torch.compile(model, backend="deplo", fullgraph=True, options={"strict": True})
+        for rows in (389, 1, 2, 4, 8, 16, 32, 33, 64, 128, 512):
+            x, positions = torch.randn(rows, 256).bfloat16(), torch.randint(0, 100, (rows,))
+            if rows == 389:
+                torch._dynamo.mark_dynamic(x, 0)
+                torch._dynamo.mark_dynamic(positions, 0)
+            wanted = exact(x.double(), positions)
+            error, theirs = ((y.double() - wanted).abs().max() for y in (compiled(x, positions), model(x, positions)))
+            assert error <= theirs + 2 * torch.finfo(torch.bfloat16).eps * wanted.abs().max(), rows
+    assert 0 < core().packed_bytes() - before <= 1.1 * sum(2 * p.numel() for p in model.parameters())
+
+
+@needs_core
+def test_weights_that_vllm_loads_are_packed_again():
+    """A few elements, written through .data in a call that the plugin watches; without it versions alone would not tell."""
+    model = torch.nn.Linear(256, 256, bias=False).requires_grad_(False)
+    x = torch.randn(8, 256)
+
+    def load_weights(rows):
+        model.weight.data[rows, 7] = 3.0
+
+    with torch.no_grad(), vllm_plugin.with_defaults():
+        compiled = torch.compile(model, backend="deplo", options={"strict": True, "weights": "pack"})
+        first = compiled(x)
+        load_weights(slice(0, 9))
+        assert torch.equal(compiled(x), first)
+        vllm_layers._then_repack(load_weights, model)(slice(20, 22))
+        same(compiled(x), model(x), scale=64)
 
 
 ENGINE = """
