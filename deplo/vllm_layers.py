@@ -54,7 +54,7 @@ def _install_repack() -> None:
     """vLLM writes weights through `.data`, which PyTorch does not count: by its runner, by load_weights of its models, and in what users apply."""
     runner = importlib.import_module("vllm.v1.worker.cpu_model_runner").CPUModelRunner
     worker = importlib.import_module("vllm.v1.worker.worker_base").WorkerBase
-    if getattr(runner, "_deplo_repacks", False):
+    if getattr(worker, "_deplo", False):
         return
     load, reload, apply = runner.load_model, runner.reload_weights, worker.apply_model
 
@@ -73,8 +73,8 @@ def _install_repack() -> None:
     def apply_model(self: Any, fn: Any) -> Any:
         return _then_repack(apply, self.get_model())(self, fn)
 
-    runner.load_model, runner.reload_weights, runner._deplo_repacks = load_model, reload_weights, True
-    worker.apply_model = apply_model
+    runner.load_model, runner.reload_weights = load_model, reload_weights
+    worker.apply_model, worker._deplo = apply_model, True
 
 
 def _then_repack(method: Any, model: torch.nn.Module) -> Any:
