@@ -17,6 +17,7 @@
 #include "passes/loop/choose_layouts.h"
 #include "passes/loop/fuse_nests.h"
 #include "passes/loop/fuse_producers.h"
+#include "passes/loop/hoist_checks.h"
 #include "passes/loop/hoist_static.h"
 #include "passes/loop/name_kernels.h"
 #include "passes/loop/narrow_buffers.h"
@@ -262,6 +263,8 @@ const std::vector<Pass<loop_ir::Module>>& loop_passes() {
       {"split_axes", split_axes, "split axes so that coordinates become affine"},
       // Nothing asks any longer which loop made a row buffer's elements.
       {"share_locals", share_locals, "write row buffers over others that are read for the last time"},
+      // Nothing moves loops any longer; who looks at loads from here on sees how they lie.
+      {"hoist_checks", hoist_checks, "check indices in front of the loops that they do not depend on"},
       // What fusion left between kernels.
       {"narrow_buffers", narrow_buffers, "keep temporaries that follow from something narrower as that"},
       // Operands are bytes by now.

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from . import llm_experts
 from .decorator import jit
 from .dispatch import call_report
 from .errors import FallbackWarning, UserError
@@ -79,6 +80,7 @@ class Plans:
         self.decode = jit(_step_of_its_own(*arguments), options=options, fullgraph=True, dynamic=False, guards="inputs")
         self._pools: dict[int, list[Store]] = {batch: [] for batch in self.batches}
         self._output = output_class(model)
+        llm_experts.install(model)
         self._told: set[str] = set()
 
     def __reduce__(self) -> Any:  # a copy of the model compiles programs of its own, when it is called
@@ -101,6 +103,7 @@ class Plans:
         """Leaves the model as it was built."""
         for name in ("deplo_plans", "forward", "_prepare_cache_for_generation"):
             self.model.__dict__.pop(name, None)
+        llm_experts.remove(self.model)
 
     def warm_up(self, lengths: Sequence[int], bar: Bar) -> None:
         """Compiles and runs the programs: prompts of these lengths, and a token after each."""
@@ -124,6 +127,8 @@ class Plans:
                 f"{batch} sequences at once, but the model is prepared for at most {self.batches[-1]}: deplo.prepare(model, batch={batch}, ...)"
                 " (beams and returned sequences count)"
             )
+        if not llm_experts.are_in_place(self.model):
+            llm_experts.restack(self.model)
         pool = self._pools[fitting[0]]
         store = pool.pop() if pool else Store(self.layers, fitting[0], self.length)
         return PreparedCache(store, self, pool, self.sliding)

@@ -18,6 +18,7 @@ constexpr double kLeastReads = 4;      ///< of each element of a parameter in a 
 constexpr double kOperandReads = 512;  ///< of each element of an operand: blocks of a contraction pack it again and again
 constexpr double kLongAxis = 16;       ///< iterations; shorter ones do not fill vectors
 constexpr double kMoreAlong = 1.5;     ///< times as many accesses that another dimension should serve
+constexpr double kLeastSay = 1 / 64.;  ///< of the memory that an access moves over: what a loop has less of beside it, as indices of rows, does not count
 
 /// One load or store, and the loops around it.
 struct Access {
@@ -113,7 +114,7 @@ struct Chooser {
   /// Of the loops around an access, the one along which most of what is accessed in other buffers lies. Parameters may be copied: they do not count.
   std::string lanes_of(const Access& access, const std::vector<Access>& all) const {
     std::string best;
-    double most = 0;
+    double most = kLeastSay * access.places;
     for (const Axis& axis : access.loops) {
       double score = 0;
       for (const Access& other : all) {

@@ -180,7 +180,7 @@ bool FusionCost::multiplies_heads(const NestGroup& nest) const {
     bool changes = true;
     for (const auto* operand : {&c.a, &c.b})
       for (const std::string& name : operand->buffers)
-        if (const Buffer* buffer = graph_.program().find_buffer(name)) {
+        if (const Buffer* buffer = graph_.find_buffer(name)) {
           half = half || size_of(buffer->dtype) == 2;
           changes = changes && !buffer->is_static;
         }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "base/error.h"
 #include "loop_ir/text.h"
@@ -149,7 +150,7 @@ struct Substituter {
       if (guarded && may_divide_by_zero(at))
         divide_under(load, copy[at], out);
       else
-        out.push_back(simplified(guarded ? with_guard(copy[at], load, fills) : copy[at]));
+        out.push_back(simplified(guarded ? with_guard(copy[at], load, fills, at) : copy[at]));
     }
     std::string result = value;
     if (select) {
@@ -196,13 +197,38 @@ struct Substituter {
   }
 
   // `fills`: where the guard fails, the load gives what the consumer asked for.
-  static Ref<Stmt> with_guard(const Ref<Stmt>& stmt, const Load& load, bool fills) {
+  Ref<Stmt> with_guard(const Ref<Stmt>& stmt, const Load& load, bool fills, size_t at) const {
+    if (const auto* check = std::get_if<Check>(&producer.body[at]->node); check && check->cond.kind == Cond::Kind::ge0 && uses_index(check->cond.expr))
+      return under_guard(std::get<Check>(stmt->node), load.guard);
     const auto* own = std::get_if<Load>(&stmt->node);
     if (!own) return stmt;
     Load copy = *own;
     if (own->guard.empty()) copy.fill = fills ? load.fill : zero_of(copy.dtype);
     copy.guard.insert(copy.guard.begin(), load.guard.begin(), load.guard.end());
     return make_stmt(std::move(copy));
+  }
+
+  // Whether coordinates take part in the producer's value `e`, other than as places of loads.
+  bool uses_index(Expr e) const {
+    std::set<std::string> wanted = symbols_of(e);
+    bool found = std::any_of(producer.axes.begin(), producer.axes.end(), [&](const Axis& axis) { return wanted.count(axis.name) > 0; });
+    for (size_t at = producer.body.size(); at-- > 0;) {
+      const auto* let = std::get_if<Let>(&producer.body[at]->node);
+      if (!let || wanted.count(let->name) == 0) continue;
+      wanted.insert(let->operands.begin(), let->operands.end());
+      found = found || let->fn == Fn::index;
+    }
+    return found;
+  }
+
+  // The check where the guard holds; elsewhere it passes.
+  static Ref<Stmt> under_guard(Check check, const std::vector<Cond>& guard) {
+    for (const Cond& cond : guard) {
+      const Expr size = max(cond.expr, Expr(0) - cond.expr);
+      const Expr fails = cond.kind == Cond::Kind::ge0 ? Expr(-1) - cond.expr : cond.kind == Cond::Kind::eq0 ? size - 1 : Expr(0) - size;
+      check.cond.expr = max(check.cond.expr, fails);
+    }
+    return make_stmt(check);
   }
 
   std::string copied_value(const Block& copy) const {
