@@ -78,11 +78,15 @@ def shapes_of(model: Any, cache_name: str) -> list[LayerShape]:
             model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=True, **{cache_name: cache})
     finally:
         model.train(was_training)
+    return shapes_of_layers(model, cache.layers, 1)
+
+
+def shapes_of_layers(model: Any, layers: list[Any], tokens: int) -> list[LayerShape]:
+    """What the layers of a cache hold of each of so many tokens."""
     found = []
-    layer: Any
-    for layer in cache.layers:
+    for layer in layers:
         keys, values = (layer.keys, layer.values) if isinstance(layer, DynamicLayer) else (None, None)
-        if keys is None or values is None or keys.ndim != 4 or keys.shape[2] != 1:
+        if keys is None or values is None or keys.ndim != 4 or keys.shape[2] != tokens:
             raise UnsupportedError(f"prepare knows layers that keep keys and values of each token, not {type(layer).__name__}")
         found.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, bool(layer.is_sliding)))
     if not found:

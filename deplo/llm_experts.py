@@ -101,7 +101,7 @@ def _by_statistics(block: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 
 def _by_router(block: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
     """DeepSeek V2 and V3, GLM 4, dots: a module that gives places and shares."""
-    places, shares = block.gate(x)
+    places, shares = block.gate(x[None])  # some ask for the batch
     return shares, places, None
 
 

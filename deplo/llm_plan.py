@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from . import llm_experts
 from .decorator import jit
@@ -19,7 +20,6 @@ from .errors import FallbackWarning, UserError
 from .llm_cache import LayerShape, PreparedCache, Store, View, shapes_of
 from .progress import Bar
 
-_OWN = {"input_ids", "attention_mask", "position_ids", "cache_position", "use_cache", "return_dict", "logits_to_keep"}
 # What generate() passes on that changes nothing while it is not asked for.
 _IDLE = {"output_attentions", "output_hidden_states", "output_router_logits", "labels", "inputs_embeds", "token_type_ids"}
 
@@ -57,40 +57,52 @@ class Step(torch.nn.Module):
 _numbers = itertools.count()
 
 
-def _step_of_its_own(*arguments: Any) -> Step:
-    """A Step with a forward that no other has: Dynamo counts compilations by code, and gives up after a few, whatever models they are of."""
-    shared = Step.forward
+def of_its_own(kind: type[torch.nn.Module], *arguments: Any) -> Any:
+    """A module with a forward that no other has: Dynamo counts compilations by code, and gives up after a few, whatever models they are of."""
+    shared: Any = kind.forward
     forward = types.FunctionType(shared.__code__.replace(co_name=f"forward_{next(_numbers)}"), shared.__globals__)
-    step: Step = type("Step", (Step,), {"forward": forward})(*arguments)
-    return step
+    return type(kind.__name__, (kind,), {"forward": forward})(*arguments)
 
 
 class Plans:
     """What `deplo.prepare` puts into a model: prefill, decode, and what serves other calls."""
+
+    ids_name, mask_name, positions_name = "input_ids", "attention_mask", "position_ids"
+    # What the programs take of a call, beside the cache.
+    own = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position", "use_cache", "return_dict", "logits_to_keep"})
+    cache_class: Any = PreparedCache
+    prefill: Any
+    decode: Any
+    layers: list[LayerShape]
+    sliding: tuple[bool, ...]
 
     def __init__(self, model: Any, length: int, batches: Sequence[int], options: Mapping[str, Any]) -> None:
         self.model, self.length, self.batches, self.options = model, length, tuple(sorted(batches)), dict(options)
         names = inspect.signature(type(model).forward).parameters
         self.accepted = frozenset(names)
         self.cache_name = "cache" if "cache" in names else "past_key_values"
-        self.layers: list[LayerShape] = shapes_of(model, self.cache_name)
-        self.sliding = tuple(layer.sliding for layer in self.layers)
-        arguments = (model, self.cache_name, self.accepted, self.sliding)
-        self.prefill = jit(_step_of_its_own(*arguments), options=options, fullgraph=True, guards="inputs")
-        self.decode = jit(_step_of_its_own(*arguments), options=options, fullgraph=True, dynamic=False, guards="inputs")
         self._pools: dict[int, list[Store]] = {batch: [] for batch in self.batches}
+        self._told: set[str] = set()
         self._output = output_class(model)
         llm_experts.install(model)
-        self._told: set[str] = set()
+        self.make()
+
+    def make(self) -> None:
+        """The programs, and what the model keeps of a token."""
+        self.layers = shapes_of(self.model, self.cache_name)
+        self.sliding = tuple(layer.sliding for layer in self.layers)
+        arguments = (self.model, self.cache_name, self.accepted, self.sliding)
+        self.prefill = jit(of_its_own(Step, *arguments), options=self.options, fullgraph=True, guards="inputs")
+        self.decode = jit(of_its_own(Step, *arguments), options=self.options, fullgraph=True, dynamic=False, guards="inputs")
 
     def __reduce__(self) -> Any:  # a copy of the model compiles programs of its own, when it is called
-        return _unmade, (self.model, self.length, self.batches, self.options)
+        return _unmade, (type(self), self.model, self.length, self.batches, self.options)
 
     def __getattr__(self, name: str) -> Any:
         """Makes what a copy was made without: its model had no parts yet."""
         if "prefill" in self.__dict__ or "options" not in self.__dict__ or name.startswith("__"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name}")
-        Plans.__init__(self, self.model, self.length, self.batches, self.options)
+        type(self).__init__(self, self.model, self.length, self.batches, self.options)
         return getattr(self, name)
 
     def install(self) -> None:
@@ -105,7 +117,11 @@ class Plans:
             self.model.__dict__.pop(name, None)
         llm_experts.remove(self.model)
 
-    def warm_up(self, lengths: Sequence[int], bar: Bar) -> None:
+    def warm_up_steps(self, lengths: list[int]) -> int:
+        """How often `warm_up` tells a bar."""
+        return len(self.batches) * (len(lengths) + 1)
+
+    def warm_up(self, lengths: list[int], bar: Bar) -> None:
         """Compiles and runs the programs: prompts of these lengths, and a token after each."""
         for batch in self.batches:
             cache = self.cache(batch)
@@ -119,19 +135,24 @@ class Plans:
                     cache.length = 0
                     self.call(input_ids=torch.zeros(batch, 1, dtype=torch.int64), **{self.cache_name: cache})
 
-    def cache(self, batch: int = 1) -> Any:
-        """A cache for `batch` sequences, empty."""
+    def fitting(self, batch: int) -> int:
+        """The smallest size that holds so many sequences."""
         fitting = [size for size in self.batches if size >= batch]
         if not fitting:
             raise UserError(
                 f"{batch} sequences at once, but the model is prepared for at most {self.batches[-1]}: deplo.prepare(model, batch={batch}, ...)"
                 " (beams and returned sequences count)"
             )
+        return fitting[0]
+
+    def cache(self, batch: int = 1) -> Any:
+        """A cache for `batch` sequences, empty."""
+        size = self.fitting(batch)
         if not llm_experts.are_in_place(self.model):
             llm_experts.restack(self.model)
-        pool = self._pools[fitting[0]]
-        store = pool.pop() if pool else Store(self.layers, fitting[0], self.length)
-        return PreparedCache(store, self, pool, self.sliding)
+        pool = self._pools[size]
+        store = pool.pop() if pool else Store(self.layers, size, self.length)
+        return self.cache_class(store, self, pool, self.sliding)
 
     def cache_of_generate(
         self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, batch_size: int, max_cache_length: int, *more: Any
@@ -161,11 +182,12 @@ class Plans:
             return type(self.model).forward(self.model, **kwargs)
         if cache.owner is not self:
             raise UserError("this cache belongs to another prepared model")
-        ids = kwargs.get("input_ids")
+        ids = kwargs.get(self.ids_name)
+        embeds = self.ids_name.replace("input_ids", "inputs_embeds")
         if ids is None:
-            ids = kwargs.get("inputs_embeds")
+            ids = kwargs.get(embeds)
         if ids is None:
-            raise UserError("a call of the model needs input_ids (or inputs_embeds)")
+            raise UserError(f"a call of the model needs {self.ids_name} (or {embeds})")
         rows, tokens = ids.shape[:2]
         start = cache.length
         positions = kwargs.get("cache_position")
@@ -175,12 +197,13 @@ class Plans:
             raise UserError(f"{start} tokens are in the cache and {tokens} come to them, but the model is prepared for {self.length}")
         if rows > cache.store.batch:
             raise UserError(f"{rows} sequences, but the cache is one for {cache.store.batch}")
-        mask = kwargs.get("attention_mask")
+        mask = kwargs.get(self.mask_name)
+        why = ""
         if mask is None or (isinstance(mask, torch.Tensor) and mask.ndim == 2 and mask.shape[1] <= self.length):
             cache.store.set_mask(mask)
             logits = None if (why := self._why_not(kwargs, ids)) else self._run(cache, ids, positions, kwargs, rows, tokens)
         else:
-            logits, why = None, "its attention_mask is no matrix with a column a token"
+            logits, why = None, f"its {self.mask_name} is no matrix with a column a token"
         if logits is None:
             result = self._as_it_was(cache, kwargs, positions, rows, why)
         else:
@@ -199,14 +222,16 @@ class Plans:
         if ids.is_floating_point():
             return "it is given inputs_embeds"
         for name, value in kwargs.items():
-            if name in _OWN or name == self.cache_name or value is None or (name in _IDLE and value is False):
+            if name in self.own or name == self.cache_name or value is None or (name in _IDLE and value is False):
                 continue
             return f"it is given {name}"
         return "" if isinstance(kwargs.get("logits_to_keep", 0), int) else "logits_to_keep is no number"
 
-    def _run(self, cache: Any, ids: torch.Tensor, positions: torch.Tensor, kwargs: dict[str, Any], rows: int, tokens: int) -> torch.Tensor:
-        store = cache.store
-        places = kwargs.get("position_ids")
+    def padded(
+        self, store: Store, ids: torch.Tensor, positions: torch.Tensor, kwargs: dict[str, Any], rows: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and their positions for all rows of the store."""
+        places = kwargs.get(self.positions_name)
         if places is None:
             places = positions.repeat(rows, 1)
         if places.shape[0] != rows:
@@ -216,6 +241,11 @@ class Plans:
             places = torch.nn.functional.pad(places, (0, 0, 0, store.batch - rows))
         if not places.is_contiguous():
             places = places.contiguous()
+        return ids, places
+
+    def _run(self, cache: Any, ids: torch.Tensor, positions: torch.Tensor, kwargs: dict[str, Any], rows: int, tokens: int) -> torch.Tensor | None:
+        store = cache.store
+        ids, places = self.padded(store, ids, positions, kwargs, rows)
         keep = kwargs.get("logits_to_keep") or 0
         if tokens == 1:
             logits = self.decode(ids, positions, places, store.seen, store.keys, store.values, 0)
@@ -233,10 +263,10 @@ class Plans:
         if rows != cache.store.batch:
             raise UserError(f"{why}, and a cache for {cache.store.batch} sequences takes {rows} only in the prepared programs")
         given = {**kwargs, self.cache_name: cache.view(positions)}
-        if given.get("attention_mask") is None:
-            given["attention_mask"] = cache.store.seen
-        if given.get("position_ids") is None and "position_ids" in self.accepted:
-            given["position_ids"] = positions[None].expand(rows, -1)
+        if given.get(self.mask_name) is None:
+            given[self.mask_name] = cache.store.seen
+        if given.get(self.positions_name) is None and self.positions_name in self.accepted:
+            given[self.positions_name] = positions[None].expand(rows, -1)
         if "cache_position" in self.accepted:
             given["cache_position"] = positions
         result = type(self.model).forward(self.model, **given)
@@ -262,8 +292,8 @@ class _Method:
         return _method, (self.plans, self.name)
 
 
-def _unmade(model: Any, length: int, batches: Sequence[int], options: Mapping[str, Any]) -> Plans:
-    plans = Plans.__new__(Plans)
+def _unmade(kind: type[Plans], model: Any, length: int, batches: Sequence[int], options: Mapping[str, Any]) -> Plans:
+    plans = kind.__new__(kind)
     plans.model, plans.length, plans.batches, plans.options = model, length, tuple(batches), dict(options)
     return plans
 
@@ -276,4 +306,6 @@ def _method(plans: Plans, name: str) -> Any:
 def output_class(model: Any) -> Any:
     """The class of what the model's forward returns."""
     with torch.no_grad():
+        if model.config.is_encoder_decoder:
+            return Seq2SeqLMOutput
         return type(type(model).forward(model, input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False, return_dict=True))

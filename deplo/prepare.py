@@ -31,18 +31,19 @@ def prepare(model: Any, *, max_length: int, batch: int | Sequence[int] = 1, opti
     read_options(options=given)
     from torch._dynamo.exc import TorchDynamoException
 
-    from .llm_plan import Plans
+    from .llm_plans import plans_for
     from .progress import Bar
     from .records import collect_records
 
     start = time.perf_counter()
     lengths = [n for n in (2, min(128, max_length - 1)) if 2 <= n < max_length]
-    bar = Bar("preparing", len(sizes) * (len(dict.fromkeys(lengths)) + 1))
-    with bar, collect_records() as records:
-        plans = Plans(model, max_length, sizes, given)
+    lengths = list(dict.fromkeys(lengths))
+    with collect_records() as records:
+        plans = plans_for(model)(model, max_length, sizes, given)
         plans.install()
         try:
-            plans.warm_up(list(dict.fromkeys(lengths)), bar)
+            with Bar("preparing", plans.warm_up_steps(lengths)) as bar:
+                plans.warm_up(lengths, bar)
         except BaseException as error:
             plans.remove()
             if isinstance(error, TorchDynamoException) and not isinstance(error, Error):
@@ -75,10 +76,6 @@ def _checked_sizes(model: Any, max_length: int, batch: int | Sequence[int]) -> t
             f"{type(model).__name__} does not generate text: prepare takes models of transformers with generate(), as AutoModelForCausalLM"
         )
     config: Any = model.config
-    if config.is_encoder_decoder:
-        raise UserError(
-            f"{type(model).__name__} has an encoder: prepare takes decoders; here use model.forward = torch.compile(model.forward, backend='deplo')"
-        )
     if model.training:
         raise UserError("the model is in training mode: call model.eval() first")
     places = {x.device.type for x in (*model.parameters(), *model.buffers())}
@@ -86,9 +83,10 @@ def _checked_sizes(model: Any, max_length: int, batch: int | Sequence[int]) -> t
         raise UserError(f"prepare is for models on the CPU, this one has tensors on {', '.join(sorted(places - {'cpu'}))}")
     if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 2:
         raise UserError(f"max_length is {max_length!r}, expected the number of tokens of a prompt and its answer, at least 2")
-    most = config.get_text_config(decoder=True).to_dict().get("max_position_embeddings")
-    if isinstance(most, int) and max_length > most:
-        raise UserError(f"max_length is {max_length}, but the model knows positions up to {most} (max_position_embeddings)")
+    known = config.get_text_config(decoder=True).to_dict()
+    for name in ("max_position_embeddings", "max_target_positions"):
+        if isinstance(known.get(name), int) and max_length > known[name]:
+            raise UserError(f"max_length is {max_length}, but the model knows positions up to {known[name]} ({name})")
     sizes = [batch] if isinstance(batch, int) else list(batch) if isinstance(batch, Sequence) and not isinstance(batch, str) else []
     if not sizes or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
         raise UserError(f"batch is {batch!r}, expected a number of sequences from 1 on, or several such numbers")
