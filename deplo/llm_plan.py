@@ -71,6 +71,7 @@ class Plans:
     # What the programs take of a call, beside the cache.
     own = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position", "use_cache", "return_dict", "logits_to_keep"})
     cache_class: Any = PreparedCache
+    has_limit = True  # of tokens
     prefill: Any
     decode: Any
     layers: list[LayerShape]
@@ -80,7 +81,7 @@ class Plans:
         self.model, self.length, self.batches, self.options = model, length, tuple(sorted(batches)), dict(options)
         names = inspect.signature(type(model).forward).parameters
         self.accepted = frozenset(names)
-        self.cache_name = "cache" if "cache" in names else "past_key_values"
+        self.cache_name = next((name for name in ("cache", "cache_params") if name in names), "past_key_values")
         self._pools: dict[int, list[Store]] = {batch: [] for batch in self.batches}
         self._told: set[str] = set()
         self._output = output_class(model)
@@ -151,8 +152,19 @@ class Plans:
         if not llm_experts.are_in_place(self.model):
             llm_experts.restack(self.model)
         pool = self._pools[size]
-        store = pool.pop() if pool else Store(self.layers, size, self.length)
+        return self.new_prepared(pool.pop() if pool else self.new_store(size), pool)
+
+    def new_store(self, batch: int) -> Any:
+        """Memory for `batch` sequences."""
+        return Store(self.layers, batch, self.length)
+
+    def new_prepared(self, store: Any, pool: list[Any]) -> Any:
+        """A cache over a store."""
         return self.cache_class(store, self, pool, self.sliding)
+
+    def cache_memory(self) -> int:
+        """Bytes of a store of each size."""
+        return sum(batch * self.length * layer.bytes_of_token() for layer in self.layers for batch in self.batches)
 
     def cache_of_generate(
         self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, batch_size: int, max_cache_length: int, *more: Any
@@ -163,7 +175,7 @@ class Plans:
             return type(self.model)._prepare_cache_for_generation(
                 self.model, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length, *more
             )
-        if max_cache_length + 1 > self.length:
+        if self.has_limit and max_cache_length + 1 > self.length:
             raise UserError(
                 f"the prompt and the new tokens may come to {max_cache_length + 1} tokens, but the model is prepared for {self.length}: lower "
                 f"max_new_tokens (or max_length), or deplo.prepare(model, max_length={max_cache_length + 1}, ...)"
@@ -172,11 +184,16 @@ class Plans:
         model_kwargs[self.cache_name] = self.cache(sequences)
         return None
 
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """All arguments of the model's forward by name."""
+        if not args:
+            return kwargs
+        names = list(inspect.signature(type(self.model).forward).parameters)[1:]
+        return {**dict(zip(names, args, strict=False)), **kwargs}
+
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward."""
-        if args:
-            names = list(inspect.signature(type(self.model).forward).parameters)[1:]
-            kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
+        kwargs = self.named(args, kwargs)
         cache = kwargs.get(self.cache_name)
         if not isinstance(cache, PreparedCache):
             return type(self.model).forward(self.model, **kwargs)
@@ -256,10 +273,14 @@ class Plans:
         result: torch.Tensor = logits if rows == store.batch else logits[:rows]
         return result
 
-    def _as_it_was(self, cache: Any, kwargs: dict[str, Any], positions: torch.Tensor, rows: int, why: str) -> Any:
+    def tell(self, why: str) -> None:
+        """Warns once that a call runs in eager mode."""
         if why not in self._told:
             self._told.add(why)
-            warnings.warn(f"a call of the prepared model runs in eager mode: {why}", FallbackWarning, stacklevel=4)
+            warnings.warn(f"a call of the prepared model runs in eager mode: {why}", FallbackWarning, stacklevel=5)
+
+    def _as_it_was(self, cache: Any, kwargs: dict[str, Any], positions: torch.Tensor, rows: int, why: str) -> Any:
+        self.tell(why)
         if rows != cache.store.batch:
             raise UserError(f"{why}, and a cache for {cache.store.batch} sequences takes {rows} only in the prepared programs")
         given = {**kwargs, self.cache_name: cache.view(positions)}

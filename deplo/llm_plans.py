@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from .llm_plan import Plans
@@ -13,4 +14,9 @@ def plans_for(model: Any) -> type[Plans]:
         from .llm_encoder import EncoderPlans
 
         return EncoderPlans
+    if "cache_params" in inspect.signature(type(model).forward).parameters:
+        from .llm_states import StatePlans, check
+
+        check(model)
+        return StatePlans
     return Plans

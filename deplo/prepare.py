@@ -105,10 +105,9 @@ def _summary(plans: Any, seconds: float, records: list[Any]) -> str:
     bandwidth = read_bandwidth()
     dtypes = {str(x.dtype).removeprefix("torch."): bytes_of(x) for x in plans.model.parameters()}
     dtype = max(dtypes, key=lambda name: dtypes[name])
-    cache = sum(size * kept * plans.length for size in plans.batches)
     lines = [
         f"{type(plans.model).__name__} prepared in {seconds:.1f} s for {sizes} sequences of {plans.length} tokens",
-        f"memory: weights {quantity(weights_of(plans.model), 'B')} ({dtype}), packed copies {quantity(packed, 'B')}, cache {quantity(cache, 'B')}",
+        f"memory: weights {quantity(weights_of(plans.model), 'B')} ({dtype}), packed copies {quantity(packed, 'B')}, cache {quantity(plans.cache_memory(), 'B')}",
     ]
     for size in plans.batches:
         empty, full = (reads.tokens_a_second(bandwidth, cached, size) for cached in (0, plans.length))

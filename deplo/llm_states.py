@@ -1,0 +1,215 @@
+"""Prepared models that keep a state of one size instead of keys and values: Mamba and its like.
+
+Prompts run in eager mode, as their recurrence is a loop over tokens there; single tokens are a program, whose states stay where they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .decorator import jit
+from .errors import UnsupportedError, UserError
+from .llm_plan import Plans, of_its_own
+from .progress import Bar
+
+_STATES = ("conv_states", "ssm_states")
+
+
+def cache_class_of(model: Any) -> Any:
+    """The class of cache that the model's own module makes, if it is one of states; None otherwise."""
+    if "cache_params" not in inspect.signature(type(model).forward).parameters:
+        return None
+    module = inspect.getmodule(type(model))
+    found = [kind for name, kind in vars(module).items() if isinstance(kind, type) and name.endswith("Cache") and hasattr(kind, "update_ssm_state")]
+    return found[0] if len(found) == 1 else None
+
+
+def tensors_of(cache: Any) -> list[torch.Tensor]:
+    """Its states: one tensor a layer, or one for all of them."""
+    found: list[torch.Tensor] = []
+    for name in _STATES:
+        states = getattr(cache, name)
+        found += states if isinstance(states, list) else [states]
+    return found
+
+
+class StateStep(torch.nn.Module):
+    """A token after those that the states hold, and its logits."""
+
+    def __init__(self, model: Any, kind: Any, example: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.call = type(model).forward
+        self.layers = len(example.conv_states) if isinstance(example.conv_states, list) else 0
+        self.fixed = {name: value for name, value in vars(example).items() if name not in _STATES and isinstance(value, int)}
+
+        class States(kind):  # type: ignore[misc]
+            """The model's cache, over states that are there."""
+
+            def __init__(self, conv: Any, ssm: Any, fixed: dict[str, int]) -> None:
+                self.conv_states, self.ssm_states = conv, ssm
+                for name, value in fixed.items():
+                    setattr(self, name, value)
+
+        self.kind = States
+
+    def forward(self, ids: torch.Tensor, position: torch.Tensor, states: list[torch.Tensor]) -> torch.Tensor:
+        if self.layers:
+            cache = self.kind(states[: self.layers], states[self.layers :], self.fixed)
+            places: Any = position
+        else:
+            cache = self.kind(states[0], states[1], self.fixed)
+            places = [1]  # it is asked for nothing but whether it is the first one
+        logits: torch.Tensor = self.call(
+            self.model, input_ids=ids, cache_params=cache, cache_position=places, use_cache=True, return_dict=True
+        ).logits
+        return logits
+
+
+class StateStore:
+    """States of `batch` sequences."""
+
+    def __init__(self, make: Callable[[int], Any], batch: int) -> None:
+        self.batch = batch
+        self.states = tensors_of(make(batch))
+        self.axis = 0 if len(self.states) > 2 else 1  # of sequences
+
+
+class PreparedStates:
+    """A store with the number of tokens behind it. It goes back to its pool when nobody has it any more."""
+
+    is_compileable = False
+
+    def __init__(self, store: StateStore, owner: Any, pool: list[StateStore]) -> None:
+        self.store, self.owner, self.length = store, owner, 0
+        weakref.finalize(self, pool.append, store)
+
+    @property
+    def max_batch_size(self) -> int:
+        return self.store.batch
+
+    def get_seq_length(self, *args: Any) -> int:
+        return self.length
+
+    def reset(self) -> None:
+        self.length = 0
+
+    def keep(self, cache: Any, rows: int) -> None:
+        """Takes over the states of a cache of the model's for so many sequences."""
+        for mine, given in zip(self.store.states, tensors_of(cache), strict=True):
+            mine.narrow(self.store.axis, 0, rows).copy_(given)
+
+    def give(self, cache: Any, rows: int) -> None:
+        """Fills a cache of the model's."""
+        for mine, given in zip(self.store.states, tensors_of(cache), strict=True):
+            given.copy_(mine.narrow(self.store.axis, 0, rows))
+
+
+class StatePlans(Plans):
+    """What `deplo.prepare` puts into a model with states."""
+
+    own = frozenset({"input_ids", "attention_mask", "cache_position", "use_cache", "return_dict"})
+    cache_class = PreparedStates
+    has_limit = False
+
+    def make(self) -> None:
+        self.kind = cache_class_of(self.model)
+        self.layers, self.sliding = [], ()
+        example = self.new_cache(1)
+        self.decode = jit(
+            of_its_own(StateStep, self.model, self.kind, example), options=self.options, fullgraph=True, dynamic=False, guards="inputs"
+        )
+        self.prefill = None
+
+    def new_cache(self, batch: int) -> Any:
+        """A cache of the model's own kind."""
+        model = self.model
+        return self.kind(model.config, batch, dtype=model.dtype, device=model.device)
+
+    def cache_memory(self) -> int:
+        return sum(batch * x.nbytes for x in tensors_of(self.new_cache(1)) for batch in self.batches)
+
+    def new_store(self, batch: int) -> Any:
+        return StateStore(self.new_cache, batch)
+
+    def new_prepared(self, store: Any, pool: Any) -> Any:
+        return PreparedStates(store, self, pool)
+
+    def warm_up_steps(self, lengths: list[int]) -> int:
+        return len(self.batches)
+
+    def warm_up(self, lengths: list[int], bar: Bar) -> None:
+        for batch in self.batches:
+            bar.step(f"single tokens, {batch} at once")
+            cache = self.cache(batch)
+            with torch.no_grad():
+                for tokens in (2, 1, 1, 1):
+                    self.call(input_ids=torch.zeros(batch, tokens, dtype=torch.int64), **{self.cache_name: cache})
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward."""
+        kwargs = self.named(args, kwargs)
+        cache = kwargs.get(self.cache_name)
+        if not isinstance(cache, PreparedStates):
+            return type(self.model).forward(self.model, **kwargs)
+        if cache.owner is not self:
+            raise UserError("this cache belongs to another prepared model")
+        ids = kwargs.get("input_ids")
+        if ids is None:
+            ids = kwargs.get("inputs_embeds")
+        if ids is None:
+            raise UserError("a call of the model needs input_ids (or inputs_embeds)")
+        rows, tokens = ids.shape[:2]
+        if rows > cache.store.batch:
+            raise UserError(f"{rows} sequences, but the cache is one for {cache.store.batch}")
+        if cache.length and tokens > 1:
+            raise UserError(f"{tokens} tokens at once after others: {type(self.model).__name__} takes them one by one")
+        why = self._why_not(kwargs, ids) if cache.length else ""
+        position = kwargs.get("cache_position")
+        if position is None or position.shape[0] != 1:
+            position = torch.full((1,), cache.length, dtype=torch.int64)
+        if cache.length and not why and (kwargs.get("attention_mask") is None or bool(kwargs["attention_mask"].all())):
+            # A copy has strides of its own: a column of a text of one row counts as contiguous.
+            ids = torch.nn.functional.pad(ids, (0, 0, 0, cache.store.batch - rows)).clone(memory_format=torch.contiguous_format)
+            logits = self.decode(ids, position, cache.store.states)[:rows]
+            result = self._output(logits=logits, **{self.cache_name: cache})
+            if kwargs.get("return_dict") is False:
+                result = result.to_tuple()
+        else:
+            result = self._by_itself(cache, kwargs, position, rows, why)
+        cache.length += tokens
+        return result
+
+    def _by_itself(self, cache: Any, kwargs: dict[str, Any], position: torch.Tensor, rows: int, why: str) -> Any:
+        """The model as it was: prompts, and what the program does not serve."""
+        if why:
+            self.tell(why)
+        own = self.new_cache(rows)
+        if cache.length:
+            cache.give(own, rows)
+        else:  # as the model wants it for a prompt of any length
+            position = torch.arange(self.model.config.conv_kernel)
+        result = type(self.model).forward(self.model, **{**kwargs, self.cache_name: own, "cache_position": position, "use_cache": True})
+        cache.keep(own, rows)
+        if isinstance(result, dict):
+            result[self.cache_name] = cache
+        return result
+
+    def report(self) -> str:
+        """How calls of the program went."""
+        from .dispatch import call_report
+
+        return f"decode: {call_report(self.decode)}"
+
+
+def check(model: Any) -> None:
+    """Raises UnsupportedError for caches that are not of states alone."""
+    if cache_class_of(model) is None:
+        raise UnsupportedError(
+            f"{type(model).__name__} keeps a state that prepare does not know: use model.forward = torch.compile(model.forward, backend='deplo')"
+        )
