@@ -20,6 +20,7 @@ _PLACES = "indexing by places that follow from the arguments"
 REASONS: dict[str, str] = {
     "_chunk_cat.default": _FORMULA,
     "_euclidean_dist.default": _FORMULA,
+    "_grouped_mm.default": IN_FORMULAS,
     "_masked_softmax.default": IN_FORMULAS,
     "_transformer_encoder_layer_fwd.default": IN_FORMULAS,
     "_trilinear.default": IN_FORMULAS,

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from .grouped import grouped_mm
+
 aten = torch.ops.aten
 
 # Windows of signal processing (ATen/native/TensorFactories.cpp): each is a function of the places 0..n-1, periodic ones without the last of n+1.
@@ -172,6 +174,15 @@ def conv_tbc(x: Any, weight: Any, bias: Any, pad: int = 0) -> Any:
     return F.conv1d(x.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad).permute(2, 0, 1).contiguous()
 
 
+def grouped_product(x: Any, weights: Any, ends: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """[S, N] of rows [S, K], sorted by group, times a matrix of [G, K, N] each (`deplo.grouped`)."""
+    if ends is None or bias is not None or out_dtype not in (None, x.dtype) or x.dtype != weights.dtype:
+        return NotImplemented
+    if x.dim() != 2 or weights.dim() != 3 or ends.dim() != 1 or not isinstance(weights.shape[0], int) or ends.shape[0] != weights.shape[0]:
+        return NotImplemented
+    return grouped_mm(x, weights, ends)
+
+
 def frexp(x: Any) -> Any:
     """x = mantissa * 2^exponent with 0.5 <= |mantissa| < 1, by the bits of float64, to which narrower floats widen exactly."""
     if x.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
@@ -242,6 +253,7 @@ def formulas() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten._masked_softmax.default: masked_softmax,
         torch.ops.aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
         torch.ops.aten._trilinear.default: trilinear,
+        torch.ops.aten._grouped_mm.default: grouped_product,
         aten.bitwise_left_shift.Scalar_Tensor: _shift(aten.bitwise_left_shift.Tensor),
         aten.bitwise_right_shift.Scalar_Tensor: _shift(aten.bitwise_right_shift.Tensor),
         aten.conv_tbc.default: conv_tbc,

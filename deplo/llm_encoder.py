@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .decorator import jit
 from .errors import UnsupportedError, UserError
-from .llm_cache import LayerShape, PreparedCache, Store, View, shapes_of_layers
+from .llm_cache import LayerShape, PreparedCache, View, shapes_of_layers
 from .llm_plan import Plans, of_its_own
 from .progress import Bar
 
@@ -25,7 +25,7 @@ class CrossLayer(DynamicLayer):  # type: ignore[misc]
     """Keys and values of the encoder's output; without any, it takes those of the first update."""
 
     def __init__(self, keys: torch.Tensor | None, values: torch.Tensor | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.keys, self.values = keys, values
         self.is_initialized = keys is not None
 
@@ -41,6 +41,10 @@ def both(own: Cache, keys: list[torch.Tensor] | None, values: list[torch.Tensor]
     """What a decoder takes as its cache, and its layers over the encoder's output."""
     cross = [CrossLayer(keys[i], values[i]) if keys is not None and values is not None else CrossLayer(None, None) for i in range(layers)]
     return EncoderDecoderCache(own, Cache(layers=list(cross))), cross
+
+
+def output_of(hidden: Any) -> BaseModelOutput:
+    return BaseModelOutput(last_hidden_state=hidden)
 
 
 class Encoding(torch.nn.Module):
@@ -73,7 +77,7 @@ class Crossing(torch.nn.Module):
         cache, cross = both(View(keys, values, position, (False,) * len(keys)), None, None, len(keys))
         self.call(
             self.model,
-            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            encoder_outputs=output_of(hidden),
             decoder_input_ids=ids,
             decoder_attention_mask=torch.ones(rows, 1, dtype=torch.bool),
             past_key_values=cache,
@@ -109,7 +113,7 @@ class DecoderStep(torch.nn.Module):
         more = {name: value for name, value in given.items() if name in self.accepted}
         logits: torch.Tensor = self.call(
             self.model,
-            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            encoder_outputs=output_of(hidden),
             decoder_input_ids=ids,
             decoder_attention_mask=seen,
             past_key_values=cache,
@@ -144,7 +148,7 @@ class EncoderDecoderCacheOfPlans(PreparedCache):
             tensor[: len(rows)].copy_(tensor.index_select(0, beam_idx))
         self.cross = keys, values, [sources[row] for row in rows] + sources[len(rows) :]
 
-    def __getitem__(self, layer: int) -> tuple[torch.Tensor, ...]:
+    def __getitem__(self, layer: int) -> Any:
         assert self.cross is not None
         own = (self.store.keys[layer][:, :, : self.length], self.store.values[layer][:, :, : self.length])
         return (*own, self.cross[0][layer], self.cross[1][layer])
@@ -155,7 +159,7 @@ class EncoderPlans(Plans):
 
     ids_name, mask_name, positions_name = "decoder_input_ids", "decoder_attention_mask", "decoder_position_ids"
     own = frozenset(
-        "decoder_input_ids decoder_attention_mask decoder_position_ids attention_mask encoder_outputs cache_position use_cache return_dict".split()
+        ["decoder_input_ids", "decoder_attention_mask", "decoder_position_ids", "attention_mask", "encoder_outputs", "cache_position", "use_cache", "return_dict"]
     )
     cache_class = EncoderDecoderCacheOfPlans
 
@@ -165,7 +169,7 @@ class EncoderPlans(Plans):
         self.main_input = self.encoder.main_input_name
         self.layers, self.cross_shapes = _shapes_of(model)
         self.sliding = (False,) * len(self.layers)
-        how = {"options": self.options, "fullgraph": True, "guards": "inputs"}
+        how: dict[str, Any] = {"options": self.options, "fullgraph": True, "guards": "inputs"}
         self.encode = jit(of_its_own(Encoding, self.encoder), **how)
         self.cross = jit(of_its_own(Crossing, model, self.layers), **how)
         self.prefill = jit(of_its_own(DecoderStep, model, self.accepted), **how)
@@ -294,7 +298,7 @@ def _shapes_of(model: Any) -> tuple[list[LayerShape], list[LayerShape]]:
     hidden = torch.zeros(1, 2, width, dtype=dtype)
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     with torch.no_grad():
-        model(encoder_outputs=BaseModelOutput(last_hidden_state=hidden), decoder_input_ids=torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache)
+        model(encoder_outputs=output_of(hidden), decoder_input_ids=torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache)
     own = shapes_of_layers(model, cache.self_attention_cache.layers, 1)
     cross = shapes_of_layers(model, cache.cross_attention_cache.layers, 2)
     if len(own) != len(cross):
@@ -314,8 +318,7 @@ def _encode(encoder: Any, *args: Any, **kwargs: Any) -> Any:
     if not served or torch.compiler.is_compiling() or source.shape[0] > plans.batches[-1]:
         return type(encoder).forward(encoder, *args, **kwargs)
     hidden = plans.encoded(source, mask)
-    return (hidden,) if given.get("return_dict") is False else BaseModelOutput(last_hidden_state=hidden)
+    return (hidden,) if given.get("return_dict") is False else output_of(hidden)
 
 
 _encode.__name__ = "forward"  # as copies of the bound method look for it
-_ = Store

@@ -179,7 +179,7 @@ FAMILIES = (
 
 
 def install(model: torch.nn.Module) -> None:
-    """Lets blocks of experts compile by a formula; in eager mode they stay what they are. Raises UnsupportedError for blocks that no formula serves."""
+    """Lets blocks of experts compile by a formula; in eager mode they stay what they are. UnsupportedError for those that no formula serves."""
     for name, block in list(model.named_modules()):
         family = next((f for f in FAMILIES if f.fits(block)), None)
         if family is None:

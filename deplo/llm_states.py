@@ -76,8 +76,9 @@ class StateStore:
 
     def __init__(self, make: Callable[[int], Any], batch: int) -> None:
         self.batch = batch
-        self.states = tensors_of(make(batch))
-        self.axis = 0 if len(self.states) > 2 else 1  # of sequences
+        example = make(batch)
+        self.states = tensors_of(example)
+        self.axis = 0 if isinstance(example.conv_states, list) else 1  # of sequences
 
 
 class PreparedStates:
@@ -121,9 +122,7 @@ class StatePlans(Plans):
         self.kind = cache_class_of(self.model)
         self.layers, self.sliding = [], ()
         example = self.new_cache(1)
-        self.decode = jit(
-            of_its_own(StateStep, self.model, self.kind, example), options=self.options, fullgraph=True, dynamic=False, guards="inputs"
-        )
+        self.decode = jit(of_its_own(StateStep, self.model, self.kind, example), options=self.options, fullgraph=True, dynamic=False, guards="inputs")
         self.prefill = None
 
     def new_cache(self, batch: int) -> Any:

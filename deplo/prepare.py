@@ -15,7 +15,7 @@ from .options import read_options
 def prepare(model: Any, *, max_length: int, batch: int | Sequence[int] = 1, options: Mapping[str, Any] | None = None, quiet: bool = False) -> Any:
     """Makes `model.generate(...)`, with no further options, run compiled: one program for prompts of any length, one a batch size for single tokens.
 
-    `model` is a decoder of transformers that generates, in eval mode, on the CPU; it is changed in place and returned. `max_length` is the most
+    `model` is a model of transformers that generates, with or without an encoder, in eval mode, on the CPU; it is changed in place and returned. `max_length` is the most
     tokens of a text, prompt and answer together; a cache for it is allocated for each batch size. `batch` is the most sequences at once (beams
     count), or several sizes, of which a call takes the smallest that holds it. `options` are those of the backend; what they leave open is `strict`,
     `weights="original"` (both programs read the model's own weights) and `weight_checks="versions"` (after writes through .data to quantised ones,
@@ -107,7 +107,8 @@ def _summary(plans: Any, seconds: float, records: list[Any]) -> str:
     dtype = max(dtypes, key=lambda name: dtypes[name])
     lines = [
         f"{type(plans.model).__name__} prepared in {seconds:.1f} s for {sizes} sequences of {plans.length} tokens",
-        f"memory: weights {quantity(weights_of(plans.model), 'B')} ({dtype}), packed copies {quantity(packed, 'B')}, cache {quantity(plans.cache_memory(), 'B')}",
+        f"memory: weights {quantity(weights_of(plans.model), 'B')} ({dtype}), "
+        f"packed copies {quantity(packed, 'B')}, cache {quantity(plans.cache_memory(), 'B')}",
     ]
     for size in plans.batches:
         empty, full = (reads.tokens_a_second(bandwidth, cached, size) for cached in (0, plans.length))

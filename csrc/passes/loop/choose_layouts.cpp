@@ -18,7 +18,8 @@ constexpr double kLeastReads = 4;      ///< of each element of a parameter in a 
 constexpr double kOperandReads = 512;  ///< of each element of an operand: blocks of a contraction pack it again and again
 constexpr double kLongAxis = 16;       ///< iterations; shorter ones do not fill vectors
 constexpr double kMoreAlong = 1.5;     ///< times as many accesses that another dimension should serve
-constexpr double kLeastSay = 1 / 64.;  ///< of the memory that an access moves over: what a loop has less of beside it, as indices of rows, does not count
+constexpr double kLeastSay =
+    1 / 64.;  ///< of the memory that an access moves over: what a loop has less of beside it, as indices of rows, does not count
 
 /// One load or store, and the loops around it.
 struct Access {

@@ -198,7 +198,8 @@ struct Substituter {
 
   // `fills`: where the guard fails, the load gives what the consumer asked for.
   Ref<Stmt> with_guard(const Ref<Stmt>& stmt, const Load& load, bool fills, size_t at) const {
-    if (const auto* check = std::get_if<Check>(&producer.body[at]->node); check && check->cond.kind == Cond::Kind::ge0 && uses_index(check->cond.expr))
+    if (const auto* check = std::get_if<Check>(&producer.body[at]->node);
+        check && check->cond.kind == Cond::Kind::ge0 && uses_index(check->cond.expr))
       return under_guard(std::get<Check>(stmt->node), load.guard);
     const auto* own = std::get_if<Load>(&stmt->node);
     if (!own) return stmt;

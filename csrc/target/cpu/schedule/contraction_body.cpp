@@ -240,7 +240,7 @@ tile_ir::Block ContractionScheduler::prefetch_panel(const Item& item, Expr k) co
 
 bool ContractionScheduler::prefetches_rows(const Item& item) const {
   const bool few = per_call_ && lanes_extent_.is_constant() && lanes_extent_.value() <= kFewPanels * nr_;
-  return few && across_ && !item.rows.is_static && !window_ && rows_.size() == 1;
+  return few && across_ && !item.rows.is_static && !window_ && rows_.size() == 1 && knows_place(item.rows);
 }
 
 tile_ir::Block ContractionScheduler::prefetch_rows(const Item& item, const RowBlocks& rows) const {

@@ -116,17 +116,21 @@ void ContractionScheduler::prefetch_operand(const Item& item, const Operand& ope
   prefetch_at(operand, ahead, into);
 }
 
-void ContractionScheduler::prefetch_at(const Operand& operand, const Substitution& map, tile_ir::Block& into, int level) {
+bool ContractionScheduler::knows_place(const Operand& operand) {
   const loop_ir::Load* main = main_load(operand);
-  if (!main) return;
+  if (!main) return false;
   std::set<std::string> read;
   for (Expr e : main->index) collect_symbols(e, read);
-  // An index that is computed or loaded (a gather) is known only where the value is.
-  for (const auto& stmt : operand.slice) {
+  return std::none_of(operand.slice.begin(), operand.slice.end(), [&](const auto& stmt) {
     const auto* let = std::get_if<loop_ir::Let>(&stmt->node);
     const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
-    if (read.count(let ? let->name : load ? load->name : "") > 0) return;
-  }
+    return read.count(let ? let->name : load ? load->name : "") > 0;
+  });
+}
+
+void ContractionScheduler::prefetch_at(const Operand& operand, const Substitution& map, tile_ir::Block& into, int level) {
+  if (!knows_place(operand)) return;
+  const loop_ir::Load* main = main_load(operand);
   std::vector<Expr> index;
   for (Expr e : main->index) index.push_back(substitute(e, map));
   into.push_back(make(tile_ir::Prefetch{main->buffer, std::move(index), level}));

@@ -259,6 +259,8 @@ class ContractionScheduler {
   /// With lanes off the stores' contiguous axis: whether memory runs along the rows, which are packed [k][row] then.
   bool rows_lie_across() const;
   static const loop_ir::Load* main_load(const Operand& operand);
+  /// Whether the place of that load is known ahead: an index that is computed or loaded (a gather) is known only where the value is.
+  static bool knows_place(const Operand& operand);
 
   /// Step of the operand's main load along an axis; nothing if it is not affine there.
   std::optional<Expr> step_along(const Operand& operand, const std::string& axis) const;

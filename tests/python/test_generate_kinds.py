@@ -1,0 +1,231 @@
+"""generate() of prepared models with experts, encoders, states and drafts. Tokens are eager mode's, and nothing compiles twice."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch.testing import assert_close
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import deplo
+from deplo.backend import collect_records
+from deplo.grouped import Blocks, grouped_mm
+
+_SIZES = {
+    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+    "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3,
+}  # fmt: skip
+_EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"head_dim": 8, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    "gpt_oss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": ["full_attention"]},
+    "deepseek_v3": {
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 24, "q_lora_rank": 16,
+        "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 0, "num_key_value_heads": 4,
+    },
+}  # fmt: skip
+_BLOCKS = {
+    "qwen2_moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 3},
+    "ernie4_5_moe": {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 24, "moe_layer_start_index": 0},
+    "deepseek_v2": {**_EXPERTS["deepseek_v3"], "n_group": 1},
+    "flex_olmo": {"num_experts": 6, "num_experts_per_tok": 3},
+}
+_STATES: dict[str, dict[str, Any]] = {
+    "mamba": {"state_size": 8, "conv_kernel": 4, "time_step_rank": 4},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "conv_kernel": 4, "chunk_size": 8},
+}
+
+
+def prompt(length: int, batch: int = 1) -> torch.Tensor:
+    return torch.randint(3, 96, (batch, length), generator=torch.Generator().manual_seed(length))
+
+
+def decoder(kind: str, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**_SIZES, **settings})).eval()
+
+
+def prepared(model: Any, **settings: Any) -> Any:
+    torch._dynamo.reset()
+    return deplo.prepare(copy.deepcopy(model), **{"max_length": 40, "batch": 2, "quiet": True, **settings})
+
+
+def agree(model: Any, other: Any, **settings: Any) -> None:
+    """The same tokens, and no program that was not there."""
+    settings = {"max_new_tokens": 6, "do_sample": False, **settings}
+    torch.manual_seed(7)
+    wanted = model.generate(**settings)
+    with collect_records() as records:
+        torch.manual_seed(7)
+        got = other.generate(**settings)
+    assert torch.equal(got, wanted) and not records
+
+
+@pytest.fixture(autouse=True)
+def strictly() -> Iterator[None]:
+    """What would run in eager mode unasked is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", deplo.FallbackWarning)
+        yield
+
+
+@pytest.mark.parametrize("kind", _EXPERTS)
+def test_experts(kind: str) -> None:
+    model = decoder(kind, **_EXPERTS[kind])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with collect_records() as records:
+        other = prepared(model)
+    assert len(records) == 2 and not any(record.left for record in records)
+    for ids in (prompt(1), prompt(3), prompt(25), prompt(9, 2)):
+        agree(model, other, input_ids=ids)
+    agree(model, other, input_ids=prompt(5), num_beams=2)
+    agree(model, other, input_ids=prompt(5), do_sample=True)
+    after = other.state_dict()
+    assert list(after) == list(before) and all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_weights_of_experts_are_one_copy() -> None:
+    from deplo.llm_experts import are_in_place
+
+    model = decoder("qwen3_moe", **_EXPERTS["qwen3_moe"])
+    other = prepared(model)
+    block = other.model.layers[0].mlp
+    storages = {p.untyped_storage().data_ptr() for p in block.experts.parameters()}
+    assert storages == {block.deplo_up.untyped_storage().data_ptr(), block.deplo_down.untyped_storage().data_ptr()}
+    weight = block.experts[2].up_proj.weight
+    other.load_state_dict({**other.state_dict(), "model.layers.0.mlp.experts.2.up_proj.weight": weight.flip(0)})
+    model.model.layers[0].mlp.experts[2].up_proj.weight.data.copy_(weight)
+    agree(model, other, input_ids=prompt(9))
+    weight.data = weight.data.flip(1)  # now elsewhere
+    assert not are_in_place(other)
+    model.model.layers[0].mlp.experts[2].up_proj.weight.data.copy_(weight)
+    agree(model, other, input_ids=prompt(9))
+    assert are_in_place(other)
+    with torch.no_grad():
+        assert_close(other(input_ids=prompt(6)).logits, model(input_ids=prompt(6)).logits, rtol=0, atol=0)  # without a cache, as it was
+
+
+@pytest.mark.parametrize("kind", _BLOCKS)
+def test_formulas_of_experts(kind: str) -> None:
+    """Installing compares them with the blocks themselves."""
+    from deplo import llm_experts
+
+    model = decoder(kind, **_BLOCKS[kind])
+    llm_experts.install(model)
+    blocks = [m for m in model.modules() if "forward" in m.__dict__]
+    assert len(blocks) == 1
+    llm_experts.remove(model)
+    assert not any("forward" in m.__dict__ for m in model.modules())
+
+
+def test_experts_without_a_formula() -> None:
+    model = decoder("phimoe", num_local_experts=4, num_experts_per_tok=2)
+    with pytest.raises(deplo.UnsupportedError, match="PhimoeSparseMoeBlock .* chooses or adds its experts in a way that deplo knows no formula of"):
+        deplo.prepare(model, max_length=40)
+    assert model.generate(prompt(3), max_new_tokens=2).shape == (1, 5)
+
+
+def seq2seq(kind: str) -> Any:
+    torch.manual_seed(0)
+    if kind == "t5":
+        settings = {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "initializer_factor": 3.0}
+        ends = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 2}
+        return transformers.T5ForConditionalGeneration(transformers.T5Config(**settings, **ends)).eval()
+    sides = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in (("layers", 1), ("attention_heads", 4), ("ffn_dim", 48))}
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3, "init_std": 0.3}
+    lengths = {"num_mel_bins": 8, "max_source_positions": 30, "max_target_positions": 40}
+    quiet = {"suppress_tokens": None, "begin_suppress_tokens": None}
+    model = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(vocab_size=96, d_model=32, **sides, **ends, **lengths, **quiet))
+    model.generation_config.suppress_tokens = model.generation_config.begin_suppress_tokens = None
+    return model.eval()
+
+
+def test_t5() -> None:
+    model = seq2seq("t5")
+    with collect_records() as records:
+        other = prepared(model)
+    assert len(records) == 4 and not any(record.left for record in records)
+    mask = (torch.arange(9) < torch.tensor([[9], [5]])).long()
+    cases: list[dict[str, Any]] = [
+        {"input_ids": prompt(1)},
+        {"input_ids": prompt(20)},
+        {"input_ids": prompt(9, 2), "attention_mask": mask},
+        {"input_ids": prompt(9), "num_beams": 2},
+        {"input_ids": prompt(9), "do_sample": True},
+        {"input_ids": prompt(6), "decoder_input_ids": torch.tensor([[0, 5, 6]])},
+    ]
+    for case in cases:
+        agree(model, other, **case)
+    with torch.no_grad(), pytest.raises(deplo.UserError, match="takes encoder_outputs with a new cache"):
+        other(decoder_input_ids=prompt(1), input_ids=prompt(4), past_key_values=other.deplo_plans.cache(), labels=prompt(1))
+    with pytest.raises(deplo.UserError, match="prepared for at most 2"):
+        other.generate(prompt(4), num_beams=3)
+
+
+def test_whisper() -> None:
+    model = seq2seq("whisper")
+    other = prepared(model, max_length=20)
+    features = torch.randn(2, 8, 60, generator=torch.Generator().manual_seed(0))
+    agree(model, other, input_features=features[:1])
+    agree(model, other, input_features=features)
+    agree(model, other, input_features=features[:1], num_beams=2)
+    agree(model, other, input_features=features[1:], decoder_input_ids=torch.tensor([[3, 5, 6]]))
+    with pytest.raises(deplo.UserError, match="knows positions up to 40 .max_target_positions."):
+        deplo.prepare(model, max_length=41)
+
+
+@pytest.mark.parametrize("kind", _STATES)
+def test_states(kind: str) -> None:
+    model = decoder(kind, **_STATES[kind])
+    with collect_records() as records:
+        other = prepared(model)
+    assert len(records) == 1 and not records[0].left
+    for ids in (prompt(1), prompt(9), prompt(9, 2)):
+        agree(model, other, input_ids=ids, max_new_tokens=9)
+    agree(model, other, input_ids=prompt(5), do_sample=True)
+    calls = deplo.call_report(other.deplo_plans.decode)
+    assert not calls.reason and calls.through_dynamo == 1
+
+
+def test_a_draft_of_another_model() -> None:
+    model, draft = decoder("llama"), decoder("llama", hidden_size=16, intermediate_size=24)
+    both = prepared(model, batch=1), deplo.prepare(copy.deepcopy(draft), max_length=40, quiet=True)
+    for assistant in (draft, both[1]):
+        wanted = model.generate(prompt(6), assistant_model=draft, max_new_tokens=12, do_sample=False)
+        assert torch.equal(both[0].generate(prompt(6), assistant_model=assistant, max_new_tokens=12, do_sample=False), wanted)
+    assert torch.equal(wanted, model.generate(prompt(6), max_new_tokens=12, do_sample=False))
+
+
+@pytest.mark.parametrize("ends", [[3, 3, 40, 41], [0, 0, 0, 41], [1, 17, 18, 41]])
+def test_grouped_products(ends: list[int]) -> None:
+    """Compiled alone, as experts of transformers 5 use them."""
+    torch._dynamo.reset()
+    generator = torch.Generator().manual_seed(0)
+    x, weights = torch.randn(41, 32, generator=generator), torch.randn(4, 24, 32, generator=generator)
+    at = torch.tensor(ends, dtype=torch.int32)
+
+    def function(x: torch.Tensor, weights: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return torch._grouped_mm(x, weights.transpose(1, 2), offs=at)
+
+    wanted = function(x, weights, at)
+    assert_close(grouped_mm(x, weights.transpose(1, 2), at), wanted)
+    with collect_records() as records:
+        assert_close(torch.compile(function, backend="deplo", fullgraph=True, options={"strict": True})(x, weights, at), wanted)
+    assert not records[0].left and "aten" not in records[0].program.text("tile")
+
+
+def test_blocks() -> None:
+    groups = torch.tensor([2, 0, 2, 2, 1, 0] + [3] * 17)
+    blocks = Blocks.of_choices(groups, 5)
+    assert blocks.groups[:5].tolist() == [0, 1, 2, 3, 3] and blocks.places[6:].tolist() == list(range(48, 65))
+    x = torch.randn(23, 3)
+    laid = blocks.gather(x).reshape(-1, 3)
+    assert torch.equal(laid[blocks.places], x)
+    assert int((laid != 0).any(1).sum()) == 23
