@@ -71,7 +71,7 @@ def _group_of_blocks(ends: torch.Tensor, blocks: Any) -> torch.Tensor:
 
 
 def grouped_mm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """[S, N]: row s of `x` [S, K] times the matrix of its group in `weights` [G, K, N]; group g has the rows before `ends[g]` that no group before has."""
+    """[S, N]: row s of `x` [S, K] times the matrix of its group in `weights` [G, K, N]; group g ends before row `ends[g]`."""
     blocks = Blocks.of_ends(ends, x.shape[0])
     result = torch.bmm(blocks.gather(x), weights[blocks.groups])
     return result.reshape(-1, result.shape[2])[blocks.places]

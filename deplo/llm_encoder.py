@@ -159,7 +159,8 @@ class EncoderPlans(Plans):
 
     ids_name, mask_name, positions_name = "decoder_input_ids", "decoder_attention_mask", "decoder_position_ids"
     own = frozenset(
-        ["decoder_input_ids", "decoder_attention_mask", "decoder_position_ids", "attention_mask", "encoder_outputs", "cache_position", "use_cache", "return_dict"]
+        {"decoder_input_ids", "decoder_attention_mask", "decoder_position_ids"}
+        | {"attention_mask", "encoder_outputs", "cache_position", "use_cache", "return_dict"}
     )
     cache_class = EncoderDecoderCacheOfPlans
 

@@ -15,7 +15,7 @@ from .options import read_options
 def prepare(model: Any, *, max_length: int, batch: int | Sequence[int] = 1, options: Mapping[str, Any] | None = None, quiet: bool = False) -> Any:
     """Makes `model.generate(...)`, with no further options, run compiled: one program for prompts of any length, one a batch size for single tokens.
 
-    `model` is a model of transformers that generates, with or without an encoder, in eval mode, on the CPU; it is changed in place and returned. `max_length` is the most
+    `model` is one of transformers that generates, in eval mode, on the CPU; it is changed in place and returned. `max_length` is the most
     tokens of a text, prompt and answer together; a cache for it is allocated for each batch size. `batch` is the most sequences at once (beams
     count), or several sizes, of which a call takes the smallest that holds it. `options` are those of the backend; what they leave open is `strict`,
     `weights="original"` (both programs read the model's own weights) and `weight_checks="versions"` (after writes through .data to quantised ones,
@@ -49,6 +49,8 @@ def prepare(model: Any, *, max_length: int, batch: int | Sequence[int] = 1, opti
             if isinstance(error, TorchDynamoException) and not isinstance(error, Error):
                 why = next((line.strip() for line in str(error).splitlines() if line.strip()), "it does not say why")
                 raise UnsupportedError(f"Dynamo makes no single graph of {type(model).__name__}: {why}") from error
+            if isinstance(error, UnsupportedError) and type(model).__name__ not in str(error):
+                raise UnsupportedError(f"{type(model).__name__}: {error}") from error
             raise
     gc.collect()  # what Dynamo leaves of a traced model is a good part of a small model's size
     if not quiet:

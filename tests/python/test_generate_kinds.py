@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -208,7 +209,7 @@ def test_grouped_products(ends: list[int]) -> None:
     """Compiled alone, as experts of transformers 5 use them."""
     torch._dynamo.reset()
     generator = torch.Generator().manual_seed(0)
-    x, weights = torch.randn(41, 32, generator=generator), torch.randn(4, 24, 32, generator=generator)
+    x, weights = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((41, 32), (4, 24, 32)))
     at = torch.tensor(ends, dtype=torch.int32)
 
     def function(x: torch.Tensor, weights: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
@@ -218,7 +219,7 @@ def test_grouped_products(ends: list[int]) -> None:
     assert_close(grouped_mm(x, weights.transpose(1, 2), at), wanted)
     with collect_records() as records:
         assert_close(torch.compile(function, backend="deplo", fullgraph=True, options={"strict": True})(x, weights, at), wanted)
-    assert not records[0].left and "aten" not in records[0].program.text("tile")
+    assert not records[0].left and json.loads(records[0].program.describe())["library"] == []
 
 
 def test_blocks() -> None:
