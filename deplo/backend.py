@@ -31,6 +31,7 @@ from .decompositions import decompositions
 from .eager_calls import calls_as_in_eager_mode
 from .errors import Error, FallbackWarning, InternalError, UnsupportedError, UserError
 from .executable import Executable
+from .flex_attention import write_out_attention
 from .fx_import import import_graph
 from .graph_code import EagerGraph
 from .imported import Imported, Smaller
@@ -205,6 +206,7 @@ class Compilation:
     def _compile(self, kind: str, gm: torch.fx.GraphModule, static: set[str] | None) -> CompiledGraph:
         facts = None
         inline_regions(gm)
+        write_out_attention(gm, kind != "inference")
         if kind != "backward":
             windows = self.user_graph is not None and writes_windows_with_gaps(self.user_graph, gm)
             bare = kind == "inference" and is_bare(gm)

@@ -22,6 +22,7 @@ from .core import core
 from .decompositions import decompositions
 from .eager_calls import calls_as_in_eager_mode
 from .errors import UnsupportedError, UserError
+from .flex_attention import write_out_attention
 from .fx_import import DTYPES, import_graph
 from .fx_nodes import storage_of
 from .imported import Imported
@@ -197,6 +198,7 @@ class _Graph:
             self.program = program.run_decompositions(_decompositions())
         self.gm: torch.fx.GraphModule = self.program.graph_module
         inline_regions(self.gm)
+        write_out_attention(self.gm, training=False)
         self.placeholders = self.gm.graph.find_nodes(op="placeholder")
         self.specs = self.program.graph_signature.input_specs
         self.written: set[int] = set()  # places of inputs

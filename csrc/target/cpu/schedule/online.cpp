@@ -149,6 +149,11 @@ class OnlineScheduler {
     return ctx_.target.features.count("avx512bf16") > 0 && is_bf16(a) && (!b || is_bf16(*b));
   }
 
+  /// Whether the sum of weights is a result itself, which rounded weights would show in. Else what both sums round alike is divided away.
+  bool stores_sum() const {
+    return std::any_of(sum_.rows.begin(), sum_.rows.end(), [](const auto& s) { return std::holds_alternative<loop_ir::Store>(s->node); });
+  }
+
   void choose() {
     const int64_t lanes = ctx_.target.vector_bytes / 4;
     const int64_t rows = std::max<int64_t>(hint(row_.extent), 1);
@@ -650,6 +655,8 @@ class OnlineScheduler {
     if (pair_values_) {
       of_weight.push_back(let("rounded", Fn::narrow, {"weight"}, DType::bf16));
       of_weight.push_back(store("weights", here, "rounded"));
+    }
+    if (pair_values_ && !stores_sum()) {
       of_sum = {load("stored", DType::bf16, "weights", {row, sym("jw")}), let("added", Fn::cast, {"stored"})};
     } else {
       of_weight.push_back(store("scores", here, "weight"));
