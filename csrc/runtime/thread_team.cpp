@@ -208,12 +208,14 @@ struct HostJob {
   int threads;
   PartFn fn;
   void* context;
-  std::atomic<int> arrived{0};
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int> arrived{1};
   std::atomic<int64_t> first_done{0};  ///< when a thread found no part left
 
   static void enter(void* data) {
     auto& job = *static_cast<HostJob*>(data);
-    int self = job.arrived.fetch_add(1, std::memory_order_relaxed);
+    // The caller's share is the first one each time: what it wrote in the kernel before is in its cache.
+    const int self = std::this_thread::get_id() == job.caller ? 0 : job.arrived.fetch_add(1, std::memory_order_relaxed);
     if (self < job.threads) work_on(job.shares, job.threads, self, job.fn, job.context);
     int64_t none = 0;
     job.first_done.compare_exchange_strong(none, nanoseconds(), std::memory_order_relaxed);

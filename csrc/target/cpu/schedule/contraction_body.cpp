@@ -25,16 +25,17 @@ tile_ir::Block ContractionScheduler::body() {
   parallel_extent_ = count(outer_) * lane_groups() * row_blocks_;
   Expr par = sym("par");
   outer_map_ = unflatten(outer_, floordiv(par, row_blocks_ * lane_groups()));
+  const Expr row_block = mod(rows_outside_ ? floordiv(par, lane_groups()) : par, row_blocks_);
   if (window_) {
-    first_row_line_ = mod(par, row_blocks_) * lines_;
+    first_row_line_ = row_block * lines_;
     valid_row_lines_ = min(lines_, rows_[0].extent - first_row_line_);
     valid_rows_ = valid_row_lines_ * rows_[1].extent;
   } else {
-    first_row_ = mod(par, row_blocks_) * rows_block;
+    first_row_ = row_block * rows_block;
     valid_rows_ = min(rows_block, rows_extent_ - first_row_);
     count_tiles();
   }
-  choose_lanes(mod(floordiv(par, row_blocks_), lane_groups()));
+  choose_lanes(mod(rows_outside_ ? par : floordiv(par, row_blocks_), lane_groups()));
   tile_ir::Block out = allocations();
   for (auto& stmt : tile_body()) out.push_back(stmt);
   return {loop("par", 0, parallel_extent_, LoopKind::parallel, std::move(out))};

@@ -314,6 +314,10 @@ class ContractionScheduler {
   void share_rows();
   /// Another width of the lanes' blocks where threads share them better.
   void share_lanes();
+  /// Whether threads share the rows out, not the lanes: of both operands each one reads the whole of the other, which should be the smaller one.
+  bool wants_rows_outside() const;
+  /// Smaller blocks of both where the points of an image are rows of one block, unless that keeps threads busy.
+  void share_tiles();
 
   /// Lines of `inner` lanes that a block packs side by side: many enough to share the rows, and little padding up to whole vectors.
   int64_t lines_of_block(int64_t inner) const;
@@ -603,6 +607,7 @@ class ContractionScheduler {
   bool apart_ = false;                        ///< lanes are of that axis' class but off it: the sums are scattered at the end
   const ContractionRows* in_rows_ = nullptr;  ///< when this is a phase of a block of rows
   int64_t chunk_work_ = kChunkWork;
+  bool rows_outside_ = false;  ///< blocks of rows are outside of those of lanes in the parallel loop
   bool in_registers_ = false;  ///< the epilogue runs on register blocks, not on the tile of sums
   int64_t tail_ = 0;           ///< rows of the register blocks at the end of a tile; 0: they are all alike
   int64_t mr_ = 0, nr_ = 0, row_tiles_ = 0, lane_block_ = 0, lane_lines_ = 0;

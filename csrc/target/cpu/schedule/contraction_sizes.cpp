@@ -143,6 +143,14 @@ void ContractionScheduler::choose_sizes() {
     item.widened = !item.folded && can_widen(item) && (item.needs_widening() || tile_rows() / mr_ >= kWidenedTiles);
   }
   in_registers_ = wants_registers();
+  rows_outside_ = wants_rows_outside();
+}
+
+bool ContractionScheduler::wants_rows_outside() const {
+  if (in_rows_ || !lanes_static() || two_lane_axes()) return false;
+  // Images: blocks of kernels that follow one another are then of the same points, which their thread has in its cache.
+  const bool points = window_ || (across_ && !per_call_);
+  return points && hint(rows_extent_) > hint(lanes_extent_) * (window_ ? window_->taps() : 1);
 }
 
 int64_t ContractionScheduler::call_blocks() const { return hint(lanes_extent_) > kDynamicLanes ? 2 : 1; }
@@ -170,6 +178,24 @@ void ContractionScheduler::share_rows() {
   };
   for (int64_t tiles = std::max<int64_t>(1, usual / 3); tiles <= usual; ++tiles)
     if (share(tiles) < share(row_tiles_)) row_tiles_ = tiles;
+}
+
+void ContractionScheduler::share_tiles() {
+  constexpr double kBlock = 3;  // cost of another block in rows: it brings the lanes from the second cache again
+  if (hint(count(outer_) * rows_extent_ * lanes_extent_ * items_[0].depth) < kWantedBlocks * kChunkWork) return;
+  const int64_t most_tiles = row_tiles_;
+  const int64_t most_lanes = lane_block_;
+  int64_t best_tiles = most_tiles;
+  double best = kBetterShare * block_share(most_lanes);
+  for (int64_t lanes = most_lanes; lanes >= nr_; lanes -= nr_)
+    for (row_tiles_ = most_tiles; row_tiles_ >= 1; --row_tiles_) {
+      const double share = block_share(lanes) * (1 + kBlock / static_cast<double>(row_tiles_ * mr_));
+      if (share >= best) continue;
+      best = share;
+      best_tiles = row_tiles_;
+      lane_block_ = lanes;
+    }
+  row_tiles_ = best_tiles;
 }
 
 void ContractionScheduler::share_lanes() {
@@ -241,6 +267,7 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
   }
   if (rows_lie_across()) {
     row_tiles_ = (rows + mr_ - 1) / mr_;
+    if (lanes_static() && !per_call_ && rows_.size() == 1) share_tiles();
     for (Item& item : items_) item.rows.padding = round_up(row_tiles_ * mr_, kCacheLine) + kRowPadding - row_tiles_ * mr_;
     return;
   }
@@ -416,7 +443,9 @@ Schedule ContractionScheduler::describe() const {
   if (!in_rows_) {
     std::vector<Argument> parallel;
     for (const auto& a : outer_) parallel.push_back({a.name, {}});
-    parallel.insert(parallel.end(), {{lane_tile_name(), {}}, {row_tile_name(), {}}, {"work", chunk_work_}});
+    parallel.insert(parallel.end(), {{lane_tile_name(), {}}, {row_tile_name(), {}}});
+    if (rows_outside_) std::iter_swap(parallel.end() - 2, parallel.end() - 1);
+    parallel.push_back({"work", chunk_work_});
     add("parallel", std::move(parallel));
     add("tile", {{row_tile_name(), window_ ? lines_ : row_tiles_ * mr_}});
   }
@@ -622,9 +651,10 @@ void ContractionScheduler::read_parallel(ScheduleReader& reader) {
   wanted.insert(wanted.end(), {lane_tile_name(), row_tile_name()});
   auto same = [&] {
     return names.size() == wanted.size() && std::is_permutation(names.begin(), names.end(), wanted.begin()) &&
-           std::equal(names.end() - 2, names.end(), wanted.end() - 2);
+           std::is_permutation(names.end() - 2, names.end(), wanted.end() - 2);
   };
-  if (!same()) reader.fail(d, fmt::format("allowed: {} and work; the last two stay in place", joined(wanted)));
+  if (!same()) reader.fail(d, fmt::format("allowed: {} and work; the last two stay last", joined(wanted)));
+  rows_outside_ = names.back() == wanted[wanted.size() - 2];
   std::vector<Axis> ordered;
   for (size_t i = 0; i + 2 < names.size(); ++i)
     ordered.push_back(*std::find_if(outer_.begin(), outer_.end(), [&](const Axis& a) { return a.name == names[i]; }));

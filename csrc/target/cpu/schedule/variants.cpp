@@ -475,7 +475,7 @@ class Directions {
     if (auto at = find("parallel", "work")) vary("work", *at, scaled(number(*at)));
   }
 
-  /// Orders of the parallel axes; the last two of contractions stay in place.
+  /// Orders of the parallel axes; the last two of contractions stay last.
   void order() {
     const auto parallel = find("parallel");
     if (parallel.empty()) return;
