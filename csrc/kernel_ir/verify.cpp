@@ -339,7 +339,7 @@ class Verifier {
     DEPLO_REQUIRE(problem.empty(), where, problem);
     DEPLO_REQUIRE(static_cast<int64_t>(s.sums.size()) == p.b.rows / 4, where, fmt::format("{} vars, needed are {}", s.sums.size(), p.b.rows / 4));
     for (const std::string& sum : s.sums)
-      DEPLO_REQUIRE(vars_.count(sum) > 0 && use(sum, where) == Type{DType::f32, 2}, where, sum + " is no var of f32x2");
+      DEPLO_REQUIRE((vars_.count(sum) > 0 && use(sum, where) == Type{DType::f32, 2}), where, sum + " is no var of f32x2");
     for_each_expr(p, [&](Expr e) { index(e, where); });
     for (const TileFactor* f : {&p.a, &p.b}) {
       DEPLO_REQUIRE(buffer(f->buffer, where) == buffer(f->tiles, where), where, f->buffer + " has another dtype than its tiles");

@@ -76,6 +76,7 @@ void put_scalar(char* at, const Scalar& v) {
     case DType::bf16: return put(at, f32_to_bf16(static_cast<float>(v.f)));
     case DType::f32: return put(at, static_cast<float>(v.f));
     case DType::f64: return put(at, v.f);
+    case DType::f8: return put(at, f32_to_f8(static_cast<float>(v.f)));
     case DType::i64: return put(at, v.i);
     case DType::i32: return put(at, static_cast<int32_t>(v.i));
     case DType::i16: return put(at, static_cast<int16_t>(v.i));
@@ -91,6 +92,7 @@ Scalar get_scalar(const char* at, DType dtype) {
     case DType::bf16: return Scalar::of_float(dtype, bf16_to_f32(get<uint16_t>(at)));
     case DType::f32: return Scalar::of_float(dtype, get<float>(at));
     case DType::f64: return Scalar::of_float(dtype, get<double>(at));
+    case DType::f8: return Scalar::of_float(dtype, f8_to_f32(get<uint8_t>(at)));
     case DType::i64: return Scalar::of_int(dtype, get<int64_t>(at));
     case DType::i32: return Scalar::of_int(dtype, get<int32_t>(at));
     case DType::i16: return Scalar::of_int(dtype, get<int16_t>(at));

@@ -28,6 +28,7 @@ void put(char* at, DType dtype, const Scalar& s) {
     case DType::bf16: return write(f32_to_bf16(static_cast<float>(s.f)));
     case DType::f32: return write(static_cast<float>(s.f));
     case DType::f64: return write(s.f);
+    case DType::f8: return write(f32_to_f8(static_cast<float>(s.f)));
   }
 }
 
@@ -50,6 +51,7 @@ Scalar take(const char* at, DType dtype) {
     case DType::bf16: return Scalar::of_float(dtype, bf16_to_f32(read<uint16_t>(at)));
     case DType::f32: return Scalar::of_float(dtype, read<float>(at));
     case DType::f64: return Scalar::of_float(dtype, read<double>(at));
+    case DType::f8: return Scalar::of_float(dtype, f8_to_f32(read<uint8_t>(at)));
   }
   return {};
 }
