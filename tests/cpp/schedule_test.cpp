@@ -506,16 +506,16 @@ loop @k0(x: f32[2, {0}, {1}, {1}], w: f32[32, {0}, 3, 3] static, out y: f32[2, 3
                                 channels, size, out, stride));
   };
   CHECK(convolution(16, 34, 1) ==
-        "contraction parallel(n, o, h, work=65536) tile(h=8) tile(o=32) vectorize(o) register_block(h=1, v=6, o=16) tile(c.i*kh*kw=144) "
+        "contraction parallel(n, h, o, work=65536) tile(h=8) tile(o=32) vectorize(o) register_block(h=1, v=6, o=16) tile(c.i*kh*kw=144) "
         "unroll(c.i*kh*kw=3) pack(c.lanes, at=program) pack(c.rows, at=block, windows)");
   CHECK(convolution(64, 58, 1) ==
-        "contraction parallel(n, o, h, work=65536) tile(h=4) tile(o=32) vectorize(o) register_block(h=1, v=6, o=16) tile(c.i*kh*kw=288) "
+        "contraction parallel(n, h, o, work=65536) tile(h=4) tile(o=32) vectorize(o) register_block(h=1, v=6, o=16) tile(c.i*kh*kw=288) "
         "chain(c.i*kh*kw=99) unroll(c.i*kh*kw=3) pack(c.lanes, at=program) pack(c.rows, at=block, windows)");
   CHECK(convolution(16, 67, 2) ==
-        "contraction parallel(n, o, h, work=65536) tile(h=7) tile(o=32) vectorize(o) register_block(h=1, v=6, o=16) tile(c.i*kh*kw=144) "
+        "contraction parallel(n, h, o, work=65536) tile(h=7) tile(o=32) vectorize(o) register_block(h=1, v=6, o=16) tile(c.i*kh*kw=144) "
         "unroll(c.i*kh*kw=3) pack(c.lanes, at=program) pack(c.rows, at=block, windows)");
   CHECK(convolution(3, 9, 1) ==
-        "contraction parallel(n, o, h, work=65536) tile(h=7) tile(o=16) vectorize(o) register_block(h=1, v=4, o=16) tile(c.i*kh*kw=27) "
+        "contraction parallel(n, h, o, work=65536) tile(h=7) tile(o=16) vectorize(o) register_block(h=1, v=4, o=16) tile(c.i*kh*kw=27) "
         "unroll(c.i*kh*kw=3) pack(c.lanes, at=program) pack(c.rows, at=block, windows)");
 }
 
