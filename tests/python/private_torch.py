@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = {"_as_it_was", "_deplo", "active", "expression", "generator", "is_Integer"}  # attributes of deplo's own objects, of operators' names and of sympy
+OURS = {"_as_it_was", "_deplo", "active", "expression", "generator", "is_Integer"}  # attributes of our own objects, of operators and of sympy
 
 
 def is_private(name: str) -> bool:
