@@ -515,7 +515,7 @@ loop @k0(x: f32[2, {0}, {1}, {1}], w: f32[32, {0}, 3, 3] static, out y: f32[2, 3
         "contraction parallel(n, h, o, work=65536) tile(h=7) tile(o=32) vectorize(o) register_block(h=1, v=6, o=16) tile(c.i*kh*kw=144) "
         "unroll(c.i*kh*kw=3) pack(c.lanes, at=program) pack(c.rows, at=block, windows)");
   CHECK(convolution(3, 9, 1) ==
-        "contraction parallel(n, h, o, work=65536) tile(h=7) tile(o=16) vectorize(o) register_block(h=1, v=4, o=16) tile(c.i*kh*kw=27) "
+        "contraction parallel(n, o, h, work=65536) tile(h=7) tile(o=16) vectorize(o) register_block(h=1, v=4, o=16) tile(c.i*kh*kw=27) "
         "unroll(c.i*kh*kw=3) pack(c.lanes, at=program) pack(c.rows, at=block, windows)");
 }
 
