@@ -22,11 +22,20 @@ class Reads:
         return batch * bandwidth / (self.weights + batch * cached * self.cache_of_token)
 
 
+def _is_int4(tensor: Any) -> bool:
+    return str(vars(tensor).get("target_dtype", "")).endswith("int4")
+
+
+def has_short_codes(model: Any) -> bool:
+    """Whether some parameters are codes of four bits, which torchao keeps in a byte each."""
+    return any(map(_is_int4, model.parameters()))
+
+
 def bytes_of(tensor: torch.Tensor) -> int:
     """Of a tensor's elements; of a subclass, as torchao's quantised weights, those of the tensors in it, of 4-bit values half a byte."""
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
-        bits = 4 if str(vars(tensor).get("target_dtype", "")).endswith("int4") else 8
+        bits = 4 if _is_int4(tensor) else 8
         return sum(bytes_of(part) * (bits if name == "qdata" else 8) // 8 for name in names for part in [getattr(tensor, name)])
     return tensor.numel() * tensor.element_size()
 

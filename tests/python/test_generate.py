@@ -304,3 +304,17 @@ def test_bad_calls(pair: tuple[Any, Any]) -> None:
         generate(prepared, input_ids=prompt(9), max_new_tokens=32)
     with pytest.raises(deplo.UserError, match="5 sequences at once, but the model is prepared for at most 4"):
         generate(prepared, input_ids=prompt(9), num_beams=5, max_new_tokens=3)
+
+
+def test_int4_weights_in_bytes_are_packed() -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    torch._dynamo.reset()
+    config = AutoConfig.for_model("llama", **{**_SIZES, "hidden_size": 512, "intermediate_size": 1024})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    quantization.quantize_(model, quantization.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=quantization.PerGroup(32)))
+    expected = generate(model, input_ids=prompt(7), **_GREEDY)
+    with collect_records() as records:
+        deplo.prepare(model, max_length=32, quiet=True)
+    assert torch.equal(generate(model, input_ids=prompt(7), **_GREEDY), expected)
+    assert any("pack_lanes0" in record.program.describe() for record in records)
