@@ -16,15 +16,15 @@ import torch
 
 from .decompositions import decompositions
 from .eager_calls import calls_as_in_eager_mode
+from .subgraphs import copy_before
 
 _LOG2 = math.log(2)  # the operator's logarithms have base 2
 
 
 class _Call(NamedTuple):
-    """What both operators take besides their tensors. `joint` is the gradient of `score`, for the backward operator alone."""
+    """What makes scores of queries and keys, in both operators."""
 
     score: Any
-    joint: Any
     mask: Any
     scale: float
     score_buffers: Sequence[Any]
@@ -65,17 +65,7 @@ def _write_out(gm: torch.fx.GraphModule, call: torch.fx.Node, formula: Callable[
             traced = make_fx(run, decomposition_table=decompositions(training), _allow_non_fake_inputs=True)(*values)
     except RuntimeError:  # what depends on data, say
         return
-    operands = iter(nodes)
-    copies: dict[torch.fx.Node, Any] = {}
-    results: Any = ()
-    with gm.graph.inserting_before(call):
-        for node in traced.graph.nodes:
-            if node.op == "placeholder":
-                copies[node] = next(operands)
-            elif node.op == "output":
-                results = torch.fx.node.map_arg(node.args[0], copies.__getitem__)
-            else:
-                copies[node] = _copied(gm, traced, node, copies)
+    results = copy_before(call, traced, nodes, [], lambda copy: None)
     for user in list(call.users):
         _replace(gm, user, results[user.args[1]])
     gm.graph.erase_node(call)
@@ -83,14 +73,6 @@ def _write_out(gm: torch.fx.GraphModule, call: torch.fx.Node, formula: Callable[
 
 def _is_graph(gm: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
     return isinstance(getattr(gm, str(node.target), None), torch.fx.GraphModule)
-
-
-def _copied(gm: torch.fx.GraphModule, traced: torch.fx.GraphModule, node: torch.fx.Node, copies: dict[torch.fx.Node, Any]) -> torch.fx.Node:
-    copy = gm.graph.node_copy(node, copies.__getitem__)
-    if node.op == "get_attr":
-        copy.target = copy.name + "_of_attention"
-        setattr(gm, copy.target, getattr(traced, str(node.target)))
-    return copy
 
 
 def _replace(gm: torch.fx.GraphModule, user: torch.fx.Node, result: Any) -> None:
@@ -111,7 +93,7 @@ def _attention(
     query (B, H, M, D), key (B or 1, H / G, N, D), value (B or 1, H / G, N, E) -> (B, H, M, E), (B, H, M), (B, H, M). Scores and weights are float32,
     or float64 where the query is.
     """
-    call = _Call(score, None, mask[-1], scale, score_buffers, mask_buffers)
+    call = _Call(score, mask[-1], scale, score_buffers, mask_buffers)
     _, scores, _ = _scores(query, _of_each_head(query, key), call)
     most = scores.amax(-1, keepdim=True)
     none = most == -math.inf
@@ -144,7 +126,7 @@ def _gradient(
 
     Of weights p = exp(s - log(sum)) and dp = grad @ value^T: ds = p (dp - sum(result grad) + grad_sums), then through score_mod, as `joint` says.
     """
-    call = _Call(score, joint, mask[-1], scale, score_buffers, mask_buffers)
+    call = _Call(score, mask[-1], scale, score_buffers, mask_buffers)
     keys, values = _of_each_head(query, key), _of_each_head(query, value)
     grad = torch.zeros_like(result) if grad is None else grad
     plain, scores, allowed = _scores(query, keys, call)
@@ -155,9 +137,8 @@ def _gradient(
     inner = of_weights - (result.to(wide) * grad.to(wide)).sum(-1, keepdim=True)
     if grad_sums is not None:
         inner = inner + (grad_sums / _LOG2).unsqueeze(-1)
-    over = _over_numbers(
-        lambda *given: tuple(joint(*given)), 1, (1,) + (None,) * len(score_buffers), (0, None, None, None, None) + (None,) * len(score_buffers)
-    )
+    rest = (None,) * len(score_buffers)
+    over = _over_numbers(lambda *numbers: tuple(joint(*numbers)), 1, (1, *rest), (0, None, None, None, None, *rest))
     of_scores, _, _, _, _, *captured = over(plain, *_indices(plain), weights * inner, *score_buffers)
     of_scores = torch.where(allowed, (of_scores * scale).to(query.dtype), 0.0)
     return (

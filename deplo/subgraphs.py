@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -32,24 +33,13 @@ def _inline(gm: torch.fx.GraphModule, call: torch.fx.Node) -> bool:
     region = getattr(gm, str(call.args[0].target), None) if isinstance(call.args[0], torch.fx.Node) else None
     if not isinstance(region, torch.fx.GraphModule) or any(user.target is not operator.getitem for user in call.users):
         return False
-    operands = iter(call.args[2:])
-    copies: dict[torch.fx.Node, Any] = {}
     made: list[torch.fx.Node] = []
-    results: Any = ()
-    with gm.graph.inserting_before(call):
-        try:
-            for node in region.graph.nodes:
-                if node.op == "placeholder":
-                    copies[node] = next(operands)
-                elif node.op == "output":
-                    results = torch.fx.node.map_arg(node.args[0], copies.__getitem__)
-                else:
-                    copies[node] = _copied(gm, region, node, copies)
-                    made.append(copies[node])
-        except RuntimeError:  # sizes that depend on data, say
-            for node in reversed(made):
-                gm.graph.erase_node(node)
-            return False
+    try:
+        results = copy_before(call, region, call.args[2:], made, with_own_values)
+    except RuntimeError:  # sizes that depend on data, say
+        for node in reversed(made):
+            gm.graph.erase_node(node)
+        return False
     for user in list(call.users):
         user.replace_all_uses_with(results[user.args[1]])
         gm.graph.erase_node(user)
@@ -57,17 +47,38 @@ def _inline(gm: torch.fx.GraphModule, call: torch.fx.Node) -> bool:
     return True
 
 
-def _copied(gm: torch.fx.GraphModule, region: torch.fx.GraphModule, node: torch.fx.Node, copies: dict[torch.fx.Node, Any]) -> torch.fx.Node:
-    copy = gm.graph.node_copy(node, copies.__getitem__)
-    if node.op == "get_attr":
-        copy.target = copy.name + "_of_region"
-        setattr(gm, copy.target, getattr(region, str(node.target)))
-        return copy
-    # Of its own for each call: who shares a storage with whom is read from fake tensors.
+def copy_before(
+    place: torch.fx.Node, source: torch.fx.GraphModule, operands: Iterable[Any], made: list[torch.fx.Node], then: Callable[[torch.fx.Node], None]
+) -> Any:
+    """Copies the nodes of `source` in front of `place`, with `operands` for its placeholders, and returns what stands for its results.
+
+    `made` gets the copies, of which `then` is told one by one. What `source` holds as attributes becomes the other module's under new names.
+    """
+    gm: Any = place.graph.owning_module
+    given = iter(operands)
+    copies: dict[torch.fx.Node, Any] = {}
+    results: Any = ()
+    with place.graph.inserting_before(place):
+        for node in source.graph.nodes:
+            if node.op == "placeholder":
+                copies[node] = next(given)
+            elif node.op == "output":
+                results = torch.fx.node.map_arg(node.args[0], copies.__getitem__)
+            else:
+                copy = copies[node] = place.graph.node_copy(node, copies.__getitem__)
+                made.append(copy)
+                if node.op == "get_attr":
+                    copy.target = copy.name + "_of_region"
+                    setattr(gm, copy.target, getattr(source, str(node.target)))
+                then(copy)
+    return results
+
+
+def with_own_values(copy: torch.fx.Node) -> None:
+    """Gives a copy fake tensors of its own: who shares a storage with whom is read from them."""
     args, kwargs = torch.fx.node.map_arg((copy.args, copy.kwargs), lambda arg: arg.meta.get("val"))
-    mode = torch._guards.detect_fake_mode([args, kwargs, node.meta.get("val")])
-    is_call = node.op == "call_function" and not isinstance(node.target, torch._ops.HigherOrderOperator)
-    if is_call and "val" in node.meta:
+    mode = torch._guards.detect_fake_mode([args, kwargs, copy.meta.get("val")])
+    is_call = copy.op == "call_function" and not isinstance(copy.target, torch._ops.HigherOrderOperator)
+    if is_call and "val" in copy.meta:
         with mode if mode is not None else contextlib.nullcontext():
-            copy.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
-    return copy
+            copy.meta["val"] = copy.target(*args, **kwargs)  # type: ignore[operator]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -221,3 +222,24 @@ def test_bytes_flow_between_quantised_layers() -> None:
     assert "0 library calls" in report and "arena" in report
     kilobytes = float(report.split("memory: arena ")[1].split(" kB")[0])
     assert kilobytes < 24 * (64 + 96) * 4 / 1000 / 2  # quantised rows take a byte each
+
+
+@pytest.mark.parametrize("features", ["native", "avx2"])
+def test_gelu_that_becomes_a_byte_is_near(features: str) -> None:
+    """Each byte is one that a value within 2^-17 of the exact one rounds to, so near to halves as the numbers below come."""
+
+    def to_byte(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return torch.round(torch.nn.functional.gelu(x) * scale).clamp(-128, 127).to(torch.int8)
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.cat([torch.linspace(-14, 14, 300_001), torch.randn(300_000, generator=generator)])
+    exact = x.double() / 2 * torch.special.erfc(-x.double() / math.sqrt(2))  # 1 + erf, as in PyTorch, loses digits beside -8
+    wanted = torch.randint(-120, 120, x.shape, generator=generator) + 0.5 + torch.randn(x.shape, generator=generator) * 2**-14
+    scale = (wanted.double() / exact).float().nan_to_num(1, 1, 1)
+    torch._dynamo.reset()
+    got = torch.compile(to_byte, backend="deplo", options=STRICT | {"features": features})(x, scale).double()
+    value = exact * scale.double()
+    inside = (value.abs() < 126) & (exact.abs() > 1e-35)  # smaller ones may be flushed to 0
+    assert inside.sum() > 500_000
+    off = ((got - value).abs() - 0.5)[inside] / value.abs()[inside]
+    assert off.max() <= 2**-17 + 2**-23
