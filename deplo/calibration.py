@@ -42,6 +42,10 @@ class Calibration:
     fork: float  # of the first step on all threads, after a pause
     threads: int
 
+    def figures(self) -> str:
+        """JSON of all of it, as the core's estimates read it."""
+        return json.dumps(dataclasses.asdict(self))
+
     def rows(self) -> list[tuple[str, str]]:
         """For people: name and value."""
         peaks = [f"{name} {value / 1e9:.0f}" for name, value in (("f32", self.f32), ("bf16", self.bf16), ("int8", self.int8)) if value]

@@ -13,8 +13,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from .backend import Record, collect_records, compile_with
+from .calibration import calibration
 from .capture import sum_of, unwrapped_errors
-from .errors import UserError
+from .core import core
+from .errors import Error, UserError
 from .measure import Machine, measure_machine
 from .options import Options, read_options
 from .targets import Target, find_target
@@ -46,13 +48,14 @@ class KernelReport:
     once: bool  # it packs weights: it runs again only when they change
     tuned_seconds: float = 0.0  # of the kernel alone by a schedule that a search found, which it has; 0: it has that of heuristics
     usual_seconds: float = 0.0  # the same by the schedule of heuristics, measured in turns with it
+    estimated: float = 0.0  # seconds as `seconds`, by the target's model of the schedule on this machine; 0: it has none
 
     def user_calls(self, origin: Mapping[str, str]) -> list[str]:
         """What the user called, each once, by `origins`."""
         values = [part.partition(" of ")[0].partition(":") for part in self.implements]
         return list(dict.fromkeys(origin.get(value, op) for op, _, value in values))
 
-    def estimate(self, machine: Machine) -> float:
+    def limit(self, machine: Machine) -> float:
         """Seconds that its operations and bytes take at least where nothing comes from a cache."""
         return max(self.flops / machine.flops, self.bytes / machine.bandwidth)
 
@@ -60,7 +63,7 @@ class KernelReport:
         """Of the machine's peak or its memory's bandwidth. None if not timed, or if faster: caches and bf16 dot products have limits of their own."""
         if self.once or not self.seconds:
             return None
-        share = self.estimate(machine) / self.seconds
+        share = self.limit(machine) / self.seconds
         return share if share <= 1 else None
 
 
@@ -120,7 +123,7 @@ class GraphReport:
                     shortened(kernel.user_calls(origin)),
                     quantity(kernel.flops, "flop"),
                     quantity(kernel.bytes, "B"),
-                    seconds(kernel.estimate(machine)) if self.has_limits and kernel.seconds and not kernel.once else "",
+                    seconds(kernel.estimated) if kernel.estimated and not kernel.once else "",
                     seconds(kernel.seconds) if kernel.seconds and not kernel.once else "",
                     "" if share is None else f"{100 * share:.0f} %",
                     f"{kernel.usual_seconds / kernel.tuned_seconds:.2f} x" if kernel.tuned_seconds else "",
@@ -131,8 +134,8 @@ class GraphReport:
     def notes(self, machine: Machine) -> list[str]:
         notes = []
         if self.has_limits and any(k.seconds and not k.once for k in self.kernels):
-            limit = "of limit: share of the machine's peak, or of its memory's bandwidth; "
-            notes.append(limit + "empty where caches or bf16 dot products, which are not measured, beat that; estimate: time at that limit")
+            limit = "of limit: share of the machine's peak, or of its memory's bandwidth; empty where caches or bf16 dot products beat that"
+            notes.append(limit + "; estimate: time by a model of the schedule and of what `python -m deplo env` has measured")
         if tuned := [k for k in self.kernels if k.tuned_seconds]:
             alone = ", ".join(f"{k.name} {seconds(k.usual_seconds)} -> {seconds(k.tuned_seconds)}" for k in tuned)
             notes.append(f"tuned: schedules that a search found, and how much faster they were, alone and cold: {alone}")
@@ -228,7 +231,7 @@ def explain(
     repeats: int = 3,
     **keywords: Any,
 ) -> Explanation:
-    """Compiles `model(*inputs, **keywords)` afresh, runs it once and `repeats` times more with each kernel timed, and says what became of it.
+    """Compiles `model(*inputs, **keywords)` afresh, runs it twice and `repeats` times more with each kernel timed, and says what became of it.
 
     What the runs change in tensors among the inputs, in the model's buffers and gradients and in the state of random numbers is put back;
     what they do in Python (counters, prints) is done as often. `backward` also runs and explains the gradient of the sum of the outputs. The
@@ -245,15 +248,33 @@ def explain(
     result = None
     with collect_records() as records, unwrapped_errors(), put_back(model, inputs, keywords):
         compiled = torch.compile(model, backend=backend, dynamic=dynamic)
-        for turn in range(1 + repeats):
-            if turn == 1:
+        # The second call's results still have fresh memory; later ones come from what earlier ones gave back.
+        for turn in range(2 + repeats):
+            if turn == 2:
                 settle()
                 _profile(records)
             result = compiled(*inputs, **keywords)
             if backward:
                 sum_of(result).backward()  # type: ignore[no-untyped-call]
     torch._dynamo.reset()
-    return Explanation([report_of(record) for record in records], result, measure_machine())
+    graphs = [report_of(record) for record in records]
+    for graph in graphs:
+        add_estimates(graph, checked)
+    return Explanation(graphs, result, measure_machine())
+
+
+def add_estimates(graph: GraphReport, options: Options) -> None:
+    """What the target's model says of each kernel, where it knows: the graph's text goes once more to Tile IR."""
+    if not graph.torch_ir or not graph.kernels or graph.target.device:
+        return
+    text = options.to_json(graph.hints, graph.kind != "inference")
+    try:
+        found = json.loads(core().estimate_program(graph.torch_ir, calibration(options).figures(), text))
+    except Error:
+        return  # it stands in eager mode for a reason that the report names
+    estimates = {kernel["name"]: kernel["seconds"] for kernel in found}
+    for kernel in graph.kernels:
+        kernel.estimated = kernel.calls * estimates.get(kernel.name, 0.0)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import time
 import warnings
@@ -25,6 +26,8 @@ FAST_SECONDS = 2.0  # of one kernel
 GAIN = 0.02  # of the time, below which a schedule is taken for no faster
 _BATCH = 6  # candidates of one race
 _FEW = 4  # choices of one decision that a fast search tries at a time
+_STEPS, _BASES, _IMAGINED = 3, 3, 0.25  # decisions that are changed at once by the estimate alone, schedules each time, and its part of a fast search
+_HOPELESS = 2.0  # times the best by the estimate: schedules that a fast search does not measure
 _NEAR = 1.05  # times the best: schedules from which a full search goes on once nothing next to the best is faster
 _KEEP_EVERY = 5.0  # seconds between what a full search writes for one that goes on
 
@@ -93,6 +96,7 @@ class Search:
         show: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
         seconds: float = FAST_SECONDS,
+        estimate: Callable[[Sequence[str]], list[float | None]] | None = None,
     ) -> None:
         self.task = task
         self.found = found
@@ -103,6 +107,7 @@ class Search:
         self._start = self._kept = clock()
         self._full = found.level == "full"
         self._seconds = seconds
+        self._estimate = estimate
         self._raced = 0
         self._programs: dict[str, Any] = {}  # of the best and the usual schedule
 
@@ -115,7 +120,8 @@ class Search:
                 return
             if found.best != self.task.usual and self._program(found.best) is None:
                 found.best = self.task.usual
-            self._challenge(self.task.proposals)
+            self._challenge(self.task.proposals if self._full else self._promising(self.task.proposals, self.task.usual))
+            self._challenge(self._imagined())
             while self._descend() or (self._full and self._go_on()):
                 pass
             self._judge()
@@ -136,11 +142,44 @@ class Search:
     def _out_of_time(self) -> bool:
         return not self._full and self._clock() - self._start > self._seconds
 
-    def _directions(self, schedule: str, wide: bool) -> Iterator[tuple[str, list[str]]]:
+    def _all_directions(self, schedule: str, wide: bool) -> Iterator[tuple[str, list[str]]]:
         for direction in json.loads(core().tuning_directions(self.task.text, self.task.version, schedule, wide, self.task.options)):
-            choices = direction["schedules"]
+            yield direction["name"], direction["schedules"]
+
+    def _directions(self, schedule: str, wide: bool) -> Iterator[tuple[str, Sequence[str]]]:
+        for name, schedules in self._all_directions(schedule, wide):
+            choices = self._promising(schedules, schedule)
             # Those near to the present one come first, then those that are farther off: a fast search looks at a few of both.
-            yield direction["name"], choices if self._full else choices[:: -(-len(choices) // _FEW)]
+            yield name, choices if self._full or self._estimate else choices[:: -(-len(choices) // _FEW)]
+
+    def _promising(self, schedules: Sequence[str], base: str) -> Sequence[str]:
+        """The quickest by the estimate first; of these a fast search takes a few that do not look hopeless beside `base`."""
+        if self._estimate is None or not schedules:
+            return schedules
+        usual, *estimates = self._estimate([base, *schedules])
+        # What does not fit the kernel drops out when it is made, at once.
+        ranked = sorted(zip(estimates, schedules, strict=True), key=lambda each: math.inf if each[0] is None else each[0])
+        if self._full or usual is None:
+            return [schedule for _, schedule in ranked]
+        return [schedule for seconds, schedule in ranked if seconds is not None and seconds <= _HOPELESS * usual][:_FEW]
+
+    def _imagined(self) -> list[str]:
+        """Schedules that differ from all forms in several decisions at once, the quickest by the estimate: nothing is compiled for them."""
+        if self._estimate is None:
+            return []
+        begin, first = self._clock(), [self.task.usual, *self.task.proposals]
+        seconds = {s: e for s, e in zip(first, self._estimate(first), strict=True) if e is not None}
+        seen: set[str] = set()
+        for _ in range(_STEPS):
+            near = sorted((s for s in seconds if s not in seen), key=seconds.__getitem__)[:_BASES]
+            for base in near:
+                seen.add(base)
+                # A fast search spends a part of its time on this.
+                if not self._full and self._clock() - begin > _IMAGINED * self._seconds:
+                    break
+                others = [s for _, schedules in self._all_directions(base, self._full) for s in schedules if s not in seconds]
+                seconds.update({s: e for s, e in zip(others, self._estimate(others), strict=True) if e is not None})
+        return sorted(seconds, key=seconds.__getitem__)[: 2 * _BATCH if self._full else _BATCH]
 
     def _descend(self) -> bool:
         """Each decision in turn, the others as in the best schedule so far. Whether anything improved it, and there is time to go on."""
@@ -260,8 +299,10 @@ def make_runner(task: Task) -> Runner | None:
     return Programs.for_task(task)
 
 
-def tune(text: str, options: str, level: str) -> int:
+def tune(text: str, options: str, level: str, figures: str = "") -> int:
     """Searches schedules for the kernels that IR text becomes, and keeps them where the core finds them when it compiles the text: for how many.
+
+    `figures`: JSON of what the machine does, by which schedules are estimated before they are measured; empty: they are not.
 
     What was searched to its end before is left alone, what was interrupted goes on. An interrupt (Ctrl-C) ends the search, not the compilation.
     """
@@ -278,13 +319,13 @@ def tune(text: str, options: str, level: str) -> int:
         with Bar("tuning", len(todo)) as bar:
             for task, found in todo:
                 bar.step(task.kernel)
-                _tune_one(task, found, options, bar)
+                _tune_one(task, found, options, bar, figures)
     except KeyboardInterrupt:
         warnings.warn("the search for schedules was interrupted: what it has found is used, and it goes on when it is asked for again", stacklevel=2)
     return len(todo)
 
 
-def _tune_one(task: Task, found: Found, options: str, bar: Bar) -> None:
+def _tune_one(task: Task, found: Found, options: str, bar: Bar, figures: str) -> None:
     start = time.monotonic()
 
     def show(text: str) -> None:
@@ -295,7 +336,23 @@ def _tune_one(task: Task, found: Found, options: str, bar: Bar) -> None:
     runner = make_runner(task)
     if runner is None:
         return
-    Search(task, found, runner, lambda so_far: store(task, so_far, options), show).run()
+    estimate = estimator(task, figures) if figures else None
+    Search(task, found, runner, lambda so_far: store(task, so_far, options), show, estimate=estimate).run()
+
+
+def estimator(task: Task, figures: str) -> Callable[[Sequence[str]], list[float | None]]:
+    """Seconds that schedules of the task take on a machine that does what `figures` says, by the model of docs/tuning.md; None where one does not fit."""
+    nbytes = sum(math.prod(about["shape"]) * 4 for about in task.inputs if "shape" in about)
+    known: dict[str, float | None] = {}
+
+    def estimate(schedules: Sequence[str]) -> list[float | None]:
+        fresh = [schedule for schedule in dict.fromkeys(schedules) if schedule not in known]
+        if fresh:
+            text = core().tuning_estimates(task.text, task.version, fresh, task.schedules, figures, 2.0 * nbytes, task.options)
+            known.update(zip(fresh, json.loads(text), strict=True))
+        return [known[schedule] for schedule in schedules]
+
+    return estimate
 
 
 def tune_graph(imported: Imported, options: Options) -> None:
@@ -307,8 +364,10 @@ def tune_graph(imported: Imported, options: Options) -> None:
         return
     from torch.utils._python_dispatch import _disable_current_modes
 
+    from .calibration import calibration
+
     with _disable_current_modes():
-        tune(imported.text, imported.options(options), options.tune)
+        tune(imported.text, imported.options(options), options.tune, calibration(options).figures())
 
 
 @dataclasses.dataclass(frozen=True)

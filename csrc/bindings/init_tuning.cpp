@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "bindings/init.h"
 #include "runtime/tuning.h"
@@ -36,6 +37,21 @@ void init_tuning(py::module_& module) {
       },
       py::arg("text"), py::arg("version"), py::arg("base"), py::arg("wide"), py::arg("options"), py::call_guard<py::gil_scoped_release>(),
       "JSON list of decisions of a schedule with other choices for each.");
+  module.def(
+      "tuning_estimates",
+      [](const std::string& text, const std::string& version, const std::vector<std::string>& schedules,
+         const std::map<std::string, std::string>& others, const std::string& figures, double resident,
+         const std::string& options) { return tuning_estimates(text, version, schedules, others, figures, resident, parse_options(options)); },
+      py::arg("text"), py::arg("version"), py::arg("schedules"), py::arg("others"), py::arg("figures"), py::arg("resident"), py::arg("options"),
+      py::call_guard<py::gil_scoped_release>(),
+      "JSON list of seconds that a kernel is estimated to take by each schedule; null where one does not fit.");
+  module.def(
+      "estimate_program",
+      [](const std::string& text, const std::string& figures, const std::string& options) {
+        return estimate_program(text, figures, parse_options(options));
+      },
+      py::arg("text"), py::arg("figures"), py::arg("options"), py::call_guard<py::gil_scoped_release>(),
+      "JSON list of what each kernel of a program is estimated to take.");
   module.def(
       "load_winner",
       [](const std::string& key, const std::string& options) -> py::object {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "base/dtype.h"
@@ -48,6 +49,17 @@ json inputs_of(const loop_ir::Module& alone, const std::map<std::string, int64_t
                     {"written", alone.kernels[0]->find_param(name)->kind == loop_ir::ParamKind::inout}});
   }
   return list;
+}
+
+/// By the schedules that the context gives; nothing if they do not fit.
+std::optional<tile_ir::Module> lowered(const loop_ir::Module& module, const PassContext& context) {
+  try {
+    return lower_loop_to_tile(module, context);
+  } catch (const UserError&) {
+    return std::nullopt;
+  } catch (const UnsupportedError&) {
+    return std::nullopt;
+  }
 }
 
 /// The task of one kernel; null where there is nothing to search for.
@@ -109,6 +121,52 @@ std::string tuning_directions(const std::string& task_text, const std::string& v
     list.push_back({{"name", d.name}, {"schedules", std::move(texts)}});
   }
   return list.dump();
+}
+
+std::string tuning_estimates(const std::string& task_text, const std::string& version, const std::vector<std::string>& schedules,
+                             const std::map<std::string, std::string>& others, const std::string& figures, double resident,
+                             const CompileOptions& options) {
+  const loop_ir::Module module = loop_ir::parse(task_text, "<task>");
+  DEPLO_CHECK(module.kernels.size() == 1, "a task has {} kernels, expected 1", module.kernels.size());
+  const std::string& name = module.kernels[0]->name;
+  json list = json::array();
+  for (const std::string& schedule : schedules) {
+    PassContext context = options.context;
+    for (const auto& [suffix, text] : others) context.schedules[name + suffix] = suffix == version ? schedule : text;
+    json seconds = nullptr;
+    if (const auto made = lowered(module, context)) {
+      const auto sizes = sizes_of(module, context);
+      std::map<std::string, double> times;
+      for (const json& each : json::parse(target_of(context).estimate_times(*made, sizes, context, figures, resident)))
+        times[each["name"].get<std::string>()] = each["seconds"];
+      // Packing that every call does is part of it.
+      const std::vector<bool> taken = taken_steps(*made, sizes);
+      double sum = 0;
+      for (size_t s = 0; s < made->steps.size(); ++s)
+        if (const auto* call = std::get_if<CallStep>(&made->steps[s]); call && taken[s] && !call->once) sum += times[call->kernel];
+      if (!times.empty()) seconds = sum;
+    }
+    list.push_back(std::move(seconds));
+  }
+  return list.dump();
+}
+
+std::string estimate_program(const std::string& text, const std::string& figures, const CompileOptions& options) {
+  PipelineOptions pipeline;
+  pipeline.stop_after = "tile";
+  const Compiled made = run_pipeline_from_text(text, "<graph>", options.context, pipeline);
+  std::map<std::string, int64_t> sizes;
+  for (const auto& [symbol, range] : made.tile.symbols) {
+    const auto hint = options.context.hints.find(symbol);
+    sizes[symbol] = hint == options.context.hints.end() ? 64 : hint->second;
+  }
+  double resident = 0;
+  for (const auto& buffer : made.tile.buffers) {
+    double bytes = size_of(buffer.dtype);
+    for (Expr e : buffer.shape) bytes *= static_cast<double>(std::max<int64_t>(0, evaluate(e, sizes)));
+    resident += bytes;
+  }
+  return target_of(options.context).estimate_times(made.tile, sizes, options.context, figures, resident);
 }
 
 }  // namespace deplo

@@ -64,6 +64,11 @@ std::string Target::assemble(const std::string& /*text*/, const TargetOptions& /
 
 std::string Target::known_devices() const { return "[]"; }
 
+std::string Target::estimate_times(const tile_ir::Module& /*module*/, const std::map<std::string, int64_t>& /*sizes*/, const PassContext& /*context*/,
+                                   const std::string& /*figures*/, double /*resident*/) const {
+  return "[]";
+}
+
 std::string Target::measure_traffic(const kernel_ir::Kernel& /*kernel*/, const std::map<std::string, int64_t>& /*sizes*/) const {
   throw UnsupportedError(fmt::format("target {} has no model of its kernels' memory", name));
 }

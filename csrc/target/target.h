@@ -103,6 +103,11 @@ class Target : public TargetTraits {
   virtual int64_t key_parts(const loop_ir::Kernel& /*kernel*/, const PassContext& /*context*/) const { return 1; }
   /// JSON about what a kernel's accesses do to memory, for these sizes; the target's documentation says what is in it.
   virtual std::string measure_traffic(const kernel_ir::Kernel& kernel, const std::map<std::string, int64_t>& sizes) const;
+  /// Seconds that each of the kernels takes in one run, and where they go: a JSON list of {"name", "seconds", ...} in the order of the module.
+  /// `figures`: JSON of what the machine does (`python -m deplo env`). `resident`: bytes that are read and written between two runs. Empty: it does
+  /// not know.
+  virtual std::string estimate_times(const tile_ir::Module& module, const std::map<std::string, int64_t>& sizes, const PassContext& context,
+                                     const std::string& figures, double resident) const;
   /// Machine code of the lowest of its texts, where an assembler or compiler of its own makes that. UnsupportedError if it has none.
   virtual std::string assemble(const std::string& text, const TargetOptions& options) const;
   /// Takes a kernel's image for the process: who compiles an equal kernel for an equal machine links it, and keeps it in its disk cache. Nothing

@@ -130,6 +130,35 @@ def test_a_search_finds_what_is_fastest_and_tries_nothing_twice():
     assert len(runner.made) == len(set(runner.made))
 
 
+def test_a_fast_search_measures_what_the_estimate_promises():
+    (task,), _ = tasks_of(torch.nn.Linear(256, 512), torch.randn(64, 256))
+
+    def cost(text):
+        return 1.0 + abs(number(text, "tile(i0") - 32) / 100 + abs(number(text, "tile(r0.k0") - 128) / 1000
+
+    runner = FakeRunner(cost)
+    found = tune.Found(task.usual)
+    tune.Search(task, found, runner, clock=lambda: 0.0, estimate=lambda texts: [cost(text) for text in texts]).run()
+    # Schedules with several decisions changed were estimated, and the best of them measured at once.
+    assert cost(found.best) == min(cost(text) for text in runner.made) and found.seconds < found.usual_seconds
+    blind = FakeRunner(cost)
+    tune.Search(task, tune.Found(task.usual), blind, clock=lambda: 0.0).run()
+    assert len(runner.made) < len(blind.made)
+    # What the estimate is wrong about is not kept.
+    tune.Search(task, wrong := tune.Found(task.usual), FakeRunner(lambda text: 1.0), estimate=lambda texts: [cost(t) for t in texts]).run()
+    assert wrong.done and wrong.best == task.usual
+
+
+def test_estimates_tell_schedules_that_fit_from_others():
+    (task,), options = tasks_of(torch.nn.Linear(256, 512), torch.randn(64, 256))
+    estimate = tune.estimator(task, calibration.calibration(read_options()).figures())
+    wide = [text for texts in directions(task, wide=True).values() for text in texts]
+    seconds = estimate([task.usual, "nest parallel(i9)", *wide])
+    assert seconds[0] > 0 and seconds[1] is None
+    fits = [program is not None for program in tune.make_runner(task).make(wide[:12])]
+    assert [s is not None for s in seconds[2:14]] == fits and len({s for s in seconds if s}) > len(wide) // 4
+
+
 def test_a_fast_search_ends_in_time():
     (task,), _ = tasks_of(torch.nn.Softmax(-1), torch.randn(64, 100))
     now = [0.0]

@@ -5,6 +5,7 @@
 #include "base/processors.h"
 #include "base/topology.h"
 #include "target/cpu/codegen.h"
+#include "target/cpu/cost/cost.h"
 #include "target/cpu/schedule/scheduler.h"
 
 namespace deplo {
@@ -27,6 +28,22 @@ TargetTraits traits() {
   made.has_disk_cache = true;
   made.options = {{"features"}};
   made.texts = {{"llvm", of_each<cpu_llvm_text>}, {"asm", of_each<cpu_assembly_text>}};
+  return made;
+}
+
+cpu_cost::Figures read_figures(const std::string& text) {
+  const auto given = nlohmann::json::parse(text);
+  cpu_cost::Figures made;
+  made.f32 = given.at("f32");
+  made.bf16 = given.at("bf16");
+  made.int8 = given.at("int8");
+  made.l1 = given.at("l1");
+  made.l2 = given.at("l2");
+  made.l3 = given.at("l3");
+  made.memory = given.at("dram");
+  made.memory_all = given.at("dram_all");
+  made.barrier = given.at("barrier");
+  made.threads = given.at("threads");
   return made;
 }
 
@@ -62,6 +79,17 @@ class CpuTarget final : public Target {
     CodegenOptions codegen;
     codegen.cache_dir = folder;
     deplo::keep_kernel(image, codegen);
+  }
+
+  std::string estimate_times(const tile_ir::Module& module, const std::map<std::string, int64_t>& sizes, const PassContext& context,
+                             const std::string& figures, double resident) const override {
+    const cpu_cost::Figures machine = read_figures(figures);
+    auto list = nlohmann::json::array();
+    for (const auto& kernel : module.kernels) {
+      const cpu_cost::Estimate e = cpu_cost::estimate(*kernel, sizes, context, machine, resident);
+      list.push_back({{"name", kernel->name}, {"seconds", e.seconds}, {"core", e.core}, {"l2", e.second}, {"l3", e.third}, {"memory", e.memory}});
+    }
+    return list.dump();
   }
 
   std::string code_version() const override { return codegen_version(); }
