@@ -341,7 +341,7 @@ def _tune_one(task: Task, found: Found, options: str, bar: Bar, figures: str) ->
 
 
 def estimator(task: Task, figures: str) -> Callable[[Sequence[str]], list[float | None]]:
-    """Seconds that schedules of the task take on a machine that does what `figures` says, by the model of docs/tuning.md; None where one does not fit."""
+    """Seconds that schedules of the task take, by a model and what `figures` says of the machine (docs/tuning.md); None where one does not fit."""
     nbytes = sum(math.prod(about["shape"]) * 4 for about in task.inputs if "shape" in about)
     known: dict[str, float | None] = {}
 
