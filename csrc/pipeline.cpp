@@ -5,6 +5,7 @@
 #include <sstream>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "base/closest.h"
 #include "base/error.h"
@@ -118,13 +119,15 @@ class Runner {
  public:
   Runner(const PassContext& context, const PipelineOptions& options) : context_(context), options_(options) {}
 
-  /// Verifies and shows what a lowering (or a parser) made, then runs the level's passes.
+  /// Shows what a lowering (or a parser) made, runs the level's passes, and verifies what comes out of them; where every pass is verified or nobody
+  /// has seen the module yet, what came in as well.
   template <class M>
   M level(std::string_view level, M module, const std::vector<Pass<M>>& passes) {
     const char* entry = level == "torch" ? "import" : "lower";
-    check(level, entry, module);
+    const bool stops_here = options_.stop_after == "lower_to_" + std::string(level);
+    if (options_.verify_each || std::exchange(is_first_, false) || passes.empty() || stops_here) check(level, entry, module);
     if (options_.observer) options_.observer(std::string(level), entry, print(module), true);
-    if (options_.stop_after == "lower_to_" + std::string(level)) return stop(std::move(module));
+    if (stops_here) return stop(std::move(module));
     for (const Pass<M>& pass : passes) {
       if (stopped_) break;
       if (!context_.disabled.contains(pass.name)) module = run(level, pass, std::move(module));
@@ -174,6 +177,7 @@ class Runner {
   std::string checked_;  ///< the text that was read back last: most passes change nothing
   std::tuple<torch_ir::Graph, tensor_ir::Graph, loop_ir::Module, tile_ir::Module, kernel_ir::Module> read_back_;
   bool stopped_ = false;
+  bool is_first_ = true;  ///< level, whose module a parser or an importer made
 };
 
 using LowerTorch = std::function<tensor_ir::Graph(const torch_ir::Graph&)>;

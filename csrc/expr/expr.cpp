@@ -12,11 +12,17 @@
 namespace deplo {
 namespace {
 
+// Addresses and small numbers differ in a few bits: these reach all others.
+size_t mixed(size_t h) {
+  h *= 0x9E3779B97F4A7C15ULL;
+  return h ^ (h >> 32);
+}
+
 struct NodeHash {
   size_t operator()(const ExprNode* n) const {
-    size_t h = static_cast<size_t>(n->kind) * 1099511628211ULL ^ std::hash<int64_t>()(n->value);
+    size_t h = mixed(static_cast<size_t>(n->kind) + 16 * static_cast<size_t>(n->value));
     if (!n->name.empty()) h ^= std::hash<std::string>()(n->name);
-    for (const Expr& e : n->operands) h = h * 31 + std::hash<const void*>()(e.node());
+    for (const Expr& e : n->operands) h = mixed(h + reinterpret_cast<size_t>(e.node()));
     return h;
   }
 };
@@ -46,6 +52,11 @@ uint64_t bits_of(const ExprNode& node) {
   return bits;
 }
 
+bool is_polynomial(const ExprNode& node) {
+  const bool here = node.kind == ExprKind::constant || node.kind == ExprKind::symbol || node.kind == ExprKind::add || node.kind == ExprKind::mul;
+  return here && std::all_of(node.operands.begin(), node.operands.end(), [](const Expr& e) { return e.node()->polynomial; });
+}
+
 [[noreturn]] void too_large(int64_t a, char sign, int64_t b) {
   throw UnsupportedError(fmt::format("{} {} {} does not fit in 64 bits: sizes and indices must", a, sign, b));
 }
@@ -72,7 +83,7 @@ bool atoms_less(const std::vector<Expr>& a, const std::vector<Expr>& b) {
   return a.size() > b.size();  // constants (no atoms) last
 }
 
-Expr binary(ExprKind kind, Expr a, Expr b) { return intern({kind, 0, "", {a, b}, 0}); }
+Expr binary(ExprKind kind, Expr a, Expr b) { return intern({kind, 0, "", {a, b}}); }
 
 }  // namespace
 
@@ -85,6 +96,7 @@ Expr intern(ExprNode node) {
     return e;
   }
   node.symbols = bits_of(node);
+  node.polynomial = is_polynomial(node);
   auto owned = std::make_unique<ExprNode>(std::move(node));
   e.node_ = owned.get();
   table.nodes.emplace(e.node_, std::move(owned));
@@ -92,7 +104,7 @@ Expr intern(ExprNode node) {
 }
 
 Expr::Expr() {
-  static const auto* zero = new ExprNode{ExprKind::constant, 0, "", {}, 0};
+  static const auto* zero = new ExprNode{ExprKind::constant, 0, "", {}, 0, true};
   node_ = zero;
 }
 
@@ -100,17 +112,17 @@ Expr::Expr(int64_t value) : Expr() {
   // The constants that most expressions have, found without a lock.
   static const auto* few = [] {
     auto* nodes = new std::array<const ExprNode*, 64>();
-    for (size_t k = 1; k < nodes->size(); ++k) (*nodes)[k] = intern({ExprKind::constant, static_cast<int64_t>(k) - 16, "", {}, 0}).node();
+    for (size_t k = 1; k < nodes->size(); ++k) (*nodes)[k] = intern({ExprKind::constant, static_cast<int64_t>(k) - 16, "", {}}).node();
     return nodes;
   }();
   if (value == 0) return;
   if (value > -16 && value < 48)
     node_ = (*few)[static_cast<size_t>(value + 16)];
   else
-    *this = intern({ExprKind::constant, value, "", {}, 0});
+    *this = intern({ExprKind::constant, value, "", {}});
 }
 
-Expr Expr::symbol(const std::string& name) { return intern({ExprKind::symbol, 0, name, {}, 0}); }
+Expr Expr::symbol(const std::string& name) { return intern({ExprKind::symbol, 0, name, {}}); }
 ExprKind Expr::kind() const { return node_->kind; }
 int64_t Expr::value() const { return node_->value; }
 const std::string& Expr::name() const { return node_->name; }
@@ -153,6 +165,7 @@ std::vector<Term> terms_of(Expr e) {
     return {1, {t}};
   };
   std::vector<Term> terms;
+  terms.reserve(e.kind() == ExprKind::add ? e.operands().size() : 1);
   if (e.kind() == ExprKind::add)
     for (const Expr& t : e.operands()) terms.push_back(one(t));
   else if (!e.is(0))
@@ -165,6 +178,7 @@ Expr atoms_product(const Term& term) { return from_terms({{1, term.atoms}}); }
 Expr from_terms(std::vector<Term> terms) {
   std::sort(terms.begin(), terms.end(), [](const Term& a, const Term& b) { return atoms_less(a.atoms, b.atoms); });
   std::vector<Term> merged;
+  merged.reserve(terms.size());
   for (Term& term : terms) {
     if (!merged.empty() && merged.back().atoms == term.atoms)
       merged.back().coefficient = plus(merged.back().coefficient, term.coefficient);
@@ -172,6 +186,7 @@ Expr from_terms(std::vector<Term> terms) {
       merged.push_back(std::move(term));
   }
   std::vector<Expr> sum;
+  sum.reserve(merged.size());
   for (const Term& term : merged) {
     if (term.coefficient == 0) continue;
     if (term.atoms.empty()) {
@@ -181,19 +196,20 @@ Expr from_terms(std::vector<Term> terms) {
     } else {
       std::vector<Expr> factors = term.atoms;
       if (term.coefficient != 1) factors.emplace_back(term.coefficient);
-      sum.push_back(intern({ExprKind::mul, 0, "", std::move(factors), 0}));
+      sum.push_back(intern({ExprKind::mul, 0, "", std::move(factors)}));
     }
   }
   if (sum.empty()) return 0;
   if (sum.size() == 1) return sum[0];
-  return intern({ExprKind::add, 0, "", std::move(sum), 0});
+  return intern({ExprKind::add, 0, "", std::move(sum)});
 }
 
 Expr operator+(Expr a, Expr b) {
   if (a.is(0)) return b;
   if (b.is(0)) return a;
   auto terms = terms_of(a);
-  for (Term& term : terms_of(b)) terms.push_back(std::move(term));
+  auto others = terms_of(b);
+  terms.insert(terms.end(), std::make_move_iterator(others.begin()), std::make_move_iterator(others.end()));
   return from_terms(std::move(terms));
 }
 

@@ -13,7 +13,8 @@ struct ExprNode {
   int64_t value = 0;
   std::string name;
   std::vector<Expr> operands;
-  uint64_t symbols = 0;  ///< a bit for each symbol in it; several symbols may share one. Set by intern
+  uint64_t symbols = 0;     ///< a bit for each symbol in it; several symbols may share one. Set by intern
+  bool polynomial = false;  ///< sums and products alone: no floordiv, mod, min or max in it. Set by intern
 };
 
 /// The unique node equal to `node`.

@@ -260,9 +260,26 @@ std::vector<Expr> divided_remainders(Expr e, Expr a, Expr b) {
   return found;
 }
 
+/// Whether a symbol of a polynomial has a range of one value.
+bool has_single_value(Expr e, const Ranges& ranges) {
+  if (e.is_symbol()) {
+    auto it = ranges.find(e.name());
+    if (it == ranges.end() || !it->second.lo || !it->second.hi) return false;
+    if (it->second.lo->is_constant() && it->second.hi->is_constant()) return *it->second.lo == *it->second.hi;
+    const Interval r = Bounder(ranges).interval(e, 0);
+    return r.lo && r.hi && *r.lo == *r.hi;
+  }
+  return std::any_of(e.operands().begin(), e.operands().end(), [&](const Expr& part) { return has_single_value(part, ranges); });
+}
+
 // k * (a mod b) + k*b * (a floordiv b) is k * a; it takes the place of the mod wherever that leaves fewer terms. So does
 // k * (a mod b) + k*b * ((a mod c) floordiv b), which is k * (a mod c) for multiples c of b.
 Expr recombine(Expr e) {
+  auto is_mod = [](const Expr& x) { return x.kind() == ExprKind::mod; };
+  auto holds_mod = [&](const Expr& t) {
+    return is_mod(t) || (t.kind() == ExprKind::mul && std::any_of(t.operands().begin(), t.operands().end(), is_mod));
+  };
+  if (e.kind() != ExprKind::add || std::none_of(e.operands().begin(), e.operands().end(), holds_mod)) return e;
   auto terms = terms_of(e);
   for (const Term& term : terms) {
     for (size_t i = 0; i < term.atoms.size(); ++i) {
@@ -330,19 +347,31 @@ std::optional<Expr> upper_bound(Expr e, const std::set<std::string>& eliminate, 
 }
 
 Expr simplify(Expr e, const Ranges& ranges) {
+  if (e.is_constant() || (e.node()->polynomial && !has_single_value(e, ranges))) return e;
   switch (e.kind()) {
     case ExprKind::constant:
     case ExprKind::symbol: break;
     case ExprKind::add: {
-      Expr sum = 0;
-      for (const Expr& t : e.operands()) sum = sum + simplify(t, ranges);
-      e = recombine(sum);
+      std::vector<Term> terms;
+      bool changed = false;
+      for (const Expr& t : e.operands()) {
+        Expr part = simplify(t, ranges);
+        changed = changed || part != t;
+        auto more = terms_of(part);
+        terms.insert(terms.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+      }
+      e = recombine(changed ? from_terms(std::move(terms)) : e);
       break;
     }
     case ExprKind::mul: {
       Expr result = 1;
-      for (const Expr& t : e.operands()) result = result * simplify(t, ranges);
-      e = result;
+      bool changed = false;
+      for (const Expr& t : e.operands()) {
+        Expr part = simplify(t, ranges);
+        changed = changed || part != t;
+        result = result * part;
+      }
+      if (changed) e = result;
       break;
     }
     case ExprKind::floordiv:

@@ -89,15 +89,15 @@ class Verifier {
 
   /// That the lanes which are on lie in the buffer.
   template <class Access>
-  void in_range(const Access& s, int lanes, const std::string& where) const {
+  void in_range(const Access& s, int lanes, const std::string& where) {
     if (!sizes_.count(s.buffer) || !s.gather.empty() || !is_fixed(s.offset) || !is_fixed(s.stride)) return;
     if (s.mask.empty()) {
       in_range(points_, s.buffer, s.offset, where);
       if (lanes > 1) in_range(points_, s.buffer, s.offset + s.stride * (lanes - 1), where);
     } else if (auto on = first_lanes_.find(s.mask); on != first_lanes_.end()) {
-      Points points = points_;
-      points.add_axis("%lane", 0, min(lanes, on->second));
-      in_range(points, s.buffer, s.offset + s.stride * Expr::symbol("%lane"), where);
+      auto [points, is_new] = masked_points_.try_emplace({s.mask, lanes}, points_);
+      if (is_new) points->second.add_axis("%lane", 0, min(lanes, on->second));
+      in_range(points->second, s.buffer, s.offset + s.stride * Expr::symbol("%lane"), where);
     }
   }
 
@@ -153,7 +153,10 @@ class Verifier {
       index(s.lane_step, s.name);
     }
     define(s.name, s.type);
-    if (s.fn == Fn::index && s.type.lanes == 1 && is_fixed(s.index)) points_.define(s.name, s.index);
+    if (s.fn == Fn::index && s.type.lanes == 1 && is_fixed(s.index)) {
+      points_.define(s.name, s.index);
+      masked_points_.clear();
+    }
   }
   void statement(const Splat& s) {
     DEPLO_REQUIRE((use(s.operand, s.name) == Type{s.type.dtype, 1}), s.name, s.operand + " must be a scalar of the result's dtype");
@@ -240,7 +243,7 @@ class Verifier {
       points_.add_unknown();
     block(s.body);
     leave(outer);
-    points_ = std::move(points);
+    back_to(std::move(points));
   }
   void statement(const If& s) {
     for (const Cond& c : s.guard) index(c.expr, "if");
@@ -249,10 +252,10 @@ class Verifier {
     Points points = enter();
     known ? points_.add_guard(s.guard) : points_.add_unknown();
     block(s.then);
-    points_ = points;
+    back_to(points);
     known ? points_.add_failed(s.guard) : points_.add_unknown();
     block(s.otherwise);
-    points_ = std::move(points);
+    back_to(std::move(points));
   }
   void statement(const Alloc& s) {
     DEPLO_REQUIRE(buffers_.emplace(s.name, s.dtype).second, s.name, "buffer is declared twice");
@@ -356,8 +359,12 @@ class Verifier {
   /// The points of an inner scope are a copy. Returns those of the outer one, to be put back.
   Points enter() {
     Points outer = std::move(points_);
-    points_ = outer;
+    back_to(outer);
     return outer;
+  }
+  void back_to(Points points) {
+    points_ = std::move(points);
+    masked_points_.clear();
   }
 
   /// How many values and arrays there are.
@@ -382,6 +389,7 @@ class Verifier {
 
   const Kernel& kernel_;
   Points points_;
+  std::map<std::pair<std::string, int>, Points> masked_points_;  ///< the same with the lanes that a mask has on
   Sizes sizes_;
   const Ranges symbols_;
   std::map<std::string, Expr> first_lanes_;  ///< of masks, how many lanes they have on
