@@ -80,7 +80,7 @@ tile_ir::Block ContractionScheduler::allocations() const {
       continue;
     }
     if (!item.rows.is_static && rows_lie_across()) scratch("pa", {item.depth_block, row_tiles_ * mr_ + item.rows.padding});
-    if (!item.rows.is_static && !rows_lie_across()) {
+    if (!item.rows.is_static && !item.rows.in_place && !rows_lie_across()) {
       std::vector<Expr> shape{row_tiles_ * mr_, item.depth_block + item.rows.padding * (item.words || item.bytes ? 4 : 1)};
       if (item.parts > 1) shape.insert(shape.begin(), item.parts);
       scratch("pa", std::move(shape), item.pairs ? DType::bf16 : item.words || item.bytes ? DType::u8 : item.dtype());
@@ -177,7 +177,7 @@ tile_ir::Block ContractionScheduler::packs(const Item& item) const {
     for (auto& s : pack_lines(item, item.lanes, "l", "pb", lane_lines(), round_up(valid_lanes_, nr_))) block.push_back(s);
   if (window_)
     for (auto& s : pack_window(item)) block.push_back(s);
-  else if (!item.rows.is_static)
+  else if (!item.rows.is_static && !item.rows.in_place)
     for (auto& s : rows_lie_across() ? pack_lines(item, item.rows, "r", "pa", row_lines(), padded_rows()) : pack_rows(item)) block.push_back(s);
   if (item.folded)
     for (auto& s : prepare_rows(item)) block.push_back(s);
@@ -447,6 +447,11 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply_add(const Item& item, const Ro
         word = word.empty() ? value : put.word(fmt::format("word{}", n), Fn::bit_or, {word, value});
       }
       add.operands[static_cast<size_t>(std::find(add.operands.begin(), add.operands.end(), "av" + t) - add.operands.begin())] = word;
+    } else if (item.rows.in_place) {
+      Substitution map = outer_map_;
+      join(map, unflatten(rows_, first_row_ + row_of(item, rows, r)));
+      join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
+      add.operands[0] = operand_value(item.rows, map, "." + t, std::nullopt, row);
     } else {
       load(row, "av" + t, f32, rows_buffer, packed_row(item, rows, r, 0));
     }

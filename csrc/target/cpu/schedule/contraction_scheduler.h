@@ -50,6 +50,7 @@ struct Operand {
   bool fixed = false;      ///< made of static buffers and constant sizes alone: it may be packed once
   bool is_static = false;  ///< packed beforehand, in panels
   bool per_call = false;   ///< by a step of each call
+  bool in_place = false;   ///< not packed: read where it lies
   int64_t padding = kRowPadding;
   std::string param;  ///< of the packed buffer when static
 
@@ -278,6 +279,12 @@ class ContractionScheduler {
   bool can_pair(const Item& item) const;
   /// Whether the operands are bytes, of which one may count as unsigned and the other one is signed, and sums are int32.
   bool can_word(const Item& item) const;
+  /// Whether the rows may be read where they lie, in register blocks without padding.
+  bool can_read_in_place(const Item& item) const;
+  /// Whether the operand is a plain float32 load whose memory runs along k.
+  bool lies_in_rows(const Item& item) const;
+  /// Reads rows where they lie if that pays, in register blocks that divide them.
+  void choose_in_place();
   /// Whether a matrix unit may multiply these pairs.
   bool can_use_matrix(const Item& item) const;
   /// Whether it may multiply float32 operands as sums of bf16 numbers: of layers, convolutions pack less as they lie.

@@ -50,6 +50,8 @@ int64_t balanced(int64_t a, int64_t most) {
   return (a + parts - 1) / parts;
 }
 
+int64_t ceil_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 /// How much longer all threads are busy than if blocks were shared out evenly, on average over 2, 4 and 8 of them: `outer` times `panels` in groups
 /// of p, each times `tiles` in groups of q, in this order.
 double idle_share(int64_t outer, int64_t panels, int64_t p, int64_t tiles, int64_t q) {
@@ -142,15 +144,21 @@ void ContractionScheduler::choose_sizes() {
     choose_words(item);
     item.widened = !item.folded && can_widen(item) && (item.needs_widening() || tile_rows() / mr_ >= kWidenedTiles);
   }
+  choose_in_place();
   in_registers_ = wants_registers();
   rows_outside_ = wants_rows_outside();
 }
 
 bool ContractionScheduler::wants_rows_outside() const {
   if (in_rows_ || !lanes_static() || two_lane_axes()) return false;
-  // Images: blocks of kernels that follow one another are then of the same points, which their thread has in its cache.
-  const bool points = window_ || (across_ && !per_call_);
-  return points && hint(rows_extent_) > hint(lanes_extent_) * (window_ ? window_->taps() : 1);
+  if (per_call_ || !rows_extent_.is_constant()) return false;
+  // Each thread reads all of what the lanes are made of, and kernels that follow one another have the same points in a thread's cache: rows that it
+  // would read of what others wrote, or write for others to read, outweigh that.
+  constexpr double kWeights = 2;  // cost of reading an element of weights twice, beside that of moving one from thread to thread
+  const auto points = static_cast<double>(hint(rows_extent_));
+  const auto lanes = static_cast<double>(hint(lanes_extent_));
+  const auto depth = static_cast<double>(hint(items_[0].depth));
+  return points * (lanes + (window_ ? depth / static_cast<double>(window_->taps()) : depth)) > kWeights * lanes * depth;
 }
 
 int64_t ContractionScheduler::call_blocks() const { return hint(lanes_extent_) > kDynamicLanes ? 2 : 1; }
@@ -330,6 +338,63 @@ bool ContractionScheduler::can_pair(const Item& item) const {
   return is_bf16(item.rows) && is_bf16(item.lanes) && item.depth.value() % 2 == 0;
 }
 
+bool ContractionScheduler::lies_in_rows(const Item& item) const {
+  const bool plain = item.group() == 1 && item.parts == 1 && !item.matrix && item.dtype() == DType::f32 && item.bits == 0;
+  if (!plain || in_rows_ || window_ || per_call_ || item.rows.is_static || !item.lanes.is_static || rows_lie_across()) return false;
+  const loop_ir::Load* load = main_load(item.rows);
+  const bool alone = load && item.rows.statements_of(item.rows.source->value).size() == 1;
+  return alone && load->dtype == DType::f32 && load->guard.empty() && knows_place(item.rows) && lies_along(item.rows, item.contraction->reduce->axes);
+}
+
+bool ContractionScheduler::can_read_in_place(const Item& item) const {
+  return lies_in_rows(item) && rows_extent_.is_constant() && rows_extent_.value() % mr_ == 0 && tail_ == 0;
+}
+
+void ContractionScheduler::choose_in_place() {
+  constexpr int64_t kSets = 2048;    // bytes from row to row of which multiples share too few sets of the first cache
+  constexpr double kPadding = 1.06;  // cost of other register blocks that pays
+  constexpr int64_t kLeastBlock = 4;
+  constexpr int64_t kFewLanes = 256;  // that share what is packed
+  if (!rows_extent_.is_constant() || rows_.size() != 1 || across_) return;
+  const bool in_cache = tile_rows() * hint(items_[0].depth) * 4 <= ctx_.target.l1_bytes;
+  if (!wants_rows_outside() && (in_cache || hint(lanes_extent_) > kFewLanes)) return;
+  for (const Item& item : items_) {
+    if (!lies_in_rows(item)) return;
+    const auto step = step_along(item.rows, rows_[0].name);
+    if (!step || !step->is_constant() || step->value() * 4 % kSets == 0) return;
+  }
+  const int64_t rows = rows_extent_.value();
+  const int64_t tile = row_tiles_ * mr_;
+  int64_t best = 0;
+  for (int64_t mr = mr_; mr >= kLeastBlock && best == 0; --mr)
+    if (rows % mr == 0 && block_cost(rows, mr, block_vectors(), 0) <= kPadding * block_cost(rows, mr_, block_vectors(), 0)) best = mr;
+  if (best == 0) return;
+  mr_ = best;
+  const int64_t all = rows / mr_;
+  const int64_t usual = balanced(all, std::max<int64_t>(1, tile / mr_));
+  row_tiles_ = usual;
+  // Nothing is packed for a block, so that small ones are no loss: threads share them evenly, as they share the lines of the kernels around.
+  constexpr double kBlock = 0.03;  // of the time that a register block takes: what a block costs more
+  const bool outside = wants_rows_outside();
+  const int64_t others = std::max<int64_t>(1, hint(count(outer_)));
+  const int64_t panels = ceil_of(hint(lanes_extent_), nr_);
+  if (outside && lanes_extent_.is_constant()) lane_block_ = round_up(lanes_extent_.value(), nr_);
+  auto share = [&](int64_t lanes, int64_t tiles) {
+    const double idle = outside ? idle_share(others, 1, 1, all, tiles) : idle_share(others, panels, lanes / nr_, all, tiles);
+    return idle * (1 + kBlock / static_cast<double>(tiles)) * (1 + kBlock * static_cast<double>(nr_) / static_cast<double>(lanes));
+  };
+  double least = share(lane_block_, row_tiles_);
+  const int64_t widest = lane_block_;
+  for (int64_t lanes = widest; lanes >= (outside ? widest : nr_); lanes -= nr_)
+    for (int64_t tiles = usual; tiles >= 1; --tiles) {
+      if (share(lanes, tiles) >= least) continue;
+      least = share(lanes, tiles);
+      lane_block_ = lanes;
+      row_tiles_ = tiles;
+    }
+  for (Item& item : items_) item.rows.in_place = true;
+}
+
 bool ContractionScheduler::can_use_matrix(const Item& item) const {
   return ctx_.target.features.count("amx-bf16") > 0 && can_pair(item) && item.depth.value() % tile_ir::kMatrixDepth == 0;
 }
@@ -468,10 +533,10 @@ Schedule ContractionScheduler::describe() const {
     if (item.folded) lanes.push_back({"fold", {}});
     if (item.widened) lanes.push_back({"widen", {}});
     add("pack", std::move(lanes));
-    std::vector<Argument> rows{{result + ".rows", {}}, {"at", item.rows.is_static ? "program" : "block"}};
+    std::vector<Argument> rows{{result + ".rows", {}}, {"at", item.rows.in_place ? "memory" : item.rows.is_static ? "program" : "block"}};
     if (window_)
       rows.push_back({"windows", {}});
-    else if (!item.rows.is_static)
+    else if (!item.rows.is_static && !item.rows.in_place)
       rows.push_back({"pad", item.rows.padding});
     add("pack", std::move(rows));
   }
@@ -586,9 +651,10 @@ void ContractionScheduler::read_pack(ScheduleReader& reader, const Item& item, O
   std::string name = item.contraction->result + "." + side;
   const Directive& d = needed(reader, "pack", name);
   const std::string at =
-      side == "lanes" && !in_rows_ ? reader.word(d, "at", {"program", "call", "block"}) : reader.word(d, "at", {"program", "block"});
+      side == "lanes" && !in_rows_ ? reader.word(d, "at", {"program", "call", "block"}) : reader.word(d, "at", {"program", "block", "memory"});
   operand.per_call = at == "call";
-  operand.is_static = at != "block";
+  operand.in_place = at == "memory";
+  operand.is_static = at != "block" && !operand.in_place;
   if (at == "program" && !operand.fixed)
     reader.fail(d, fmt::format("{} changes from call to call (loads {}); allowed: at=block", name, joined(operand.source->buffers)));
   if (window_ && side == "rows") {
@@ -597,7 +663,7 @@ void ContractionScheduler::read_pack(ScheduleReader& reader, const Item& item, O
     return;
   }
   if (window_ && !operand.is_static) reader.fail(d, "beside windows, the lanes are packed at=program");
-  bool padded = side == "rows" && !operand.is_static;
+  bool padded = side == "rows" && !operand.is_static && !operand.in_place;
   reader.only(d, {name, "at",
                   padded            ? "pad"
                   : side == "lanes" ? "widen"
@@ -724,6 +790,9 @@ void ContractionScheduler::read_epilogue(ScheduleReader& reader) {
 
 void ContractionScheduler::read_tiles(ScheduleReader& reader) {
   int64_t rows = in_rows_ ? round_up(in_rows_->count, mr_) : read_number(reader, "tile", row_tile_name(), kMostTile);
+  for (const Item& item : items_)
+    if (item.rows.in_place && !can_read_in_place(item))
+      reader.fail(fmt::format("rows that are read where they lie are float32 numbers of memory along k, in blocks that divide all of them"));
   const int64_t unit = window_ ? block_lines_ : mr_;
   if (rows % unit != 0) reader.fail(needed(reader, "tile", row_tile_name()), fmt::format("allowed: multiples of the register block's {}", unit));
   lines_ = window_ ? rows : 0;
@@ -745,7 +814,7 @@ void ContractionScheduler::read_tiles(ScheduleReader& reader) {
     scratch += rows * lane_block_ * (item.parts > 1 ? 3 : 1);
     if (window_)
       scratch += product(window_shape()).value();
-    else if (!item.rows.is_static)
+    else if (!item.rows.is_static && !item.rows.in_place)
       scratch += rows_lie_across() ? item.depth_block * (rows + item.rows.padding)
                                    : rows * (item.depth_block + item.rows.padding) * (item.parts > 1 ? item.parts - 1 : 1);
     if (!item.lanes.is_static) scratch += item.depth_block * lane_block_;

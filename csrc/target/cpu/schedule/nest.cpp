@@ -122,8 +122,10 @@ class NestScheduler {
   void choose_windows() {
     lane_axis_ = *find(free_, windows_->lanes);
     in_flight_ = windows_->vectors;
+    if (windows_->lane_tile != 0) parallel_.push_back(windows_->lanes);
     for (const auto& a : free_)
       if (a.name != windows_->lanes && (a.name != windows_->axis || windows_->tile != 0)) parallel_.push_back(a.name);
+    lane_tile_ = windows_->lane_tile;
   }
 
   static const loop_ir::Axis* find(const std::vector<loop_ir::Axis>& axes, const std::string& name) {
@@ -307,13 +309,14 @@ class NestScheduler {
     if (reader.all("window").empty()) return;
     const Directive& d = reader.one("window");
     std::string name = d.arguments.empty() ? "" : d.arguments[0].name;
-    const bool other = lane_axis_ && lane_axis_->name != name && lane_tile_ == 0 && !transposed_;
-    if (!find(free_, name) || !other || !ordered_.empty() || !has_windows(*nest_.inner))
+    const bool other = lane_axis_ && lane_axis_->name != name && !transposed_;
+    const bool cut = other && lane_tile_ != 0 && !can_cut_lanes(*nest_.inner, free_, lane_axis_->name, kernel_, converter_);
+    if (!find(free_, name) || !other || cut || !ordered_.empty() || !has_windows(*nest_.inner))
       reader.fail(d,
                   "it takes one parallel axis of a nest of sums, minima or maxima over few points, with the lanes on another axis, and straight-line "
                   "statements");
     reader.only(d, {name});
-    windows_ = Windows{name, reader.number(d, name, 1, kMostSide), 0, lane_axis_->name, in_flight_};
+    windows_ = Windows{name, reader.number(d, name, 1, kMostSide), 0, lane_axis_->name, in_flight_, lane_tile_};
     if (const Directive* tile = reader.find("tile", name)) {
       reader.only(*tile, {name});
       windows_->tile = reader.number(*tile, name, 1, kMostTile);
@@ -372,7 +375,7 @@ class NestScheduler {
       const Expr extent = find(free_, windows_->axis)->extent;
       const Expr from = windows_->tile != 0 ? outer.at(windows_->axis + "_block") * windows_->tile : Expr(0);
       const Expr to = windows_->tile != 0 ? min(extent, from + windows_->tile) : extent;
-      body = run_windows(*nest_.inner, free_, *windows_, from, to, kernel_, ctx_, converter_, inner_lanes_);
+      body = run_windows(*nest_.inner, free_, *windows_, {from, to}, {lo, hi}, kernel_, ctx_, converter_, inner_lanes_);
     } else if (lane_axis_ && holds_loops()) {
       const int64_t capacity = lane_tile_ != 0 ? lane_tile_ : lane_axis_->extent.value();
       body = run_columns(kernel_, *nest_.inner, {*lane_axis_, lo, hi, capacity, in_flight_}, map, ctx_, inner_lanes_);

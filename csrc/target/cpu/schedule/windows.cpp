@@ -21,7 +21,9 @@ constexpr int64_t kMostStatements = 640;  // that the taps of one block of point
 constexpr int64_t kFarthest = 32;         // steps between taps, or between windows, of one that neighbours share
 constexpr int64_t kLargestStride = 4;     // between lanes: all that lies between is read, and picked from
 constexpr double kScatteredCost = 16;     // of an access that is no vector, in loads of one
-constexpr int64_t kParallelBlocks = 32;   // keep a few threads busy
+constexpr int64_t kFewLines = 8;          // that threads share out badly: channels instead
+constexpr int64_t kLaneTiles = 16;        // of channels
+constexpr int64_t kParallelBlocks = 14;   // keep a few threads busy
 constexpr int64_t kWholeImage = 8;        // points of an axis that lie in one block, borders included
 constexpr int64_t kShortVectors = 2;      // of a masked row at once
 
@@ -325,7 +327,10 @@ std::optional<Windows> propose_windows(const loop_ir::Block& block, const std::v
   }
   const int64_t extent = std::max<int64_t>(1, converter.hint(find(axes, windows.axis)->extent));
   const int64_t apart = others / extent;
-  if (apart < kParallelBlocks && extent > windows.points) {
+  const int64_t width = converter.hint(find(axes, windows.lanes)->extent);
+  if (apart < kFewLines && width >= kLaneTiles * vector && can_cut_lanes(block, axes, windows.lanes, kernel, converter)) {
+    windows.lane_tile = (width / vector + kLaneTiles - 1) / kLaneTiles * vector;
+  } else if (apart < kParallelBlocks && extent > windows.points) {
     const int64_t blocks = std::min((kParallelBlocks + apart - 1) / std::max<int64_t>(apart, 1), (extent + windows.points - 1) / windows.points);
     windows.tile = ((extent + blocks - 1) / blocks + windows.points - 1) / windows.points * windows.points;
   }
@@ -339,10 +344,11 @@ namespace {
 class WindowBuilder {
  public:
   WindowBuilder(const loop_ir::Block& block, const std::vector<loop_ir::Axis>& axes, const Windows& windows, const loop_ir::Kernel& kernel,
-                const PassContext& ctx, NestConverter& converter, InnerLanes& lanes)
+                const Span& across, const PassContext& ctx, NestConverter& converter, InnerLanes& lanes)
       : block_(block),
         axes_(axes),
         windows_(windows),
+        across_(across),
         converter_(converter),
         lanes_(lanes),
         ranges_(kernel.symbols),
@@ -352,16 +358,7 @@ class WindowBuilder {
         at_(windows.axis + ".at"),
         line_(windows.axis + ".line") {
     const Places where = places(axes, kernel, converter);
-    for (const Reduce* reduce : reductions_) {
-      shared_.push_back(sharing(*reduce, windows.axis, where));
-      for (const auto& stmt : reduce->body) {
-        const auto* load = std::get_if<Load>(&stmt->node);
-        if (!load) continue;
-        const Expr at = where.of(load->buffer, load->index);
-        own_weights_ = own_weights_ || (uses(at, windows.lanes) && !uses(at, windows.axis));
-      }
-    }
-    own_weights_ = own_weights_ && !guards_.interiors.contains(windows.lanes);
+    for (const Reduce* reduce : reductions_) shared_.push_back(sharing(*reduce, windows.axis, where));
   }
 
   tile_ir::Block build(Expr from, Expr to) {
@@ -376,14 +373,7 @@ class WindowBuilder {
 
   /// The interior of axes outside of both, then what lies before and behind it along each of them.
   void outer(size_t at, Expr from, Expr to, std::set<std::string>& interior, tile_ir::Block& out) {
-    if (at == axes_.size()) {
-      if (!own_weights_) return points(from, to, interior, out);
-      tile_ir::Block body;
-      points(from, to, interior, body);
-      const loop_ir::Axis& lanes = *find(axes_, windows_.lanes);
-      out.push_back(make(tile_ir::For{loop_to_tile::axis(lanes.name, 0, lanes.extent, LoopKind::lanes, 1, windows_.vectors), std::move(body)}));
-      return;
-    }
+    if (at == axes_.size()) return points(from, to, interior, out);
     const loop_ir::Axis& axis = axes_[at];
     auto bounds = guards_.interiors.find(axis.name);
     if (axis.name == windows_.axis || axis.name == windows_.lanes || bounds == guards_.interiors.end()) return outer(at + 1, from, to, interior, out);
@@ -464,10 +454,6 @@ class WindowBuilder {
 
   /// Some points side by side, in lanes: the interior in vectors that lie in it, the rest masked.
   void lanes(Expr first, int64_t count, const std::set<std::string>& interior, tile_ir::Block& out) {
-    if (own_weights_) {
-      for (auto& stmt : block_of(first, count, interior)) out.push_back(stmt);
-      return;
-    }
     const loop_ir::Axis& axis = *find(axes_, windows_.lanes);
     auto bounds = guards_.interiors.find(axis.name);
     std::set<std::string> free = interior;
@@ -480,7 +466,7 @@ class WindowBuilder {
       tile_ir::Block body = block_of(first, count, masked ? interior : free);
       out.push_back(make(tile_ir::For{loop_to_tile::axis(axis.name, from, to, LoopKind::lanes, 1, by), std::move(body)}));
     };
-    if (bounds == guards_.interiors.end()) return vectors(0, axis.extent, false);
+    if (bounds == guards_.interiors.end()) return vectors(across_.from, across_.to, false);
     const Expr left = known(min(axis.extent, ceildiv(bounds->second.from, vector_) * vector_));
     Expr right = axis.extent;
     if (bounds->second.to != axis.extent) right = known(left + max(0, floordiv(bounds->second.to - left, vector_)) * vector_);
@@ -625,6 +611,7 @@ class WindowBuilder {
   const loop_ir::Block& block_;
   const std::vector<loop_ir::Axis>& axes_;
   const Windows& windows_;
+  const Span across_;  ///< of the lanes
   NestConverter& converter_;
   InnerLanes& lanes_;
   Ranges ranges_;
@@ -632,16 +619,20 @@ class WindowBuilder {
   std::vector<std::optional<Sharing>> shared_;
   Guards guards_;
   int64_t vector_;
-  bool own_weights_ = false;  ///< of each lane: the lanes lie outside of the points, so that all of these find them in registers
   std::string at_, line_;
   size_t pieces_ = 0;
 };
 
 }  // namespace
 
-tile_ir::Block run_windows(const loop_ir::Block& block, const std::vector<loop_ir::Axis>& axes, const Windows& windows, Expr from, Expr to,
-                           const loop_ir::Kernel& kernel, const PassContext& ctx, NestConverter& converter, InnerLanes& lanes) {
-  return WindowBuilder(block, axes, windows, kernel, ctx, converter, lanes).build(from, to);
+bool can_cut_lanes(const loop_ir::Block& block, const std::vector<loop_ir::Axis>& axes, const std::string& lanes, const loop_ir::Kernel& kernel,
+                   const NestConverter& converter) {
+  return !GuardReader(axes, kernel, converter.merged()).read(block).interiors.contains(lanes);
+}
+
+tile_ir::Block run_windows(const loop_ir::Block& block, const std::vector<loop_ir::Axis>& axes, const Windows& windows, const Span& points,
+                           const Span& across, const loop_ir::Kernel& kernel, const PassContext& ctx, NestConverter& converter, InnerLanes& lanes) {
+  return WindowBuilder(block, axes, windows, kernel, across, ctx, converter, lanes).build(points.from, points.to);
 }
 
 }  // namespace deplo::loop_to_tile
