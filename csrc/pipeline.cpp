@@ -26,6 +26,7 @@
 #include "passes/loop/share_locals.h"
 #include "passes/loop/split_axes.h"
 #include "passes/loop/split_keys.h"
+#include "passes/loop/split_loops.h"
 #include "passes/loop/split_reductions.h"
 #include "passes/loop/sum_in_integers.h"
 #include "passes/loop/update_in_place.h"
@@ -265,6 +266,8 @@ const std::vector<Pass<loop_ir::Module>>& loop_passes() {
       {"fuse_nests", fuse_nests, "put kernels under one nest where they can share outer axes"},
       // Fusion matches whole axes.
       {"split_axes", split_axes, "split axes so that coordinates become affine"},
+      // Fusion matches whole axes here, too.
+      {"split_loops", split_loops, "split innermost loops where their guards turn"},
       // Nothing asks any longer which loop made a row buffer's elements.
       {"share_locals", share_locals, "write row buffers over others that are read for the last time"},
       // Nothing moves loops any longer; who looks at loads from here on sees how they lie.

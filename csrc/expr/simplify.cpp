@@ -487,6 +487,18 @@ Expr rewrite_by_facts(Expr e, const std::vector<Expr>& zeros) {
   });
 }
 
-Cond simplify(const Cond& cond, const Ranges& ranges) { return {cond.kind, simplify(cond.expr, ranges)}; }
+Cond simplify(const Cond& cond, const Ranges& ranges) {
+  const Expr e = simplify(cond.expr, ranges);
+  const bool largest = e.kind() == ExprKind::max;
+  if (cond.kind != Cond::Kind::ge0 || (!largest && e.kind() != ExprKind::min)) return {cond.kind, e};
+  // Of a maximum one operand decides that is not negative, of a minimum one that is: those that are surely neither say nothing.
+  std::optional<Expr> left;
+  for (const Expr& operand : e.operands()) {
+    const Cond alone{Cond::Kind::ge0, operand};
+    if (decide(alone, ranges) == std::optional<bool>(!largest)) continue;
+    left = !left ? operand : largest ? max(*left, operand) : min(*left, operand);
+  }
+  return {cond.kind, left.value_or(e)};
+}
 
 }  // namespace deplo

@@ -24,6 +24,7 @@ struct Sharer {
   std::unordered_map<std::string, bool> truths;     ///< of comparisons that the ranges decide
 
   Expr expr(Expr e) const { return simplify(renamed_exprs.empty() ? e : substitute(e, renamed_exprs), ranges); }
+  Cond condition(const Cond& c) const { return simplify(renamed_exprs.empty() ? c : substitute(c, renamed_exprs), ranges); }
   std::string value(const std::string& name) const {
     auto it = renamed.find(name);
     return it == renamed.end() ? name : it->second;
@@ -33,7 +34,7 @@ struct Sharer {
   std::optional<std::vector<Cond>> guard(const std::vector<Cond>& list) const {
     std::vector<Cond> open;
     for (const Cond& cond : list) {
-      Cond c{cond.kind, expr(cond.expr)};
+      const Cond c = condition(cond);
       auto known = decide(c, ranges);
       if (known == std::optional<bool>(false)) return std::nullopt;
       if (!known && std::find(open.begin(), open.end(), c) == open.end()) open.push_back(c);
@@ -307,7 +308,7 @@ struct Sharer {
   }
 
   void statement(Check s, Block& out, std::vector<std::string>& added) {
-    s.cond.expr = expr(s.cond.expr);
+    s.cond = condition(s.cond);
     Structure structure;
     structure.add('c');
     structure.add(static_cast<char>(s.code));

@@ -342,14 +342,16 @@ Block make_local(const Block& body, const std::vector<Axis>& shared, const std::
 
 }  // namespace
 
+Block merge_loops(const Block& body, const Ranges& ranges) {
+  const Block merged = LoopMerger{}.merge(clean(body, ranges));
+  return clean(Forwarder(merged).block(merged), ranges);
+}
+
 Block localize(const NestGroup& group, const std::function<bool(const std::string&)>& is_private,
                const std::function<const Buffer&(const std::string&)>& buffer, const Ranges& symbols) {
   Ranges ranges = symbols;
   for (const Axis& axis : group.axes) ranges[axis.name] = axis_range(axis.extent);
-  Block body = LoopMerger{}.merge(clean(group.body, ranges));
-  body = Forwarder(body).block(body);
-  body = clean(body, ranges);
-  body = make_local(body, group.axes, is_private, buffer);
+  const Block body = make_local(merge_loops(group.body, ranges), group.axes, is_private, buffer);
   return make_nest(group.axes, hoist_invariants(clean(body, ranges), ranges));
 }
 

@@ -14,4 +14,8 @@ namespace deplo {
 loop_ir::Block localize(const NestGroup& group, const std::function<bool(const std::string&)>& is_private,
                         const std::function<const Buffer&(const std::string&)>& buffer, const Ranges& symbols);
 
+/// The first half of it: what stands in the shared axes, cleaned, with loops merged and stored values forwarded. `ranges`: of symbols and shared
+/// axes.
+loop_ir::Block merge_loops(const loop_ir::Block& body, const Ranges& ranges);
+
 }  // namespace deplo

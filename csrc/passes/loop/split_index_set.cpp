@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 namespace deplo {
 namespace {
@@ -111,6 +112,22 @@ size_t count(const Parts& parts) {
 }
 
 }  // namespace
+
+std::vector<Expr> turning_points(const Block& body, const Axis& axis, const Ranges& symbols) {
+  std::vector<Expr> points;
+  auto note = [&](const std::vector<Cond>& guard) {
+    for (const Cond& cond : guard) {
+      std::set<std::string> asked = symbols_of(cond.expr);
+      if (!asked.erase(axis.name) || std::any_of(asked.begin(), asked.end(), [&](const std::string& name) { return !symbols.count(name); })) continue;
+      for (const Expr& point : turns(cond, axis.name)) insert(point, axis.extent, points, symbols);
+    }
+  };
+  visit(body, [&](const Stmt& stmt, const auto&) {
+    if (const auto* load = std::get_if<Load>(&stmt.node)) note(load->guard);
+    if (const auto* store = std::get_if<Store>(&stmt.node)) note(store->guard);
+  });
+  return points;
+}
 
 std::vector<NestGroup> split_index_set(const NestGroup& nest, const Ranges& symbols, size_t most) {
   const Parts parts = intervals(nest, symbols);
