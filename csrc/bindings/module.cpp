@@ -5,6 +5,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "base/error.h"
+#include "base/processors.h"
 #include "bindings/init.h"
 #include "runtime/thread_team.h"
 #include "target/targets.h"
@@ -46,10 +47,24 @@ void init_errors(pybind11::module_& /*module*/) {
   });
 }
 
-/// The OpenMP that torch is linked with: looked up in torch's own library, as a process may hold several.
-void init_threads() {
+/// A function of the OpenMP that torch calls: of one that was loaded before everything else (LD_PRELOAD), which takes the place of the one that torch
+/// is linked with, or of that; a process may hold several.
+void* find_in_openmp(const char* name) {
+  if (void* preloaded = dlsym(RTLD_DEFAULT, name)) return preloaded;
   void* torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
-  if (void* parallel = torch ? dlsym(torch, "GOMP_parallel") : nullptr) runtime::use_host_pool(reinterpret_cast<runtime::HostPool>(parallel));
+  return torch ? dlsym(torch, name) : nullptr;
+}
+
+void init_threads() {
+  auto pool = reinterpret_cast<runtime::HostPool>(find_in_openmp("GOMP_parallel"));
+  if (!pool) return;
+  runtime::use_host_pool(pool);
+  auto asked = [](const char* name) {
+    auto function = reinterpret_cast<int (*)()>(find_in_openmp(name));
+    return function ? function() : 0;
+  };
+  const int threads = asked("omp_get_max_threads");
+  if (asked("omp_get_proc_bind") != 0 && threads > available_processors()) runtime::learn_processors(pool, threads);
 }
 
 }  // namespace deplo::bindings

@@ -109,6 +109,7 @@ class Team {
 
   [[noreturn]] void serve(int index) {
     pthread_setname_np(pthread_self(), "deplo");
+    use_available_processors();
     uint32_t seen = 0;
     for (;;) {
       auto changed = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
@@ -197,10 +198,23 @@ void forget_host_pool() { host_pool.store(nullptr); }
 void forget_programs() { admission_now.store(new Admission); }
 
 /// Until when the processors are taken to be busy with others' work. A job on the host's pool ends when every thread of it has come, and one that has
-/// no processor comes a time slice later, though all parts are done; on deplo's own team nobody waits for who has not begun.
+/// no processor comes a time slice later, though all parts are done; on deplo's own team nobody waits for who has not begun. But that shares the
+/// processors with workers of the host's that spin: one late job alone is cheaper than the pause that would avoid more of them, so that pauses grow
+/// as long as jobs between them are late.
 std::atomic<int64_t> contended_until{0};
+std::atomic<int64_t> pause_now{0};
 std::atomic<int64_t> patience_with_host{0};
-std::atomic<int64_t> pause_from_host{0};
+std::atomic<int64_t> first_pause{0};
+std::atomic<int64_t> longest_pause{0};
+constexpr int64_t kCalm = 20'000'000;  // nanoseconds without a late job after which the next one is the first again
+
+void pause_from_host(int64_t now) {
+  const bool again = now - contended_until.load(std::memory_order_relaxed) < kCalm;
+  const int64_t pause =
+      again ? std::min(2 * pause_now.load(std::memory_order_relaxed), longest_pause.load(std::memory_order_relaxed)) : first_pause.load();
+  pause_now.store(pause, std::memory_order_relaxed);
+  contended_until.store(now + pause, std::memory_order_relaxed);
+}
 
 /// One job on the host's pool: whichever of its threads come take the parts.
 struct HostJob {
@@ -229,8 +243,7 @@ void run_on_host(HostPool pool, int64_t parts, int threads, PartFn fn, void* con
   pool(HostJob::enter, &job, static_cast<unsigned>(threads), 0);
   const int64_t now = nanoseconds();
   const int64_t late = now - job.first_done.load(std::memory_order_relaxed);
-  if (late > patience_with_host.load(std::memory_order_relaxed))
-    contended_until.store(now + pause_from_host.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  if (late > patience_with_host.load(std::memory_order_relaxed)) pause_from_host(now);
 }
 
 /// Never destroyed: parked workers refer to it until the process ends.
@@ -246,13 +259,18 @@ Team& team() {
 
 }  // namespace
 
-void use_host_pool(HostPool pool, std::chrono::nanoseconds patience, std::chrono::nanoseconds pause) {
+void use_host_pool(HostPool pool, std::chrono::nanoseconds patience, std::chrono::nanoseconds first, std::chrono::nanoseconds longest) {
   static std::once_flag registered;
   std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, forget_host_pool); });
   patience_with_host.store(patience.count());
-  pause_from_host.store(pause.count());
-  contended_until.store(0);
+  first_pause.store(first.count());
+  longest_pause.store(longest.count());
+  contended_until.store(-kCalm);
   host_pool.store(pool);
+}
+
+void learn_processors(HostPool pool, int threads) {
+  pool([](void*) { add_processors_of_thread(); }, nullptr, static_cast<unsigned>(threads), 0);
 }
 
 TeamLease::TeamLease(int threads, bool waits) {

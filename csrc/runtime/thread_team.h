@@ -13,10 +13,13 @@ using HostPool = void (*)(void (*fn)(void*), void* data, unsigned threads, unsig
 
 /// From now on jobs run on the host program's own workers (null: on deplo's). OpenMP's spin for milliseconds after a job: a second pool
 /// would share the cores with them whenever kernels follow eager operators. Such a job ends when the last worker has come: where one comes later than
-/// `patience` after all parts were taken, the processors are busy with others' work, and leases of the `pause` that follows are of deplo's own
-/// workers.
+/// `patience` after all parts were taken, the processors are busy with others' work, and leases of the pause that follows are of deplo's own
+/// workers. The `first` pause is short; each that follows another soon is twice as long, up to the `longest`.
 void use_host_pool(HostPool pool, std::chrono::nanoseconds patience = std::chrono::microseconds(500),
-                   std::chrono::nanoseconds pause = std::chrono::milliseconds(200));
+                   std::chrono::nanoseconds first = std::chrono::milliseconds(5), std::chrono::nanoseconds longest = std::chrono::milliseconds(200));
+
+/// Has the pool's threads tell which processors they are bound to, which together are those of the process (base/processors.h).
+void learn_processors(HostPool pool, int threads);
 
 /// The process's worker threads, borrowed for the length of one object. Whoever finds them borrowed (another Python thread runs a program) works
 /// alone instead of waiting: total progress is the same, and nothing can deadlock.

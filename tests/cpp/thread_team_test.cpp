@@ -190,11 +190,17 @@ TEST_CASE("deplo's own workers take over while those of the host come late") {
     CHECK(runs_once(team, 100, 2));
     CHECK(host_jobs.load() == 1);
   }
+  use_host_pool(late_pool, std::chrono::milliseconds(1), std::chrono::nanoseconds(0), kAnyTime);  // no pause yet
+  for (int jobs : {2, 3}) {
+    TeamLease team(2);
+    CHECK(runs_once(team, 100, 2));
+    CHECK(host_jobs.load() == jobs);
+  }
   use_host_pool(late_pool, kAnyTime);  // patience, and nothing remembered
   {
     TeamLease team(2);
     CHECK(runs_once(team, 100, 2));
-    CHECK(host_jobs.load() == 2);
+    CHECK(host_jobs.load() == 4);
   }
   use_host_pool(nullptr);
 }

@@ -41,6 +41,14 @@ def test_variable():
         vllm_plugin.is_default({"DEPLO_VLLM": "yes"})
 
 
+def test_threads_that_openmp_binds_hide_no_processors():
+    # As vLLM starts its workers: each thread may use one processor, the first one too.
+    count = len(os.sched_getaffinity(0))
+    environment = {**os.environ, "OMP_PROC_BIND": "true", "OMP_NUM_THREADS": str(count)}
+    said = subprocess.run([sys.executable, "-m", "deplo", "env"], env=environment, capture_output=True, text=True, check=True).stdout
+    assert f"of which {count} may be used" in said
+
+
 class Mode(enum.IntEnum):
     NONE = 0
     STOCK = 1

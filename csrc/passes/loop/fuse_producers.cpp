@@ -145,6 +145,7 @@ struct Fuser {
     double elements = points(p.axes);
     if (w.only_moves && !w.from_kernel && (sites.size() == 1 || w.full_reads <= 1)) return true;
     if (w.only_moves && w.cost == 0) return true;
+    if (w.from_kernel && is_narrowing(p) && !(sites.size() == 1 && takes_all(sites[0], p))) return false;
     double evaluations = 0;
     double most = 0;
     bool reduced = false;
@@ -245,6 +246,17 @@ struct Fuser {
     it->second.reserve(kernel);
     return it->second;
   }
+
+  // A cast to fewer bytes alone: as the epilogue of what it casts, it halves what is written and read.
+  bool is_narrowing(const PointwiseNest& p) const {
+    if (p.body.size() != 2) return false;
+    const auto* load = std::get_if<Load>(&p.body[0]->node);
+    const auto* cast = std::get_if<loop_ir::Let>(&p.body[1]->node);
+    return load && cast && cast->fn == Fn::cast && is_float(cast->dtype) && size_of(cast->dtype) < size_of(load->dtype);
+  }
+
+  // Read once and element by element: the reader can be an epilogue itself.
+  bool takes_all(const Site& site, const PointwiseNest& p) const { return in_place(site.index) && points(site.loops) <= points(p.axes); }
 
   bool widens(const PointwiseNest& p) {
     double read = 0;
