@@ -19,7 +19,7 @@ TIDY_FILES = $(shell git ls-files 'csrc/*.cpp' 'tools/*.cpp')
 UNGUARDED = $(addprefix tests/python/test_,benchmarks.py docs.py scripts.py)
 CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
 
-.PHONY: help system venv configure build demo test quick docs bench mutants opinfo opinfo-inductor fuzz exhaustive architectures guard wheel clean
+.PHONY: help system venv configure build demo test quick docs bench soak mutants opinfo opinfo-inductor fuzz exhaustive architectures guard wheel clean
 .PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump test-wheel test-nollvm test-side-by-side format peers vllm
 
 help: ## this list
@@ -107,6 +107,9 @@ opinfo-inductor: build ## the same by Inductor, which `make opinfo` then prints 
 
 fuzz: build ## random PyTorch programs, Tensor and Loop IR against a reference, for SECONDS=600; what fails is shrunk and written to build/fuzz
 	@DEPLO_CACHE_DIR=off PYTHONPATH=tests/python $(PY) -m fuzz --seconds $(or $(SECONDS),600) --output $(BUILD)/fuzz $(FUZZ)
+
+soak: build ## threads, shapes, compilations, caches, packages, weights, memory, forks and signals at once, for SECONDS=600 (SOAK="--seed 1" for the same actions again)
+	@PYTHONPATH=tests/python $(PY) -m soak --seconds $(or $(SECONDS),600) $(SOAK)
 
 exhaustive: architectures guard ## those two, and errors in ulp of every function at all 2^32 values of float32 (hours: 3 to 15 minutes for each)
 	@$(PY) -m deplo numerics --exhaustive

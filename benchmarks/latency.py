@@ -1,6 +1,6 @@
 """What a call costs besides its work: tiny functions, models of small work, serving from threads, first calls, and memory.
 
-    python benchmarks/latency.py [--tables calls,serving,first] [--no-inductor] [--rounds 7] [--threads 2] [--json FILE]
+    python benchmarks/latency.py [--tables calls,serving,first,import] [--models bert-base] [--no-inductor] [--onnx] [--threads 2] [--json FILE]
 
 `deplo` is torch.compile's own way (Dynamo's guards, AOTAutograd's wrappers, the program), `direct` deplo.jit(guards="inputs"), `entry` the
 program alone, called with the list that AOTAutograd gives it. First calls run in processes of their own, with empty and then with filled caches.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import os
 import resource
@@ -195,46 +196,88 @@ def serving_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def child(engine: str) -> dict[str, Any]:
-    """Seconds of MobileNetV2's first call in this process, and its memory."""
+def resident_mb() -> float:
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+
+
+def child(engine: str, name: str, size: str, path: str) -> dict[str, Any]:
+    """Seconds of a model's first call in this process, and its memory after it. `path` is of ONNX Runtime's file."""
     warnings.filterwarnings("ignore")
-    model = Images()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    x = torch.full((1, 3, 224, 224), 0.1)
-    calls: dict[str, Callable[[], Any]] = {
-        "eager": lambda: model,
-        "inductor": lambda: torch.compile(model),
-        "deplo": lambda: torch.compile(model, backend="deplo"),
-        "direct": lambda: deplo.jit(model, guards="inputs"),
-    }
-    with torch.no_grad():
+    given = zoo.build(name, size).inputs(0)
+    if engine == "onnxruntime":
+        import onnxruntime
+
         start = time.perf_counter()
-        call = calls[engine]()
-        call(x)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        arrays = {value.name: x.numpy() for value, x in zip(session.get_inputs(), given.values(), strict=True)}
+        session.run(None, arrays)
         seconds = time.perf_counter() - start
         for _ in range(5):
-            call(x)
-    return {"first call s": seconds, "RSS MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "of it before MB": before / 1024}
+            session.run(None, arrays)
+    else:
+        model = zoo.build(name, size).model
+        calls: dict[str, Callable[[], Any]] = {
+            "eager": lambda: model,
+            "inductor": lambda: torch.compile(model),
+            "deplo": lambda: torch.compile(model, backend="deplo"),
+            "direct": lambda: deplo.jit(model, guards="inputs"),
+            "dynamo": lambda: torch.compile(model, backend="eager"),
+        }
+        with torch.no_grad():
+            start = time.perf_counter()
+            call = calls[engine]()
+            call(**given)
+            seconds = time.perf_counter() - start
+            for _ in range(5):
+                call(**given)
+    return {"first call s": seconds, "RSS MB": resident_mb(), "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def export(name: str, size: str, path: str) -> None:
+    """Writes the model for ONNX Runtime, in a process of its own: it takes more memory than the model."""
+    case = zoo.build(name, size)
+    torch.onnx.export(case.model, (), path, kwargs=case.inputs(0), dynamo=True, verbose=False)
 
 
 def first_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """MobileNetV2 in fresh processes: cold caches, then warm ones."""
+    """Models in fresh processes: with cold caches, then with warm ones. `dynamo` is torch.compile's backend eager: what tracing alone takes."""
     rows = []
-    for engine in ["eager", "deplo", "direct"] + ([] if arguments.no_inductor else ["inductor"]):
-        with tempfile.TemporaryDirectory(prefix="deplo-latency-") as folder:
-            for cache in ("cold", "warm"):
-                folders = {"DEPLO_CACHE_DIR": folder, "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "torch")}
-                command = [sys.executable, __file__, "--child", engine]
-                done = subprocess.run(command, env={**os.environ, **folders}, capture_output=True, text=True, check=False)
-                if done.returncode != 0:
-                    raise SystemExit(done.stderr[-3000:])
-                rows.append({"case": f"MobileNetV2 {engine}, {cache}", **json.loads(done.stdout.splitlines()[-1])})
+    peers = ["onnxruntime"] if arguments.onnx else []
+    for name in arguments.models.split(","):
+        for engine in ["eager", "dynamo", "deplo", "direct"] + ([] if arguments.no_inductor else ["inductor"]) + peers:
+            with tempfile.TemporaryDirectory(prefix="deplo-latency-") as folder:
+                path = os.path.join(folder, "model.onnx")
+                if engine == "onnxruntime":
+                    _run_child(["--export", name], arguments, folder, path)
+                for cache in ("cold", "warm")[: 2 if engine in ("deplo", "direct", "inductor") else 1]:
+                    rows.append({"case": f"{name} {engine}, {cache}", **json.loads(_run_child(["--child", engine, name], arguments, folder, path))})
     return rows
+
+
+def _run_child(what: list[str], arguments: argparse.Namespace, folder: str, path: str) -> str:
+    folders = {"DEPLO_CACHE_DIR": folder, "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "torch")}
+    command = [sys.executable, __file__, *what, "--size", arguments.size, "--path", path, "--threads", str(arguments.threads)]
+    done = subprocess.run(command, env={**os.environ, **folders}, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(done.stderr[-3000:])
+    return done.stdout.splitlines()[-1] if done.stdout else ""
+
+
+def import_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Milliseconds of imports in fresh processes, the least of three: `import torch` imports deplo's first module by an entry point."""
+
+    def least(what: str, before: str) -> float:
+        code = f"import time{before}; start = time.perf_counter(); import {what}; print((time.perf_counter() - start) * 1e3)"
+        return min(float(subprocess.check_output([sys.executable, "-c", code], text=True)) for _ in range(3))
+
+    return [{"case": "import", "deplo ms": least("deplo", ""), "deplo.backend after torch._dynamo ms": least("deplo.backend", ", torch._dynamo")}]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", default="calls,entry,serving,first")
+    parser.add_argument("--tables", default="calls,entry,serving,first,import")
     parser.add_argument("--only", default="", help="cases whose name holds this, of the table of calls")
     parser.add_argument("--no-inductor", action="store_true")
     parser.add_argument("--onnx", action="store_true", help="ONNX Runtime as well, where it is installed")
@@ -242,15 +285,22 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.05, help="about the time of a contestant's turn in a round")
     parser.add_argument("--serve-seconds", type=float, default=0.5, help="of each number of clients")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--models", default="mobilenet-v2,bert-base,resnet-50", help="of the table of first calls (benchmarks/zoo.py)")
+    parser.add_argument("--size", choices=("real", "tiny"), default="real", help="of these")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--export", help=argparse.SUPPRESS)
+    parser.add_argument("--path", default="", help=argparse.SUPPRESS)
     parser.add_argument("--json")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch._dynamo.config.recompile_limit = 64
     if arguments.child:
-        print(json.dumps(child(arguments.child)))
+        print(json.dumps(child(*arguments.child, arguments.size, arguments.path)))
         return 0
-    tables = {"calls": call_table, "entry": entry_table, "serving": serving_table, "first": first_table}
+    if arguments.export:
+        export(arguments.export, arguments.size, arguments.path)
+        return 0
+    tables = {"calls": call_table, "entry": entry_table, "serving": serving_table, "first": first_table, "import": import_table}
     rows = []
     for name in arguments.tables.split(","):
         found = tables[name](arguments)

@@ -33,6 +33,7 @@ _OF_A_COMPILATION = ("dump", "dump_dir", "stop_after", "verify", "time", "guard"
 # and users' passes, of which torchao sets one, run in Inductor alone.
 _PASSES = ("pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass", "post_grad_custom_post_pass")
 _OF_INDUCTOR: dict[str, Any] = {"cpp.dynamic_threads": True, **{name: None for name in _PASSES if hasattr(torch._inductor.config, name)}}
+_SEARCHED = (torch.dtype, torch.layout, torch.memory_format)
 _ATTRIBUTE = "_deplo_cache_key"
 _key_lock = threading.RLock()
 
@@ -134,23 +135,64 @@ def keyed(gm: torch.fx.GraphModule, key: str) -> Iterator[None]:
     """While AOTAutograd looks into its cache inside, `key` is a part of the graph's; without one, no other graph has the same."""
     setattr(gm, _ATTRIBUTE, f"deplo {key or uuid.uuid4().hex}")
     try:
-        with _without_inductors_backends(), torch._inductor.config.patch(_OF_INDUCTOR):
+        with _brief_key(), torch._inductor.config.patch(_OF_INDUCTOR):
             yield
     finally:
         delattr(gm, _ATTRIBUTE)
 
 
 @contextlib.contextmanager
-def _without_inductors_backends() -> Iterator[None]:
-    """PyTorch's key names the passes of Inductor's code generators, which no graph of deplo goes through: importing them all takes as long as the
-    rest of a first call that the cache answers. They do enter the key where another backend has imported them before."""
+def _brief_key() -> Iterator[None]:
+    """Has PyTorch make its key in a third of the time; a first call that the cache answers does little else.
+
+    Its key names the passes of Inductor's code generators, which no graph of deplo goes through: importing them all takes as long as the rest. (They
+    do enter the key where another backend has imported them before.) It holds each file of PyTorch, read in every process: names, sizes and times
+    stand for them here. It holds the way to each parameter, spelled out from the model down as some twenty objects: its name says as much. And pickle
+    looks through all modules of the process for the home of each dtype.
+    """
+    from torch._functorch._aot_autograd import autograd_cache
     from torch._inductor import codecache
 
     codecache_: Any = codecache
+    pickler: Any = autograd_cache.AOTAutogradCachePickler  # without a reducer before torch 2.13
     with _key_lock:
-        register, ours = codecache_.init_backend_registration, threading.get_ident()
+        ours = threading.get_ident()
+        register, torch_key = codecache_.init_backend_registration, codecache_.torch_key
+        reduce: Any = getattr(pickler, "reducer_override", None)
+
+        def reduce_to_name(self: Any, value: Any) -> Any:
+            if threading.get_ident() == ours:
+                if isinstance(value, torch._guards.Source):
+                    return str, (f"{type(value).__name__} {value.name}",)
+                if isinstance(value, _SEARCHED):
+                    return str, (str(value),)
+            return reduce(self, value)
+
         codecache_.init_backend_registration = lambda: None if threading.get_ident() == ours else register()
+        codecache_.torch_key = lambda: files_of_torch() if threading.get_ident() == ours else torch_key()
+        if reduce is not None:
+            pickler.reducer_override = reduce_to_name
         try:
             yield
         finally:
-            codecache_.init_backend_registration = register
+            codecache_.init_backend_registration, codecache_.torch_key = register, torch_key
+            if reduce is not None:
+                pickler.reducer_override = reduce
+
+
+@functools.cache
+def files_of_torch() -> bytes:
+    """A digest of names, sizes and times of all Python files of PyTorch, and of its version."""
+    found: list[tuple[str, int, int]] = []
+    folders = [os.path.dirname(torch.__file__)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            inside = sorted(entries, key=lambda entry: entry.name)
+        if all(entry.name != "__init__.py" for entry in inside):
+            continue
+        folders += [entry.path for entry in inside if entry.is_dir() and entry.name.isidentifier()]
+        for entry in inside:
+            if entry.name.endswith((".py", ".so")):
+                about = entry.stat()
+                found.append((entry.path, about.st_size, about.st_mtime_ns))
+    return hashlib.sha256(repr((torch.__version__, torch.version.git_version, found)).encode()).digest()
