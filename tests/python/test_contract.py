@@ -274,7 +274,7 @@ def test_dynamo_frees_programs_that_it_drops():
     assert count() <= before + 1
 
 
-def test_a_thousand_compilations_do_not_grow_memory():
+def test_thousands_of_compilations_do_not_grow_memory():
     text = "torch @f(%x: f32[{n}] user)\n  %y: f32[{n}] = aten.mul.Tensor(self=%x, other={n}.5)\n  return %y\n"
     options = json.dumps({"cache_dir": ""})
 
@@ -284,9 +284,9 @@ def test_a_thousand_compilations_do_not_grow_memory():
         gc.collect()
         return resident_kilobytes()
 
-    first = compile_many(1, 100)
-    grown = compile_many(1000, 500) - compile_many(2000, 500)
-    assert -grown <= 8 * 1024 and resident_kilobytes() - first <= 64 * 1024
+    first = compile_many(1, 200)
+    grown = compile_many(1000, 1000) - compile_many(2000, 1000)
+    assert -grown <= 16 * 1024 and resident_kilobytes() - first <= 128 * 1024
 
 
 COMPILE_MANY = """
@@ -306,17 +306,16 @@ def compile_many(backend, start, count):
 
 x = torch.randn(8, 32)
 for backend in ("aot_eager", "deplo"):
-    before = compile_many(backend, 0, 40)  # modules are loaded, and arenas of memory made
-    print(compile_many(backend, 100, 100) - before)
+    before = compile_many(backend, 0, 50)  # modules are loaded, and arenas of memory made
+    print(compile_many(backend, 100, 150) - before)
 """
 
 
 def test_compilations_through_dynamo_grow_memory_no_more_than_without_deplo():
-    """PyTorch itself keeps some 30 KB of each compilation, which the backend aot_eager shows. In a process of its own: others' memory has holes.
-    `make soak` does this with 500, and with calls and packages."""
+    """PyTorch itself keeps some 30 KB of each compilation, which the backend aot_eager shows. In a process of its own: others' memory has holes."""
     process = subprocess.run([sys.executable, "-c", COMPILE_MANY], capture_output=True, text=True, check=True)
     without, grown = map(int, process.stdout.split())
-    assert grown <= without + 3 * 1024, (grown, without)
+    assert grown <= without + 4 * 1024, (grown, without)
 
 
 def resident_kilobytes() -> int:
@@ -533,9 +532,7 @@ def test_kernels_of_large_graphs_stay_of_a_size(graph):
         kernels = _C.lower(record.torch_ir, "loop", json.dumps({"verify": False})).split("\nloop ")[1:]
         assert max(kernel.count("\n") for kernel in kernels) <= 1024
         assert len(kernels) <= 400 / 20, "about thirty rows or more share a kernel"
-        wanted, exact = fn(*inputs), fn(*[x.double() for x in inputs])
-        results = _C.compile(record.torch_ir).run(inputs)
-        same(results if isinstance(wanted, list) else results[0], wanted, exact=exact)
+        same(compiled(fn)(*inputs), fn(*inputs), exact=fn(*[x.double() for x in inputs]))
 
 
 # Forward-mode differentiation, memory
