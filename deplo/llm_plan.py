@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from . import llm_experts
+from . import llm_experts, llm_layers
 from .decorator import jit
 from .dispatch import call_report
 from .errors import FallbackWarning, UserError
@@ -92,6 +92,7 @@ class Plans:
         """The programs, and what the model keeps of a token."""
         self.layers = shapes_of(self.model, self.cache_name)
         self.sliding = tuple(layer.sliding for layer in self.layers)
+        llm_layers.install(self.model, len(self.layers))
         arguments = (self.model, self.cache_name, self.accepted, self.sliding)
         self.prefill = jit(of_its_own(Step, *arguments), options=self.options, fullgraph=True, guards="inputs")
         self.decode = jit(of_its_own(Step, *arguments), options=self.options, fullgraph=True, dynamic=False, guards="inputs")

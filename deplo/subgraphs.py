@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .eager_calls import calls_as_in_eager_mode
 
@@ -34,8 +35,10 @@ def _inline(gm: torch.fx.GraphModule, call: torch.fx.Node) -> bool:
     if not isinstance(region, torch.fx.GraphModule) or any(user.target is not operator.getitem for user in call.users):
         return False
     made: list[torch.fx.Node] = []
+    placeholders = region.graph.find_nodes(op="placeholder")
+    as_traced = all(_is_alike(node.meta.get("val"), given) for node, given in zip(placeholders, call.args[2:], strict=True))
     try:
-        results = copy_before(call, region, call.args[2:], made, with_own_values)
+        results = copy_before(call, region, call.args[2:], made, with_values_alike if as_traced else with_own_values)
     except RuntimeError:  # sizes that depend on data, say
         for node in reversed(made):
             gm.graph.erase_node(node)
@@ -72,6 +75,29 @@ def copy_before(
                     setattr(gm, copy.target, getattr(source, str(node.target)))
                 then(copy)
     return results
+
+
+def _is_alike(val: Any, given: Any) -> bool:
+    """Whether what a region is given looks as what it was traced with."""
+    other = given.meta.get("val") if isinstance(given, torch.fx.Node) else given
+    if not isinstance(val, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(val) is type(other) and str(val) == str(other)
+    if val.dtype != other.dtype or val.device != other.device or val.ndim != other.ndim:
+        return False
+    return [str(n) for n in (*val.shape, *val.stride())] == [str(n) for n in (*other.shape, *other.stride())]
+
+
+def with_values_alike(copy: torch.fx.Node) -> None:
+    """As with_own_values, for a region's call with arguments like those that it was traced with: what is no view looks as it did."""
+    val = copy.meta.get("val")
+    if not isinstance(val, FakeTensor) or isinstance(copy.target, torch._ops.HigherOrderOperator) or copy.op != "call_function":
+        with_own_values(copy)
+        return
+    if isinstance(copy.target, torch._ops.OpOverload) and not any(r.alias_info for r in copy.target._schema.returns):
+        with val.fake_mode:
+            copy.meta["val"] = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device=val.device)
+    else:
+        with_own_values(copy)
 
 
 def with_own_values(copy: torch.fx.Node) -> None:
