@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.exc import TorchDynamoException
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from . import llm_experts, llm_layers
@@ -72,6 +73,7 @@ class Plans:
     own = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position", "use_cache", "return_dict", "logits_to_keep"})
     cache_class: Any = PreparedCache
     has_limit = True  # of tokens
+    has_regions = True  # equal layers are traced once
     prefill: Any
     decode: Any
     layers: list[LayerShape]
@@ -90,9 +92,15 @@ class Plans:
 
     def make(self) -> None:
         """The programs, and what the model keeps of a token."""
-        self.layers = shapes_of(self.model, self.cache_name)
+        with llm_layers.watched(self.model) as seen:
+            self.layers = shapes_of(self.model, self.cache_name)
         self.sliding = tuple(layer.sliding for layer in self.layers)
-        llm_layers.install(self.model, len(self.layers))
+        if self.has_regions:
+            llm_layers.install(seen, len(self.layers))
+        self.make_programs()
+
+    def make_programs(self) -> None:
+        """Both, not compiled."""
         arguments = (self.model, self.cache_name, self.accepted, self.sliding)
         self.prefill = jit(of_its_own(Step, *arguments), options=self.options, fullgraph=True, guards="inputs")
         self.decode = jit(of_its_own(Step, *arguments), options=self.options, fullgraph=True, dynamic=False, guards="inputs")
@@ -118,6 +126,7 @@ class Plans:
         for name in ("deplo_plans", "forward", "_prepare_cache_for_generation"):
             self.model.__dict__.pop(name, None)
         llm_experts.remove(self.model)
+        llm_layers.remove(self.model)
 
     def warm_up_steps(self, lengths: list[int]) -> int:
         """How often `warm_up` tells a bar."""
@@ -125,6 +134,16 @@ class Plans:
 
     def warm_up(self, lengths: list[int], bar: Bar) -> None:
         """Compiles and runs the programs: prompts of these lengths, and a token after each."""
+        try:
+            self._warm_up(lengths, bar)
+        except (TorchDynamoException, RuntimeError):
+            if not llm_layers.remove(self.model):
+                raise
+            self.has_regions = False  # what Dynamo cannot say of a layer, it can of all of them
+            self.make_programs()
+            self._warm_up(lengths, bar)
+
+    def _warm_up(self, lengths: list[int], bar: Bar) -> None:
         for batch in self.batches:
             cache = self.cache(batch)
             with torch.no_grad():

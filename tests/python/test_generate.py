@@ -21,10 +21,10 @@ _SIZES = {
 }  # fmt: skip
 _KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
-    "qwen3": {"head_dim": 8},
+    "qwen3": {"head_dim": 8, "num_hidden_layers": 4},
     "gemma3_text": {
-        "num_hidden_layers": 2, "head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 8,
-        "layer_types": ["sliding_attention", "full_attention"],
+        "num_hidden_layers": 3, "head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
 }  # fmt: skip
 _GREEDY = {"max_new_tokens": 8, "do_sample": False}
@@ -241,7 +241,7 @@ def test_bytes_that_a_token_reads(pair: tuple[Any, Any]) -> None:
     assert weights_read(model) == 4 * (parameters - 96 * 32) + buffers  # without the embedding's table
     assert Reads(800.0, 2.0).tokens_a_second(1000.0, 100, 2) == 2 * 1000 / (800 + 400)
     assert bytes_of(torch.zeros(3, 5, dtype=torch.bfloat16)) == 30
-    assert [layer.bytes_of_token() for layer in pair[1].deplo_plans.layers] == [2 * 2 * 8 * 4]
+    assert [layer.bytes_of_token() for layer in pair[1].deplo_plans.layers] == [2 * 2 * 8 * 4] * 4
 
 
 @pytest.mark.parametrize(
