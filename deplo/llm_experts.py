@@ -106,6 +106,19 @@ def _by_router(block: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor,
     return shares, places, None
 
 
+def _by_thresholds(block: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """PhiMoE (sparsemixer of arXiv:2409.12136, without its noise): one after the other, each with its share of those that come near it."""
+    scores = block.gate(x)
+    left, shares, places = scores, [], []
+    for _ in range(block.top_k):
+        greatest, place = left.max(dim=-1, keepdim=True)
+        far = (greatest - scores) / scores.abs().clamp(min=greatest) > 2 * block.router_jitter_noise
+        shares.append(torch.softmax(left.masked_fill(far, float("-inf")), dim=-1).gather(-1, place))
+        places.append(place)
+        left = torch.scatter(scores, -1, place, float("-inf"))
+    return torch.cat(shares, -1), torch.cat(places, -1), scores
+
+
 def _block_of_modules(choose: Callable[[Any, torch.Tensor], Any]) -> Callable[..., Any]:
     def forward(block: Any, hidden_states: torch.Tensor) -> Any:
         if not torch.compiler.is_compiling():
@@ -153,6 +166,26 @@ def _gpt_oss_compute(experts: Any, hidden_states: torch.Tensor, router_indices: 
 _gpt_oss.compute = _gpt_oss_compute  # type: ignore[attr-defined]
 
 
+def _granite(block: Any, layer_input: torch.Tensor) -> Any:
+    """GraniteMoE: shares are a softmax of the chosen logits, and experts lie in one tensor."""
+    if not torch.compiler.is_compiling():
+        return type(block).forward(block, layer_input)
+    return _granite_compute(block, layer_input)
+
+
+def _granite_compute(block: Any, layer_input: torch.Tensor, few: bool | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    x = layer_input.reshape(-1, layer_input.shape[-1])
+    weights = Weights(block.input_linear.weight, block.output_linear.weight, _gated(block.activation))
+    logits = block.router.layer(x).float()
+    chosen, places = logits.topk(block.router.top_k, dim=1)
+    if few is None:
+        few = _is_few(block, layer_input, places.shape[1], weights.up.shape[0])
+    return mixture(x, places, torch.softmax(chosen, dim=1).type_as(x), weights, few).view(layer_input.shape), logits
+
+
+_granite.compute = _granite_compute  # type: ignore[attr-defined]
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """Modules that a formula stands for: those of which `fits` says so by their parts, and whose results it gives (`_check` compares them)."""
@@ -160,11 +193,19 @@ class Family:
     fits: Callable[[Any], bool]
     forward: Any
     modules: bool = True  # the experts are modules, whose weights are to lie together
+    chosen: bool = False  # it is told which experts the tokens take
 
 
 def _has_modules(block: Any) -> bool:
     experts = getattr(block, "experts", None)
     return isinstance(experts, torch.nn.ModuleList) and len(experts) > 1 and _names_of(experts[0]) is not None
+
+
+def _has_stacked_layers(block: Any) -> bool:
+    weights = [getattr(getattr(block, name, None), "weight", None) for name in ("input_linear", "output_linear")]
+    stacked = all(isinstance(w, torch.Tensor) and w.ndim == 3 for w in weights)
+    router = getattr(block, "router", None)
+    return stacked and hasattr(router, "layer") and hasattr(router, "top_k") and hasattr(block, "activation") and not hasattr(block, "bias")
 
 
 def _names_of(expert: Any) -> tuple[str, str, str] | None:
@@ -174,8 +215,10 @@ def _names_of(expert: Any) -> tuple[str, str, str] | None:
 FAMILIES = (
     Family(lambda m: _has_modules(m) and hasattr(m, "moe_statics"), _block_of_modules(_by_statistics)),
     Family(lambda m: _has_modules(m) and hasattr(m, "moe") and hasattr(m, "gate"), _block_of_modules(_by_router)),
+    Family(lambda m: _has_modules(m) and hasattr(m, "router_jitter_noise") and hasattr(m, "input_jitter_noise"), _block_of_modules(_by_thresholds)),
     Family(lambda m: _has_modules(m) and hasattr(m, "top_k") and (hasattr(m, "gate") or hasattr(m, "router")), _block_of_modules(_by_softmax)),
-    Family(lambda m: all(hasattr(m, n) for n in ("gate_up_proj", "gate_up_proj_bias", "down_proj_bias", "limit", "alpha")), _gpt_oss, False),
+    Family(lambda m: all(hasattr(m, n) for n in ("gate_up_proj", "gate_up_proj_bias", "down_proj_bias", "limit", "alpha")), _gpt_oss, False, True),
+    Family(_has_stacked_layers, _granite, False),
 )
 
 
@@ -266,7 +309,7 @@ def _check(name: str, block: Any, family: Family) -> None:
     parameter = next(p for p in block.parameters() if p.is_floating_point())
     x = torch.randn(1, 3, _hidden_size(block), generator=torch.Generator().manual_seed(0)).to(parameter.dtype)
     more: tuple[Any, ...] = ()
-    if not family.modules:
+    if family.chosen:
         experts = block.gate_up_proj.shape[0]
         places = torch.tensor([[0, 1], [1, 0], [experts - 1, 0]])
         more = (places, torch.zeros(3, experts, dtype=x.dtype).scatter(1, places, 0.5))
@@ -281,5 +324,6 @@ def _check(name: str, block: Any, family: Family) -> None:
 
 
 def _hidden_size(block: Any) -> int:
-    size: int = block.deplo_down.shape[1] if _STACKED[1] in block.__dict__ else block.down_proj.shape[2]
-    return size
+    if _STACKED[1] in block.__dict__:
+        return int(block.deplo_down.shape[1])
+    return int(block.down_proj.shape[2] if hasattr(block, "down_proj") else block.input_linear.weight.shape[2])

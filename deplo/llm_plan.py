@@ -14,7 +14,7 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from . import llm_experts, llm_layers
+from . import llm_experts, llm_layers, llm_positions
 from .decorator import jit
 from .dispatch import call_report
 from .errors import FallbackWarning, UserError
@@ -28,8 +28,10 @@ _IDLE = {"output_attentions", "output_hidden_states", "output_router_logits", "l
 class Step(torch.nn.Module):
     """One call of the model: tokens at given positions of a store, and logits of the last `keep` of them (0: of all)."""
 
-    def __init__(self, model: torch.nn.Module, cache_name: str, accepted: frozenset[str], sliding: tuple[bool, ...]) -> None:
+    def __init__(self, model: torch.nn.Module, cache_name: str, accepted: frozenset[str], sliding: tuple[bool, ...], is_asked: bool = True) -> None:
         super().__init__()
+        # Whether the model is asked to keep a cache. It is given one in any case; asked, PhiMoE looks whether a text grows beyond its tables.
+        self.is_asked = is_asked
         self.model = model
         self.cache_name = cache_name
         self.accepted = accepted
@@ -49,7 +51,7 @@ class Step(torch.nn.Module):
         cache = View(keys, values, positions, self.sliding)
         given = {"position_ids": position_ids, "cache_position": positions, "logits_to_keep": keep, "return_dict": True}
         more = {name: value for name, value in given.items() if name in self.accepted}
-        logits: torch.Tensor = self.call(self.model, input_ids=ids, attention_mask=seen, use_cache=True, **{self.cache_name: cache}, **more).logits
+        logits: torch.Tensor = self.call(self.model, input_ids=ids, attention_mask=seen, use_cache=self.is_asked, **{self.cache_name: cache}, **more).logits
         if keep and "logits_to_keep" not in self.accepted:
             logits = logits[:, -keep:]
         return logits
@@ -88,6 +90,7 @@ class Plans:
         self._told: set[str] = set()
         self._output = output_class(model)
         llm_experts.install(model)
+        self.is_asked = not llm_positions.install(model, length)
         self.make()
 
     def make(self) -> None:
@@ -101,7 +104,7 @@ class Plans:
 
     def make_programs(self) -> None:
         """Both, not compiled."""
-        arguments = (self.model, self.cache_name, self.accepted, self.sliding)
+        arguments = (self.model, self.cache_name, self.accepted, self.sliding, self.is_asked)
         self.prefill = jit(of_its_own(Step, *arguments), options=self.options, fullgraph=True, guards="inputs")
         self.decode = jit(of_its_own(Step, *arguments), options=self.options, fullgraph=True, dynamic=False, guards="inputs")
 
@@ -127,6 +130,7 @@ class Plans:
             self.model.__dict__.pop(name, None)
         llm_experts.remove(self.model)
         llm_layers.remove(self.model)
+        llm_positions.remove(self.model)
 
     def warm_up_steps(self, lengths: list[int]) -> int:
         """How often `warm_up` tells a bar."""

@@ -21,6 +21,7 @@ constexpr double kRowBlock = 128;           ///< rows of a contraction whose fus
 constexpr double kCores = 8;                ///< that read a shared operand each for itself
 constexpr double kLeastPart = 128;          ///< elements of a part of a reduction that has a kernel of its own
 constexpr double kMostWidth = 256;          ///< of the heads of attention that blocks of a grid take as a whole
+constexpr double kMostChained = 1 << 20;    ///< bytes of an operand of one of two contractions in one kernel, without a softmax between them
 constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
 
 // Enough iterations to share among threads, or too little work to need it.
@@ -157,6 +158,16 @@ bool FusionCost::chainable(const FusionGroup& a, const FusionGroup& b, const std
   for (const FusionGroup* g : {&a, &b})
     for (const auto& c : g->contractions)
       if (is_packed_once(c.a, buffers) || is_packed_once(c.b, buffers)) return false;
+  if (has_softmax(a.nest.body) || has_softmax(b.nest.body)) return true;
+  // What a batch reads of either operand is to lie in a near cache: alone, a contraction packs larger ones once for all of its rows.
+  for (const FusionGroup* g : {&a, &b})
+    for (const auto& c : g->contractions)
+      for (const auto* operand : {&c.a, &c.b}) {
+        double bytes = sizeof(float);
+        for (const auto& axis : c.axes)
+          if (axis.kind != analysis::AxisClass::batch && operand->axes.count(axis.name) > 0) bytes *= size(axis.extent);
+        if (bytes > kMostChained) return false;
+      }
   return true;
 }
 
