@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-_ROWS = 16  # of a block
+_ROWS = 32  # of a block
 
 
 @dataclasses.dataclass

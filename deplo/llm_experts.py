@@ -28,10 +28,18 @@ class Weights:
 
     up: torch.Tensor
     down: torch.Tensor
-    gate: Callable[[torch.Tensor], torch.Tensor]  # from [..., 2I] to [..., I]
+    gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of the products with both halves of `up`, [..., I] each
     inner_last: bool = False
+    interleaved: bool = False  # the halves of `up` are its even and its odd places
     up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
+
+    def halves(self, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of the last dimension."""
+        if self.interleaved:
+            return up[..., ::2], up[..., 1::2]
+        first, second = up.chunk(2, -1)
+        return first, second
 
 
 def mixture(x: torch.Tensor, places: torch.Tensor, shares: torch.Tensor, weights: Weights, few: bool) -> torch.Tensor:
@@ -48,10 +56,11 @@ def mixture(x: torch.Tensor, places: torch.Tensor, shares: torch.Tensor, weights
     else:
         blocks = Blocks.of_choices(flat, up.shape[0])
         chosen, rows = blocks.groups, blocks.gather(x, count)
-    inner = torch.bmm(rows, up[chosen])
+    # Two products of one number of columns are one kernel with the gate behind them.
+    inner = [torch.bmm(rows, half[chosen]) for half in weights.halves(up)]
     if weights.up_bias is not None:
-        inner = inner + weights.up_bias[chosen][:, None]
-    result = torch.bmm(weights.gate(inner), down[chosen])
+        inner = [x + bias[chosen][:, None] for x, bias in zip(inner, weights.halves(weights.up_bias), strict=True)]
+    result = torch.bmm(weights.gate(*inner), down[chosen])
     if weights.down_bias is not None:
         result = result + weights.down_bias[chosen][:, None]
     result = result.reshape(-1, result.shape[2])
@@ -60,12 +69,8 @@ def mixture(x: torch.Tensor, places: torch.Tensor, shares: torch.Tensor, weights
     return (result.view(tokens, count, -1) * shares[..., None]).sum(1).to(x.dtype)
 
 
-def _gated(activation: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    def gate(x: torch.Tensor) -> torch.Tensor:
-        a, b = x.chunk(2, -1)
-        return activation(a) * b
-
-    return gate
+def _gated(activation: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    return lambda a, b: activation(a) * b
 
 
 def _is_few(block: Any, hidden: torch.Tensor, chosen: int, experts: int) -> bool:
@@ -152,14 +157,14 @@ def _gpt_oss(experts: Any, hidden_states: torch.Tensor, router_indices: Any = No
 
 
 def _gpt_oss_compute(experts: Any, hidden_states: torch.Tensor, router_indices: Any, routing_weights: Any, few: bool | None = None) -> torch.Tensor:
-    def gate(x: torch.Tensor) -> torch.Tensor:
-        a, b = x[..., ::2].clamp(max=experts.limit), x[..., 1::2].clamp(min=-experts.limit, max=experts.limit)
+    def gate(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a, b = a.clamp(max=experts.limit), b.clamp(min=-experts.limit, max=experts.limit)
         return (b + 1) * (a * torch.sigmoid(a * experts.alpha))
 
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
     if few is None:
         few = _is_few(experts, hidden_states, router_indices.shape[1], experts.gate_up_proj.shape[0])
-    weights = Weights(experts.gate_up_proj, experts.down_proj, gate, True, experts.gate_up_proj_bias, experts.down_proj_bias)
+    weights = Weights(experts.gate_up_proj, experts.down_proj, gate, True, True, experts.gate_up_proj_bias, experts.down_proj_bias)
     return mixture(x, router_indices, routing_weights.gather(1, router_indices), weights, few).view(hidden_states.shape)
 
 
