@@ -41,7 +41,7 @@ class _View(View):
         return self.layers[0].get_seq_length()
 
     def get_mask_sizes(self, *args: Any, **kwargs: Any) -> Any:
-        return self.layers[0].get_mask_sizes()
+        return self.layers[0].get_mask_sizes(*args[:1])
 
 
 def _layer(
@@ -66,7 +66,8 @@ def _forward(layer: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any)
     cache = kwargs.get(layer.deplo_cache_name)
     if args or not isinstance(cache, View) or not torch.compiler.is_compiling():
         return type(layer).forward(layer, hidden_states, *args, **kwargs)
-    names, given = "", []  # plain arguments, of which Dynamo knows whether they are as they were, without asking pytree
+    names = ""
+    given: list[Any] = []  # plain arguments, of which Dynamo knows whether they are as they were, without asking pytree
     for name, value in kwargs.items():
         if isinstance(value, tuple):
             names += f"{name}:{len(value)} "

@@ -51,7 +51,9 @@ class Step(torch.nn.Module):
         cache = View(keys, values, positions, self.sliding)
         given = {"position_ids": position_ids, "cache_position": positions, "logits_to_keep": keep, "return_dict": True}
         more = {name: value for name, value in given.items() if name in self.accepted}
-        logits: torch.Tensor = self.call(self.model, input_ids=ids, attention_mask=seen, use_cache=self.is_asked, **{self.cache_name: cache}, **more).logits
+        logits: torch.Tensor = self.call(
+            self.model, input_ids=ids, attention_mask=seen, use_cache=self.is_asked, **{self.cache_name: cache}, **more
+        ).logits
         if keep and "logits_to_keep" not in self.accepted:
             logits = logits[:, -keep:]
         return logits

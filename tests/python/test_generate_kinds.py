@@ -234,10 +234,10 @@ def test_grouped_products(ends: list[int]) -> None:
 
 
 def test_blocks() -> None:
-    groups = torch.tensor([2, 0, 2, 2, 1, 0] + [3] * 17)
+    groups = torch.tensor([2, 0, 2, 2, 1, 0] + [3] * 33)
     blocks = Blocks.of_choices(groups, 5)
-    assert blocks.groups[:5].tolist() == [0, 1, 2, 3, 3] and blocks.places[6:].tolist() == list(range(48, 65))
-    x = torch.randn(23, 3)
+    assert blocks.groups[:5].tolist() == [0, 1, 2, 3, 3] and blocks.places[6:].tolist() == list(range(96, 129))
+    x = torch.randn(39, 3)
     laid = blocks.gather(x).reshape(-1, 3)
     assert torch.equal(laid[blocks.places], x)
-    assert int((laid != 0).any(1).sum()) == 23
+    assert int((laid != 0).any(1).sum()) == 39

@@ -151,14 +151,15 @@ class Sample:
 
         return dataclasses.replace(self, leaves=[replaced(leaf) for leaf in self.leaves], text=f"{self.text}, special values", is_special=True)
 
-
     def distinct(self, dtype: torch.dtype) -> Sample:
         """The same call with whole numbers that differ as the elements of its tensors of `dtype`, in an order that is drawn."""
 
         def replaced(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor) or leaf.dtype != dtype:
                 return leaf
-            return laid_out(leaf, lambda values: torch.randperm(values.numel(), generator=torch.Generator().manual_seed(4)).to(dtype).reshape(values.shape))
+            return laid_out(
+                leaf, lambda values: torch.randperm(values.numel(), generator=torch.Generator().manual_seed(4)).to(dtype).reshape(values.shape)
+            )
 
         return dataclasses.replace(self, leaves=[replaced(leaf) for leaf in self.leaves])
 

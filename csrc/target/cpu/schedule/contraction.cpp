@@ -52,6 +52,7 @@ struct Best {
   double work = 0;
   bool plain = false;    ///< its packed operands are weights as they are
   bool in_rows = false;  ///< the other operand's vectors are packed once a call, and weights go by in rows
+  double reading = 0;    ///< what reading weights as they lie costs beyond `work`
 };
 
 std::optional<Best> propose_best(const loop_ir::Kernel& merged, const std::set<std::string>& statics, const PassContext& ctx) {
@@ -61,6 +62,7 @@ std::optional<Best> propose_best(const loop_ir::Kernel& merged, const std::set<s
   double best = along.padded_work();
   bool plain = along.keeps_plain_weights();
   bool in_rows = false;
+  double reading = 0;
   auto consider = [&](auto propose) {
     ContractionScheduler other(merged, statics, ctx);
     if (auto better = propose(other)) {
@@ -68,6 +70,7 @@ std::optional<Best> propose_best(const loop_ir::Kernel& merged, const std::set<s
       best = other.padded_work();
       plain = other.keeps_plain_weights();
       in_rows = other.reads_rows();
+      reading = in_rows ? other.reading_rows() : 0;
     }
   };
   consider([&](ContractionScheduler& s) { return s.propose_across(best); });
@@ -77,7 +80,7 @@ std::optional<Best> propose_best(const loop_ir::Kernel& merged, const std::set<s
     if (changing) consider([&](ContractionScheduler& s) { return s.propose_per_call(across, best); });
   for (bool across : {true, false})
     for (bool per_call : {false, changing}) consider([&](ContractionScheduler& s) { return s.propose_window(across, per_call, best); });
-  return Best{{*schedule, *along.streamed()}, best, plain, in_rows};
+  return Best{{*schedule, *along.streamed()}, best, plain, in_rows, reading};
 }
 
 }  // namespace
@@ -92,7 +95,7 @@ std::optional<ProposedContraction> propose_cpu_contraction(const loop_ir::Kernel
     PassContext without = ctx;
     without.weights = Weights::original;
     auto original = propose_best(merged, statics, without);
-    if (original && original->in_rows && original->work <= kSmallGain * best->work) return original->proposed;
+    if (original && original->in_rows && original->work + original->reading <= kSmallGain * best->work) return original->proposed;
   }
   return best->proposed;
 }

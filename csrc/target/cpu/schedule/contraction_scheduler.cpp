@@ -24,6 +24,7 @@ constexpr int64_t kWidestImage = 1024;   // points of a line of which a block ta
 constexpr double kCopy = 8;              // cost of packing an element, in multiply-adds
 constexpr double kFarCopy = 8;           // of one that comes from memory, which nothing hides
 constexpr double kLineCopy = 1;          // where lines of k are copied as they lie
+constexpr double kFarLine = 3;           // more for lines of weights, which come from memory: measured for 16 to 256 lanes, float32 and bfloat16
 constexpr double kCallCopy = 24;         // once a call: it goes through memory once more, and threads wait for one another
 constexpr int64_t kKeptBytes = 1 << 16;  // weights up to here are packed once in any case
 
@@ -144,6 +145,8 @@ double ContractionScheduler::padded_work() const {
                        static_cast<double>(lanes) +
                    packed);
 }
+
+double ContractionScheduler::reading_rows() const { return kFarLine * static_cast<double>(hint(count(outer_)) * hint(rows_extent_ * lane_groups())); }
 
 ScheduledContraction ContractionScheduler::apply(const Schedule& schedule) {
   ScheduleReader reader(kernel_.name, schedule);

@@ -203,6 +203,9 @@ class ContractionScheduler {
     return per_call_ && across_ && !window_ && std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
   }
 
+  /// Multiply-adds that it costs to copy such rows from memory, where packed ones are read ahead: beside many lanes little.
+  double reading_rows() const;
+
   /// What codes of 4 bits take for granted of the params that hold them, after a proposal; none where all are bytes.
   std::vector<AssumedRange> few_bits() const;
 
