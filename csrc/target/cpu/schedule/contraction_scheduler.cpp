@@ -146,7 +146,10 @@ double ContractionScheduler::padded_work() const {
                    packed);
 }
 
-double ContractionScheduler::reading_rows() const { return kFarLine * static_cast<double>(hint(count(outer_)) * hint(rows_extent_ * lane_groups())); }
+double ContractionScheduler::reading_rows() const {
+  if (hint(count(outer_) * rows_extent_ * items_[0].depth) * 4 <= ctx_.target.l2_bytes) return 0;
+  return kFarLine * static_cast<double>(hint(count(outer_)) * hint(rows_extent_ * lane_groups()));
+}
 
 ScheduledContraction ContractionScheduler::apply(const Schedule& schedule) {
   ScheduleReader reader(kernel_.name, schedule);
