@@ -210,14 +210,33 @@ struct Machine {
       }
   }
 
+  /// Of the element that lies `e` elements behind the first one in memory: behind the end of a row the next one begins.
+  int64_t following_place(const Thread& t, const CopyAsync& s, int64_t e) const {
+    const auto param = std::find_if(kernel.params.begin(), kernel.params.end(), [&](const auto& p) { return p.name == s.from; });
+    std::vector<Expr> index = s.from_index;
+    auto d = static_cast<size_t>(s.along);
+    int64_t more = e;
+    while (more > 0) {
+      const int64_t at = evaluate(index[d], t.integers) + more;
+      const int64_t extent = t.buffers.at(s.from)->shape[d];
+      index[d] = at;
+      more = 0;
+      if (at < extent || param == kernel.params.end()) break;
+      const int64_t row = extent * evaluate(param->strides[d], t.integers);
+      size_t outer = 0;
+      while (outer < index.size() && (outer == d || evaluate(param->strides[outer], t.integers) != row)) ++outer;
+      if (outer == index.size()) break;
+      index[d] = at % extent;
+      more = at / extent;
+      d = outer;
+    }
+    return place(t, s.from, index);
+  }
+
   void run(const CopyAsync& s, Thread& t) {
     PendingCopies::Copy copy{t.buffers.at(s.buffer), t.buffers.at(s.from), place(t, s.buffer, s.index), {}, s.elements};
     const int64_t count = holds(t, s.guard) ? std::min<int64_t>(evaluate(s.count, t.integers), s.elements) : 0;
-    std::vector<Expr> from = s.from_index;
-    for (int64_t e = 0; e < count; ++e) {
-      from[static_cast<size_t>(s.along)] = s.from_index[static_cast<size_t>(s.along)] + e;
-      copy.places.push_back(place(t, s.from, from));
-    }
+    for (int64_t e = 0; e < count; ++e) copy.places.push_back(following_place(t, s, e));
     t.copies.add(std::move(copy));
   }
 

@@ -1,5 +1,6 @@
 #include "loop_ir/verify.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -233,9 +234,27 @@ class Verifier : loop_ir::StatementVerifier {
     Scope inner = scope;
     inner.points.add_guard(s.guard);
     define_axis(inner, {"%e", 0, min(s.elements, s.count), 1, LoopKind::serial, 1});
-    std::vector<Expr> from = s.from_index;
-    from[static_cast<size_t>(s.along)] = from[static_cast<size_t>(s.along)] + Expr::symbol("%e");
-    element(inner, s.from, from, dtype, false);
+    element(inner, s.from, following(s, Expr::symbol("%e")), dtype, false);
+  }
+
+  /// The index of the element that lies `e` elements behind the first one that is copied: behind the end of a row the next one in memory begins.
+  std::vector<Expr> following(const CopyAsync& s, Expr e) const {
+    std::vector<Expr> index = s.from_index;
+    auto d = static_cast<size_t>(s.along);
+    const auto param = std::find_if(kernel_.params.begin(), kernel_.params.end(), [&](const Param& p) { return p.name == s.from; });
+    if (param == kernel_.params.end() || param->shape.size() != index.size()) return index;
+    index[d] = index[d] + e;
+    for (size_t turn = 0; turn < index.size(); ++turn) {
+      const Expr extent = param->shape[d];
+      if (!extent.is_constant() || (turn == 0 && extent.value() % s.elements == 0)) break;
+      size_t outer = 0;
+      while (outer < index.size() && (outer == d || param->strides[outer] != extent * param->strides[d] || param->shape[outer].is(1))) ++outer;
+      if (outer == index.size()) break;
+      index[outer] = index[outer] + floordiv(index[d], extent);
+      index[d] = mod(index[d], extent);
+      d = outer;
+    }
+    return index;
   }
 
   void statement(const CopyGroup& s, Scope&) { DEPLO_REQUIRE(s.pending >= CopyGroup::kCommit, "a number of groups is negative"); }

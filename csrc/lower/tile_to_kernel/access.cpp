@@ -6,6 +6,7 @@
 #include "expr/check.h"
 #include "expr/node.h"
 #include "lower/tile_to_kernel/lowering.h"
+#include "target/target.h"
 
 namespace deplo::tile_to_kernel {
 
@@ -315,9 +316,10 @@ std::string Lowering::load_vector(const Load& s, const Memory& memory, Expr offs
   return emit_.load(s.name, std::move(load));
 }
 
-// A masked load from a page that does not exist takes hundreds of cycles, even if no lane is wanted: what no lane wants is read from
-// near the buffer's start.
+// A masked load from a page that does not exist takes a processor hundreds of cycles, even if no lane is wanted: what no lane wants is read from
+// near the buffer's start. Threads of a grid leave such loads out.
 Expr Lowering::guarded_offset(Expr offset, const std::vector<Cond>& guard) {
+  if (target_of(context_).has_grid) return offset;
   std::string wanted;
   for (const Cond& cond : guard)
     if (!varies(cond.expr)) wanted = all_of(wanted, truth(cond));

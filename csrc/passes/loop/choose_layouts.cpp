@@ -8,6 +8,7 @@
 #include "analysis/contraction.h"
 #include "analysis/cost.h"
 #include "passes/loop/program_graph.h"
+#include "target/target.h"
 
 namespace deplo {
 namespace {
@@ -451,6 +452,39 @@ struct Chooser {
     }
   }
 
+  /// The dimension of a window's operand that should lie innermost on a GPU, whose copies are made of elements side by side: a long axis that is
+  /// summed over, where memory runs along a short one that is (a convolution's channels, where its taps lie innermost).
+  std::optional<size_t> dimension_of_steps(const Access& access, const std::set<std::string>& summed) const {
+    bool short_runs = false;
+    std::optional<size_t> found;
+    for (const Axis& axis : access.loops) {
+      auto along = linear_coefficient(access.offset, axis.name);
+      if (!along) return std::nullopt;
+      const bool is_long = size(axis.extent) >= kLongAxis;
+      if (along->is(1) && (is_long || !summed.count(axis.name))) return std::nullopt;
+      short_runs = short_runs || along->is(1);
+      if (!is_long || !summed.count(axis.name) || along->is(0)) continue;
+      auto own = std::find(access.index.begin(), access.index.end(), Expr::symbol(axis.name));
+      if (own != access.index.end()) found = static_cast<size_t>(own - access.index.begin());
+    }
+    return short_runs ? found : std::nullopt;
+  }
+
+  void lay_out_windows(size_t at) {
+    if (!is_fused(at)) return;
+    const auto shared = accesses_of(at);
+    for (const std::string& name : shared->operands) {
+      if (!graph.find_buffer(name) || graph.is_versioned(name) || graph.nodes()[at].writes.count(name)) continue;
+      std::vector<const Access*> loads;
+      for (const Access& access : shared->all)
+        if (access.buffer == name) loads.push_back(&access);
+      if (loads.size() != 1) continue;
+      const auto d = dimension_of_steps(*loads[0], shared->summed);
+      const double reads = is_parameter(name) ? kLeastReads : kOperandReads;
+      if (d && loads[0]->points >= reads * size(product(graph.buffer(name).shape))) redirect(at, name, copy_of(at, name, *d), *d);
+    }
+  }
+
   // ---- parameters ----------------------------------------------------------------------------------------------------
 
   void lay_out_parameters(size_t at) {
@@ -497,6 +531,7 @@ struct Chooser {
     for (const std::string& name : names) lay_out_temporary(name);
     for (size_t at = 0, count = graph.nodes().size(); at < count; ++at) {
       lay_out_parameters(at);
+      if (target_of(context).has_grid) lay_out_windows(at);
       lay_out_operands(at);
     }
     return graph.finish();

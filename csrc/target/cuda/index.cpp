@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "expr/node.h"
 
 namespace deplo {
 namespace {
@@ -274,7 +275,25 @@ std::string CudaIndex::print(Expr e, bool narrow) {
 
 std::string CudaIndex::text(const std::vector<Cond>& guard) {
   std::string out;
-  for (const Cond& c : guard) {
+  std::vector<bool> done(guard.size(), false);
+  for (size_t k = 0; k < guard.size(); ++k) {
+    if (done[k]) continue;
+    const Cond& c = guard[k];
+    // From 0 to a constant: one comparison of numbers without a sign.
+    size_t other = k + 1;
+    const auto closes = [&](const Cond& d) {
+      const Expr length = c.expr + d.expr;
+      return c.kind == Cond::Kind::ge0 && d.kind == Cond::Kind::ge0 && length.is_constant() && length.value() >= 0 && length.value() <= kMostInt;
+    };
+    while (other < guard.size() && (done[other] || !closes(guard[other]))) ++other;
+    if (other < guard.size() && is_narrow(c.expr) && is_narrow(guard[other].expr)) {
+      done[other] = true;
+      const Expr length = c.expr + guard[other].expr;
+      const auto terms = terms_of(c.expr);
+      const bool turned = std::any_of(terms.begin(), terms.end(), [](const Term& t) { return !t.atoms.empty() && t.coefficient < 0; });
+      out += fmt::format("{}(unsigned int){} <= {}u", out.empty() ? "" : " && ", text(turned ? guard[other].expr : c.expr), length.value());
+      continue;
+    }
     std::string_view op = c.kind == Cond::Kind::ge0 ? ">=" : c.kind == Cond::Kind::eq0 ? "==" : "!=";
     out += fmt::format("{}{} {} 0", out.empty() ? "" : " && ", text(c.expr), op);
   }

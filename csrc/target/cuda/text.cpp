@@ -295,6 +295,7 @@ class BodyWriter {
       types.push_back(known(name).dtype);
     }
     if (s.type.dtype == DType::i64 && s.type.lanes == 1) {
+      if (s.fn == Fn::index && varies(s.index)) varying_.insert(s.name);
       if (s.fn == Fn::index)
         index_.define(s.name, s.index);
       else
@@ -434,12 +435,18 @@ class BodyWriter {
   }
   void statement(const For& s) {
     if (s.unroll > 1) line("#pragma unroll {}", s.unroll);
+    // A pipeline's stages are one body, however few they are.
+    if (std::any_of(s.body.begin(), s.body.end(), [](const auto& stmt) { return std::holds_alternative<CopyGroup>(stmt->node); }))
+      line("#pragma unroll 1");
     const std::string lo = expr(s.lo);
     const std::string hi = expr(s.hi);
     const std::string step = expr(s.step);
     index_.define_loop(s);
     line("for ({4} {0} = {1}; {0} < {2}; {0} += {3}) {{", id(s.name), lo, hi, step, index_.is_narrow_name(s.name) ? "int" : "long long");
+    std::set<std::string> outside{s.name};
+    outside.swap(varying_);
     nested(s.body);
+    outside.swap(varying_);
     line("}}");
   }
   void statement(const If& s) {
@@ -465,15 +472,37 @@ class BodyWriter {
   /// In an array that a block has, which ints count.
   std::string shared_offset(Expr offset) { return index_.is_narrow(offset) ? expr(offset) : fmt::format("(int)({})", expr(offset)); }
 
+  /// The address of an element of a parameter. What a loop leaves as it is makes a pointer of its own, which is computed before the loop, and a
+  /// constant behind the rest becomes a part of the instruction.
+  std::string pointer(const std::string& buffer, Expr offset) {
+    Expr fixed = 0;
+    Expr moving = 0;
+    int64_t constant = 0;
+    for (const Term& term : terms_of(offset)) {
+      if (term.atoms.empty())
+        constant = term.coefficient;
+      else
+        (varies(atoms_product(term)) ? moving : fixed) = (varies(atoms_product(term)) ? moving : fixed) + from_terms({term});
+    }
+    if (moving.is(0) || fixed.is(0)) {
+      const std::string start = fmt::format("&{}[{}]", id(buffer), expr(offset - constant));
+      return constant == 0 ? start : fmt::format("{} + {}", start, constant);
+    }
+    if (constant < 0) fixed = fixed + constant;
+    const std::string start = fmt::format("&{}[{}] + {}", id(buffer), expr(fixed), expr(moving));
+    return constant > 0 ? fmt::format("{} + {}", start, constant) : start;
+  }
+
+  /// Whether e changes from one turn of the innermost loop to the next.
+  bool varies(Expr e) const {
+    const auto names = symbols_of(e);
+    return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return varying_.count(name) > 0; });
+  }
+
   void statement(const CopyAsync& s) {
     const int64_t bytes = s.elements * size_of(buffers_.at(s.buffer));
     const std::string to = fmt::format("{}, {}", id(s.buffer), shared_offset(s.offset));
-    // A constant behind the rest becomes a part of the instruction.
-    int64_t constant = 0;
-    for (const Term& term : terms_of(s.from_offset))
-      if (term.atoms.empty()) constant = term.coefficient;
-    const std::string start = fmt::format("&{}[{}]", id(s.from), expr(s.from_offset - constant));
-    const std::string from = constant == 0 ? start : fmt::format("{} + {}", start, constant);
+    const std::string from = pointer(s.from, s.from_offset);
     const bool aligned =
         index_.assumes() && params_.count(s.from) && index_.is_multiple(s.from_offset, s.elements) && index_.is_multiple(s.offset, s.elements);
     const bool all = s.count.is(s.elements) && s.guard.empty();
@@ -653,6 +682,7 @@ class BodyWriter {
   std::map<std::string, Known> values_;
   std::map<std::string, DType> buffers_;
   std::set<std::string> params_;
+  std::set<std::string> varying_;  ///< integers that change in the innermost loop
   std::set<std::string> masks_;             ///< that accesses of memory depend on
   std::map<std::string, int64_t> aligned_;  ///< parameters, and the bytes at whose multiples they begin
   std::string text_;

@@ -48,12 +48,33 @@ class Warp {
     for (const auto& stmt : body) std::visit([&](const auto& s) { statement(s, active, weight); }, stmt->node);
   }
 
+  /// Of comparisons of indices and what is made of them, one for all lanes.
+  std::optional<int64_t> value(const Let& s, size_t thread) const {
+    std::vector<int64_t> operands;
+    for (const std::string& name : s.operands) {
+      auto found = threads_[thread].find(name);
+      if (found == threads_[thread].end()) return std::nullopt;
+      operands.push_back(found->second);
+    }
+    switch (s.fn) {
+      case Fn::constant: return is_float(s.type.dtype) ? std::nullopt : std::optional<int64_t>(s.literal.i);
+      case Fn::ge: return operands[0] >= operands[1];
+      case Fn::gt: return operands[0] > operands[1];
+      case Fn::le: return operands[0] <= operands[1];
+      case Fn::lt: return operands[0] < operands[1];
+      case Fn::eq: return operands[0] == operands[1];
+      case Fn::ne: return operands[0] != operands[1];
+      case Fn::bit_and: return operands[0] & operands[1];
+      case Fn::bit_or: return operands[0] | operands[1];
+      default: return std::nullopt;
+    }
+  }
+
   void statement(const Let& s, const Active& active, double /*weight*/) {
     lanes_[s.name] = s.type.lanes;
     for (size_t t : active) {
       threads_[t].erase(s.name);
-      if (s.type.lanes == 1 && s.fn == Fn::index)
-        if (auto known = value(s.index, t)) threads_[t][s.name] = *known;
+      if (auto known = s.fn == Fn::index ? (s.type.lanes == 1 ? value(s.index, t) : std::nullopt) : value(s, t)) threads_[t][s.name] = *known;
     }
     if (s.fn != Fn::bit_and || s.type.dtype != DType::boolean || s.operands.size() != 2) return;
     // Both masks: of those that are known, the shorter one.
@@ -61,7 +82,16 @@ class Warp {
       if (auto found = first_.find(operand); found != first_.end()) first_[s.name] = found->second;
   }
   void statement(const FirstLanes& s, const Active& /*active*/, double /*weight*/) { first_[s.name] = s.count; }
-  void statement(const Splat& s, const Active& /*active*/, double /*weight*/) { lanes_[s.name] = s.type.lanes; }
+  void statement(const Splat& s, const Active& active, double /*weight*/) {
+    lanes_[s.name] = s.type.lanes;
+    for (size_t t : active) {
+      auto found = threads_[t].find(s.operand);
+      if (found != threads_[t].end())
+        threads_[t][s.name] = found->second;
+      else
+        threads_[t].erase(s.name);
+    }
+  }
   void statement(const Shuffle& s, const Active& /*active*/, double /*weight*/) { lanes_[s.name] = s.type.lanes; }
   void statement(const Var& s, const Active& active, double /*weight*/) {
     lanes_[s.name] = s.type.lanes;
@@ -195,6 +225,7 @@ class Warp {
 
   /// The lanes of a thread that take part.
   int64_t lanes_on(const std::string& mask, size_t thread, int64_t lanes) const {
+    if (auto known = threads_[thread].find(mask); known != threads_[thread].end()) return known->second ? lanes : 0;
     auto found = first_.find(mask);
     if (found == first_.end()) return lanes;
     auto count = value(found->second, thread);

@@ -143,7 +143,7 @@ tile_ir::Block GpuContraction::stage(const Item& item) {
   out.push_back(clear(item.sums, dtype));
   std::string s = names_.fresh("stage");
   std::string k = names_.fresh("kk");
-  const Expr stages = ceildiv(count(item.reduce->axes), item.step);
+  const Expr stages = ceildiv(count(item.k), item.step);
   const Expr buffer = mod(sym(s), kBuffers);
   for (bool rows : {true, false}) out.push_back(fetch(item, rows, 0));
   tile_ir::Block body{put(item, true, buffer), put(item, false, buffer), make(tile_ir::Barrier{})};
@@ -185,7 +185,7 @@ Ref<tile_ir::Stmt> GpuContraction::fetch(const Item& item, bool of_rows, Expr st
   const Expr depth = stage * item.step + k;
   Substitution map = batch_map_;
   map.merge(unflatten(axes, linear));
-  map.merge(unflatten(item.reduce->axes, depth));
+  map.merge(unflatten(item.k, depth));
   // Statements of a slice occur once for each place it is computed in.
   tile_ir::Block inside = convert(operand.slice, map, {});
   inside.push_back(make(tile_ir::Store{operand.next, {sym(q), sym(v)}, operand.value, {}, Combiner::set}));
@@ -193,7 +193,7 @@ Ref<tile_ir::Stmt> GpuContraction::fetch(const Item& item, bool of_rows, Expr st
   return over_vectors(item, operand, q, v,
                       {make(tile_ir::Let{none, dtype, Fn::constant, {}, Scalar::of_float(dtype, 0), 0}),
                        make(tile_ir::Store{operand.next, {sym(q), sym(v)}, none, {}, Combiner::set}),
-                       make(tile_ir::If{{less(linear, count(axes)), less(depth, count(item.reduce->axes))}, std::move(inside)})});
+                       make(tile_ir::If{{less(linear, count(axes)), less(depth, count(item.k))}, std::move(inside)})});
 }
 
 /// What was fetched, into shared memory.

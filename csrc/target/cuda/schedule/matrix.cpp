@@ -46,7 +46,7 @@ GpuMatrix::GpuMatrix(const loop_ir::Kernel& kernel) : GpuProducts(kernel) {
   possible_ = fits_;
   for (const Item& item : items_) {
     auto find = [&](const Operand& operand, bool of_rows) {
-      auto tile = find_matrix_tile(kernel_, operand.slice, operand.value, item.reduce->axes, of_rows ? rows_ : columns_, of_rows);
+      auto tile = find_matrix_tile(kernel_, operand.slice, operand.value, item.k, of_rows ? rows_ : columns_, of_rows);
       if (tile) tile->tile = operand.tile;
       if (tile) tile->next = operand.next;
       return tile;
@@ -125,7 +125,7 @@ Schedule GpuMatrix::propose(const SizeHints& hints, const std::string& arch) con
         tiles.stages = stages;
         const int64_t sums = tiles.rows / tiles.warp_rows * (tiles.columns / tiles.warp_columns) / kWarp;
         if (sums * static_cast<int64_t>(items_.size()) > kMostSums || stages * (tiles.rows + tiles.columns) * step * 2 > most) continue;
-        const double clocks = cost(tiles, expected(rows_), expected(columns_), expected(batch_), expected(items_[0].reduce->axes), arch);
+        const double clocks = cost(tiles, expected(rows_), expected(columns_), expected(batch_), expected(items_[0].k), arch);
         if (best && clocks >= least) continue;
         best = tiles;
         least = clocks;
@@ -239,7 +239,7 @@ Ref<tile_ir::Stmt> GpuMatrix::clear(const std::string& array) {
 tile_ir::Block GpuMatrix::stage(size_t product) {
   const Item& item = items_[product];
   Product& operands = products_[product];
-  const Expr depth = count(item.reduce->axes);
+  const Expr depth = count(item.k);
   const Expr steps = ceildiv(depth, step_);
   tile_ir::Block out;
   for (MatrixTile* source : {&operands.rows, &operands.columns}) {
@@ -251,43 +251,88 @@ tile_ir::Block GpuMatrix::stage(size_t product) {
       item.sums, DType::f32, {tile_rows_ / warps_down_ / kMatrixRows, 2, tile_columns_ / warps_across_ / (4 * lanes_), lanes_}, Space::reg}));
   out.push_back(clear(item.sums));
   if (product > 0) out.push_back(make(tile_ir::Barrier{}));
-  const auto fetch_all = [&](Expr stage) {
+  const auto fetch_all = [&](Expr stage, bool pipelined) {
     tile_ir::Block copies;
     for (const MatrixTile* source : {&operands.rows, &operands.columns})
-      for (auto& s : fetch(product, *source, stage)) copies.push_back(s);
-    return make(tile_ir::If{{less(stage, steps)}, std::move(copies)});
+      if (pipelined || !is_pipelined(*source))
+        for (auto& s : copy_tile(*source, copy_of(product, *source, stage), names_)) copies.push_back(s);
+    return copies.empty() ? tile_ir::Block{} : tile_ir::Block{make(tile_ir::If{{less(stage, steps)}, std::move(copies)})};
   };
   const std::string ahead = names_.fresh("ahead");
-  out.push_back(make(tile_ir::For{axis(ahead, 0, stages_ - 1, LoopKind::unroll), {fetch_all(sym(ahead)), make(tile_ir::CopyGroup{})}}));
+  tile_ir::Block first = fetch_all(sym(ahead), true);
+  first.push_back(make(tile_ir::CopyGroup{}));
+  out.push_back(make(tile_ir::For{axis(ahead, 0, stages_ - 1, LoopKind::unroll), std::move(first)}));
   const std::string s = names_.fresh("stage");
-  tile_ir::Block body{make(tile_ir::CopyGroup{static_cast<int>(stages_ - 2)}), make(tile_ir::Barrier{}), fetch_all(sym(s) + (stages_ - 1)),
-                      make(tile_ir::CopyGroup{})};
-  for (auto& stmt : multiply(product, mod(sym(s), stages_))) body.push_back(stmt);
+  tile_ir::Block body{make(tile_ir::CopyGroup{static_cast<int>(stages_ - 2)}), make(tile_ir::Barrier{})};
+  for (auto& stmt : fetch_all(sym(s) + (stages_ - 1), false)) body.push_back(stmt);
+  body.push_back(make(tile_ir::CopyGroup{}));
+  for (auto& stmt : multiply(product, sym(s), steps)) body.push_back(stmt);
   out.push_back(make(tile_ir::For{axis(s, 0, steps), std::move(body)}));
   return out;
 }
 
 /// A stage of one operand's tile into shared memory.
-tile_ir::Block GpuMatrix::fetch(size_t product, const MatrixTile& tile, Expr stage) {
-  const TileCopy copy{sym(thread_),
-                      threads_,
-                      mod(stage, stages_) * tile.elements(),
-                      tile.of_rows ? first_row_ : first_column_,
-                      stage * step_,
-                      &items_[product].reduce->axes,
-                      tile.of_rows ? &rows_ : &columns_,
-                      &batch_map_};
-  return copy_tile(tile, copy, names_);
+TileCopy GpuMatrix::copy_of(size_t product, const MatrixTile& tile, Expr stage) const {
+  TileCopy copy;
+  copy.thread = sym(thread_);
+  copy.threads = threads_;
+  copy.begin = mod(stage, stages_) * tile.elements();
+  copy.first = tile.of_rows ? first_row_ : first_column_;
+  copy.depth = stage * step_;
+  copy.k = &items_[product].k;
+  copy.free = tile.of_rows ? &rows_ : &columns_;
+  copy.batch = &batch_map_;
+  return copy;
 }
 
-/// The products of one stage: a warp holds all its columns of 16 k, and goes through its rows.
-tile_ir::Block GpuMatrix::multiply(size_t product, Expr buffer) {
+/// Whether what is computed of an operand waits in registers for its loads while matrices are multiplied.
+bool GpuMatrix::is_pipelined(const MatrixTile& tile) const {
+  return !tile.copied && turns_of(tile, threads_) * threads_ == tile.lines * (tile.filled / kChunk) && turns_of(tile, threads_) >= step_ / kMatrixDepth;
+}
+
+/// The products of one stage. Where operands are computed, a part of a later stage is loaded before each step of k and stored behind it.
+tile_ir::Block GpuMatrix::multiply(size_t product, Expr stage, Expr steps) {
+  const Expr buffer = mod(stage, stages_);
+  const Expr later = stage + (stages_ - 1);
+  const int64_t turns = step_ / kMatrixDepth;
+  std::vector<const MatrixTile*> computed;
+  for (const MatrixTile* source : {&products_[product].rows, &products_[product].columns})
+    if (is_pipelined(*source)) computed.push_back(source);
+  if (computed.empty()) {
+    const std::string k = names_.fresh("kk");
+    return {make(tile_ir::For{axis(k, 0, turns, LoopKind::unroll), multiply_step(product, buffer, sym(k))})};
+  }
+  tile_ir::Block out;
+  for (int64_t turn = 0; turn < turns; ++turn) {
+    tile_ir::Block loads;
+    tile_ir::Block puts;
+    for (const MatrixTile* source : computed) {
+      MatrixTile tile = *source;
+      tile.next = names_.fresh(source->next + "_");
+      TileCopy copy = copy_of(product, tile, later);
+      const int64_t all = turns_of(tile, threads_);
+      copy.from = all * turn / turns;
+      copy.to = all * (turn + 1) / turns;
+      out.push_back(make(tile_ir::Alloc{tile.next, tile.dtype, {*copy.to - copy.from, kChunk}, Space::reg}));
+      copy.part = TileCopy::Part::load;
+      for (auto& s : copy_tile(tile, copy, names_)) loads.push_back(s);
+      copy.part = TileCopy::Part::put;
+      for (auto& s : copy_tile(tile, copy, names_)) puts.push_back(s);
+    }
+    out.push_back(make(tile_ir::If{{less(later, steps)}, std::move(loads)}));
+    for (auto& s : multiply_step(product, buffer, turn)) out.push_back(s);
+    out.push_back(make(tile_ir::If{{less(later, steps)}, std::move(puts)}));
+  }
+  return out;
+}
+
+/// The products of 16 k of a stage: a warp holds all its columns of them, and goes through its rows.
+tile_ir::Block GpuMatrix::multiply_step(size_t product, Expr buffer, Expr step) {
   const Item& item = items_[product];
   const Product& operands = products_[product];
   const int64_t warp_rows = tile_rows_ / warps_down_;
   const int64_t warp_columns = tile_columns_ / warps_across_;
-  const std::string k = names_.fresh("kk");
-  const Expr depth = sym(k) * kMatrixDepth;
+  const Expr depth = step * kMatrixDepth;
   const auto load = [&](const std::string& name, const MatrixTile& tile, Expr first) {
     return make(
         tile_ir::LoadMatrix{name, tile.dtype, tile.tile, {tile.row_of_matrix(lane(), buffer * tile.elements(), first, depth)}, 4, !tile.along_k});
@@ -309,7 +354,7 @@ tile_ir::Block GpuMatrix::multiply(size_t product, Expr buffer) {
         item.sums, {sym(row), 0, group, lane}, {sym(row), 1, group, lane}, a, columns[static_cast<size_t>(unit / 2)], static_cast<int>(unit % 2)}));
   }
   body.push_back(make(tile_ir::For{axis(row, 0, warp_rows / kMatrixRows, LoopKind::unroll), std::move(products)}));
-  return {make(tile_ir::For{axis(k, 0, step_ / kMatrixDepth, LoopKind::unroll), std::move(body)})};
+  return body;
 }
 
 /// What the kernel computes from the sums, for each output of the thread.

@@ -36,8 +36,10 @@ class GpuMatrix : public GpuProducts {
   double cost(const Tiles& tiles, double rows, double columns, double batch, double depth, const std::string& arch) const;
 
   tile_ir::Block stage(size_t product);
-  tile_ir::Block fetch(size_t product, const MatrixTile& tile, Expr stage);
-  tile_ir::Block multiply(size_t product, Expr buffer);
+  TileCopy copy_of(size_t product, const MatrixTile& tile, Expr stage) const;
+  bool is_pipelined(const MatrixTile& tile) const;
+  tile_ir::Block multiply(size_t product, Expr stage, Expr steps);
+  tile_ir::Block multiply_step(size_t product, Expr buffer, Expr step);
   tile_ir::Block finish();
   Ref<tile_ir::Stmt> clear(const std::string& array);
   Ref<tile_ir::Stmt> per_thread(tile_ir::Block body) const;

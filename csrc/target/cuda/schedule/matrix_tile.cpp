@@ -1,7 +1,9 @@
 #include "target/cuda/schedule/matrix_tile.h"
 
 #include <algorithm>
+#include <cstdlib>
 
+#include "expr/node.h"
 #include "target/cuda/schedule/access.h"
 
 namespace deplo::loop_to_tile {
@@ -11,7 +13,8 @@ using tile_ir::Space;
 
 namespace {
 
-constexpr int64_t kLine = 8;  // chunks in which all banks lie
+constexpr int64_t kLine = 8;         // chunks in which all banks lie
+constexpr int64_t kWidestOrder = 8;  // columns side by side in a thread's sums
 
 const std::string& name_of(const loop_ir::Stmt& stmt) {
   static const std::string kNone;
@@ -20,11 +23,39 @@ const std::string& name_of(const loop_ir::Stmt& stmt) {
   return kNone;
 }
 
-/// Whether vectors along the last of the axes, taken as one index, stay in one row of it.
-bool in_chunks(const std::vector<loop_ir::Axis>& axes) {
-  const Expr last = axes.back().extent;
-  return axes.size() == 1 || (last.is_constant() && last.value() % kChunk == 0);
+/// The last of the axes, as many as memory runs through in one step, until chunks along them, taken as one index, do not leave them; none where
+/// chunks always may.
+std::vector<std::string> find_run(const std::vector<loop_ir::Axis>& axes, Expr offset) {
+  std::vector<std::string> run;
+  int64_t length = 1;
+  for (size_t a = axes.size(); a-- > 0;) {
+    const auto step = linear_coefficient(offset, axes[a].name);
+    if (!step || !step->is(length)) return {};
+    run.push_back(axes[a].name);
+    if (a == 0) return run;
+    if (!axes[a].extent.is_constant()) return {};
+    length *= axes[a].extent.value();
+    if (length % kChunk == 0) return run;
+  }
+  return run;
 }
+
+Expr offset_of(const loop_ir::Load& load, const loop_ir::Param& param) {
+  Expr offset = 0;
+  for (size_t d = 0; d < load.index.size(); ++d) offset = offset + load.index[d] * param.strides[d];
+  return offset;
+}
+
+/// Whether chunks along `run` lie at multiples of their size, as far as constants say.
+bool is_aligned(Expr offset, const std::vector<std::string>& run) {
+  Substitution zero;
+  for (const std::string& axis : run) zero[axis] = 0;
+  const auto terms = terms_of(substitute(offset, zero));
+  return std::all_of(terms.begin(), terms.end(), [](const Term& t) { return t.coefficient % kChunk == 0 || t.atoms.size() > 1; });
+}
+
+/// Elements from one row or column to the next, where threads side by side should load them.
+constexpr int64_t kNear = 8;
 
 }  // namespace
 
@@ -44,6 +75,8 @@ Expr MatrixTile::rotated(Expr line_at, Expr chunk) const {
   Expr by = floordiv(line_at, kLine / turn);
   if (along_k && !of_rows && lanes > 2) {
     by = floordiv(line_at, lanes);
+    // So are eight lines side by side, where threads fill them together.
+    if (gathered) by = by + mod(floordiv(line_at, 2), lanes / 2) * (kWidestOrder / lanes);
     if (turn == kLine) by = by * 2 + mod(line_at, 2);
   }
   if (line / kChunk <= kLine) return mod(chunk + by, turn);
@@ -98,16 +131,20 @@ std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const 
     });
   };
   tile.along_k = runs(k.back()) || !runs(free.back());
-  const std::vector<loop_ir::Axis>& along = tile.along_k ? k : free;
   const auto* load = tile.slice.size() == 1 ? std::get_if<loop_ir::Load>(&tile.slice[0]->node) : nullptr;
   const loop_ir::Param* param = load ? kernel.find_param(load->buffer) : nullptr;
-  if (!param || param->kind != loop_ir::ParamKind::in || !in_chunks(along)) return tile;
-  const std::string& axis = along.back().name;
-  if (std::any_of(load->guard.begin(), load->guard.end(), [&](const Cond& c) { return symbols_of(c.expr).count(axis) > 0; })) return tile;
-  if (load->fill.f != 0 && !load->guard.empty()) return tile;
-  for (size_t d = 0; d < load->index.size(); ++d) {
-    auto step = linear_coefficient(load->index[d], axis);
-    if (!symbols_of(load->index[d]).count(axis)) continue;
+  const auto is_guarded = [](const loop_ir::Load& l, const std::vector<std::string>& axes) {
+    return std::any_of(l.guard.begin(), l.guard.end(), [&](const Cond& c) {
+      const auto names = symbols_of(c.expr);
+      return std::any_of(axes.begin(), axes.end(), [&](const std::string& axis) { return names.count(axis) > 0; });
+    });
+  };
+  std::vector<std::string> run;
+  if (param && param->kind == loop_ir::ParamKind::in) run = find_run(tile.along_k ? k : free, offset_of(*load, *param));
+  const bool copies = !run.empty() && !is_guarded(*load, run) && (load->fill.f == 0 || load->guard.empty());
+  for (size_t d = 0; copies && d < load->index.size(); ++d) {
+    auto step = linear_coefficient(load->index[d], run.front());
+    if (!symbols_of(load->index[d]).count(run.front())) continue;
     if (tile.copied || !step || !step->is(1) || !param->strides[d].is(1)) {
       tile.copied = nullptr;
       break;
@@ -115,7 +152,30 @@ std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const 
     tile.copied = load;
     tile.dimension = d;
   }
+
+  // A window that moves along the rows or columns meets borders and begins anywhere: its elements are loaded one by one, in registers to lines of k.
+  const bool moves = std::any_of(accesses.begin(), accesses.end(), [&](const GlobalAccess& access) {
+    const auto step = linear_coefficient(access.offset, free.back().name);
+    return !runs(k.back()) && step && step->is_constant() && step->value() != 0 && std::abs(step->value()) <= kNear;
+  });
+  const bool begins_anywhere = std::any_of(tile.slice.begin(), tile.slice.end(), [&](const auto& stmt) {
+    const auto* l = std::get_if<loop_ir::Load>(&stmt->node);
+    const loop_ir::Param* p = l ? kernel.find_param(l->buffer) : nullptr;
+    if (!p) return false;
+    const std::vector<std::string> own = find_run(free, offset_of(*l, *p));
+    return own.empty() || is_guarded(*l, own) || !is_aligned(offset_of(*l, *p), own);
+  });
+  if (moves && begins_anywhere && k.size() > 1) {
+    tile.copied = nullptr;
+    tile.along_k = true;
+    tile.gathered = true;
+  }
   return tile;
+}
+
+int64_t turns_of(const MatrixTile& tile, int64_t threads) {
+  const int64_t chunks = tile.lines * ((tile.filled + kChunk - 1) / kChunk);
+  return (chunks + threads - 1) / threads;
 }
 
 tile_ir::Block copy_tile(const MatrixTile& tile, const TileCopy& copy, loop_ir::Names& names) {
@@ -124,8 +184,8 @@ tile_ir::Block copy_tile(const MatrixTile& tile, const TileCopy& copy, loop_ir::
   const std::string q = names.fresh("q");
   const std::string v = names.fresh("v");
   const Expr number = copy.thread + sym(q) * copy.threads;
-  const Expr line = floordiv(number, in_line);
-  const Expr chunk = mod(number, in_line);
+  const Expr line = tile.gathered ? mod(number, tile.lines) : floordiv(number, in_line);
+  const Expr chunk = tile.gathered ? floordiv(number, tile.lines) : mod(number, in_line);
   const Expr along = (tile.along_k ? copy.depth : copy.first) + chunk * kChunk;
   const Expr across = (tile.along_k ? copy.first : copy.depth) + line;
   const Expr most_along = count(tile.along_k ? *copy.k : *copy.free);
@@ -137,8 +197,15 @@ tile_ir::Block copy_tile(const MatrixTile& tile, const TileCopy& copy, loop_ir::
   const Expr at = copy.begin + line * tile.line + tile.rotated(line, chunk) * kChunk;
   const auto place = [&](Expr past) {
     Substitution map = *copy.batch;
-    map.merge(unflatten(*copy.k, tile.along_k ? along + past : across));
-    map.merge(unflatten(*copy.free, tile.along_k ? across : along + past));
+    const auto add = [&](const std::vector<loop_ir::Axis>& axes, bool runs) {
+      // Chunks begin at multiples of their size: where these divide the last axis, only it moves within one.
+      const loop_ir::Axis& last = axes.back();
+      const bool inside = runs && last.extent.is_constant() && last.extent.value() % kChunk == 0;
+      map.merge(unflatten(axes, runs ? (inside ? along : along + past) : across));
+      if (inside) map[last.name] = map.at(last.name) + past;
+    };
+    add(*copy.k, tile.along_k);
+    add(*copy.free, !tile.along_k);
     return map;
   };
   tile_ir::Block body;
@@ -153,31 +220,39 @@ tile_ir::Block copy_tile(const MatrixTile& tile, const TileCopy& copy, loop_ir::
   } else {
     const std::string zero = names.fresh("none");
     const std::string stored = names.fresh("n");
+    const bool own = copy.part == TileCopy::Part::all;
+    const auto next = [&](const std::string& lane) {
+      return own ? std::vector<Expr>{sym(lane)} : std::vector<Expr>{sym(q) - copy.from, sym(lane)};
+    };
     if (!whole_along) guard.push_back(less(along + sym(v), most_along));
-    const Substitution map = place(sym(v));
-    tile_ir::Block inside;
-    for (const auto& stmt : tile.slice) {
-      if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) inside.push_back(make(substituted(*let, map)));
-      if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) inside.push_back(make(substituted(*load, map)));
+    if (own) body.push_back(make(tile_ir::Alloc{tile.next, tile.dtype, {kChunk}, Space::reg}));
+    if (copy.part != TileCopy::Part::put) {
+      const Substitution map = place(sym(v));
+      tile_ir::Block inside;
+      for (const auto& stmt : tile.slice) {
+        if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) inside.push_back(make(substituted(*let, map)));
+        if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) inside.push_back(make(substituted(*load, map)));
+      }
+      inside.push_back(make(tile_ir::Store{tile.next, next(v), tile.value, {}, Combiner::set}));
+      if (guard.empty()) {
+        body.push_back(make(tile_ir::For{axis(v, 0, kChunk, LoopKind::lanes), std::move(inside)}));
+      } else {
+        tile_ir::Block vector{make(tile_ir::Let{zero, tile.dtype, Fn::constant, {}, Scalar::of_float(tile.dtype, 0), 0}),
+                              make(tile_ir::Store{tile.next, next(v), zero, {}, Combiner::set}), make(tile_ir::If{guard, std::move(inside)})};
+        body.push_back(make(tile_ir::For{axis(v, 0, kChunk, LoopKind::lanes), std::move(vector)}));
+      }
     }
-    inside.push_back(make(tile_ir::Store{tile.next, {sym(v)}, tile.value, {}, Combiner::set}));
-    body.push_back(make(tile_ir::Alloc{tile.next, tile.dtype, {kChunk}, Space::reg}));
-    if (guard.empty()) {
-      body.push_back(make(tile_ir::For{axis(v, 0, kChunk, LoopKind::lanes), std::move(inside)}));
-    } else {
-      tile_ir::Block vector{make(tile_ir::Let{zero, tile.dtype, Fn::constant, {}, Scalar::of_float(tile.dtype, 0), 0}),
-                            make(tile_ir::Store{tile.next, {sym(v)}, zero, {}, Combiner::set}), make(tile_ir::If{guard, std::move(inside)})};
-      body.push_back(make(tile_ir::For{axis(v, 0, kChunk, LoopKind::lanes), std::move(vector)}));
+    if (copy.part != TileCopy::Part::load) {
+      const std::string w = names.fresh("v");
+      body.push_back(make(tile_ir::For{axis(w, 0, kChunk, LoopKind::lanes),
+                                       {make(tile_ir::Load{stored, tile.dtype, tile.next, next(w), {}, {}}),
+                                        make(tile_ir::Store{tile.tile, {at + sym(w)}, stored, {}, Combiner::set})}}));
     }
-    const std::string w = names.fresh("v");
-    body.push_back(make(tile_ir::For{axis(w, 0, kChunk, LoopKind::lanes),
-                                     {make(tile_ir::Load{stored, tile.dtype, tile.next, {sym(w)}, {}, {}}),
-                                      make(tile_ir::Store{tile.tile, {at + sym(w)}, stored, {}, Combiner::set})}}));
   }
   if (chunks < copy.threads)
     return {make(tile_ir::If{{less(copy.thread, chunks)}, {make(tile_ir::For{axis(q, 0, 1, LoopKind::unroll), std::move(body)})}})};
   if (chunks % copy.threads != 0) body = {make(tile_ir::If{{less(number, chunks)}, std::move(body)})};
-  return {make(tile_ir::For{axis(q, 0, (chunks + copy.threads - 1) / copy.threads, LoopKind::unroll), std::move(body)})};
+  return {make(tile_ir::For{axis(q, copy.from, copy.to ? *copy.to : turns_of(tile, copy.threads), LoopKind::unroll), std::move(body)})};
 }
 
 }  // namespace deplo::loop_to_tile

@@ -25,6 +25,7 @@ struct MatrixTile {
   const loop_ir::Load* copied = nullptr;  ///< the only statement, if it can be copied 16 bytes at a time
   size_t dimension = 0;                   ///< of its buffer along which memory runs
   bool along_k = true;
+  bool gathered = false;                  ///< by threads side by side on lines of k, for elements that lie side by side along rows or columns
   bool of_rows = true;
   std::string tile, next;                   ///< in shared memory, and in registers
   int64_t line = 0, lines = 0, filled = 0;  ///< elements of a line of the tile, lines, and elements of a line that are filled
@@ -53,7 +54,16 @@ struct TileCopy {
   const std::vector<loop_ir::Axis>* k = nullptr;
   const std::vector<loop_ir::Axis>* free = nullptr;
   const Substitution* batch = nullptr;
+
+  /// Of a tile that is computed: into registers, [to - from][8] in `next`, which the caller declares, or from there to shared memory.
+  enum class Part : uint8_t { all, load, put };
+  Part part = Part::all;
+  int64_t from = 0;           ///< the first of a thread's chunks
+  std::optional<int64_t> to;  ///< behind the last one; none: all
 };
+
+/// Chunks of a tile that each of `threads` copies, at most.
+int64_t turns_of(const MatrixTile& tile, int64_t threads);
 
 /// Copies 16 bytes at a time, zeros beyond the edges: asynchronously where the operand lies in memory as it is.
 tile_ir::Block copy_tile(const MatrixTile& tile, const TileCopy& copy, loop_ir::Names& names);

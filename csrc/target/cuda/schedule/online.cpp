@@ -480,18 +480,15 @@ Ref<tile_ir::Stmt> GpuOnline::fetch(const MatrixTile& tile, Expr begin, Expr key
   const bool of_queries = &tile == &queries_;
   const bool of_values = &tile == &values_;
   const Expr key = key_block * keys_;
-  const TileCopy copy{thread(),
-                      warps_ * kWarp,
-                      begin,
-                      of_queries  ? first_row_
-                      : of_values ? Expr(0)
-                                  : key,
-                      of_values ? key : Expr(0),
-                      of_values ? &sum_.contractions->values.reduce->axes : &depth_axes_,
-                      of_queries  ? &row_axes_
-                      : of_values ? &column_axes_
-                                  : &key_axes_,
-                      &batch_map_};
+  TileCopy copy;
+  copy.thread = thread();
+  copy.threads = warps_ * kWarp;
+  copy.begin = begin;
+  copy.first = of_queries ? first_row_ : of_values ? Expr(0) : key;
+  copy.depth = of_values ? key : Expr(0);
+  copy.k = of_values ? &sum_.contractions->values.reduce->axes : &depth_axes_;
+  copy.free = of_queries ? &row_axes_ : of_values ? &column_axes_ : &key_axes_;
+  copy.batch = &batch_map_;
   return make(tile_ir::If{{less(key_block, last_block_)}, copy_tile(tile, copy, names_)});
 }
 

@@ -30,6 +30,29 @@ bool uses_any(const std::set<std::string>& names, const std::vector<loop_ir::Axi
 
 }  // namespace
 
+/// Moves the axis last along which memory runs in most of the accesses, if it is long enough for vectors. Of axes that run alike the last one stays.
+void GpuProducts::move_last_what_runs(std::vector<loop_ir::Axis>& axes, const std::vector<GlobalAccess>& accesses) {
+  size_t best = 0;
+  double most = 0;
+  for (size_t a = 0; a < axes.size(); ++a) {
+    const Expr extent = axes[a].extent;
+    if (extent.is_constant() && extent.value() < kMostLanes) continue;
+    double runs = 0;
+    for (const GlobalAccess& access : accesses)
+      if (auto step = linear_coefficient(access.offset, axes[a].name); step && step->is(1)) ++runs;
+    if (runs == 0 || runs < most) continue;
+    best = a;
+    most = runs;
+  }
+  if (most == 0) return;
+  const auto at = axes.begin() + static_cast<std::ptrdiff_t>(best);
+  std::rotate(at, at + 1, axes.end());
+}
+
+std::vector<GlobalAccess> GpuProducts::loads_of(const analysis::Contraction& contraction) const {
+  return global_accesses(kernel_, contraction.reduce->body);
+}
+
 GpuProducts::GpuProducts(const loop_ir::Kernel& kernel) : kernel_(kernel) {
   names_.reserve(kernel);
   fits_ = match();
@@ -70,19 +93,33 @@ bool GpuProducts::match() {
   return items_.size() == found.size();
 }
 
-/// The first contraction says which axes are rows and which are columns, where the last axis of the output always runs; the others must agree.
+/// The axis along which memory runs in the results; the last one where it runs along none.
+std::string GpuProducts::stored_along(const std::vector<std::string>& axes) const {
+  for (const GlobalAccess& access : global_accesses(kernel_, *inner_)) {
+    if (!access.stores) continue;
+    for (const std::string& axis : axes)
+      if (auto step = linear_coefficient(access.offset, axis); step && step->is(1)) return axis;
+  }
+  return axes.back();
+}
+
+/// The first contraction says which axes are rows and which are columns, which are those of the results' memory; the others must agree.
 bool GpuProducts::classify(const analysis::Contraction& contraction) {
   std::vector<loop_ir::Axis> batch;
   std::vector<loop_ir::Axis> m;
   std::vector<loop_ir::Axis> n;
-  std::string last;
+  std::vector<std::string> free;
   for (const auto& a : contraction.axes) {
     if (a.kind == AxisClass::k) continue;
     if (!a.shared) return false;
-    last = a.name;
+    if (a.kind == AxisClass::m || a.kind == AxisClass::n) free.push_back(a.name);
     (a.kind == AxisClass::m ? m : a.kind == AxisClass::n ? n : batch).push_back({a.name, a.extent});
   }
+  if (free.empty()) return false;
+  const std::string last = stored_along(free);
   if (std::any_of(m.begin(), m.end(), [&](const auto& a) { return a.name == last; })) std::swap(m, n);
+  const std::vector<GlobalAccess> accesses = loads_of(contraction);
+  for (auto* axes : {&m, &n}) move_last_what_runs(*axes, accesses);
   if (!items_.empty()) return (m == rows_ && n == columns_) || (n == rows_ && m == columns_);
   rows_ = m;
   columns_ = n;
@@ -116,7 +153,9 @@ bool GpuProducts::add_item(const analysis::Contraction& contraction, const loop_
     (of_rows ? item.rows : item.columns) = std::move(operand);
   }
   if (item.rows.value.empty() || item.columns.value.empty()) return false;
-  item.depth_name = reduce.results[0] + "." + group_of(reduce.axes);
+  item.k = reduce.axes;
+  move_last_what_runs(item.k, loads_of(contraction));
+  item.depth_name = reduce.results[0] + "." + group_of(item.k);
   for (Operand* operand : {&item.rows, &item.columns}) {
     const bool of_rows = operand == &item.rows;
     operand->tile = names_.fresh(of_rows ? "a_tile" : "b_tile");
@@ -128,7 +167,7 @@ bool GpuProducts::add_item(const analysis::Contraction& contraction, const loop_
       return axes.size() > 1 && !last.extent.is_constant() ? 1 : lanes_along(accesses, last.name, last.extent);
     };
     const int64_t across = along(of_rows ? rows_ : columns_);
-    const int64_t down = along(reduce.axes);
+    const int64_t down = along(item.k);
     operand->along_k = down > across;
     operand->lanes = std::max(across, down);
   }

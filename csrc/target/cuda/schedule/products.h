@@ -7,12 +7,14 @@
 #include "analysis/contraction.h"
 #include "base/context.h"
 #include "loop_ir/build.h"
+#include "target/cuda/schedule/access.h"
 #include "target/cuda/schedule/block.h"
 
 namespace deplo::loop_to_tile {
 
 /// A kernel that is nothing but contractions of the same classes of axes, with what is computed from their sums: all axes of class m are one index of
-/// rows, all of class n one of columns, so that convolutions and batches come along.
+/// rows, all of class n one of columns, and all that are summed one of k, so that convolutions and batches come along. Columns are what memory runs
+/// along in the results; within a class the axis along which memory runs in an operand comes last.
 class GpuProducts {
  public:
   explicit GpuProducts(const loop_ir::Kernel& kernel);
@@ -32,7 +34,8 @@ class GpuProducts {
     const loop_ir::Reduce* reduce = nullptr;
     Operand rows;
     Operand columns;
-    std::string depth_name;  ///< "r0.k0"
+    std::vector<loop_ir::Axis> k;  ///< summed axes, the one along which memory runs last
+    std::string depth_name;        ///< "r0.k0"
     int64_t step = 0;        ///< of k per stage
     std::string sums;
   };
@@ -53,6 +56,9 @@ class GpuProducts {
   bool match();
   bool add_item(const analysis::Contraction& contraction, const loop_ir::Block& before);
   bool classify(const analysis::Contraction& contraction);
+  std::string stored_along(const std::vector<std::string>& axes) const;
+  std::vector<GlobalAccess> loads_of(const analysis::Contraction& contraction) const;
+  static void move_last_what_runs(std::vector<loop_ir::Axis>& axes, const std::vector<GlobalAccess>& accesses);
 };
 
 }  // namespace deplo::loop_to_tile

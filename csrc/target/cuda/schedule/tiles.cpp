@@ -54,8 +54,8 @@ GpuTiles::GpuTiles(const loop_ir::Kernel& kernel) : GpuProducts(kernel) {
   for (const Item& item : items_) {
     Factors found;
     DType other = DType::f32;
-    auto rows = find_factor(item.rows, item.reduce->axes, rows_, &found.dtype);
-    auto columns = find_factor(item.columns, item.reduce->axes, columns_, &other);
+    auto rows = find_factor(item.rows, item.k, rows_, &found.dtype);
+    auto columns = find_factor(item.columns, item.k, columns_, &other);
     possible_ = possible_ && item.reduce->dtypes[0] == DType::f32 && rows && columns && found.dtype == other;
     if (possible_ && !factors_.empty()) possible_ = found.dtype == factors_[0].dtype;
     if (!possible_) return;
@@ -148,7 +148,7 @@ Schedule GpuTiles::propose(const SizeHints& hints, const std::string& arch) cons
       Shape shape{rows, columns, 4};
       while (shape.stages < 6 && shared_bytes({rows, columns, shape.stages + 1}) <= most / 2) ++shape.stages;
       if (columns / 2 * static_cast<int64_t>(items_.size()) > kMostSums || shared_bytes(shape) > most) continue;
-      const double clocks = cost(shape, expected(rows_), expected(columns_), expected(batch_), expected(items_[0].reduce->axes), arch);
+      const double clocks = cost(shape, expected(rows_), expected(columns_), expected(batch_), expected(items_[0].k), arch);
       if (best && clocks >= least) continue;
       best = shape;
       least = clocks;
