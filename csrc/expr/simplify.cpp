@@ -272,8 +272,18 @@ bool has_single_value(Expr e, const Ranges& ranges) {
   return std::any_of(e.operands().begin(), e.operands().end(), [&](const Expr& part) { return has_single_value(part, ranges); });
 }
 
+// The remainders of a in e.
+std::vector<Expr> remainders_of(Expr e, Expr a) {
+  std::vector<Expr> found;
+  for (const Term& term : terms_of(e))
+    for (const Expr& atom : term.atoms)
+      if (atom.kind() == ExprKind::mod && atom.operands()[0] == a && atom.operands()[1].is_constant()) found.push_back(atom);
+  return found;
+}
+
 // k * (a mod b) + k*b * (a floordiv b) is k * a; it takes the place of the mod wherever that leaves fewer terms. So does
-// k * (a mod b) + k*b * ((a mod c) floordiv b), which is k * (a mod c) for multiples c of b.
+// k * (a mod b) + k*b * ((a mod c) floordiv b), which is k * (a mod c) for multiples c of b, and k * (a mod b) + k*b * ((a floordiv b) mod c), which
+// is k * (a mod (b * c)).
 Expr recombine(Expr e) {
   auto is_mod = [](const Expr& x) { return x.kind() == ExprKind::mod; };
   auto holds_mod = [&](const Expr& t) {
@@ -299,6 +309,8 @@ Expr recombine(Expr e) {
       if (present(partner) || terms_of(without).size() < terms.size()) return recombine(without);
       for (const Expr& m : divided_remainders(e, a, b))
         if (present(k * b * floordiv(m, b))) return recombine(e - from_terms({term}) - k * b * floordiv(m, b) + k * m);
+      for (const Expr& m : remainders_of(e, floordiv(a, b)))
+        if (present(k * b * m)) return recombine(e - from_terms({term}) - k * b * m + k * mod(a, b * m.operands()[1]));
     }
   }
   return e;

@@ -13,11 +13,14 @@ using tile_ir::Space;
 
 namespace {
 
-constexpr int64_t kTile = 64;        // outputs of a block along rows and columns
-constexpr int64_t kPerThread = 4;    // of a thread
-constexpr int64_t kLargeTile = 128;  // where that gives enough blocks
-constexpr int64_t kLargePerThread = 8;
-constexpr int64_t kEnoughBlocks = 100;  // to fill a GPU
+/// Outputs of a block, and of a thread.
+struct Tile {
+  int64_t rows, columns, per_row, per_column;
+};
+constexpr Tile kSmallest{64, 64, 4, 4};
+constexpr Tile kSmall{64, 64, 8, 4};  // more products for each load of shared memory
+constexpr Tile kLarge[] = {{256, 64, 8, 8}, {64, 256, 8, 8}, {128, 128, 8, 8}};  // where that gives enough blocks, the last one if several do
+constexpr double kEnoughBlocks = 96;                                               // to fill a GPU
 constexpr int64_t kStep = 16;           // of k per stage
 constexpr int64_t kBuffers = 2;         // one is filled while the other one is read
 constexpr int64_t kPad = 4;             // elements behind a row of a tile whose operand lies along k
@@ -34,15 +37,21 @@ constexpr int64_t kMostPerThread = 16;
 Schedule GpuContraction::propose(const SizeHints& hints) const {
   bool large = true;
   for (const Item& item : items_) large = large && item.reduce->dtypes[0] == DType::f32;
-  large = large && items_.size() == 1;
-  const Expr blocks = count(batch_) * ceildiv(count(rows_), kLargeTile) * ceildiv(count(columns_), kLargeTile);
-  large = large && analysis::estimate(blocks, hints, kernel_.symbols) >= static_cast<double>(kEnoughBlocks);
-  const int64_t tile = large ? kLargeTile : kTile;
-  const int64_t per_thread = large ? kLargePerThread : kPerThread;
-  Schedule s{"gpu_contraction", {{"tile", {{group_of(rows_), tile}}}, {"tile", {{group_of(columns_), tile}}}}};
+  const bool wide = large && items_.size() == 1;
+  const auto expected = [&](Expr e) { return analysis::estimate(e, hints, kernel_.symbols); };
+  const auto blocks = [&](const Tile& t) { return expected(count(batch_) * ceildiv(count(rows_), t.rows) * ceildiv(count(columns_), t.columns)); };
+  const double rows = expected(count(rows_));
+  const double columns = expected(count(columns_));
+  Tile tile = large ? kSmall : kSmallest;
+  for (const Tile& t : kLarge) {
+    // A tile that reaches beyond all rows or columns multiplies for nothing.
+    const bool fills = rows > static_cast<double>(t.rows / 2) && columns > static_cast<double>(t.columns / 2);
+    if (wide && fills && blocks(t) >= kEnoughBlocks) tile = t;
+  }
+  Schedule s{"gpu_contraction", {{"tile", {{group_of(rows_), tile.rows}}}, {"tile", {{group_of(columns_), tile.columns}}}}};
   for (const Item& item : items_) s.directives.push_back({"tile", {{item.depth_name, kStep}}});
-  s.directives.push_back({"register_block", {{group_of(rows_), per_thread}, {group_of(columns_), per_thread}}});
-  s.directives.push_back({"threads", {{"", kGpuThreads}}});
+  s.directives.push_back({"register_block", {{group_of(rows_), tile.per_row}, {group_of(columns_), tile.per_column}}});
+  s.directives.push_back({"threads", {{"", tile.rows / tile.per_row * (tile.columns / tile.per_column)}}});
   return s;
 }
 

@@ -46,7 +46,7 @@ GpuMatrix::GpuMatrix(const loop_ir::Kernel& kernel) : GpuProducts(kernel) {
   possible_ = fits_;
   for (const Item& item : items_) {
     auto find = [&](const Operand& operand, bool of_rows) {
-      auto tile = find_matrix_tile(kernel_, operand.slice, operand.value, item.k, of_rows ? rows_ : columns_, of_rows);
+      auto tile = find_matrix_tile(kernel_, operand.slice, operand.value, item.k, of_rows ? rows_ : columns_, of_rows, true);
       if (tile) tile->tile = operand.tile;
       if (tile) tile->next = operand.next;
       return tile;
@@ -290,7 +290,8 @@ bool GpuMatrix::is_pipelined(const MatrixTile& tile) const {
   return !tile.copied && turns_of(tile, threads_) * threads_ == tile.lines * (tile.filled / kChunk) && turns_of(tile, threads_) >= step_ / kMatrixDepth;
 }
 
-/// The products of one stage. Where operands are computed, a part of a later stage is loaded before each step of k and stored behind it.
+/// The products of one stage. Where operands are computed, a part of a later stage is loaded before each step of k and stored behind it. Behind the
+/// last stage that one is loaded again, to where nobody reads it, rather than to ask whether there is another one.
 tile_ir::Block GpuMatrix::multiply(size_t product, Expr stage, Expr steps) {
   const Expr buffer = mod(stage, stages_);
   const Expr later = stage + (stages_ - 1);
@@ -310,6 +311,7 @@ tile_ir::Block GpuMatrix::multiply(size_t product, Expr stage, Expr steps) {
       MatrixTile tile = *source;
       tile.next = names_.fresh(source->next + "_");
       TileCopy copy = copy_of(product, tile, later);
+      copy.depth = min(later, steps - 1) * step_;
       const int64_t all = turns_of(tile, threads_);
       copy.from = all * turn / turns;
       copy.to = all * (turn + 1) / turns;
@@ -319,9 +321,9 @@ tile_ir::Block GpuMatrix::multiply(size_t product, Expr stage, Expr steps) {
       copy.part = TileCopy::Part::put;
       for (auto& s : copy_tile(tile, copy, names_)) puts.push_back(s);
     }
-    out.push_back(make(tile_ir::If{{less(later, steps)}, std::move(loads)}));
+    for (auto& s : loads) out.push_back(s);
     for (auto& s : multiply_step(product, buffer, turn)) out.push_back(s);
-    out.push_back(make(tile_ir::If{{less(later, steps)}, std::move(puts)}));
+    for (auto& s : puts) out.push_back(s);
   }
   return out;
 }

@@ -106,7 +106,7 @@ Expr MatrixTile::row_of_matrix(Expr lane, Expr begin, Expr first, Expr depth) co
 }
 
 std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const loop_ir::Block& slice, const std::string& value,
-                                           const std::vector<loop_ir::Axis>& k, const std::vector<loop_ir::Axis>& free, bool of_rows) {
+                                           const std::vector<loop_ir::Axis>& k, const std::vector<loop_ir::Axis>& free, bool of_rows, bool gathers) {
   MatrixTile tile;
   tile.of_rows = of_rows;
   const loop_ir::Let* widened = nullptr;
@@ -165,7 +165,7 @@ std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const 
     const std::vector<std::string> own = find_run(free, offset_of(*l, *p));
     return own.empty() || is_guarded(*l, own) || !is_aligned(offset_of(*l, *p), own);
   });
-  if (moves && begins_anywhere && k.size() > 1) {
+  if (gathers && moves && begins_anywhere) {
     tile.copied = nullptr;
     tile.along_k = true;
     tile.gathered = true;

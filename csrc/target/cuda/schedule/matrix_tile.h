@@ -41,9 +41,11 @@ struct MatrixTile {
   Expr rotated(Expr line_at, Expr chunk) const;
 };
 
-/// The elements of which a factor of a product is the widened value, exactly; nothing where they are not of 16 bits.
+/// The elements of which a factor of a product is the widened value, exactly; nothing where they are not of 16 bits. `gathers`: windows that move along
+/// rows or columns may become lines of k.
 std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const loop_ir::Block& slice, const std::string& value,
-                                           const std::vector<loop_ir::Axis>& k, const std::vector<loop_ir::Axis>& free, bool of_rows);
+                                           const std::vector<loop_ir::Axis>& k, const std::vector<loop_ir::Axis>& free, bool of_rows,
+                                           bool gathers = false);
 
 /// Which part of an operand becomes a tile, and who copies it.
 struct TileCopy {
