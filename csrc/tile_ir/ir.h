@@ -174,7 +174,7 @@ struct CopyAsync {
   std::vector<Expr> index;
   std::string from;
   std::vector<Expr> from_index;
-  int64_t along = 0;  ///< dimension of `from` in which elements follow
+  int64_t along = 0;  ///< dimension of `from` in which elements follow, behind its end those of the next row in memory
   int64_t elements = 8;
   Expr count = 8;
   std::vector<Cond> guard;

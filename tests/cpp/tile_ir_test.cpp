@@ -165,3 +165,29 @@ TEST_CASE("rewrite keeps what it does not change") {
   CHECK(without != body);
   CHECK(without[2] == body[2]);
 }
+
+TEST_CASE("copies go on with the next row in memory, and end with the buffer") {
+  const auto copying = [](const std::string& from) {
+    return tile_ir::parse(R"(tile @k0(x: f16[2, 3, 5], out y: f16[8])
+  for block_x b in 0..1:
+    for thread_x t in 0..1:
+      alloc line: f16[8] shared
+      copy_async line[0] = x[)" +
+                          from + R"(] along 2 by 8
+      copy_commit
+      copy_wait 0
+      barrier
+      unroll i in 0..8:
+        v = load line[i]
+        store y[i] = v
+)");
+  };
+  Array x = Array::zeros(DType::f16, {2, 3, 5});
+  for (size_t k = 0; k < x.floats.size(); ++k) x.floats[k] = static_cast<double>(k);
+  Array y = Array::undefined(DType::f16, {8});
+  const tile_ir::Module module = copying("0, 1, 3");
+  tile_ir::verify(module);
+  tile_ir::interpret(*module.kernels[0], {&x, &y}, {}, Mode::exact);
+  for (size_t k = 0; k < y.floats.size(); ++k) CHECK(y.floats[k] == static_cast<double>(k + 8));
+  CHECK_THROWS_WITH(tile_ir::verify(copying("1, 2, 0")), Catch::Contains("outside"));
+}

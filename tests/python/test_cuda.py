@@ -473,6 +473,41 @@ def test_products_of_tiles(fn: Callable[..., Any], shapes: list[tuple[int, ...]]
         assert " races=0 unwritten=0" in (tmp_path / "judge").read_text()
 
 
+@pytest.mark.parametrize(
+    ("shape", "weight", "window", "last", "dtype"),
+    [
+        ((2, 16, 9, 9), (24, 16, 3, 3), {"padding": 1}, True, torch.bfloat16),
+        ((2, 16, 9, 10), (24, 16, 3, 3), {"padding": 1, "stride": 2}, False, torch.bfloat16),
+        ((1, 64, 7, 6), (32, 32, 3, 2), {"padding": 2, "dilation": 2, "groups": 2}, True, torch.float16),
+        ((2, 3, 14, 14), (16, 3, 7, 7), {"padding": 3, "stride": 2}, False, torch.bfloat16),
+        ((1, 24, 7, 7), (16, 24, 1, 1), {}, False, torch.float16),
+        ((1, 24, 12, 14), (16, 24, 1, 1), {}, False, torch.bfloat16),
+    ],
+    ids=["channels last", "strided", "grouped and dilated", "three channels", "odd points", "points over rows"],
+)
+def test_convolutions_of_16_bits(
+    shape: tuple[int, ...], weight: tuple[int, ...], window: dict[str, int], last: bool, dtype: torch.dtype, tmp_path: Path, monkeypatch
+):
+    """Products of windows on matrix units, with what is computed from their sums, whichever way channels lie."""
+    layout = torch.channels_last if last else torch.contiguous_format
+    inputs = [torch.randn(s).to(dtype).to(memory_format=layout) for s in (shape, weight)] + [torch.randn(weight[0]).to(dtype)]
+
+    def fn(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        y = F.conv2d(x, w, b, **window)
+        return F.silu(y) + y
+
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
+    got = compiled_for_gpu(fn, {"dump_dir": str(tmp_path)})(*inputs)
+    eager, exact = fn(*inputs), fn(*(x.double() for x in inputs))
+    assert got.dtype == eager.dtype and got.stride() == eager.stride()
+    assert (got.double() - exact).norm() <= 1.2 * (eager.double() - exact).norm()
+    text = next(tmp_path.glob("*/*_kernels.cu")).read_text()
+    assert "deplo_mma_" in text and ("deplo_copy_async_first" in text or not last)
+    if gpu() == EMULATOR:
+        judged = (tmp_path / "judge").read_text().splitlines()
+        assert judged and all(" races=0 unwritten=0" in line for line in judged)
+
+
 causal = functools.partial(F.scaled_dot_product_attention, is_causal=True)
 
 
@@ -605,6 +640,12 @@ def test_long_reductions_have_two_phases(fn: Callable[..., Any], shape: tuple[in
     assert torch.equal(compiled_for_gpu(fn)(x), got)
 
 
+def convolution(dtype: str) -> str:
+    """One of ResNet's, with channels last."""
+    x = f"r(16, 56, 56, 64, dtype={dtype}).permute(0, 3, 1, 2)"
+    return f"F.relu(F.conv2d({x}, r(64, 3, 3, 64, dtype={dtype}).permute(0, 3, 1, 2), padding=1))"
+
+
 @pytest.mark.parametrize(
     ("expression", "least_of_main_loop"),
     [
@@ -620,6 +661,8 @@ def test_long_reductions_have_two_phases(fn: Callable[..., Any], shape: tuple[in
             {"HGMMA": 0.05},
         ),
         (f"F.scaled_dot_product_attention({', '.join(['r(4, 16, 512, 128, dtype=torch.bfloat16)'] * 3)})", {"HMMA": 0.25}),
+        (convolution("torch.bfloat16"), {"HMMA": 0.2}),
+        (convolution("torch.float32"), {"FFMA": 0.8}),
     ],
 )
 def test_kernels_judged_for_a_device(capsys, expression: str, least_of_main_loop: dict[str, float]):

@@ -377,7 +377,9 @@ class BodyWriter {
     auto otherwise = [&](int l) { return s.passthrough.empty() ? literal(zero, s.type.dtype) : lane(s.passthrough, l); };
     if (s.type.dtype == DType::i64 && s.type.lanes == 1) index_.define_unknown(s.name);
     if (is_packed(s, s.type.dtype, s.type.lanes)) {
-      const std::string read = fmt::format("deplo_get<{}>({} + {})", s.type.lanes, id(s.buffer), expr(s.offset));
+      const bool of_window = !s.mask.empty() && params_.count(s.buffer) > 0 && varies(s.offset);
+      const std::string from = of_window ? pointer(s.buffer, s.offset) : fmt::format("{} + {}", id(s.buffer), expr(s.offset));
+      const std::string read = fmt::format("deplo_get<{}>({})", s.type.lanes, from);
       const std::string type = fmt::format("deplo_pack<{}, {}>", memory_type(s.type.dtype), s.type.lanes);
       if (s.mask.empty()) {
         line("const {} {} = {};", type, id(s.name), read);
