@@ -684,7 +684,7 @@ class BodyWriter {
   std::map<std::string, Known> values_;
   std::map<std::string, DType> buffers_;
   std::set<std::string> params_;
-  std::set<std::string> varying_;  ///< integers that change in the innermost loop
+  std::set<std::string> varying_;           ///< integers that change in the innermost loop
   std::set<std::string> masks_;             ///< that accesses of memory depend on
   std::map<std::string, int64_t> aligned_;  ///< parameters, and the bytes at whose multiples they begin
   std::string text_;

@@ -18,13 +18,13 @@ struct Tile {
   int64_t rows, columns, per_row, per_column;
 };
 constexpr Tile kSmallest{64, 64, 4, 4};
-constexpr Tile kSmall{64, 64, 8, 4};  // more products for each load of shared memory
+constexpr Tile kSmall{64, 64, 8, 4};                                             // more products for each load of shared memory
 constexpr Tile kLarge[] = {{256, 64, 8, 8}, {64, 256, 8, 8}, {128, 128, 8, 8}};  // where that gives enough blocks, the last one if several do
-constexpr double kEnoughBlocks = 96;                                               // to fill a GPU
-constexpr int64_t kStep = 16;           // of k per stage
-constexpr int64_t kBuffers = 2;         // one is filled while the other one is read
-constexpr int64_t kPad = 4;             // elements behind a row of a tile whose operand lies along k
-constexpr int64_t kVector = 4;          // sums side by side
+constexpr double kEnoughBlocks = 96;                                             // to fill a GPU
+constexpr int64_t kStep = 16;                                                    // of k per stage
+constexpr int64_t kBuffers = 2;                                                  // one is filled while the other one is read
+constexpr int64_t kPad = 4;                                                      // elements behind a row of a tile whose operand lies along k
+constexpr int64_t kVector = 4;                                                   // sums side by side
 
 // What a schedule may ask for.
 constexpr int64_t kMostTile = 1024;

@@ -287,7 +287,8 @@ TileCopy GpuMatrix::copy_of(size_t product, const MatrixTile& tile, Expr stage) 
 
 /// Whether what is computed of an operand waits in registers for its loads while matrices are multiplied.
 bool GpuMatrix::is_pipelined(const MatrixTile& tile) const {
-  return !tile.copied && turns_of(tile, threads_) * threads_ == tile.lines * (tile.filled / kChunk) && turns_of(tile, threads_) >= step_ / kMatrixDepth;
+  return !tile.copied && turns_of(tile, threads_) * threads_ == tile.lines * (tile.filled / kChunk) &&
+         turns_of(tile, threads_) >= step_ / kMatrixDepth;
 }
 
 /// The products of one stage. Where operands are computed, a part of a later stage is loaded before each step of k and stored behind it. Behind the

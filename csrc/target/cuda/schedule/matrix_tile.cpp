@@ -221,9 +221,7 @@ tile_ir::Block copy_tile(const MatrixTile& tile, const TileCopy& copy, loop_ir::
     const std::string zero = names.fresh("none");
     const std::string stored = names.fresh("n");
     const bool own = copy.part == TileCopy::Part::all;
-    const auto next = [&](const std::string& lane) {
-      return own ? std::vector<Expr>{sym(lane)} : std::vector<Expr>{sym(q) - copy.from, sym(lane)};
-    };
+    const auto next = [&](const std::string& lane) { return own ? std::vector<Expr>{sym(lane)} : std::vector<Expr>{sym(q) - copy.from, sym(lane)}; };
     if (!whole_along) guard.push_back(less(along + sym(v), most_along));
     if (own) body.push_back(make(tile_ir::Alloc{tile.next, tile.dtype, {kChunk}, Space::reg}));
     if (copy.part != TileCopy::Part::put) {

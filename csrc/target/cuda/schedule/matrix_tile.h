@@ -25,7 +25,7 @@ struct MatrixTile {
   const loop_ir::Load* copied = nullptr;  ///< the only statement, if it can be copied 16 bytes at a time
   size_t dimension = 0;                   ///< of its buffer along which memory runs
   bool along_k = true;
-  bool gathered = false;                  ///< by threads side by side on lines of k, for elements that lie side by side along rows or columns
+  bool gathered = false;  ///< by threads side by side on lines of k, for elements that lie side by side along rows or columns
   bool of_rows = true;
   std::string tile, next;                   ///< in shared memory, and in registers
   int64_t line = 0, lines = 0, filled = 0;  ///< elements of a line of the tile, lines, and elements of a line that are filled
@@ -41,8 +41,8 @@ struct MatrixTile {
   Expr rotated(Expr line_at, Expr chunk) const;
 };
 
-/// The elements of which a factor of a product is the widened value, exactly; nothing where they are not of 16 bits. `gathers`: windows that move along
-/// rows or columns may become lines of k.
+/// The elements of which a factor of a product is the widened value, exactly; nothing where they are not of 16 bits. `gathers`: windows that move
+/// along rows or columns may become lines of k.
 std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const loop_ir::Block& slice, const std::string& value,
                                            const std::vector<loop_ir::Axis>& k, const std::vector<loop_ir::Axis>& free, bool of_rows,
                                            bool gathers = false);

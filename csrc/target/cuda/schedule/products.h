@@ -36,7 +36,7 @@ class GpuProducts {
     Operand columns;
     std::vector<loop_ir::Axis> k;  ///< summed axes, the one along which memory runs last
     std::string depth_name;        ///< "r0.k0"
-    int64_t step = 0;        ///< of k per stage
+    int64_t step = 0;              ///< of k per stage
     std::string sums;
   };
 
