@@ -45,7 +45,7 @@ Schedule GpuContraction::propose(const SizeHints& hints) const {
   Tile tile = large ? kSmall : kSmallest;
   for (const Tile& t : kLarge) {
     // A tile that reaches beyond all rows or columns multiplies for nothing.
-    const bool fills = rows > static_cast<double>(t.rows / 2) && columns > static_cast<double>(t.columns / 2);
+    const bool fills = 2 * rows > static_cast<double>(t.rows) && 2 * columns > static_cast<double>(t.columns);
     if (wide && fills && blocks(t) >= kEnoughBlocks) tile = t;
   }
   Schedule s{"gpu_contraction", {{"tile", {{group_of(rows_), tile.rows}}}, {"tile", {{group_of(columns_), tile.columns}}}}};
