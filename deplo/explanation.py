@@ -146,6 +146,11 @@ class GraphReport:
                 f"memory: arena {quantity(memory['arena_bytes'], 'B')} for {memory.get('temporaries', 0)} temporaries"
                 f" ({quantity(saved, 'B')} without reuse), packed weights {quantity(memory.get('packed_bytes', 0), 'B')}"
             )
+        if twice := memory.get("kept_twice"):
+            reasons: dict[str, list[str]] = {}
+            for name, why in twice.items():
+                reasons.setdefault(why, []).append(name)
+            notes.extend(f"weights kept twice, for {why}: {shortened(names)}" for why, names in reasons.items())
         if device := self.description.get("device"):
             notes.append(
                 f"device: {device}" + (", to which every call copies its inputs, and its results back" if self.description.get("copies") else "")

@@ -150,10 +150,11 @@ KEYS: dict[str, Key] = {
     ),
     "features": Key(_text, "", "DEPLO_FEATURES", "use no more CPU features than these, as avx2"),
     "weights": Key(
-        _one_of("auto", "pack", "original"),
+        _one_of("auto", "pack", "own", "original"),
         "auto",
         "DEPLO_WEIGHTS",
-        "original: kernels read the model's weights; pack: layers keep copies in the order in which they are read; auto: where that is much faster",
+        "original: kernels read the model's weights; pack: layers keep copies in the order in which they are read; auto: where that is much faster; "
+        "own: the same, and what a copy stands for leaves memory until somebody reads it",
     ),
     "weight_checks": Key(
         _one_of("sampled", "versions"),

@@ -320,7 +320,7 @@ class _Package:
         program = compile_text(imported, options)
         if options.allow_library is not None:
             check_library_calls(program, options.allow_library)
-        parts = core().package_parts(program)
+        parts = core().package_parts(program, self._holding(imported, program))
         packed: list[torch.Tensor] = []
         if parts["packing"] is not None:
             packed = parts["packing"].run([self._given(imported, at) for at in parts["packs_from"]])
@@ -348,6 +348,15 @@ class _Package:
                 "library": sorted(set(parts["library"])),
             }
         )
+
+    def _holding(self, imported: Imported, program: Any) -> set[str]:
+        """The facts that hold of the model's constants, which nobody writes."""
+        holding = set()
+        for symbol, at, least, most in core().package_facts(program):
+            elements = self._given(imported, at)
+            if elements.numel() and least <= int(elements.min()) and int(elements.max()) <= most:
+                holding.add(symbol)
+        return holding
 
     def _given(self, imported: Imported, at: int) -> torch.Tensor:
         """The program's input number `at`, which is not the user's."""

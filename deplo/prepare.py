@@ -12,14 +12,23 @@ from .errors import Error, UnsupportedError, UserError
 from .options import read_options
 
 
-def prepare(model: Any, *, max_length: int, batch: int | Sequence[int] = 1, options: Mapping[str, Any] | None = None, quiet: bool = False) -> Any:
+def prepare(
+    model: Any,
+    *,
+    max_length: int,
+    batch: int | Sequence[int] = 1,
+    weights: str = "",
+    options: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> Any:
     """Makes `model.generate(...)`, with no further options, run compiled: one program for prompts of any length, one a batch size for single tokens.
 
     `model` is one of transformers that generates, in eval mode, on the CPU; it is changed in place and returned. `max_length` is the most
     tokens of a text, prompt and answer together; a cache for it is allocated for each batch size. `batch` is the most sequences at once (beams
-    count), or several sizes, of which a call takes the smallest that holds it. `options` are those of the backend; what they leave open is `strict`,
-    `weights="original"` (both programs read the model's own weights; `"auto"` where these are int4 in bytes) and `weight_checks="versions"` (after
-    writes through .data to quantised ones, which are packed, call `deplo.repack`). Compiles, packs what must be packed and runs both once, with a
+    count), or several sizes, of which a call takes the smallest that holds it. `weights` is the option of that name: by default `"original"` (both
+    programs read the model's own weights), and `"own"` where these are int4 in bytes (packed to half of it, and what was packed leaves memory).
+    `options` are those of the backend; what they leave open is `strict`, `weights`, and `weight_checks="versions"` (after writes through .data to
+    weights that are packed and stay call `deplo.repack`). Compiles, packs what must be packed and runs both once, with a
     progress bar on a terminal; prints what memory it takes and what tokens a second the memory's bandwidth allows, unless `quiet`.
 
     Calls that the programs do not serve (gradients, hidden states, another cache) run as before. Raises UserError for what is no such model, for
@@ -29,9 +38,11 @@ def prepare(model: Any, *, max_length: int, batch: int | Sequence[int] = 1, opti
     from .llm_roofline import has_short_codes
 
     sizes = _checked_sizes(model, max_length, batch)
+    if weights and "weights" in (options or {}):
+        raise UserError("weights is given twice: by itself and among the options")
     # Codes of four bits that lie in a byte each are read in half the time once they are packed.
-    weights = "auto" if has_short_codes(model) else "original"
-    given = {"strict": True, "weights": weights, "weight_checks": "versions", **(options or {})}
+    usual = "own" if has_short_codes(model) else "original"
+    given = {"strict": True, "weights": weights or usual, "weight_checks": "versions", **(options or {})}
     read_options(options=given)
     from torch._dynamo.exc import TorchDynamoException
 

@@ -1,8 +1,10 @@
 #include <ATen/ops/from_blob.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,11 +39,22 @@ std::vector<std::shared_ptr<CompiledKernel>> code_of(const kernel_ir::Module& pa
   return code;
 }
 
-/// What a package holds of a program for one set of features.
-py::dict package_parts(const PyProgram& compiled) {
+/// What a program takes for granted of its static inputs where it holds: symbol, place of the input, and the range of its elements.
+py::list package_facts(const PyProgram& compiled) {
+  py::list facts;
+  const kernel_ir::Module& module = compiled.program().module();
+  for (const Fact& fact : module.facts) {
+    const auto at = std::find(module.input_order.begin(), module.input_order.end(), fact.buffer);
+    facts.append(py::make_tuple(fact.symbol, at - module.input_order.begin(), fact.lo, fact.hi));
+  }
+  return facts;
+}
+
+/// What a package holds of a program for one set of features, where these facts hold.
+py::dict package_parts(const PyProgram& compiled, const std::set<std::string>& holding) {
   const runtime::Program& whole = compiled.program();
   DEPLO_SUPPORT(!whole.device() && whole.missing().empty(), "packages hold programs for this machine's processors");
-  package::SplitProgram split = package::split_once(whole.module());
+  package::SplitProgram split = package::split_once(whole.module(), holding);
   package::LinkedCode code = package::link_code(code_of(split.serving, whole));
   py::list arguments;
   for (const auto& argument : split.arguments) arguments.append(py::make_tuple(argument.is_packed, argument.place));
@@ -121,7 +134,9 @@ void init_package(py::module_& module) {
           "Of the program's inputs, in order: whether it is a tensor of the package, and its place among these, or among the user's inputs.")
       .def("tensor", &tensor_of, py::arg("place"), "A constant in the mapping, which nobody may write.")
       .def("program", &program_of, py::arg("options") = "{}", py::call_guard<py::gil_scoped_release>(), "The program, its code loaded.");
-  module.def("package_parts", &package_parts, py::arg("program"), "What a package holds of a program that was compiled for one set of features.");
+  module.def("package_facts", &package_facts, py::arg("program"), "Symbol, place of an input, least and most: what may hold of constants' elements.");
+  module.def("package_parts", &package_parts, py::arg("program"), py::arg("holding") = std::set<std::string>(),
+             "What a package holds of a program that was compiled for one set of features.");
   module.def("package_format", [] { return package::kFormat; }, "The format of package files that this build reads.");
   module.def(
       "package_manifest", [](const std::string& path) { return package::read_manifest(package::Mapping(path), path); }, py::arg("path"),

@@ -16,6 +16,7 @@
 #include "lower/torch_to_tensor.h"
 #include "pipeline.h"
 #include "runtime/compile.h"
+#include "runtime/owned.h"
 #include "runtime/packed.h"
 #include "runtime/resident.h"
 #include "runtime/winners.h"
@@ -146,6 +147,7 @@ void init_tools(py::module_& module) {
   module.def("check_kernel_errors", &runtime::check_kernel_errors,
              "Raises what kernels on devices have reported and no call has raised yet: IndexError, RuntimeError. Waits for nothing.");
   module.def("packed_bytes", &runtime::packed_bytes, "Bytes of packed weights in this process.");
+  module.def("owned_bytes", &runtime::owned_bytes, "Bytes of weights that are in memory as packed copies alone.");
   module.def("trim_memory", &trim_memory, "Gives memory that is kept for reuse back to the system.");
 }
 

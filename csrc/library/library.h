@@ -75,6 +75,10 @@ class Host {
   /// Keeps the identity of a static input's storage from being reused while the result lives.
   virtual std::shared_ptr<void> watch(size_t input) = 0;
 
+  /// Has `gone(memory)` called before the memory that a static input lies in goes back to its allocator. `memory` is where it begins; null where the
+  /// library cannot promise that.
+  virtual char* report_end(size_t /*input*/, void (* /*gone*/)(void*)) { return nullptr; }
+
   /// The call goes on for long: what the caller holds that others wait for (Python's lock) should be let go.
   virtual void will_take_long() {}
 

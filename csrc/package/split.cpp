@@ -14,44 +14,48 @@ bool is_constant(const std::vector<Expr>& exprs) {
   return std::all_of(exprs.begin(), exprs.end(), [](Expr e) { return symbols_of(e).empty(); });
 }
 
-/// The program for inputs of which no fact holds: what serves a package does not see the elements of its weights.
-kernel_ir::Module without_facts(kernel_ir::Module module) {
-  Ranges none;
+/// The program for inputs of which these facts hold and the others do not: what serves a package does not look at the elements of its weights.
+kernel_ir::Module without_facts(kernel_ir::Module module, const std::set<std::string>& holding) {
+  Ranges known;
+  Substitution values;
   for (const Fact& fact : module.facts) {
-    none[fact.symbol] = {Expr(0), Expr(0)};
+    const int64_t value = holding.contains(fact.symbol) ? 1 : 0;
+    known[fact.symbol] = {Expr(value), Expr(value)};
+    values[fact.symbol] = value;
     module.symbols.erase(fact.symbol);
   }
   module.facts.clear();
   for (auto& kernel : module.kernels) {
-    // Kernels that reckon with a fact are told that it does not hold.
-    if (std::none_of(kernel->symbols.begin(), kernel->symbols.end(), [&](const auto& name) { return none.count(name) > 0; })) continue;
-    auto told = std::make_shared<kernel_ir::Kernel>(*kernel);
-    Substitution zero;
+    // Kernels that reckon with a fact are told whether it holds.
+    Substitution mine;
     for (const std::string& name : kernel->symbols)
-      if (none.count(name) > 0) zero[name] = 0;
-    std::erase_if(told->symbols, [&](const auto& name) { return zero.count(name) > 0; });
-    for (kernel_ir::Size& size : told->sizes) size.value = substitute(size.value, zero);
-    told->chunks = substitute(told->chunks, zero);
-    told->scratch_bytes = substitute(told->scratch_bytes, zero);
-    for (const auto& [name, value] : zero) told->sizes.push_back({name, value});
+      if (auto value = values.find(name); value != values.end()) mine.insert(*value);
+    if (mine.empty()) continue;
+    auto told = std::make_shared<kernel_ir::Kernel>(*kernel);
+    std::erase_if(told->symbols, [&](const auto& name) { return mine.count(name) > 0; });
+    for (kernel_ir::Size& size : told->sizes) size.value = substitute(size.value, mine);
+    told->chunks = substitute(told->chunks, mine);
+    told->scratch_bytes = substitute(told->scratch_bytes, mine);
+    for (const auto& [name, value] : mine) told->sizes.push_back({name, value});
     kernel = std::move(told);
   }
   std::vector<Step> steps;
-  bool open = false;  // the call before has a `when`
+  bool open = false;    // a call before has a `when` that the sizes decide
+  bool closed = false;  // one of the alternatives runs at all sizes: those behind it never do
   for (Step& step : module.steps) {
     auto* call = std::get_if<CallStep>(&step);
     if (!call || call->once) {
       steps.push_back(std::move(step));
       continue;
     }
+    if (!call->is_alternative) open = closed = false;
     const bool never =
-        std::any_of(call->when.begin(), call->when.end(), [&](const Cond& c) { return decide(c, none) == std::optional<bool>(false); });
-    if (never) {
-      open = open && call->is_alternative;
-      continue;
-    }
+        std::any_of(call->when.begin(), call->when.end(), [&](const Cond& c) { return decide(c, known) == std::optional<bool>(false); });
+    if (never || closed) continue;
+    std::erase_if(call->when, [&](const Cond& c) { return decide(c, known) == std::optional<bool>(true); });
     call->is_alternative = open;
     open = !call->when.empty();
+    closed = !open;
     steps.push_back(std::move(step));
   }
   std::set<std::string> read;
@@ -66,6 +70,29 @@ kernel_ir::Module without_facts(kernel_ir::Module module) {
     });
   });
   module.steps = std::move(steps);
+  return module;
+}
+
+/// Static inputs that a kernel is given and does not read need not be there: the kernel is given another argument of the call in their place.
+kernel_ir::Module without_unread(kernel_ir::Module module) {
+  std::map<std::string, std::set<std::string>> loads_of;  // by kernel
+  for (Step& step : module.steps) {
+    auto* call = std::get_if<CallStep>(&step);
+    if (!call || call->once) continue;
+    const kernel_ir::Kernel& kernel = *module.find_kernel(call->kernel);
+    auto [loads, is_new] = loads_of.try_emplace(kernel.name);
+    if (is_new) loads->second = runtime::loaded_params(kernel);
+    auto is_read = [&](size_t p) { return kernel.params[p].kind == loop_ir::ParamKind::in && loads->second.contains(kernel.params[p].name); };
+    for (size_t p = 0; p < kernel.params.size(); ++p) {
+      const Buffer& buffer = *module.find_buffer(call->arguments[p]);
+      if (!buffer.is_static || kernel.params[p].kind != loop_ir::ParamKind::in || is_read(p)) continue;
+      for (size_t other = 0; other < kernel.params.size(); ++other) {
+        if (!is_read(other) || kernel.params[other].dtype != buffer.dtype) continue;
+        call->arguments[p] = call->arguments[other];
+        break;
+      }
+    }
+  }
   return module;
 }
 
@@ -181,10 +208,9 @@ class Splitter {
 
 }  // namespace
 
-SplitProgram split_once(const kernel_ir::Module& module) {
-  if (module.facts.empty()) return Splitter(module).split();
-  const kernel_ir::Module any = without_facts(module);
-  return Splitter(any).split();
+SplitProgram split_once(const kernel_ir::Module& module, const std::set<std::string>& holding) {
+  const kernel_ir::Module served = without_unread(module.facts.empty() ? module : without_facts(module, holding));
+  return Splitter(served).split();
 }
 
 }  // namespace deplo::package

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,8 @@ struct SplitProgram {
   std::vector<Argument> arguments;  ///< by input of `serving`
 };
 
-/// Packing that depends on sizes stays with `serving`, and so do inputs of the user; other inputs that nothing reads are left out.
-SplitProgram split_once(const kernel_ir::Module& module);
+/// Packing that depends on sizes stays with `serving`, and so do inputs of the user; other inputs that nothing reads are left out. `holding` are the
+/// symbols of facts that are known to hold of the inputs for good.
+SplitProgram split_once(const kernel_ir::Module& module, const std::set<std::string>& holding = {});
 
 }  // namespace deplo::package

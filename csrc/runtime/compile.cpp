@@ -185,6 +185,7 @@ CompiledGraph make_graph(kernel_ir::Module module, const CompileOptions& options
   KernelCode code = target_of(options.context).compile(module, options.context, options.target, graph.report.codegen);
   runtime::Program::Options program;
   program.sampled = options.sampled;
+  program.own = options.own && !options.context.training;
   program.memory_limit = options.memory_limit;
   program.guard = options.guard;
   program.device = options.target.device;

@@ -93,9 +93,10 @@ json describe_steps(const CompiledGraph& graph) {
   return steps;
 }
 
-json describe_memory(const CompiledGraph& graph) {
+json describe_memory(const CompiledGraph& graph, const CompileOptions& options) {
   const runtime::Program& program = *graph.program;
   json memory{{"packed_bytes", program.packed_bytes()}, {"temporaries", program.layout().temporaries.size()}};
+  if (options.own) memory["kept_twice"] = program.kept_twice();
   auto plan = program.latest_plan();
   if (!plan) return memory;
   memory["arena_bytes"] = plan->arena_bytes;
@@ -149,7 +150,7 @@ std::string describe(const CompiledGraph& graph, const CompileOptions& options) 
              {"sizes", sizes},
              {"kernels", describe_kernels(graph, sizes)},
              {"steps", describe_steps(graph)},
-             {"memory", describe_memory(graph)},
+             {"memory", describe_memory(graph, options)},
              {"memory_plan", describe_places(*graph.program)},
              {"cache",
               {{"compiled", report.codegen.compiled},

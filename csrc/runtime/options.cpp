@@ -48,6 +48,7 @@ struct Reader {
          [&](const json& v) {
            const auto text = v.get<std::string>();
            options.context.weights = text == "original" ? Weights::original : text == "pack" ? Weights::packed : Weights::automatic;
+           options.own = text == "own";
          }},
         {"hints", [&](const json& v) { options.context.hints = v.get<SizeHints>(); }},
     };

@@ -24,6 +24,7 @@ struct CompileOptions {
   bool guard = false;                                ///< guard pages and patterns around what kernels work on
   bool replay = false;                               ///< launches on a device are recorded, and then repeated
   bool sampled = true;                               ///< elements of weights are compared at each call
+  bool own = false;                                  ///< packed copies stand for the weights, which leave memory
   int64_t memory_limit = 0;                          ///< bytes; 0: any
   std::string tune = "auto";                         ///< off: winners are not used
   std::shared_ptr<const Winners> winners = nullptr;  ///< those that context.tuned stands for

@@ -6,10 +6,13 @@
 #include <cstring>
 #include <map>
 #include <numeric>
+#include <set>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
+#include "kernel_ir/rewrite.h"
+#include "runtime/owned.h"
 
 namespace deplo::runtime {
 namespace {
@@ -184,7 +187,9 @@ uint64_t sample_of(const TensorView& view) {
 
 Identity identity_of(const TensorView& view, bool sampled) {
   static std::atomic<uint64_t> unknown{1ULL << 63};
-  return {view.storage, view.data, view.has_version ? view.version : unknown.fetch_add(1), sampled && view.device < 0 ? sample_of(view) : 0};
+  const OwnedContent owned = view.device < 0 ? owned_content(view.data) : OwnedContent{};
+  const uint64_t sample = !sampled || view.device >= 0 ? 0 : owned.is_known ? owned.sample : sample_of(view);
+  return {view.storage, view.data, view.has_version ? view.version : unknown.fetch_add(1), sample, owned.writes};
 }
 
 std::vector<OnceGroup> find_once_groups(const kernel_ir::Module& module, const Layout& layout) {
@@ -222,6 +227,39 @@ std::vector<OnceGroup> find_once_groups(const kernel_ir::Module& module, const L
     result.push_back(std::move(group));
   }
   return result;
+}
+
+std::set<std::string> loaded_params(const kernel_ir::Kernel& kernel) {
+  std::set<std::string> loaded;
+  bool tells = !kernel.body.empty();
+  kernel_ir::visit_all(kernel.body, [&](const kernel_ir::Stmt& stmt) {
+    if (const auto* load = std::get_if<kernel_ir::Load>(&stmt.node)) loaded.insert(load->buffer);
+    if (const auto* store = std::get_if<kernel_ir::Store>(&stmt.node)) loaded.insert(store->buffer);
+    if (const auto* matrix = std::get_if<kernel_ir::Matrix>(&stmt.node)) loaded.insert(matrix->buffer);
+    tells = tells && !std::holds_alternative<kernel_ir::CopyAsync>(stmt.node) && !std::holds_alternative<kernel_ir::MultiplyTiles>(stmt.node);
+  });
+  if (!tells)
+    for (const auto& param : kernel.params) loaded.insert(param.name);
+  return loaded;
+}
+
+std::vector<std::string> find_readers(const kernel_ir::Module& module, const Layout& layout) {
+  std::map<std::string, std::set<std::string>> loads_of;  // by kernel
+  std::vector<std::string> readers(module.buffers.size());
+  for (size_t s = 0; s < layout.steps.size(); ++s) {
+    const Layout::Step& step = layout.steps[s];
+    if (step.once) continue;
+    if (!step.kernel) {
+      for (size_t buffer : step.buffers) readers[buffer] = std::get<LibraryStep>(module.steps[s]).op;
+      continue;
+    }
+    const kernel_ir::Kernel& kernel = *module.kernels[*step.kernel];
+    auto [loads, is_new] = loads_of.try_emplace(kernel.name);
+    if (is_new) loads->second = loaded_params(kernel);
+    for (size_t p = 0; p < step.buffers.size(); ++p)
+      if (loads->second.count(kernel.params[p].name) > 0) readers[step.buffers[p]] = kernel.name;
+  }
+  return readers;
 }
 
 std::shared_ptr<PackedBlock> share_packed(uint64_t content, const std::vector<Identity>& inputs, const std::function<void(PackedBlock&)>& make) {

@@ -5,6 +5,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "base/memory.h"
@@ -22,6 +24,7 @@ struct Identity {
   const char* data = nullptr;
   uint64_t version = 0;
   uint64_t sample = 0;  ///< of the elements
+  uint64_t writes = 0;  ///< that were seen beside the version: of weights that were gone (owned.h)
   auto operator<=>(const Identity&) const = default;
 };
 /// The identity of a tensor without a version is new at every call: what is packed from it is packed again. Without `sampled`, no element is looked
@@ -36,6 +39,11 @@ struct OnceGroup {
   uint64_t content = 0;        ///< equal for groups that compute the same from the same inputs, in any program
 };
 std::vector<OnceGroup> find_once_groups(const kernel_ir::Module& module, const Layout& layout);
+
+/// Of a kernel's params those that it reads; all where a statement does not tell.
+std::set<std::string> loaded_params(const kernel_ir::Kernel& kernel);
+/// By buffer: the kernel or operator of a step that reads this static input though it is no `once` step; empty where there is none.
+std::vector<std::string> find_readers(const kernel_ir::Module& module, const Layout& layout);
 
 /// What one group made from one content of its inputs.
 struct PackedBlock {

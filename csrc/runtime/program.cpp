@@ -9,6 +9,7 @@
 #include "runtime/device_call.h"
 #include "runtime/guard.h"
 #include "runtime/kernel_error.h"
+#include "runtime/owned.h"
 
 namespace deplo::runtime {
 namespace {
@@ -113,11 +114,15 @@ Program::Program(kernel_ir::Module module, KernelCode code, LibraryFactory libra
     libraries_.push_back(library(step, context));
   }
   times_.resize(layout_.steps.size());
+  if (options_.own) reader_of_ = find_readers(module_, layout_);
   if (options_.device >= 0 && code_.device)
     resident_ = std::make_unique<Resident>(*code_.device, module_, layout_, solver_.names(), options_.device, options_.replay);
 }
 
-Program::~Program() = default;
+Program::~Program() {
+  packed_.reset();
+  drop_unused_copies();
+}
 
 std::shared_ptr<const Plan> Program::plan_for(const std::vector<int64_t>& symbols) {
   {
@@ -228,7 +233,13 @@ std::shared_ptr<const Program::PackedState> Program::packed_for(const CallArgume
   }
   uint64_t generation = packed_generation();
   bool fresh = current && current->generation == generation;
-  if (fresh && same_identities(*current, arguments, state, plan)) return current;
+  if (fresh && same_identities(*current, arguments, state, plan)) {
+    // Somebody read weights since they were let go.
+    for (size_t g = 0; options_.own && weights_shown() > 0 && g < groups_.size(); ++g)
+      if (current->blocks[g]) own_inputs(groups_[g], current->blocks[g], arguments, state, plan, host, team);
+    return current;
+  }
+  drop_unused_copies();
   auto made = std::make_shared<PackedState>();
   made->generation = generation;
   std::vector<size_t> starts;
@@ -248,6 +259,7 @@ std::shared_ptr<const Program::PackedState> Program::packed_for(const CallArgume
     }
     std::vector<Identity> inputs(at(*made, starts[g]), at(*made, starts[g + 1]));
     made->blocks.push_back(share_packed(groups_[g].content, inputs, [&](PackedBlock& block) { pack(groups_[g], state, plan, host, team, block); }));
+    if (options_.own) own_inputs(groups_[g], made->blocks.back(), arguments, state, plan, host, team);
   }
   int64_t bytes = plan.arena_bytes;
   for (const auto& block : made->blocks)
@@ -298,6 +310,113 @@ void Program::pack(const OnceGroup& group, const CallState& state, const Plan& p
   }
   Memory scratch(round_up(plan.scratch_bytes, kScratchAlignment) * team.threads());
   for (size_t step : group.steps) run_kernel(step, plan, pointers.data(), scratch.data(), team);
+}
+
+namespace {
+
+/// Extents of a tensor whose elements fill one block of memory, slowest first; nothing for others.
+std::optional<std::vector<int64_t>> extents_in_memory(const BufferShape& shape) {
+  std::vector<std::pair<int64_t, int64_t>> axes;
+  for (size_t d = 0; d < shape.sizes.size(); ++d)
+    if (shape.sizes[d] != 1) axes.emplace_back(shape.strides[d], shape.sizes[d]);
+  std::sort(axes.rbegin(), axes.rend());
+  std::vector<int64_t> extents;
+  int64_t count = 1;
+  for (size_t d = axes.size(); d-- > 0;) {
+    if (axes[d].first != count) return std::nullopt;
+    count *= axes[d].second;
+    extents.insert(extents.begin(), axes[d].second);
+  }
+  return extents;
+}
+
+/// Rows and columns of few places in all.
+std::pair<int64_t, int64_t> rows_and_columns(const std::vector<int64_t>& extents) {
+  int64_t count = 1;
+  for (int64_t extent : extents) count *= extent;
+  std::pair<int64_t, int64_t> best{count, 1};
+  int64_t rows = 1;
+  for (int64_t extent : extents) {
+    rows *= extent;
+    if (rows + count / rows < best.first + best.second) best = {rows, count / rows};
+  }
+  return best;
+}
+
+/// How inputs of groups with this content, these sizes and this number among the group's inputs lie in what is packed of them: found once. Null: in
+/// no way that is known. Never destroyed, like the registry of blocks.
+struct KnownUnpackings {
+  std::mutex mutex;
+  std::map<std::vector<uint64_t>, std::shared_ptr<const Unpacking>> by_content;
+};
+KnownUnpackings& known_unpackings() {
+  static auto* instance = new KnownUnpackings;
+  return *instance;
+}
+
+}  // namespace
+
+std::shared_ptr<const Unpacking> Program::unpacking_of(const OnceGroup& group, size_t input, const PackedBlock& block, const CallState& state,
+                                                       const Plan& plan, TeamLease& team) {
+  const size_t buffer = group.inputs[input];
+  std::vector<uint64_t> key{group.content, input};
+  for (size_t step : group.steps)
+    for (int64_t value : plan.steps[step].symbols) key.push_back(static_cast<uint64_t>(value));
+  KnownUnpackings& known = known_unpackings();
+  std::lock_guard lock(known.mutex);
+  if (auto found = known.by_content.find(key); found != known.by_content.end()) return found->second;
+  std::shared_ptr<const Unpacking>& how = known.by_content[key];
+  const auto extents = extents_in_memory(plan.shapes[buffer]);
+  if (!extents || extents->empty()) return nullptr;
+  const auto [rows, cols] = rows_and_columns(*extents);
+  Zeros memory(block.bytes);
+  std::vector<char*> pointers(module_.buffers.size(), nullptr);
+  for (size_t other : group.inputs) pointers[other] = state.pointers[other];
+  std::vector<Bytes> outputs;
+  int64_t offset = 0;
+  for (size_t packed : group.packed) {
+    pointers[packed] = memory.data() + offset;
+    outputs.push_back({pointers[packed], plan.shapes[packed].bytes});
+    offset += round_up(plan.shapes[packed].bytes, kAlignment);
+  }
+  Memory scratch(round_up(plan.scratch_bytes, kScratchAlignment) * team.threads());
+  auto found = find_unpacking(module_.buffers[buffer].dtype, rows, cols, outputs, [&](const char* elements) {
+    pointers[buffer] = const_cast<char*>(elements);
+    for (size_t step : group.steps) run_kernel(step, plan, pointers.data(), scratch.data(), team);
+  });
+  if (found) how = std::make_shared<const Unpacking>(std::move(*found));
+  return how;
+}
+
+void Program::own_inputs(const OnceGroup& group, const std::shared_ptr<PackedBlock>& block, const CallArgument* arguments, const CallState& state,
+                         const Plan& plan, Host& host, TeamLease& team) {
+  constexpr int64_t kLeast = 1 << 17;  // bytes of weights that are worth it
+  for (size_t i = 0; i < group.inputs.size(); ++i) {
+    const size_t buffer = group.inputs[i];
+    const size_t argument = argument_of_[buffer];
+    const TensorView& view = arguments[argument].tensor;
+    if (view.device >= 0 || plan.shapes[buffer].bytes < kLeast) continue;
+    auto attempt = [&]() -> std::string {
+      if (!reader_of_[buffer].empty()) return fmt::format("{} reads it as it lies, too", reader_of_[buffer]);
+      if (!view.has_version) return "it is an inference tensor, whose writes leave no trace";
+      char* memory = host.report_end(argument, forget_memory);
+      if (!memory) return "PyTorch's allocator did not make its memory: a mapped file, shared memory or another library's";
+      auto how = unpacking_of(group, i, *block, state, plan, team);
+      if (!how) return "its packed copy does not hold all of it";
+      return own({view.data, plan.shapes[buffer].bytes, memory, identity_of(view, true).sample, block, std::move(how)});
+    };
+    const std::string why = attempt();
+    std::lock_guard lock(mutex_);
+    if (why.empty())
+      kept_twice_.erase(module_.buffers[buffer].name);
+    else
+      kept_twice_[module_.buffers[buffer].name] = why;
+  }
+}
+
+std::map<std::string, std::string> Program::kept_twice() const {
+  std::lock_guard lock(mutex_);
+  return kept_twice_;
 }
 
 void Program::await_packed(const PackedState& packed, Host& host) {

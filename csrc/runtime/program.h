@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "runtime/plan.h"
 #include "runtime/resident.h"
 #include "runtime/thread_team.h"
+#include "runtime/unpacking.h"
 #include "target/kernels.h"
 
 namespace deplo::runtime {
@@ -38,6 +40,7 @@ class Program {
     int64_t memory_limit = 0;  ///< bytes of packed inputs and of one call's temporaries; 0: any
     int plans_kept = 16;       ///< tuples of sizes whose plan is remembered
     bool sampled = true;       ///< elements of weights are compared at each call, for writes that no version counts
+    bool own = false;          ///< packed copies stand for the weights, which leave memory
     bool guard = false;        ///< each kernel works on guarded copies of its buffers
     int device = -1;           ///< that its tensors are on, where its kernels run on one
     bool replay = false;       ///< launches of equal sizes are recorded, and then repeated
@@ -67,6 +70,8 @@ class Program {
   /// The plan of the latest call; null before the first.
   std::shared_ptr<const Plan> latest_plan() const;
   int64_t packed_bytes() const;
+  /// Static inputs of which there are two copies in spite of the option `own`, and why.
+  std::map<std::string, std::string> kept_twice() const;
 
   void set_profiling(bool on);
   std::vector<StepTime> step_times() const;
@@ -90,6 +95,11 @@ class Program {
   bool same_identities(const PackedState& state, const CallArgument* arguments, CallState& call, const Plan& plan) const;
   std::shared_ptr<const PackedState> packed_for(const CallArgument* arguments, CallState& state, const Plan& plan, Host& host, TeamLease& team);
   void pack(const OnceGroup& group, const CallState& state, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block);
+  /// Lets the group's inputs go, as far as the block gives them back and nothing else reads them (owned.h).
+  void own_inputs(const OnceGroup& group, const std::shared_ptr<PackedBlock>& block, const CallArgument* arguments, const CallState& state,
+                  const Plan& plan, Host& host, TeamLease& team);
+  std::shared_ptr<const Unpacking> unpacking_of(const OnceGroup& group, size_t input, const PackedBlock& block, const CallState& state,
+                                                const Plan& plan, TeamLease& team);
   /// Has the call's stream wait until packed blocks are filled.
   static void await_packed(const PackedState& packed, Host& host);
   void run_steps(CallState& state, const Plan& plan, Host& host, TeamLease& team);
@@ -108,14 +118,16 @@ class Program {
   Layout layout_;
   SymbolSolver solver_;
   std::vector<OnceGroup> groups_;
-  std::vector<size_t> argument_of_;  ///< place in the calling order of each input buffer
-  std::vector<KernelFn> functions_;  ///< by step; null for library steps, and where no function is
+  std::vector<size_t> argument_of_;     ///< place in the calling order of each input buffer
+  std::vector<std::string> reader_of_;  ///< by buffer: a step that reads the input beside `once` steps; empty: none
+  std::vector<KernelFn> functions_;     ///< by step; null for library steps, and where no function is
   std::vector<std::unique_ptr<LibraryOp>> libraries_;
   std::unique_ptr<Resident> resident_;  ///< of a program whose tensors are on a device
 
   mutable std::mutex mutex_;                      ///< of the members below
   std::list<std::shared_ptr<const Plan>> plans_;  ///< the latest first
   std::shared_ptr<const PackedState> packed_;
+  std::map<std::string, std::string> kept_twice_;
   std::vector<std::unique_ptr<CallState>> idle_;
   struct KnownFact {
     Identity identity;

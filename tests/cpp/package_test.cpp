@@ -50,6 +50,9 @@ kernel @pack_rows(v: ptr f32, out p1: ptr f32) symbols (s0) chunks s0 scratch 0
   store p1[0] = a
 kernel @use(x: ptr f32, p0: ptr f32, p1: ptr f32, v: ptr f32, out y: ptr f32) symbols (s0) chunks s0 scratch 0
   a: f32 = load x[0]
+  b: f32 = load p0[0]
+  c: f32 = load p1[0]
+  d: f32 = load v[0]
   store y[0] = a
 )";
 
@@ -72,6 +75,55 @@ TEST_CASE("what is packed for all sizes alike becomes a constant; what depends o
   CHECK(!split.serving.find_kernel("pack_rows")->body.empty());
   CHECK(split.serving.find_kernel("use")->body.empty());
   CHECK(kernel_ir::parse(kernel_ir::print(split.serving)) == split.serving);
+}
+
+constexpr const char* kWithFacts = R"(
+program @f(x: f32[4] user, w: i8[4] parameter static) where few0 in 0..1
+  fact few0 = all w in -8..7
+  buffer p0: u8[2] packed
+  buffer y: f32[4] output
+  once call @pack(w, p0)
+  call @use_halves(x, w, p0, y) when few0 - 1 >= 0
+  or call @use(x, w, p0, y)
+  return y
+kernel @pack(w: ptr i8, out p0: ptr u8) symbols () chunks 1 scratch 0
+  a: i8 = load w[0]
+  b: u8 = cast(a)
+  store p0[0] = b
+kernel @use_halves(x: ptr f32, w: ptr i8, p0: ptr u8, out y: ptr f32) symbols () chunks 1 scratch 0
+  a: f32 = load x[0]
+  b: u8 = load p0[0]
+  store y[0] = a
+kernel @use(x: ptr f32, w: ptr i8, p0: ptr u8, out y: ptr f32) symbols () chunks 1 scratch 0
+  a: f32 = load x[0]
+  b: i8 = load w[0]
+  store y[0] = a
+)";
+
+TEST_CASE("facts that hold choose a schedule for good") {
+  const kernel_ir::Module module = kernel_ir::parse(kWithFacts);
+  auto calls = [](const SplitProgram& split) {
+    std::vector<std::string> names;
+    for (const Step& step : split.serving.steps) names.push_back(std::get<CallStep>(step).kernel);
+    return names;
+  };
+  CHECK(calls(split_once(module)) == std::vector<std::string>{"use"});
+  const SplitProgram split = split_once(module, {"few0"});
+  CHECK(calls(split) == std::vector<std::string>{"use_halves"});
+  CHECK(std::get<CallStep>(split.serving.steps[0]).when.empty());
+  CHECK(split.serving.symbols.empty());
+  CHECK_NOTHROW(kernel_ir::verify(split.serving));
+}
+
+TEST_CASE("what a kernel is given and does not read need not be there") {
+  std::string text = kProgram;
+  const std::string given = "call @use(x, p0, p1, v, y)";
+  const size_t at = text.find(given);
+  text.replace(at, given.size(), "call @use(x, p0, w, v, y)");
+  text.erase(text.rfind("  c: f32 = load p1[0]"));  // and v
+  text += "  store y[0] = a\n";
+  const SplitProgram split = split_once(kernel_ir::parse(text));
+  CHECK(split.serving.input_order == std::vector<std::string>{"x", "v", "p0"});
 }
 
 }  // namespace

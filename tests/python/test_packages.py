@@ -230,6 +230,22 @@ def test_weights_quantized_by_torchao(path):
         close(deplo.load(path)(x), model(x).detach(), torch.bfloat16)
 
 
+def test_files_hold_what_is_packed_without_the_weights(path):
+    from torchao.quantization import IntxWeightOnlyConfig, PerGroup, quantize_
+
+    model, x = Layers(512).eval(), torch.randn(8, 512)
+    deplo.export(model, (x,), path=path, features=["native"])
+    assert sum(tensor["bytes"] for tensor in read_manifest(path)["tensors"]) < 1.02 * sum(p.nbytes for p in model.parameters())
+    close(deplo.load(path)(x), model(x).detach())
+    layer = nn.Sequential(nn.Linear(1024, 512, bias=False)).bfloat16()
+    quantize_(layer, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)))
+    x = torch.randn(4, 1024, dtype=torch.bfloat16)
+    deplo.export(layer, (x,), path=path, features=["native"])
+    tensors = read_manifest(path)["tensors"]
+    assert sum(tensor["bytes"] for tensor in tensors) < 0.75 * 1024 * 512, tensors  # codes of four bits, scales and zero points of 32 each
+    close(deplo.load(path)(x), layer(x).detach(), torch.bfloat16)
+
+
 def test_sizes_are_symbols_with_ranges(path):
     class Shifted(nn.Module):
         def forward(self, x, n: int):

@@ -10,8 +10,10 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/autograd/forward_grad.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 
 #include "base/error.h"
@@ -156,6 +158,23 @@ char* TensorHost::allocate(size_t /*buffer*/, DType dtype, const BufferShape& sh
 
 std::shared_ptr<void> TensorHost::watch(size_t input) {
   return std::make_shared<c10::weak_intrusive_ptr<c10::StorageImpl>>(inputs_[input]->storage().getWeakStorageImpl());
+}
+
+char* TensorHost::report_end(size_t input, void (*gone)(void*)) {
+  static const c10::DeleterFnPtr free_memory = c10::GetCPUAllocator()->raw_deleter();
+  static std::atomic<void (*)(void*)> told{nullptr};
+  told.store(gone);
+  const c10::DeleterFnPtr tell = [](void* memory) {
+    told.load()(memory);
+    free_memory(memory);
+  };
+  // The pointer stays what it is: other threads may read it meanwhile.
+  c10::DataPtr& memory = inputs_[input]->storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  if (!free_memory || memory.get() != memory.get_context()) return nullptr;
+  if (memory.get_deleter() != tell && !memory.compare_exchange_deleter(free_memory, tell)) return nullptr;
+  return static_cast<char*>(memory.get());
 }
 
 at::Tensor TensorHost::tensor(size_t buffer) const {

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "runtime/packed.h"
+#include "runtime/unpacking.h"
+
+namespace deplo::runtime {
+
+// Weights of which only the packed copy is in memory (docs/runtime.md). Their pages may not be touched; who touches one all the same, in whatever
+// code, waits until the whole weight has been made again from the packed copy, by a handler of SIGSEGV. It may then be read until it is let go again;
+// who writes it gets it for good, and the next call packs anew.
+
+/// A weight whose packed copy is to stand for it.
+struct Owning {
+  char* data = nullptr;
+  int64_t bytes = 0;
+  char* memory = nullptr;  ///< where the memory that it is a part of begins; forget_memory() tells of its end
+  uint64_t sample = 0;     ///< Identity::sample of the weight, which is not looked at while it is gone
+  std::shared_ptr<PackedBlock> block;
+  std::shared_ptr<const Unpacking> how;
+};
+/// Lets go of the weight's pages if the packed copy gives exactly its bytes; says why not, or nothing. A weight that was read since stays for a
+/// while, the longer the oftener it was read.
+std::string own(const Owning& weight);
+
+/// What is known of a weight that may be gone without touching it.
+struct OwnedContent {
+  bool is_known = false;  ///< since `sample` nothing was written
+  uint64_t sample = 0;
+  uint64_t writes = 0;  ///< seen so far
+};
+OwnedContent owned_content(const char* data);
+
+/// Of memory that goes back to its allocator now: from here on it is ordinary memory without content.
+void forget_memory(void* memory);
+/// Of weights that somebody read or wrote, drops packed copies that nobody else has.
+void drop_unused_copies();
+
+/// Weights that are there again because somebody read them.
+int64_t weights_shown();
+/// Bytes of weights that are gone.
+int64_t owned_bytes();
+
+}  // namespace deplo::runtime
