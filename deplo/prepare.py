@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .core import core
 from .errors import Error, UnsupportedError, UserError
 from .options import read_options
 
@@ -68,6 +69,7 @@ def prepare(
                 raise UnsupportedError(f"{type(model).__name__}: {error}") from error
             raise
     gc.collect()  # what Dynamo leaves of a traced model is a good part of a small model's size
+    core().trim_memory()
     if not quiet:
         print(_summary(plans, time.perf_counter() - start, records))
     return model

@@ -1,6 +1,7 @@
 #include "base/memory.h"
 
 #include <fmt/format.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -153,6 +154,11 @@ Memory::~Memory() {
   if (data_) pool().give({data_, bytes_});
 }
 
+void Memory::keep_tail_small(int64_t bytes) {
+  const int64_t whole = bytes / kHugePage * kHugePage;
+  if (bytes_ > bytes && bytes_ >= kHugePage) madvise(data_ + whole, static_cast<size_t>(bytes_ - whole), MADV_NOHUGEPAGE);
+}
+
 Memory::Memory(Memory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
 
 Memory& Memory::operator=(Memory&& other) noexcept {
@@ -163,6 +169,11 @@ Memory& Memory::operator=(Memory&& other) noexcept {
 
 MemoryStats memory_stats() { return pool().stats(); }
 
-void trim_memory() { pool().trim(); }
+void trim_memory() {
+  pool().trim();
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
 
 }  // namespace deplo

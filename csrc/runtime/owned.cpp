@@ -229,6 +229,17 @@ bool handle_faults() {
 
 char* page_of(char* address, int64_t page) { return address - reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(page); }
 
+int64_t page_bytes() {
+  static const int64_t bytes = sysconf(_SC_PAGESIZE);
+  return bytes;
+}
+
+/// The region of the weight that begins here.
+std::map<char*, Region>::iterator find_by_data(Registry& all, const char* data) {
+  const auto at = all.regions.find(page_of(const_cast<char*>(data) + page_bytes() - 1, page_bytes()));
+  return at == all.regions.end() || at->second.data == data ? at : all.regions.end();
+}
+
 /// The weight's region, made if there is none; null where it shares pages with another one.
 Region* find_region(Registry& all, const Owning& weight, char* begin, char* end) {
   auto at = all.regions.find(begin);
@@ -247,7 +258,7 @@ Region* find_region(Registry& all, const Owning& weight, char* begin, char* end)
 }  // namespace
 
 std::string own(const Owning& weight) {
-  static const int64_t page = sysconf(_SC_PAGESIZE);
+  const int64_t page = page_bytes();
   constexpr int64_t kLeast = 1 << 16;  // below, two ranges of pages more are no gain
   char* begin = page_of(weight.data + page - 1, page);
   char* end = page_of(weight.data + weight.bytes, page);
@@ -265,10 +276,8 @@ std::string own(const Owning& weight) {
       case State::returning:
       case State::gone: return "";
       case State::shown:
-        if (now() - region->returned_at < patience(region->returns)) return "";
-        if (!take_away(begin, end)) return "the system gives no more ranges of pages";
-        all.set(*region, State::gone);
-        return "";
+        if (region->block.use_count() > 1) return "";  // else nobody but the weight needs the copy that it has
+        break;
       case State::ordinary: break;
     }
     if (!allow(begin, end, PROT_READ)) return "the system does not protect its pages";
@@ -292,13 +301,21 @@ std::string own(const Owning& weight) {
   return "";
 }
 
+void let_go_again(const char* data) {
+  Registry& all = registry();
+  Registry::Lock lock(all);
+  const auto at = find_by_data(all, data);
+  if (at == all.regions.end() || at->second.state != State::shown) return;
+  Region& region = at->second;
+  if (now() - region.returned_at >= patience(region.returns) && take_away(at->first, region.end)) all.set(region, State::gone);
+}
+
 OwnedContent owned_content(const char* data) {
   Registry& all = registry();
   if (all.known.load(std::memory_order_relaxed) == 0) return {};
-  static const int64_t page = sysconf(_SC_PAGESIZE);
   Registry::Lock lock(all);
-  const auto at = all.regions.find(page_of(const_cast<char*>(data) + page - 1, page));
-  if (at == all.regions.end() || at->second.data != data) return {};
+  const auto at = find_by_data(all, data);
+  if (at == all.regions.end()) return {};
   const Region& region = at->second;
   const bool is_known = region.state == State::gone || region.state == State::returning || region.state == State::shown;
   return {is_known, region.sample, region.writes};

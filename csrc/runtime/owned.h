@@ -23,9 +23,10 @@ struct Owning {
   std::shared_ptr<PackedBlock> block;
   std::shared_ptr<const Unpacking> how;
 };
-/// Lets go of the weight's pages if the packed copy gives exactly its bytes; says why not, or nothing. A weight that was read since stays for a
-/// while, the longer the oftener it was read.
+/// Lets go of the weight's pages if the packed copy gives exactly its bytes; says why not, or nothing.
 std::string own(const Owning& weight);
+/// Lets go again of a weight that was read since. The oftener it was read, the longer it stays.
+void let_go_again(const char* data);
 
 /// What is known of a weight that may be gone without touching it.
 struct OwnedContent {

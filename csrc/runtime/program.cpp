@@ -234,9 +234,9 @@ std::shared_ptr<const Program::PackedState> Program::packed_for(const CallArgume
   uint64_t generation = packed_generation();
   bool fresh = current && current->generation == generation;
   if (fresh && same_identities(*current, arguments, state, plan)) {
-    // Somebody read weights since they were let go.
-    for (size_t g = 0; options_.own && weights_shown() > 0 && g < groups_.size(); ++g)
-      if (current->blocks[g]) own_inputs(groups_[g], current->blocks[g], arguments, state, plan, host, team);
+    for (const OnceGroup& group : groups_)
+      for (size_t buffer : group.inputs)
+        if (options_.own && weights_shown() > 0 && reader_of_[buffer].empty()) let_go_again(arguments[argument_of_[buffer]].tensor.data);
     return current;
   }
   drop_unused_copies();
@@ -283,6 +283,7 @@ void Program::pack(const OnceGroup& group, const CallState& state, const Plan& p
     block.device = host.allocate_on_device(block.bytes);
   else
     block.memory = Memory(block.bytes);
+  if (!resident_) block.memory.keep_tail_small(block.bytes);
   char* data = resident_ ? block.device.data : block.memory.data();
   block.pointers.clear();
   std::vector<char*> pointers(module_.buffers.size(), nullptr);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -19,7 +20,12 @@ Bits bits_at(const char* place) {
   return bits;
 }
 
-int half_at(const char* packed, int64_t place) { return static_cast<uint8_t>(packed[place / 2]) >> (place % 2 * 4) & 15; }
+constexpr int64_t kHalves = 8;  ///< of a word
+
+int half_at(const char* packed, int64_t place, int turn) {
+  const auto word = bits_at<uint32_t>(packed + place / kHalves * 4);
+  return static_cast<int>(std::rotr(word, turn) >> (place % kHalves * 4) & 15);
+}
 
 /// Calls f(element, its bits) for elements first .. last, until it returns false.
 template <class Bits, class F>
@@ -32,7 +38,7 @@ bool each_element(const Unpacking& how, const char* packed, int64_t first, int64
     for (const int64_t end = std::min(how.cols, col + last - k); col < end; ++col, ++k) {
       Bits bits;
       if constexpr (sizeof(Bits) == 1) {
-        bits = how.halved ? static_cast<Bits>(((half_at(packed, at + col_at[col]) - how.zero - how.least) & 15) + how.least)
+        bits = how.halved ? static_cast<Bits>(((half_at(packed, at + col_at[col], how.turn) - how.zero - how.least) & 15) + how.least)
                           : bits_at<Bits>(packed + at + col_at[col]);
       } else {
         bits = bits_at<Bits>(packed + at + col_at[col]);
@@ -79,39 +85,47 @@ struct Numbering {
 /// Places of an output that held a digit in every input so far, with the number that the digits make.
 class Places {
  public:
-  /// `digit_at(place)` is what lies there; places that hold no digit of `base` go.
+  Places(int64_t base, int64_t count) : base_(base), count_(count) {}
+
+  /// `digit_at(place)` is what lies there after packing the next input; places that hold no digit go.
   template <class F>
-  void narrow(const F& digit_at, int64_t places, int64_t base, int64_t weight) {
-    auto is_digit = [&](int64_t digit) { return digit >= 1 && digit <= base; };
-    if (weight == 1) {
-      for (int64_t place = 0; place < places; ++place)
+  void narrow(const F& digit_at, int64_t places) {
+    auto is_digit = [&](int64_t digit) { return digit >= 1 && digit <= base_; };
+    if (weight_ == 1) {
+      // Far more than there are numbers are no copies.
+      for (int64_t place = 0; place < places && static_cast<int64_t>(found_.size()) <= 4 * count_; ++place)
         if (const int64_t digit = digit_at(place); is_digit(digit)) found_.emplace_back(place, digit - 1);
-      return;
+      if (static_cast<int64_t>(found_.size()) > 4 * count_) found_.clear();
+    } else {
+      std::erase_if(found_, [&](auto& item) {
+        const int64_t digit = digit_at(item.first);
+        item.second += (digit - 1) * weight_;
+        return !is_digit(digit);
+      });
     }
-    std::erase_if(found_, [&](auto& item) {
-      const int64_t digit = digit_at(item.first);
-      item.second += (digit - 1) * weight;
-      return !is_digit(digit);
-    });
+    weight_ *= base_;
   }
 
   /// The first place of each number; nothing if one has none.
-  std::optional<std::vector<int64_t>> by_number(int64_t count) const {
-    std::vector<int64_t> places(static_cast<size_t>(count), -1);
+  std::optional<std::vector<int64_t>> by_number() const {
+    std::vector<int64_t> places(static_cast<size_t>(count_), -1);
     for (const auto& [place, number] : found_)
-      if (number < count && places[static_cast<size_t>(number)] < 0) places[static_cast<size_t>(number)] = place;
+      if (number < count_ && places[static_cast<size_t>(number)] < 0) places[static_cast<size_t>(number)] = place;
     if (std::find(places.begin(), places.end(), -1) != places.end()) return std::nullopt;
     return places;
   }
 
  private:
+  int64_t base_;
+  int64_t count_;
+  int64_t weight_ = 1;
   std::vector<std::pair<int64_t, int64_t>> found_;
 };
 
 /// The half that most zeros became.
-int commonest_half(const Bytes& output) {
+int commonest_half(const Bytes& output, int turn) {
   std::array<int64_t, 16> counts{};
-  for (int64_t place = 0; place < 2 * output.bytes; ++place) ++counts[static_cast<size_t>(half_at(output.data, place))];
+  for (int64_t place = 0; place < output.bytes / 4 * kHalves; ++place) ++counts[static_cast<size_t>(half_at(output.data, place, turn))];
   return static_cast<int>(std::max_element(counts.begin(), counts.end()) - counts.begin());
 }
 
@@ -131,38 +145,44 @@ int64_t digit_at(const Bytes& output, int64_t place, int element) {
   }
 }
 
+/// One way in which elements may lie in one output.
+struct Guess {
+  Unpacking how;
+  Places places;
+};
+
 std::optional<Unpacking> find(const Numbering& numbers, bool halved, const std::vector<Bytes>& outputs,
                               const std::function<void(const char*)>& pack) {
   Zeros input(numbers.rows * numbers.cols * numbers.element);
-  std::vector<int> zeros(outputs.size(), 0);
-  if (halved) {
-    pack(input.data());
-    std::transform(outputs.begin(), outputs.end(), zeros.begin(), commonest_half);
-  }
-  std::vector<Places> places(outputs.size());
+  std::vector<Guess> guesses;
+  if (halved) pack(input.data());
+  for (size_t o = 0; o < outputs.size(); ++o)
+    for (int turn = 0; turn < (halved ? 4 : 1); ++turn) {
+      Unpacking how;
+      how.element = numbers.element;
+      how.halved = halved;
+      how.turn = turn;
+      how.zero = halved ? commonest_half(outputs[o], turn) : 0;
+      how.rows = numbers.rows;
+      how.cols = numbers.cols;
+      how.output = o;
+      guesses.push_back({std::move(how), Places(numbers.base, numbers.count())});
+    }
   int64_t weight = 1;
   for (int plane = 0; plane < numbers.planes(); ++plane, weight *= numbers.base) {
     numbers.write(input.data(), weight);
     pack(input.data());
-    for (size_t o = 0; o < outputs.size(); ++o) {
+    for (auto& [how, places] : guesses) {
+      const Bytes& output = outputs[how.output];
       if (halved)
-        places[o].narrow([&](int64_t place) { return (half_at(outputs[o].data, place) - zeros[o]) & 15; }, 2 * outputs[o].bytes, numbers.base,
-                         weight);
+        places.narrow([&](int64_t place) { return (half_at(output.data, place, how.turn) - how.zero) & 15; }, output.bytes / 4 * kHalves);
       else
-        places[o].narrow([&](int64_t place) { return digit_at(outputs[o], place, numbers.element); }, outputs[o].bytes / numbers.element,
-                         numbers.base, weight);
+        places.narrow([&](int64_t place) { return digit_at(output, place, numbers.element); }, output.bytes / numbers.element);
     }
   }
-  for (size_t o = 0; o < outputs.size(); ++o) {
-    const auto found = places[o].by_number(numbers.count());
+  for (auto& [how, places] : guesses) {
+    const auto found = places.by_number();
     if (!found) continue;
-    Unpacking how;
-    how.element = numbers.element;
-    how.halved = halved;
-    how.zero = zeros[o];
-    how.rows = numbers.rows;
-    how.cols = numbers.cols;
-    how.output = o;
     const int64_t unit = halved ? 1 : numbers.element;
     for (int64_t r = 0; r < numbers.rows; ++r) how.row_at.push_back(((*found)[static_cast<size_t>(r)] - (*found)[0]) * unit);
     for (int64_t c = 0; c < numbers.cols; ++c) how.col_at.push_back((*found)[c == 0 ? 0 : static_cast<size_t>(numbers.rows + c - 1)] * unit);

@@ -12,7 +12,8 @@ namespace deplo::runtime {
 /// Where each element of an input lies in what was packed of it: at row_at[r] + col_at[c] for element r * cols + c of the input's memory.
 struct Unpacking {
   int element = 0;      ///< bytes of an element of the input
-  bool halved = false;  ///< elements of one byte lie in half a byte each, and places count halves
+  bool halved = false;  ///< elements of one byte lie in half a byte each, eight in a word of 32 bits, and places count halves
+  int turn = 0;         ///< of halves: bits by which words were rotated to the left
   int zero = 0;         ///< of halves: what stands for 0
   int least = 0;        ///< of halves: the least of the 16 values
   int64_t rows = 0;
