@@ -276,7 +276,7 @@ std::string own(const Owning& weight) {
       case State::returning:
       case State::gone: return "";
       case State::shown:
-        if (region->block.use_count() > 1) return "";  // else nobody but the weight needs the copy that it has
+        if (region->block == weight.block) return "";
         break;
       case State::ordinary: break;
     }
@@ -327,8 +327,7 @@ void forget_memory(void* memory) {
   Registry::Lock lock(all);
   for (auto at = all.regions.lower_bound(static_cast<char*>(memory)); at != all.regions.end() && at->second.memory == memory;) {
     Region& region = at->second;
-    if (region.state != State::ordinary)
-      mmap(at->first, static_cast<size_t>(region.end - at->first), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    if (region.state != State::ordinary) allow(at->first, region.end, PROT_READ | PROT_WRITE);
     all.set(region, State::ordinary);
     unused.emplace_back(std::move(region.block), std::move(region.how));
     at = all.regions.erase(at);

@@ -201,7 +201,11 @@ def test_another_layout_takes_the_place_of_one_that_nobody_uses():
     with torch.no_grad():
         run = own(model, x, feature_sets()[-1])  # which lets the other one's program go
         same(run(x), nn.functional.linear(x, weight, model.bias))
-    assert core().packed_bytes() - before <= first
+        assert core().packed_bytes() - before <= first
+        deplo.repack(model)
+        same(run(x), nn.functional.linear(x, weight, model.bias))
+        assert core().packed_bytes() - before <= first
+    assert gone(model.weight)
     assert torch.equal(model.weight, weight)
 
 
