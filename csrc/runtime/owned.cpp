@@ -48,11 +48,14 @@ struct Region {
 int64_t now() {
   timespec time{};
   clock_gettime(CLOCK_MONOTONIC, &time);
-  return time.tv_sec * 1'000'000'000 + time.tv_nsec;
+  return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
 }
 
-/// How long a weight stays that was read for the nth time.
-int64_t patience(int returns) { return returns <= 1 ? 0 : int64_t{1'000'000'000} << std::min(2 * (returns - 2), 6); }
+constexpr int64_t kSecond = 1'000'000'000;
+constexpr int64_t kQuiet = 64 * kSecond;  ///< after which it is forgotten how often a weight was read
+
+/// How long a weight stays that was read for the nth time: programs that are made for it read it once each.
+int64_t patience(int returns) { return returns <= 4 ? 0 : kSecond << std::min(2 * (returns - 5), 6); }
 
 /// All regions, by their first whole page. Never destroyed: weights may die during exit, after static destructors ran. The lock is one that a handler
 /// of signals may take: who holds it touches no weight that is gone, so that no thread ever waits for itself.
@@ -157,8 +160,9 @@ bool resolve(const char* address, bool writes) {
       all.give();
       done = bring_back(begin, region, writes ? PROT_READ | PROT_WRITE : PROT_READ);
       all.take();
-      ++region.returns;
-      region.returned_at = now();
+      const int64_t time = now();
+      region.returns = time - region.returned_at > kQuiet ? 1 : region.returns + 1;
+      region.returned_at = time;
       all.set(region, !done ? State::gone : writes ? State::ordinary : State::shown);
       if (done && writes) ++region.writes;
     } else if (region.state != State::ordinary && writes) {
