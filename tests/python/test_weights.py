@@ -93,7 +93,7 @@ def test_convolutions_that_read_the_models_weights():
 
 
 def test_other_values_are_refused():
-    with pytest.raises(deplo.UserError, match="'auto', 'pack', 'original'"):
+    with pytest.raises(deplo.UserError, match="'auto', 'pack', 'own', 'original'"):
         torch.compile(nn.Linear(2, 2), backend="deplo", options={"weights": "originals"})(torch.ones(1, 2))
 
 
