@@ -269,7 +269,6 @@ std::vector<Value> trace(Builder& b, const Call& call) {
 }  // namespace
 
 const std::vector<Row>& scan_rows();
-const std::vector<Row>& topk_rows();
 
 const std::vector<Row>& reduction_rules() {
   static const std::vector<Row> rows = [] {
@@ -321,7 +320,6 @@ const std::vector<Row>& reduction_rules() {
         {"aten.trace.default", trace},
     };
     all.insert(all.end(), scan_rows().begin(), scan_rows().end());
-    all.insert(all.end(), topk_rows().begin(), topk_rows().end());
     return all;
   }();
   return rows;

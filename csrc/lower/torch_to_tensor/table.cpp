@@ -88,6 +88,7 @@ constexpr Reason kReasons[] = {
     {"aten.rrelu_with_noise_functional", kRandom},
     {"aten.sort", kSorting},
     {"aten.argsort", kSorting},
+    {"aten.topk", kSorting},
     {"aten.kthvalue", kSorting},
     {"aten.median", kSorting},
     {"aten.mode", kSorting},

@@ -6,9 +6,6 @@ from __future__ import annotations
 # The values are those of memory that nobody wrote: dtype, shape and strides are compared alone.
 UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_"}
 
-# Which of equal elements are found is nobody's promise: samples have none (test_topk has some, and judges places by what lies there).
-WITHOUT_TIES = {"topk"}
-
 # With special values in the samples eager's own formulas disagree with one another, or with what they compute; by names with * and ?, and direction.
 SPECIAL = {
     "*polygamma*/*": "eager's series have other values at the poles and at infinity",
@@ -20,7 +17,6 @@ SPECIAL = {
     "*fmod/*": "eager's vectors give NaN for subnormal divisors",
     "*remainder/*": "eager's vectors give NaN for subnormal divisors",
     "__rmod__/*": "eager's vectors give NaN for subnormal divisors",
-    "topk/*": "special values are equal ones, of which any may be found",
     "logit/backward": "eager's loop over vectors and its loop over the rest differ at NaN",
     "nn.functional.relu6/backward": "eager's loop over vectors and its loop over the rest differ at NaN",
     "nn.functional.hardswish/backward": "eager's loop over vectors and its loop over the rest differ at NaN",

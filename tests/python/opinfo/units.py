@@ -34,7 +34,7 @@ from deplo.decompositions import decompositions
 from deplo.errors import FallbackWarning
 from deplo.numerics import exact_value, functions
 from deplo.options import read_options
-from opinfo.exceptions import FATAL, SPECIAL, UNINITIALISED, WITHOUT_TIES
+from opinfo.exceptions import FATAL, SPECIAL, UNINITIALISED
 from opinfo.judge import ULPS, complaint
 
 DTYPES = (
@@ -150,18 +150,6 @@ class Sample:
             return laid_out(leaf, lambda values: with_special_values(values, generator))
 
         return dataclasses.replace(self, leaves=[replaced(leaf) for leaf in self.leaves], text=f"{self.text}, special values", is_special=True)
-
-    def distinct(self, dtype: torch.dtype) -> Sample:
-        """The same call with whole numbers that differ as the elements of its tensors of `dtype`, in an order that is drawn."""
-
-        def replaced(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor) or leaf.dtype != dtype:
-                return leaf
-            return laid_out(
-                leaf, lambda values: torch.randperm(values.numel(), generator=torch.Generator().manual_seed(4)).to(dtype).reshape(values.shape)
-            )
-
-        return dataclasses.replace(self, leaves=[replaced(leaf) for leaf in self.leaves])
 
 
 def _sample(op: Any, given: Any, text: str) -> Sample:
@@ -682,8 +670,6 @@ def run_unit(unit: Unit, limit: int | None, engine: str = "deplo", progress: Cal
         generator = torch.Generator().manual_seed(3)
         for k, sample in enumerate(samples):
             progress(k)
-            if unit.op in WITHOUT_TIES:
-                sample = sample.distinct(judge.dtype)
             judge.check(sample.special(judge.dtype, generator) if special else sample)
     judge.result.seconds = time.perf_counter() - start
     return judge.result
