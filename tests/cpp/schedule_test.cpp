@@ -467,8 +467,8 @@ TEST_CASE("what is proposed follows extents and strides") {
   CHECK(reduced("64, 40, 48", "64, 40", "  for i in 64:\n    for k in 40:\n", 48, "i, k, j") == "nest parallel(i_k, work=32768) vectorize(j, by=4)");
   CHECK(reduced("64, 40, 3", "64, 40", "  for i in 64:\n    for k in 40:\n", 3, "i, k, j") == "nest parallel(i_k, work=32768) vectorize(j, by=4)");
   const std::string grid = "  for i in 64:\n    for k in 40:\n";
-  CHECK(reduced("64, 42", "64, 40", grid, 3, "i, k + j") == "nest parallel(i, work=32768) tile(i=2) window(i=1) vectorize(k)");
-  CHECK(reduced("66, 44", "64, 40", grid, 3, "i + j, k") == "nest parallel(i, work=32768) tile(i=4) window(i=4) vectorize(k)");
+  CHECK(reduced("64, 42", "64, 40", grid, 3, "i, k + j") == "nest parallel(i, work=32768) tile(i=5) window(i=1) vectorize(k)");
+  CHECK(reduced("66, 44", "64, 40", grid, 3, "i + j, k") == "nest parallel(i, work=32768) tile(i=8) window(i=4) vectorize(k)");
   auto product = [&](const char* m, int n, int k, const char* kind) { return proposed(matmul(m, n, k, kind, false, "")); };
   CHECK(product("1", 512, 512, "parameter static") ==
         "contraction parallel(n, i, work=65536) tile(i=1) tile(n=256) vectorize(n) register_block(i=1, n=16) tile(c.k=512) chain(c.k=128) "
