@@ -17,7 +17,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from . import llm_experts, llm_layers, llm_positions
 from .decorator import jit
 from .dispatch import call_report
-from .errors import FallbackWarning, UserError
+from .errors import Error, FallbackWarning, UnsupportedError, UserError
 from .llm_cache import LayerShape, PreparedCache, Store, View, shapes_of
 from .progress import Bar
 
@@ -142,8 +142,8 @@ class Plans:
         """Compiles and runs the programs: prompts of these lengths, and a token after each."""
         try:
             self._warm_up(lengths, bar)
-        except (TorchDynamoException, RuntimeError):
-            if not llm_layers.remove(self.model):
+        except (TorchDynamoException, RuntimeError) as error:
+            if _is_ours(error) or not llm_layers.remove(self.model):
                 raise
             self.has_regions = False  # what Dynamo cannot say of a layer, it can of all of them
             self.make_programs()
@@ -324,6 +324,15 @@ class Plans:
     def report(self) -> str:
         """How calls of both programs went."""
         return f"prefill: {call_report(self.prefill)}\ndecode: {call_report(self.decode)}"
+
+
+def _is_ours(error: BaseException | None) -> bool:
+    """Whether an error, or what it came from, is deplo's own, but for what deplo does not support."""
+    while error is not None:
+        if isinstance(error, Error) and not isinstance(error, UnsupportedError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class _Method:

@@ -342,13 +342,16 @@ def _tune_one(task: Task, found: Found, options: str, bar: Bar, figures: str) ->
 
 def estimator(task: Task, figures: str) -> Callable[[Sequence[str]], list[float | None]]:
     """Seconds that schedules of the task take, by a model and what `figures` says of the machine (docs/tuning.md); None where one does not fit."""
-    nbytes = sum(math.prod(about["shape"]) * 4 for about in task.inputs if "shape" in about)
+    from .tune_runner import bytes_of
+
+    # Two sets of inputs at least take turns.
+    resident = 2.0 * sum(map(bytes_of, task.inputs))
     known: dict[str, float | None] = {}
 
     def estimate(schedules: Sequence[str]) -> list[float | None]:
         fresh = [schedule for schedule in dict.fromkeys(schedules) if schedule not in known]
         if fresh:
-            text = core().tuning_estimates(task.text, task.version, fresh, task.schedules, figures, 2.0 * nbytes, task.options)
+            text = core().tuning_estimates(task.text, task.version, fresh, task.schedules, figures, resident, task.options)
             known.update(zip(fresh, json.loads(text), strict=True))
         return [known[schedule] for schedule in schedules]
 

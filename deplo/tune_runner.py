@@ -51,7 +51,7 @@ class Programs:
         self._sets = sets
         self._clock = clock
         self._next = 0
-        static = sum(_bytes(about) for about in task.inputs if about.get("static"))
+        static = sum(bytes_of(about) for about in task.inputs if about.get("static"))
         l2, l3 = _caches()
         self._sweep = torch.zeros(min(l3, _SWEEP_BYTES) // 4, device="cpu") if static > l2 // 2 else None
         self._at_once = max(1, min(8, _MOST_BYTES // max(1, static)))
@@ -75,7 +75,7 @@ class Programs:
 
     def add_sets(self, bound: int, program: Any) -> None:
         """More inputs of the kind, if the kernel takes them: more than the caches hold are read between two calls with the same ones."""
-        changing = sum(_bytes(about) for about in self._task.inputs if not about.get("static"))
+        changing = sum(bytes_of(about) for about in self._task.inputs if not about.get("static"))
         l2, _ = _caches()
         wanted = min(_MOST_SETS, 2 + 2 * l2 // max(1, changing), max(2, _MOST_BYTES // 4 // max(1, changing)))
         statics = [x for x, about in zip(self._sets[0], self._task.inputs, strict=True) if about.get("static")]
@@ -171,7 +171,7 @@ def _span(about: dict[str, Any]) -> int:
     return 1 + sum((int(size) - 1) * int(stride) for size, stride in zip(about["shape"], about["strides"], strict=True))
 
 
-def _bytes(about: dict[str, Any]) -> int:
+def bytes_of(about: dict[str, Any]) -> int:
     return 0 if "size" in about else int(_span(about) * _DTYPES[about["dtype"]].itemsize)
 
 
@@ -189,7 +189,7 @@ def _bounds(task: Task) -> Iterator[int]:
 
 def _make_set(task: Task, bound: int, seed: int, statics: Sequence[Any] = ()) -> list[Any] | None:
     """Inputs for one call; with these static ones, if some are given. None where they would not fit in memory."""
-    if sum(_bytes(about) for about in task.inputs) > _MOST_BYTES:
+    if sum(bytes_of(about) for about in task.inputs) > _MOST_BYTES:
         return None
     random = torch.Generator().manual_seed(seed)
     given = iter(statics)

@@ -224,7 +224,10 @@ struct Machine {
       if (at < extent || param == kernel.params.end()) break;
       const int64_t row = extent * evaluate(param->strides[d], t.integers);
       size_t outer = 0;
-      while (outer < index.size() && (outer == d || evaluate(param->strides[outer], t.integers) != row)) ++outer;
+      const auto is_next = [&](size_t other) {
+        return other != d && t.buffers.at(s.from)->shape[other] > 1 && evaluate(param->strides[other], t.integers) == row;
+      };
+      while (outer < index.size() && !is_next(outer)) ++outer;
       if (outer == index.size()) break;
       index[d] = at % extent;
       more = at / extent;

@@ -436,10 +436,11 @@ class BodyWriter {
     for (int l = 0; l < known(s.name).lanes; ++l) line("{} = {};", lane(s.name, l), lane(s.value, l));
   }
   void statement(const For& s) {
-    if (s.unroll > 1) line("#pragma unroll {}", s.unroll);
     // A pipeline's stages are one body, however few they are.
     if (std::any_of(s.body.begin(), s.body.end(), [](const auto& stmt) { return std::holds_alternative<CopyGroup>(stmt->node); }))
       line("#pragma unroll 1");
+    else if (s.unroll > 1)
+      line("#pragma unroll {}", s.unroll);
     const std::string lo = expr(s.lo);
     const std::string hi = expr(s.hi);
     const std::string step = expr(s.step);

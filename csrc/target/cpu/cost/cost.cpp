@@ -13,7 +13,7 @@ constexpr double kLine = 64;      ///< bytes that come from a cache together
 constexpr double kUsable = 0.75;  ///< of a cache, beside what passes through
 constexpr double kStore = 2;      ///< a vector's store, in loads
 constexpr double kWritten = 2;    ///< a line that is written is read before and goes back later
-constexpr double kApart = 0.1;      ///< of what could happen at the same time and does not
+constexpr double kApart = 0.1;    ///< of what could happen at the same time and does not
 constexpr double kCall = 1e-7;    ///< seconds of a kernel that does nothing
 
 // ---- what a part of a tree touches ----------------------------------------------------------------------------------------------------------------
