@@ -82,7 +82,7 @@ def test_every_mode_of_torch_compile_is_taken(compile_with, fresh_inference, mon
     monkeypatch.delenv("DEPLO_TUNE")
     monkeypatch.setenv("DEPLO_CACHE_DIR", str(tmp_path))
     searched = []
-    monkeypatch.setattr("deplo.tune.tune", lambda text, options, level: searched.append(level))
+    monkeypatch.setattr("deplo.tune.tune", lambda text, options, level, figures: searched.append(level))
     x = torch.arange(5.0)
     for mode in (None, "default", "reduce-overhead", "lite", "max-autotune", "max-autotune-no-cudagraphs"):
         torch._dynamo.reset()
@@ -101,7 +101,7 @@ def test_options_beside_a_mode_win(given, fresh_inference, monkeypatch, tmp_path
     monkeypatch.delenv("DEPLO_TUNE")
     monkeypatch.setenv("DEPLO_CACHE_DIR", str(tmp_path))
     searched = []
-    monkeypatch.setattr("deplo.tune.tune", lambda text, options, level: searched.append(level))
+    monkeypatch.setattr("deplo.tune.tune", lambda text, options, level, figures: searched.append(level))
     deplo.jit(lambda x: x + 1, mode="max-autotune", options={"strict": True, **given})(torch.ones(2))
     assert searched == ([] if given else ["full"])
 
