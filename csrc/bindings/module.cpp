@@ -4,6 +4,9 @@
 #include <dlfcn.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "base/error.h"
 #include "base/processors.h"
 #include "bindings/init.h"
@@ -55,16 +58,26 @@ void* find_in_openmp(const char* name) {
   return torch ? dlsym(torch, name) : nullptr;
 }
 
+/// The places that OpenMP binds its threads to, none if it does not. The threads themselves are not asked: that would start OpenMP's pool, whose
+/// workers a forked child waits for in vain.
+std::vector<std::vector<int>> openmp_places() {
+  auto bind = reinterpret_cast<int (*)()>(find_in_openmp("omp_get_proc_bind"));
+  auto count = reinterpret_cast<int (*)()>(find_in_openmp("omp_get_num_places"));
+  auto size = reinterpret_cast<int (*)(int)>(find_in_openmp("omp_get_place_num_procs"));
+  auto read = reinterpret_cast<void (*)(int, int*)>(find_in_openmp("omp_get_place_proc_ids"));
+  if (!bind || !count || !size || !read || bind() == 0) return {};
+  std::vector<std::vector<int>> places(static_cast<size_t>(std::max(0, count())));
+  for (size_t i = 0; i < places.size(); ++i) {
+    const int place = static_cast<int>(i);
+    places[i].resize(static_cast<size_t>(std::max(0, size(place))));
+    read(place, places[i].data());
+  }
+  return places;
+}
+
 void init_threads() {
-  auto pool = reinterpret_cast<runtime::HostPool>(find_in_openmp("GOMP_parallel"));
-  if (!pool) return;
-  runtime::use_host_pool(pool);
-  auto asked = [](const char* name) {
-    auto function = reinterpret_cast<int (*)()>(find_in_openmp(name));
-    return function ? function() : 0;
-  };
-  const int threads = asked("omp_get_max_threads");
-  if (asked("omp_get_proc_bind") != 0 && threads > available_processors()) runtime::learn_processors(pool, threads);
+  if (auto pool = reinterpret_cast<runtime::HostPool>(find_in_openmp("GOMP_parallel"))) runtime::use_host_pool(pool);
+  use_places(openmp_places());
 }
 
 }  // namespace deplo::bindings

@@ -183,8 +183,17 @@ class Admission {
   std::condition_variable left_;
 };
 
-/// Never destroyed. A forked child gets a new one: programs of the parent's other threads are not there.
-std::atomic<Admission*> admission_now{new Admission};
+/// Made by the first program, when the process's processors are known; never destroyed.
+std::atomic<Admission*> admission_now{nullptr};
+
+Admission& admission() {
+  Admission* found = admission_now.load(std::memory_order_acquire);
+  if (found) return *found;
+  auto made = std::make_unique<Admission>();
+  if (admission_now.compare_exchange_strong(found, made.get())) return *made.release();
+  return *found;
+}
+
 /// Programs of this thread, one inside the other (a library call that calls a program).
 thread_local int programs_here = 0;
 
@@ -195,7 +204,8 @@ int64_t nanoseconds() { return std::chrono::duration_cast<std::chrono::nanosecon
 
 /// OpenMP's workers do not survive a fork, and whoever waits for them hangs.
 void forget_host_pool() { host_pool.store(nullptr); }
-void forget_programs() { admission_now.store(new Admission); }
+/// A forked child counts anew: programs of the parent's other threads are not there.
+void forget_programs() { admission_now.store(nullptr); }
 
 /// Until when the processors are taken to be busy with others' work. A job on the host's pool ends when every thread of it has come, and one that has
 /// no processor comes a time slice later, though all parts are done; on deplo's own team nobody waits for who has not begun. But that shares the
@@ -269,10 +279,6 @@ void use_host_pool(HostPool pool, std::chrono::nanoseconds patience, std::chrono
   host_pool.store(pool);
 }
 
-void learn_processors(HostPool pool, int threads) {
-  pool([](void*) { add_processors_of_thread(); }, nullptr, static_cast<unsigned>(threads), 0);
-}
-
 TeamLease::TeamLease(int threads, bool waits) {
   if (threads == 0) return;
   threads = std::clamp(threads, 1, kMaxThreads);
@@ -297,12 +303,12 @@ TeamLease::TeamLease(int threads, bool waits) {
 void TeamLease::enter(bool waits) {
   static std::once_flag registered;
   std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, forget_programs); });
-  auto* programs = admission_now.load(std::memory_order_acquire);
+  Admission& programs = admission();
   if (programs_here++ == 0) {
-    programs->enter(waits);
+    programs.enter(waits);
     entered_ = true;
   }
-  admission_ = programs;
+  admission_ = &programs;
 }
 
 TeamLease::~TeamLease() {

@@ -18,9 +18,6 @@ using HostPool = void (*)(void (*fn)(void*), void* data, unsigned threads, unsig
 void use_host_pool(HostPool pool, std::chrono::nanoseconds patience = std::chrono::microseconds(500),
                    std::chrono::nanoseconds first = std::chrono::milliseconds(5), std::chrono::nanoseconds longest = std::chrono::milliseconds(200));
 
-/// Has the pool's threads tell which processors they are bound to, which together are those of the process (base/processors.h).
-void learn_processors(HostPool pool, int threads);
-
 /// The process's worker threads, borrowed for the length of one object. Whoever finds them borrowed (another Python thread runs a program) works
 /// alone instead of waiting: total progress is the same, and nothing can deadlock.
 ///

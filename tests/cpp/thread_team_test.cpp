@@ -1,5 +1,6 @@
 #include "runtime/thread_team.h"
 
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -96,6 +97,47 @@ TEST_CASE("no more programs run at once than there are processors for") {
     });
   for (auto& caller : callers) caller.join();
   CHECK(most.load() <= places);
+}
+
+TEST_CASE("a team's worker may use all places while its caller is bound to the first, and no more than its caller otherwise") {
+  cpu_set_t all;
+  REQUIRE(sched_getaffinity(0, sizeof(all), &all) == 0);
+  std::vector<std::vector<int>> places;
+  for (int processor = 0; processor < CPU_SETSIZE; ++processor)
+    if (CPU_ISSET(static_cast<size_t>(processor), &all)) places.push_back({processor});
+  auto seen_when_bound_to = [&](int processor) {
+    // A forked child: it has no team yet, and its affinity is its own.
+    const pid_t child = fork();
+    if (child == 0) {
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(static_cast<size_t>(processor), &one);
+      sched_setaffinity(0, sizeof(one), &one);
+      const int told = deplo::available_processors();
+      TeamLease team(2);
+      std::atomic<int> workers{0};
+      auto count_processors = [](void* context, int64_t, int worker) {
+        cpu_set_t set;
+        sched_getaffinity(0, sizeof(set), &set);
+        auto& seen = *static_cast<std::atomic<int>*>(context);
+        if (worker == 1) seen.store(CPU_COUNT(&set));
+        while (seen.load() == 0) sched_yield();
+      };
+      team.run(2, count_processors, &workers);
+      _exit(workers.load() == told ? told : 0);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  deplo::use_places(places);
+  const int first = seen_when_bound_to(places.front().front());
+  const int other = seen_when_bound_to(places.back().front());
+  deplo::use_places({});
+  const int unbound = seen_when_bound_to(places.front().front());
+  CHECK(first == CPU_COUNT(&all));
+  if (places.size() > 1) CHECK(other == 1);
+  CHECK(unbound == 1);
 }
 
 TEST_CASE("a forked child makes workers of its own") {

@@ -41,12 +41,44 @@ def test_variable():
         vllm_plugin.is_default({"DEPLO_VLLM": "yes"})
 
 
-def test_threads_that_openmp_binds_hide_no_processors():
-    # As vLLM starts its workers: each thread may use one processor, the first one too.
-    count = len(os.sched_getaffinity(0))
-    environment = {**os.environ, "OMP_PROC_BIND": "true", "OMP_NUM_THREADS": str(count)}
-    said = subprocess.run([sys.executable, "-m", "deplo", "env"], env=environment, capture_output=True, text=True, check=True).stdout
-    assert f"of which {count} may be used" in said
+BOUND = """
+import os, signal, torch
+from deplo.core import core
+core()
+
+def in_child(work):
+    if os.fork() == 0:
+        signal.alarm(60)  # instead of hanging
+        work()
+        os._exit(0)
+    assert os.wait()[1] == 0
+
+def parallel():
+    x = torch.randn(4000, 1000)
+    (x + x).sum()
+
+def narrowed():
+    os.sched_setaffinity(0, {max(allowed)})
+    print("narrowed", core().env(""), flush=True)
+
+allowed = set(map(int, os.environ["ALLOWED"].split(",")))
+print("bound", len(os.sched_getaffinity(0)), core().env(""), flush=True)
+in_child(parallel)
+in_child(narrowed)
+"""
+
+
+@needs_core
+def test_processors_of_threads_that_openmp_binds():
+    """As vLLM starts its workers: each thread may use one processor, the first one too. Nobody starts OpenMP's pool, which no forked child has; and a
+    process that is narrowed on purpose stays so."""
+    allowed = sorted(os.sched_getaffinity(0))
+    bind = {"OMP_PROC_BIND": "true", "OMP_PLACES": "threads", "OMP_NUM_THREADS": "2", "ALLOWED": ",".join(map(str, allowed))}
+    done = subprocess.run([sys.executable, "-c", BOUND], env={**os.environ, **bind}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    bound, narrowed = done.stdout.splitlines()
+    assert bound.startswith("bound 1 ") and f"of which {len(allowed)} may be used" in bound
+    assert narrowed.startswith("narrowed ") and "of which 1 may be used" in narrowed
 
 
 class Mode(enum.IntEnum):
