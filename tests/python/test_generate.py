@@ -275,7 +275,9 @@ def test_bad_models() -> None:
 def test_a_model_without_a_single_graph() -> None:
     """Sizes of parts that depend on the values of tensors. The model stays as it was."""
     torch._dynamo.reset()
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("jetmoe", **_SIZES, kv_channels=8, num_local_experts=3, num_experts_per_tok=2)).eval()
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("jetmoe", **_SIZES, kv_channels=8, num_local_experts=3, num_experts_per_tok=2)
+    ).eval()
     with pytest.raises(deplo.UnsupportedError, match="JetMoeForCausalLM.*depends on the values of a tensor"):
         deplo.prepare(model, max_length=40)
     assert generate(model, input_ids=prompt(3), max_new_tokens=2).shape == (1, 5)
