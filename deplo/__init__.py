@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .errors import UnsupportedError as UnsupportedError
     from .errors import UserError as UserError
     from .executable import repack as repack
+    from .executable import restore_weights as restore_weights
     from .executable import synchronize as synchronize
     from .explanation import Explanation as Explanation
     from .explanation import explain as explain
@@ -40,6 +41,7 @@ _HOME = {
     "CallReport": "dispatch",
     "explain": "explanation",
     "repack": "executable",
+    "restore_weights": "executable",
     "synchronize": "executable",
     "export": "packaging",
     "load": "packages",

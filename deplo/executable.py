@@ -250,6 +250,15 @@ def synchronize() -> None:
     core().check_kernel_errors()
 
 
+def restore_weights() -> None:
+    """Brings all weights back that `weights="own"` took out of memory; the next call of a program that uses one may let it go again.
+
+    For what hands a weight's memory to the system itself (safetensors' `save_file`, `numpy.save`, sockets): system calls fail on memory that is gone,
+    instead of bringing it back. Raises RuntimeError where memory is missing.
+    """
+    core().restore_weights()
+
+
 def repack(model: torch.nn.Module) -> None:
     """Makes compiled code pack the parameters and buffers of `model` anew at its next call.
 

@@ -148,6 +148,8 @@ void init_tools(py::module_& module) {
              "Raises what kernels on devices have reported and no call has raised yet: IndexError, RuntimeError. Waits for nothing.");
   module.def("packed_bytes", &runtime::packed_bytes, "Bytes of packed weights in this process.");
   module.def("owned_bytes", &runtime::owned_bytes, "Bytes of weights that are in memory as packed copies alone.");
+  module.def("restore_weights", &runtime::restore_weights, py::call_guard<py::gil_scoped_release>(),
+             "Makes all weights again that are in memory as packed copies alone, until the next call of a program that packs them.");
   module.def("trim_memory", &trim_memory, "Gives memory that is kept for reuse back to the system.");
 }
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "runtime/hash.h"
 
 namespace deplo::runtime {
 namespace {
@@ -37,11 +38,17 @@ struct Region {
   State state = State::ordinary;
   std::shared_ptr<PackedBlock> block;
   std::shared_ptr<const Unpacking> how;
+  int64_t bytes = 0;   ///< of the weight
   uint64_t sample = 0;
+  uint64_t edges = 0;  ///< hash of what lies outside of the whole pages
   uint64_t writes = 0;
+  uint64_t ticket = 0;  ///< of the comparison
   int returns = 0;
   int64_t returned_at = 0;  ///< nanoseconds
+  int64_t left_at = 0;
 
+  /// Whether no write to the whole pages goes unseen.
+  bool is_guarded() const { return state == State::gone || state == State::returning || state == State::shown; }
   const char* packed() const { return block->pointers[how->output]; }
 };
 
@@ -52,10 +59,17 @@ int64_t now() {
 }
 
 constexpr int64_t kSecond = 1'000'000'000;
-constexpr int64_t kQuiet = 64 * kSecond;  ///< after which it is forgotten how often a weight was read
+constexpr int64_t kQuiet = 64 * kSecond;  ///< without a reader, after which it is forgotten how often a weight was read
 
 /// How long a weight stays that was read for the nth time: programs that are made for it read it once each.
 int64_t patience(int returns) { return returns <= 4 ? 0 : kSecond << std::min(2 * (returns - 5), 6); }
+
+/// Puts fresh pages in the place of what is there, in one step.
+bool replace_pages(char* begin, const char* end, int access) {
+  return mmap(begin, static_cast<size_t>(end - begin), access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) != MAP_FAILED;
+}
+bool take_away(char* begin, const char* end) { return replace_pages(begin, end, PROT_NONE); }
+bool allow(char* begin, const char* end, int access) { return mprotect(begin, static_cast<size_t>(end - begin), access) == 0; }
 
 /// All regions, by their first whole page. Never destroyed: weights may die during exit, after static destructors ran. The lock is one that a handler
 /// of signals may take: who holds it touches no weight that is gone, so that no thread ever waits for itself.
@@ -80,8 +94,10 @@ class Registry {
   std::map<char*, Region> regions;
   std::atomic<int64_t> known{0};
   std::atomic<int64_t> shown{0};
+  uint64_t tickets = 0;
 
   void set(Region& region, State state) {
+    if (state == State::gone) region.left_at = now();
     if (region.state == State::shown) shown.fetch_sub(1);
     if (state == State::shown) shown.fetch_add(1);
     region.state = state;
@@ -98,7 +114,7 @@ class Registry {
   void in_child() {
     for (auto& [begin, region] : regions) {
       if (region.state == State::returning) set(region, State::gone);
-      if (region.state == State::comparing) set(region, State::shown);
+      if (region.state == State::comparing && allow(begin, region.end, PROT_READ | PROT_WRITE)) set(region, State::ordinary);
     }
   }
 
@@ -118,12 +134,6 @@ Registry& registry() {
   }();
   return *instance;
 }
-
-/// Puts fresh pages without access in the place of a weight's, in one step.
-bool take_away(char* begin, const char* end) {
-  return mmap(begin, static_cast<size_t>(end - begin), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) != MAP_FAILED;
-}
-bool allow(char* begin, const char* end, int access) { return mprotect(begin, static_cast<size_t>(end - begin), access) == 0; }
 
 /// Makes a weight's pages elsewhere and puts them in their place in one step: no thread ever sees half of it.
 bool bring_back(char* begin, const Region& region, int access) {
@@ -161,7 +171,7 @@ bool resolve(const char* address, bool writes) {
       done = bring_back(begin, region, writes ? PROT_READ | PROT_WRITE : PROT_READ);
       all.take();
       const int64_t time = now();
-      region.returns = time - region.returned_at > kQuiet ? 1 : region.returns + 1;
+      region.returns = time - region.left_at > kQuiet ? 1 : region.returns + 1;
       region.returned_at = time;
       all.set(region, !done ? State::gone : writes ? State::ordinary : State::shown);
       if (done && writes) ++region.writes;
@@ -183,7 +193,30 @@ struct Formers {
   int count = 0;
 };
 Formers formers;
-std::atomic<bool> forgiven{false};
+
+/// The address of a weight to which each thread's latest fault led. By the thread's number: a handler of signals may not have thread_local memory
+/// allocated. Threads that share a place forget each other's.
+class ResolvedFaults {
+ public:
+  void add(const char* address) {
+    Entry& entry = own_entry();
+    entry.thread.store(gettid());
+    entry.address.store(address);
+  }
+  bool is_latest(const char* address) {
+    const Entry& entry = own_entry();
+    return entry.thread.load() == gettid() && entry.address.load() == address;
+  }
+
+ private:
+  struct Entry {
+    std::atomic<pid_t> thread{0};
+    std::atomic<const char*> address{nullptr};
+  };
+  Entry& own_entry() { return entries_[static_cast<size_t>(gettid()) % entries_.size()]; }
+  std::array<Entry, 256> entries_;
+};
+ResolvedFaults resolved_faults;
 
 void pass_on(int signal, siginfo_t* info, void* context) {
   static const struct sigaction nobody{};
@@ -200,20 +233,42 @@ void pass_on(int signal, siginfo_t* info, void* context) {
   }
 }
 
+struct Fault {
+  const char* address = nullptr;
+  bool writes = true;
+  bool is_nested = false;  ///< the signal came on the stack for handlers of signals
+};
+
+/// The thread's latest access to a page that refused it; the kernel tells of it with every later signal, too.
+Fault latest_fault_of(const ucontext_t& context) {
+  Fault fault;
+  fault.is_nested = (context.uc_stack.ss_flags & SS_ONSTACK) != 0;
+#ifdef __x86_64__
+  constexpr int64_t kPageFault = 14;
+  constexpr int64_t kWrites = 2;  // in the error code of a page fault
+  if (context.uc_mcontext.gregs[REG_TRAPNO] == kPageFault) fault.address = reinterpret_cast<const char*>(context.uc_mcontext.gregs[REG_CR2]);
+  fault.writes = (context.uc_mcontext.gregs[REG_ERR] & kWrites) != 0;
+#elif defined(__aarch64__)
+  fault.address = reinterpret_cast<const char*>(context.uc_mcontext.fault_address);
+#endif
+  return fault;
+}
+
 void on_fault(int signal, siginfo_t* info, void* context) {
   const int error = errno;
-#ifdef __x86_64__
-  constexpr int64_t kWrites = 2;  // in the error code of a page fault
-  const bool writes = (static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & kWrites) != 0;
-#else
-  const bool writes = true;
-#endif
-  // A handler that was put on top of this one (Python's faulthandler) raises the signal anew, without the address: the access will tell it.
-  const bool is_raised = info->si_code == SI_TKILL && info->si_pid == getpid() && !forgiven.exchange(true);
-  const bool is_resolved = info->si_code == SEGV_ACCERR && resolve(static_cast<const char*>(info->si_addr), writes);
-  if (is_resolved) forgiven.store(false);
+  const Fault fault = latest_fault_of(*static_cast<ucontext_t*>(context));
+  const char* address = nullptr;
+  if (info->si_code == SEGV_ACCERR) {
+    address = static_cast<const char*>(info->si_addr);
+  } else if (info->si_code == SI_TKILL && info->si_pid == getpid() && (fault.is_nested || !resolved_faults.is_latest(fault.address))) {
+    // A handler that was put on top of this one (Python's faulthandler) raises the signal of a fault anew, without the address. What a program
+    // raises by itself comes after faults that are known here.
+    address = fault.address;
+  }
+  const bool is_resolved = address && resolve(address, fault.writes);
+  if (is_resolved) resolved_faults.add(address);
   errno = error;
-  if (!is_resolved && !is_raised) pass_on(signal, info, context);
+  if (!is_resolved) pass_on(signal, info, context);
 }
 
 /// Sees to it that faults come here first; others go on to who handled them before. Called with the lock.
@@ -244,10 +299,32 @@ std::map<char*, Region>::iterator find_by_data(Registry& all, const char* data) 
   return at == all.regions.end() || at->second.data == data ? at : all.regions.end();
 }
 
+struct WholePages {
+  char* begin;
+  char* end;
+};
+WholePages whole_pages(const char* data, int64_t bytes) {
+  char* first = const_cast<char*>(data);
+  return {page_of(first + page_bytes() - 1, page_bytes()), page_of(first + bytes, page_bytes())};
+}
+
+/// Of a weight's bytes outside of its whole pages. Called without the lock: they may be another weight's that is gone.
+uint64_t hash_of_edges(const char* data, int64_t bytes) {
+  const auto [begin, end] = whole_pages(data, bytes);
+  Hash hash;
+  hash.add(data, begin);
+  hash.add(end, data + bytes);
+  return hash.value();
+}
+
 /// The weight's region, made if there is none; null where it shares pages with another one.
 Region* find_region(Registry& all, const Owning& weight, char* begin, char* end) {
   auto at = all.regions.find(begin);
-  if (at != all.regions.end()) return at->second.data == weight.data && at->second.end == end ? &at->second : nullptr;
+  if (at != all.regions.end()) {
+    Region& region = at->second;
+    if (region.state == State::ordinary) region.bytes = weight.bytes;
+    return region.data == weight.data && region.end == end && region.bytes == weight.bytes ? &region : nullptr;
+  }
   const auto next = all.regions.lower_bound(begin);
   if (next != all.regions.end() && next->first < end) return nullptr;
   if (next != all.regions.begin() && std::prev(next)->second.end > begin) return nullptr;
@@ -255,6 +332,7 @@ Region* find_region(Registry& all, const Owning& weight, char* begin, char* end)
   made.data = weight.data;
   made.memory = weight.memory;
   made.end = end;
+  made.bytes = weight.bytes;
   all.known.fetch_add(1);
   return &made;
 }
@@ -262,14 +340,13 @@ Region* find_region(Registry& all, const Owning& weight, char* begin, char* end)
 }  // namespace
 
 std::string own(const Owning& weight) {
-  const int64_t page = page_bytes();
   constexpr int64_t kLeast = 1 << 16;  // below, two ranges of pages more are no gain
-  char* begin = page_of(weight.data + page - 1, page);
-  char* end = page_of(weight.data + weight.bytes, page);
+  const auto [begin, end] = whole_pages(weight.data, weight.bytes);
   if (end - begin < kLeast || (begin - weight.data) % weight.how->element != 0) return "it is small";
   Registry& all = registry();
   std::shared_ptr<PackedBlock> unused;  // dropped without the lock
   std::shared_ptr<const Unpacking> unused_how;
+  uint64_t ticket = 0;
   {
     Registry::Lock lock(all);
     if (!handle_faults()) return "the system lets nobody handle SIGSEGV";
@@ -286,21 +363,23 @@ std::string own(const Owning& weight) {
     }
     if (!allow(begin, end, PROT_READ)) return "the system does not protect its pages";
     all.set(*region, State::comparing);
+    ticket = region->ticket = ++all.tickets;
   }
-  // Whoever writes meanwhile makes the region ordinary again.
+  // Whoever writes meanwhile makes the region ordinary again; who writes at its edges after they were looked at is seen by the next call.
+  const uint64_t edges = hash_of_edges(weight.data, weight.bytes);
   const bool gives = weight.how->gives(weight.block->pointers[weight.how->output], weight.data);
   Registry::Lock lock(all);
   const auto at = all.regions.find(begin);
-  if (at == all.regions.end() || at->second.state != State::comparing) return "it was written meanwhile";
+  if (at == all.regions.end() || at->second.state != State::comparing || at->second.ticket != ticket) return "it was written meanwhile";
   Region& region = at->second;
   if (!gives || !take_away(begin, end)) {
-    allow(begin, end, PROT_READ | PROT_WRITE);
-    all.set(region, State::ordinary);
+    if (allow(begin, end, PROT_READ | PROT_WRITE)) all.set(region, State::ordinary);
     return gives ? "the system gives no more ranges of pages" : "its packed copy does not hold all of it";
   }
   unused = std::exchange(region.block, weight.block);
   unused_how = std::exchange(region.how, weight.how);
   region.sample = weight.sample;
+  region.edges = edges;
   all.set(region, State::gone);
   return "";
 }
@@ -311,17 +390,30 @@ void let_go_again(const char* data) {
   const auto at = find_by_data(all, data);
   if (at == all.regions.end() || at->second.state != State::shown) return;
   Region& region = at->second;
-  if (now() - region.returned_at >= patience(region.returns) && take_away(at->first, region.end)) all.set(region, State::gone);
+  if (now() - region.returned_at < patience(region.returns) || !handle_faults()) return;
+  if (take_away(at->first, region.end)) all.set(region, State::gone);
 }
 
-OwnedContent owned_content(const char* data) {
+OwnedContent owned_content(const char* data, int64_t bytes) {
   Registry& all = registry();
   if (all.known.load(std::memory_order_relaxed) == 0) return {};
+  {
+    Registry::Lock lock(all);
+    const auto at = find_by_data(all, data);
+    if (at == all.regions.end()) return {};
+    const Region& region = at->second;
+    if (!region.is_guarded() || region.bytes != bytes) return {false, 0, region.writes};
+  }
+  const uint64_t edges = hash_of_edges(data, bytes);
   Registry::Lock lock(all);
   const auto at = find_by_data(all, data);
   if (at == all.regions.end()) return {};
-  const Region& region = at->second;
-  const bool is_known = region.state == State::gone || region.state == State::returning || region.state == State::shown;
+  Region& region = at->second;
+  const bool is_known = region.is_guarded() && region.bytes == bytes;
+  if (is_known && region.edges != edges) {
+    region.edges = edges;
+    ++region.writes;
+  }
   return {is_known, region.sample, region.writes};
 }
 
@@ -331,7 +423,15 @@ void forget_memory(void* memory) {
   Registry::Lock lock(all);
   for (auto at = all.regions.lower_bound(static_cast<char*>(memory)); at != all.regions.end() && at->second.memory == memory;) {
     Region& region = at->second;
-    if (region.state != State::ordinary) allow(at->first, region.end, PROT_READ | PROT_WRITE);
+    if (region.state == State::returning) {  // for restore_weights() of another thread
+      all.give();
+      sched_yield();
+      all.take();
+      at = all.regions.lower_bound(static_cast<char*>(memory));
+      continue;
+    }
+    constexpr int kAll = PROT_READ | PROT_WRITE;
+    if (region.state != State::ordinary && !allow(at->first, region.end, kAll)) replace_pages(at->first, region.end, kAll);
     all.set(region, State::ordinary);
     unused.emplace_back(std::move(region.block), std::move(region.how));
     at = all.regions.erase(at);
@@ -350,6 +450,23 @@ void drop_unused_copies() {
     if (region.state == State::shown && !allow(begin, region.end, PROT_READ | PROT_WRITE)) continue;
     all.set(region, State::ordinary);
     unused.emplace_back(std::move(region.block), std::move(region.how));
+  }
+}
+
+void restore_weights() {
+  Registry& all = registry();
+  std::vector<const char*> gone;
+  {
+    Registry::Lock lock(all);
+    for (const auto& [begin, region] : all.regions)
+      if (region.state == State::gone || region.state == State::returning) gone.push_back(begin);
+  }
+  for (const char* begin : gone) {
+    if (resolve(begin, false)) continue;
+    Registry::Lock lock(all);
+    const auto at = all.containing(begin);
+    if (at != all.regions.end() && at->second.state == State::gone)
+      throw ExecutionError(fmt::format("out of memory: {} bytes of a weight", at->second.end - at->first));
   }
 }
 

@@ -28,18 +28,21 @@ std::string own(const Owning& weight);
 /// Lets go again of a weight that was read since. The oftener it was read, the longer it stays.
 void let_go_again(const char* data);
 
-/// What is known of a weight that may be gone without touching it.
+/// What is known of a weight that may be gone, of which only the parts of pages at both ends are looked at: they stay, and nobody protects them.
 struct OwnedContent {
-  bool is_known = false;  ///< since `sample` nothing was written
+  bool is_known = false;  ///< what was written since `sample` is among `writes`
   uint64_t sample = 0;
   uint64_t writes = 0;  ///< seen so far
 };
-OwnedContent owned_content(const char* data);
+OwnedContent owned_content(const char* data, int64_t bytes);
 
 /// Of memory that goes back to its allocator now: from here on it is ordinary memory without content.
 void forget_memory(void* memory);
 /// Of weights that somebody read or wrote, drops packed copies that nobody else has.
 void drop_unused_copies();
+
+/// Makes all weights again that are gone, until they are let go again. Throws ExecutionError where memory is missing.
+void restore_weights();
 
 /// Weights that are there again because somebody read them.
 int64_t weights_shown();

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "kernel_ir/rewrite.h"
+#include "runtime/hash.h"
 #include "runtime/owned.h"
 
 namespace deplo::runtime {
@@ -67,25 +68,6 @@ uint64_t number_of(const std::string& content) {
 }
 
 constexpr int64_t kWhole = 4096;  ///< bytes up to which every element is compared
-
-/// Four chains, so that one multiplication need not wait for the one before.
-class Hash {
- public:
-  void add(uint64_t bits) {
-    uint64_t& chain = chains_[next_++ % chains_.size()];
-    chain = (chain ^ bits) * 0x9e3779b97f4a7c15ULL;
-    chain ^= chain >> 32;
-  }
-  uint64_t value() const {
-    uint64_t all = 0;
-    for (uint64_t chain : chains_) all = (all ^ chain) * 0x9e3779b97f4a7c15ULL;
-    return all;
-  }
-
- private:
-  std::array<uint64_t, 4> chains_{1, 2, 3, 4};
-  size_t next_ = 0;
-};
 
 template <class Bits>
 uint64_t bits_at(const char* place) {
@@ -183,11 +165,21 @@ uint64_t sample_of(const TensorView& view) {
   }
 }
 
+/// From the first to the last element.
+int64_t bytes_of(const TensorView& view) {
+  int64_t last = 0;
+  for (int d = 0; d < view.rank; ++d) {
+    if (view.sizes[d] == 0) return 0;
+    last += (view.sizes[d] - 1) * view.strides[d];
+  }
+  return (last + 1) * static_cast<int64_t>(size_of(view.dtype));
+}
+
 }  // namespace
 
 Identity identity_of(const TensorView& view, bool sampled) {
   static std::atomic<uint64_t> unknown{1ULL << 63};
-  const OwnedContent owned = view.device < 0 ? owned_content(view.data) : OwnedContent{};
+  const OwnedContent owned = view.device < 0 ? owned_content(view.data, bytes_of(view)) : OwnedContent{};
   const uint64_t sample = !sampled || view.device >= 0 ? 0 : owned.is_known ? owned.sample : sample_of(view);
   return {view.storage, view.data, view.has_version ? view.version : unknown.fetch_add(1), sample, owned.writes};
 }

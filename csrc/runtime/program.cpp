@@ -364,9 +364,10 @@ std::shared_ptr<const Unpacking> Program::unpacking_of(const OnceGroup& group, s
   for (size_t step : group.steps)
     for (int64_t value : plan.steps[step].symbols) key.push_back(static_cast<uint64_t>(value));
   KnownUnpackings& known = known_unpackings();
-  std::lock_guard lock(known.mutex);
-  if (auto found = known.by_content.find(key); found != known.by_content.end()) return found->second;
-  std::shared_ptr<const Unpacking>& how = known.by_content[key];
+  {
+    std::lock_guard lock(known.mutex);
+    if (auto found = known.by_content.find(key); found != known.by_content.end()) return found->second;
+  }
   const auto extents = extents_in_memory(plan.shapes[buffer]);
   if (!extents || extents->empty()) return nullptr;
   const auto [rows, cols] = rows_and_columns(*extents);
@@ -385,8 +386,10 @@ std::shared_ptr<const Unpacking> Program::unpacking_of(const OnceGroup& group, s
     pointers[buffer] = const_cast<char*>(elements);
     for (size_t step : group.steps) run_kernel(step, plan, pointers.data(), scratch.data(), team);
   });
+  std::shared_ptr<const Unpacking> how;
   if (found) how = std::make_shared<const Unpacking>(std::move(*found));
-  return how;
+  std::lock_guard lock(known.mutex);  // not while kernels run: a fork meanwhile would leave it locked in the child
+  return known.by_content.try_emplace(std::move(key), std::move(how)).first->second;
 }
 
 void Program::own_inputs(const OnceGroup& group, const std::shared_ptr<PackedBlock>& block, const CallArgument* arguments, const CallState& state,

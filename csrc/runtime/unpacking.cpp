@@ -145,6 +145,13 @@ int64_t digit_at(const Bytes& output, int64_t place, int element) {
   }
 }
 
+/// Whether all elements lie at places below `end`: what was numbered does, the others may not where rows and columns do not add up.
+bool stays_within(const Unpacking& how, int64_t end) {
+  const auto [first_row, last_row] = std::minmax_element(how.row_at.begin(), how.row_at.end());
+  const auto [first_col, last_col] = std::minmax_element(how.col_at.begin(), how.col_at.end());
+  return *first_row + *first_col >= 0 && *last_row + *last_col < end;
+}
+
 /// One way in which elements may lie in one output.
 struct Guess {
   Unpacking how;
@@ -186,7 +193,8 @@ std::optional<Unpacking> find(const Numbering& numbers, bool halved, const std::
     const int64_t unit = halved ? 1 : numbers.element;
     for (int64_t r = 0; r < numbers.rows; ++r) how.row_at.push_back(((*found)[static_cast<size_t>(r)] - (*found)[0]) * unit);
     for (int64_t c = 0; c < numbers.cols; ++c) how.col_at.push_back((*found)[c == 0 ? 0 : static_cast<size_t>(numbers.rows + c - 1)] * unit);
-    return how;
+    const int64_t size = outputs[how.output].bytes;
+    if (stays_within(how, halved ? size / 4 * kHalves : size - numbers.element + 1)) return how;
   }
   return std::nullopt;
 }

@@ -19,9 +19,6 @@ from torch import nn
 import deplo
 from deplo.core import core
 
-PAGES = 1 << 13  # bytes at both ends of a weight that share pages with other memory
-
-
 def own(model: nn.Module, x: torch.Tensor, features: str = "", **options):
     """The compiled model, called once."""
     torch._dynamo.reset()
@@ -85,11 +82,11 @@ def test_every_reader_finds_the_values(reader):
     same(run(x), nn.functional.linear(x, weight, model.bias))
 
 
-@pytest.mark.parametrize("features", feature_sets())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+BITWISE = [(f, d) for f in feature_sets() for d in (torch.float32, torch.bfloat16)] + [(feature_sets()[0], d) for d in (torch.float16, torch.float64)]
+
+
+@pytest.mark.parametrize(("features", "dtype"), BITWISE, ids=str)
 def test_weights_come_back_bit_by_bit(features, dtype):
-    if dtype not in (torch.float32, torch.bfloat16) and features != feature_sets()[0]:
-        return
     model, _, x = layer(dtype, 520, 1028)
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
     patterns = torch.randint(torch.iinfo(bits).min, torch.iinfo(bits).max, model.weight.shape, dtype=bits)  # NaNs and subnormals among them
@@ -124,6 +121,66 @@ def test_writes_are_seen(write, read_before):
         same(run(x), nn.functional.linear(x, weight, model.bias))
     assert gone(model.weight)
     assert torch.equal(model.weight, weight)
+
+
+EDGES = {
+    "row 0": lambda w: w.data[0].zero_(),
+    "element 0": lambda w: w.data.view(-1)[:1].fill_(1000),
+    "last row": lambda w: w.numpy().__setitem__(-1, 1),
+    "last element": lambda w: w.data.view(-1)[-1:].fill_(1000),
+}
+
+
+@pytest.mark.parametrize("checks", ["sampled", "versions"])
+def test_writes_to_pages_that_a_weight_shares_are_seen(checks):
+    model, weight, x = layer()
+    run = own(model, x, weight_checks=checks)
+    packed = core().packed_bytes()
+    for _ in range(2):  # a weight that has been let go twice, too
+        for write in EDGES.values():
+            assert gone(model.weight)
+            write(model.weight)
+            write(weight)
+            same(run(x), nn.functional.linear(x, weight, model.bias))
+            model.weight.data.view(-1)[:1].mul_(0.5)
+            weight.view(-1)[:1].mul_(0.5)
+            same(run(x), nn.functional.linear(x, weight, model.bias))
+    assert torch.equal(model.weight, weight)
+    run(x)
+    assert core().packed_bytes() == packed
+
+
+def test_a_view_of_a_part_is_looked_at_itself():
+    model, weight, x = layer()
+    part = nn.Linear(264, 256, bias=False).requires_grad_(False)
+    part.weight.data = model.weight.data[:256]
+    whole = own(model, x)
+    run = torch.compile(part, backend="deplo", options={"strict": True, "weights": "pack"})
+    for factor in (1, 3):
+        model.weight.data.mul_(factor)
+        weight.mul_(factor)
+        same(run(x), nn.functional.linear(x, weight[:256]))
+        same(whole(x), nn.functional.linear(x, weight, model.bias))
+
+
+@pytest.mark.parametrize("scale", [0, 1])
+def test_what_is_rolled_in_packing_is_not_relied_on(scale):
+    weight = torch.randn(1024, 1024) * scale
+    expected, x = weight.clone(), torch.randn(5, 1024)
+    model = nn.Linear(1024, 1024, bias=False).requires_grad_(False)
+    model.weight.data = weight
+    model.forward = lambda y: nn.functional.linear(y, torch.roll(model.weight, 1000))  # type: ignore[method-assign]
+    run = own(model, x)
+    for _ in range(2):
+        same(run(x), nn.functional.linear(x, torch.roll(expected, 1000)))
+        assert torch.equal(weight, expected)
+
+
+WRITERS = {
+    "safetensors": lambda w, path: safetensors.torch.save_file({"w": w}, path),
+    "numpy": lambda w, path: numpy.save(path, w.numpy()),
+    "legacy": lambda w, path: torch.save(w, path, _use_new_zipfile_serialization=False),
+}
 
 
 def test_optimizers_and_load_state_dict_write_too():
@@ -281,6 +338,27 @@ assert torch.equal(model.weight, 2 * weight)
 print("read", flush=True)
 ctypes.string_at(8)
 """
+
+
+RAISED = """
+import signal, torch, deplo
+from torch import nn
+model = nn.Linear(264, 512).requires_grad_(False)
+x = torch.randn(5, 264)
+run = torch.compile(model, backend="deplo", options={"strict": True, "weights": "own"})
+run(x)
+model.weight.sum()
+run(x)
+print("read", flush=True)
+signal.raise_signal(signal.SIGSEGV)
+print("swallowed", flush=True)
+"""
+
+
+def test_a_raised_signal_ends_the_process():
+    done = subprocess.run([sys.executable, "-c", RAISED], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "read\n", done.stderr
+    assert done.returncode == -11
 
 
 def test_other_faults_end_the_process_as_before():
