@@ -97,6 +97,8 @@ class Team {
     sigset_t all;
     sigset_t before;
     sigfillset(&all);
+    // Those of faults stay: blocked, they end the process, and weights that are gone come back by one (owned.h).
+    for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, fault);
     if (size() >= threads) return;
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {

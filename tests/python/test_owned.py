@@ -132,6 +132,7 @@ EDGES = {
 
 
 @pytest.mark.parametrize("checks", ["sampled", "versions"])
+@torch.no_grad()
 def test_writes_to_pages_that_a_weight_shares_are_seen(checks):
     model, weight, x = layer()
     run = own(model, x, weight_checks=checks)
@@ -150,6 +151,7 @@ def test_writes_to_pages_that_a_weight_shares_are_seen(checks):
     assert core().packed_bytes() == packed
 
 
+@torch.no_grad()
 def test_a_view_of_a_part_is_looked_at_itself():
     model, weight, x = layer()
     part = nn.Linear(264, 256, bias=False).requires_grad_(False)
@@ -164,6 +166,7 @@ def test_a_view_of_a_part_is_looked_at_itself():
 
 
 @pytest.mark.parametrize("scale", [0, 1])
+@torch.no_grad()
 def test_what_is_rolled_in_packing_is_not_relied_on(scale):
     weight = torch.randn(1024, 1024) * scale
     expected, x = weight.clone(), torch.randn(5, 1024)
