@@ -38,7 +38,7 @@ struct Region {
   State state = State::ordinary;
   std::shared_ptr<PackedBlock> block;
   std::shared_ptr<const Unpacking> how;
-  int64_t bytes = 0;   ///< of the weight
+  int64_t bytes = 0;  ///< of the weight
   uint64_t sample = 0;
   uint64_t edges = 0;  ///< hash of what lies outside of the whole pages
   uint64_t writes = 0;

@@ -1,9 +1,11 @@
 #include "runtime/thread_team.h"
 
 #include <sched.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
@@ -39,6 +41,27 @@ bool runs_once(TeamLease& team, int64_t parts, int threads) {
 }
 
 }  // namespace
+
+TEST_CASE("workers leave signals to the host's threads, but those of faults") {
+  struct Masks {
+    std::array<sigset_t, 2> of_worker{};
+    std::atomic<int> seen{0};
+  } masks;
+  TeamLease team(2);
+  team.run(
+      2,
+      [](void* context, int64_t, int worker) {
+        auto& all = *static_cast<Masks*>(context);
+        pthread_sigmask(SIG_SETMASK, nullptr, &all.of_worker[static_cast<size_t>(worker)]);
+        all.seen.fetch_or(1 << worker);
+        for (int turn = 0; turn < 100000 && all.seen.load() != 3; ++turn) std::this_thread::yield();  // each worker gets a part
+      },
+      &masks);
+  for (int worker = 0; worker < 2; ++worker)
+    if ((masks.seen.load() >> worker & 1) != 0)
+      for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) CHECK(sigismember(&masks.of_worker[static_cast<size_t>(worker)], fault) == 0);
+  if ((masks.seen.load() & 2) != 0) CHECK(sigismember(&masks.of_worker[1], SIGINT) == 1);
+}
 
 TEST_CASE("a team runs every part once") {
   for (int threads : {1, 2, 3, 8}) {

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 import torch
 from engines import feature_sets, same
@@ -18,6 +19,7 @@ from torch import nn
 
 import deplo
 from deplo.core import core
+
 
 def own(model: nn.Module, x: torch.Tensor, features: str = "", **options):
     """The compiled model, called once."""
@@ -179,11 +181,41 @@ def test_what_is_rolled_in_packing_is_not_relied_on(scale):
         assert torch.equal(weight, expected)
 
 
-WRITERS = {
-    "safetensors": lambda w, path: safetensors.torch.save_file({"w": w}, path),
-    "numpy": lambda w, path: numpy.save(path, w.numpy()),
-    "legacy": lambda w, path: torch.save(w, path, _use_new_zipfile_serialization=False),
+def _save_safely(weight: torch.Tensor, path: str) -> None:
+    pytest.importorskip("safetensors.torch").save_file({"w": weight}, path)
+
+
+def _load_safely(path: str) -> torch.Tensor:
+    return pytest.importorskip("safetensors.torch").load_file(path)["w"]
+
+
+FILES = {
+    "numpy": (lambda w, path: np.save(path, w.numpy()), lambda path: torch.from_numpy(np.load(path)), "written"),
+    "legacy": (lambda w, path: torch.save(w, path, _use_new_zipfile_serialization=False), torch.load, "Bad address"),
+    "safetensors": (_save_safely, _load_safely, "Bad address"),
 }
+
+
+@pytest.mark.parametrize("kind", FILES)
+@torch.no_grad()
+def test_system_calls_fail_until_weights_are_restored(kind, tmp_path):
+    save, load, message = FILES[kind]
+    model, weight, x = layer(columns=1024)
+    run = own(model, x)
+    path = str(tmp_path / "weight.npy")
+    with pytest.raises(Exception, match=message):
+        save(model.weight, path)
+    run(x)
+    assert gone(model.weight)
+    deplo.restore_weights()
+    assert not gone(model.weight)
+    save(model.weight, path)
+    assert torch.equal(load(path), weight)
+    torch.save(model.state_dict(), path)
+    run(x)
+    assert gone(model.weight)
+    torch.save(model.state_dict(), path)  # looks at what it writes
+    assert torch.equal(torch.load(path)["weight"], weight)
 
 
 def test_optimizers_and_load_state_dict_write_too():
