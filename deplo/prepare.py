@@ -27,7 +27,8 @@ def prepare(
     `model` is one of transformers that generates, in eval mode, on the CPU; it is changed in place and returned. `max_length` is the most
     tokens of a text, prompt and answer together; a cache for it is allocated for each batch size. `batch` is the most sequences at once (beams
     count), or several sizes, of which a call takes the smallest that holds it. `weights` is the option of that name: by default `"original"` (both
-    programs read the model's own weights), and `"auto"` where these are int4 in bytes (packed copies of half their size beside them; with `"own"` the copies alone).
+    programs read the model's own weights), and `"auto"` where these are int4 in bytes (packed copies of half their size beside them; with `"own"`
+    the copies alone).
     `options` are those of the backend; what they leave open is `strict`, `weights`, and `weight_checks="versions"` (after writes through .data to
     weights that are packed call `deplo.repack`). Compiles, packs what must be packed and runs both once, with a
     progress bar on a terminal; prints what memory it takes and what tokens a second the memory's bandwidth allows, unless `quiet`.

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cerrno>
 #include <ctime>
 #include <map>
@@ -246,10 +247,10 @@ Fault latest_fault_of(const ucontext_t& context) {
 #ifdef __x86_64__
   constexpr int64_t kPageFault = 14;
   constexpr int64_t kWrites = 2;  // in the error code of a page fault
-  if (context.uc_mcontext.gregs[REG_TRAPNO] == kPageFault) fault.address = reinterpret_cast<const char*>(context.uc_mcontext.gregs[REG_CR2]);
+  if (context.uc_mcontext.gregs[REG_TRAPNO] == kPageFault) fault.address = std::bit_cast<const char*>(context.uc_mcontext.gregs[REG_CR2]);
   fault.writes = (context.uc_mcontext.gregs[REG_ERR] & kWrites) != 0;
 #elif defined(__aarch64__)
-  fault.address = reinterpret_cast<const char*>(context.uc_mcontext.fault_address);
+  fault.address = std::bit_cast<const char*>(context.uc_mcontext.fault_address);
 #endif
   return fault;
 }

@@ -172,7 +172,7 @@ int64_t bytes_of(const TensorView& view) {
     if (view.sizes[d] == 0) return 0;
     last += (view.sizes[d] - 1) * view.strides[d];
   }
-  return (last + 1) * static_cast<int64_t>(size_of(view.dtype));
+  return (last + 1) * size_of(view.dtype);
 }
 
 }  // namespace

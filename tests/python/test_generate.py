@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, CompileConfig
 
 import deplo
 from deplo.backend import collect_records
+from deplo.core import core
 
 _SIZES = {
     "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
@@ -316,7 +318,10 @@ def test_int4_weights_in_bytes_are_packed() -> None:
     model = AutoModelForCausalLM.from_config(config).eval()
     quantization.quantize_(model, quantization.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=quantization.PerGroup(32)))
     expected = generate(model, input_ids=prompt(7), **_GREEDY)
+    gc.collect()
+    owned = core().owned_bytes()
     with collect_records() as records:
         deplo.prepare(model, max_length=32, quiet=True)
     assert torch.equal(generate(model, input_ids=prompt(7), **_GREEDY), expected)
+    assert core().owned_bytes() == owned  # what leaves memory was asked to
     assert any("pack_lanes0" in record.program.describe() for record in records)
