@@ -80,7 +80,7 @@ class Held:
     def write(self, rng: random.Random) -> None:
         """Changes a weight, in one of the ways that users have."""
         twins = [fn for fn in (self.fn, self.eager, self.exact) if isinstance(fn, nn.Module)]
-        way, name = rng.randrange(4), rng.choice([name for name, _ in twins[0].named_parameters()])
+        way, name = rng.randrange(6), rng.choice([name for name, _ in twins[0].named_parameters()])
         values = torch.randn(dict(twins[0].named_parameters())[name].shape, generator=torch.Generator().manual_seed(rng.randrange(1 << 30)))
         with torch.no_grad():
             for twin in twins:
@@ -92,8 +92,11 @@ class Held:
                     weight.data.mul_(0.5)
                 elif way == 2:
                     twin.load_state_dict({**twin.state_dict(), name: new})
-                else:
+                elif way == 3:
                     weight.data = new.clone()
+                else:  # the ends, which lie beside whole pages
+                    place = 0 if way == 4 else -1
+                    weight.data[place] = new[place]
 
     def __str__(self) -> str:
         return f"{self.name} by {self.engine}"
@@ -104,6 +107,8 @@ def compiled(fn: Callable[..., Any], engine: str) -> Callable[..., Any]:
         return deplo.jit(fn, guards="inputs", dynamic=True, options=STRICT)
     if engine == "background":
         return torch.compile(fn, backend="deplo", options={**STRICT, "tier": "background"})
+    if engine == "own":  # its weights leave memory while packed copies stand for them
+        return torch.compile(fn, backend="deplo", options={**STRICT, "weights": "own"})
     if engine in ("eager", "aot_eager"):
         return torch.compile(fn, backend=engine)
     return torch.compile(fn, backend="deplo", dynamic=True if engine == "dynamic" else None, options=STRICT)
@@ -199,7 +204,7 @@ class Soak:
         held.check(rng)
 
     def compile(self, rng: random.Random, own: list[Held]) -> None:
-        held = Held(rng.choice([*SUBJECTS]), rng.choice(["deplo", "deplo", "dynamic", "direct", "background"]), rng.randrange(1000))
+        held = Held(rng.choice([*SUBJECTS]), rng.choice(["deplo", "own", "dynamic", "direct", "background"]), rng.randrange(1000))
         for _ in range(rng.randint(1, 4)):
             held.check(rng)
         own[rng.randrange(len(own))] = held
@@ -307,7 +312,7 @@ class Soak:
         starved = rng.random() < 0.3
         sys.stderr.flush()
         # A child of a thread that forks while another one compiles finds PyTorch's locks taken for ever, whatever the backend.
-        with _dynamo_lock, compile_lock:
+        with _dynamo_lock, compile_lock, torch.cuda._initialization_lock:
             child = os.fork()
         if child == 0:
             code = 1
