@@ -1,4 +1,5 @@
-"""What whole models take of memory, in fresh processes: eager mode, and deplo with each value of the option `weights`.
+"""What whole models take of memory, in fresh processes: eager mode, what PyTorch's tracing leaves (`aot_eager`, which compiles nothing), and
+deplo with each value of the option `weights`.
 
     python benchmarks/memory.py [--models bert-base,resnet-50] [--weights auto,own] [--dtype float32|bfloat16] [--threads 2] [--json FILE]
 
@@ -22,6 +23,7 @@ import zoo
 
 MODELS = ("bert-base", "resnet-50", "vit-base", "tinyllama-1.1b")
 CALLS = 10
+TRACED = "aot_eager"
 
 
 def _model(name: str, dtype: torch.dtype) -> tuple[torch.nn.Module, dict[str, Any]]:
@@ -44,13 +46,15 @@ def child(name: str, engine: str, dtype: torch.dtype) -> dict[str, float]:
     model, inputs = _model(name, dtype)
     weights = sum(p.nbytes for p in {id(p): p for p in (*model.parameters(), *model.buffers())}.values())
     call: Any = model
-    if engine != "eager":
+    if engine == TRACED:
+        call = torch.compile(model, backend=TRACED)
+    elif engine != "eager":
         call = torch.compile(model, backend="deplo", options={"strict": True, "weights": engine})
     with torch.no_grad():
         for _ in range(CALLS):
             call(**inputs)
     figures = {}
-    if engine != "eager":
+    if engine not in ("eager", TRACED):
         from deplo.core import core
 
         figures = {"packed": core().packed_bytes() / 1e6, "gone": core().owned_bytes() / 1e6}
@@ -78,7 +82,7 @@ def main() -> int:
     rows = []
     for name in args.models.split(","):
         eager: dict[str, float] = {}
-        for engine in ("eager", *args.weights.split(",")):
+        for engine in ("eager", TRACED, *args.weights.split(",")):
             command = [sys.executable, __file__, "--dtype", args.dtype, "--threads", str(args.threads), "--child", name, engine]
             done = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=False)
             if done.returncode != 0:
