@@ -183,7 +183,8 @@ def measure(
     during: Callable[[], Any] | None = None,
 ) -> list[dict[str, Any]]:
     """A row for each engine: tokens a second of a prompt and of decoding, and of the read bandwidth the share that decoding reaches; for deplo also
-    `memory`: the weights' bytes and what preparing and the first calls added to the process, over the weights' bytes.
+    `memory`: the weights' bytes, as the model stores them, and what preparing and the first calls added to the process, over the weights' bytes (of
+    4-bit values half a byte each).
 
     `during()` is a context in which the timing, and nothing else, takes place.
     """
@@ -206,6 +207,7 @@ def measure(
     engines[0].prefill()
     engines[0].decode()
     added = resident() - before
+    stored = weights_of(model, as_stored=True)
     if eager:
         engines.append(of_eager(model, ids, length))
     if llama and (other := llm_llama.engine(model.config, quant, ids[0].tolist(), length)):
@@ -221,7 +223,7 @@ def measure(
         share = reads.tokens_a_second(bandwidth, prompt + tokens // 2) * decode
         row = {"engine": name, "quant": quant, "prefill tokens/s": prompt / prefill, "decode tokens/s": 1 / decode, "decode ms": decode * 1e3}
         rows.append({**row, "of bandwidth": 1 / share} if name != "llama.cpp" else row)
-    rows[0]["memory"] = (weights + added) / weights
+    rows[0]["memory"] = (stored + added) / weights
     return rows
 
 

@@ -18,6 +18,7 @@ from . import llm_experts, llm_layers, llm_positions
 from .decorator import jit
 from .dispatch import call_report
 from .errors import Error, FallbackWarning, UnsupportedError, UserError
+from .executable import restore_weights
 from .llm_cache import LayerShape, PreparedCache, Store, View, shapes_of
 from .progress import Bar
 
@@ -78,6 +79,7 @@ class Plans:
     cache_class: Any = PreparedCache
     has_limit = True  # of tokens
     has_regions = True  # equal layers are traced once
+    _of_state: Any = None  # of the hook that it has where weights leave memory
     prefill: Any
     decode: Any
     layers: list[LayerShape]
@@ -125,11 +127,15 @@ class Plans:
         self.model.deplo_plans = self
         self.model.forward = _method(self, "call")
         self.model._prepare_cache_for_generation = _method(self, "cache_of_generate")
+        if self.options.get("weights") == "own":
+            self._of_state = self.model.register_state_dict_pre_hook(_restore)
 
     def remove(self) -> None:
         """Leaves the model as it was built."""
         for name in ("deplo_plans", "forward", "_prepare_cache_for_generation"):
             self.model.__dict__.pop(name, None)
+        if self._of_state is not None:
+            self._of_state.remove()
         llm_experts.remove(self.model)
         llm_layers.remove(self.model)
         llm_positions.remove(self.model)
@@ -333,6 +339,11 @@ def _is_ours(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _restore(module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
+    """Whoever asks for a model's state may hand it to the system (safetensors, numpy), for which weights that are gone must be there first."""
+    restore_weights()
 
 
 class _Method:

@@ -31,19 +31,20 @@ def has_short_codes(model: Any) -> bool:
     return any(map(_is_int4, model.parameters()))
 
 
-def bytes_of(tensor: torch.Tensor) -> int:
-    """Of a tensor's elements; of a subclass, as torchao's quantised weights, those of the tensors in it, of 4-bit values half a byte."""
+def bytes_of(tensor: torch.Tensor, as_stored: bool = False) -> int:
+    """Of a tensor's elements; of a subclass, as torchao's quantised weights, those of the tensors in it, of 4-bit values half a byte, or what they take
+    as stored."""
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
-        bits = 4 if _is_int4(tensor) else 8
+        bits = 4 if _is_int4(tensor) and not as_stored else 8
         return sum(bytes_of(part) * (bits if name == "qdata" else 8) // 8 for name in names for part in [getattr(tensor, name)])
     return tensor.numel() * tensor.element_size()
 
 
-def weights_of(model: torch.nn.Module) -> int:
+def weights_of(model: torch.nn.Module, as_stored: bool = False) -> int:
     """Bytes of a model's parameters and buffers, each once."""
     tensors = {id(x): x for x in (*model.parameters(), *model.buffers())}
-    return sum(bytes_of(x) for x in tensors.values())
+    return sum(bytes_of(x, as_stored) for x in tensors.values())
 
 
 def weights_read(model: Any) -> float:

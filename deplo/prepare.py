@@ -27,8 +27,8 @@ def prepare(
     `model` is one of transformers that generates, in eval mode, on the CPU; it is changed in place and returned. `max_length` is the most
     tokens of a text, prompt and answer together; a cache for it is allocated for each batch size. `batch` is the most sequences at once (beams
     count), or several sizes, of which a call takes the smallest that holds it. `weights` is the option of that name: by default `"original"` (both
-    programs read the model's own weights), and `"auto"` where these are int4 in bytes (packed copies of half their size beside them; with `"own"`
-    the copies alone).
+    programs read the model's own weights), and `"own"` where these are int4 in bytes (packed copies of half their size take their place; `"auto"`
+    keeps both).
     `options` are those of the backend; what they leave open is `strict`, `weights`, and `weight_checks="versions"` (after writes through .data to
     weights that are packed call `deplo.repack`). Compiles, packs what must be packed and runs both once, with a
     progress bar on a terminal; prints what memory it takes and what tokens a second the memory's bandwidth allows, unless `quiet`.
@@ -42,8 +42,8 @@ def prepare(
     sizes = _checked_sizes(model, max_length, batch)
     if weights and "weights" in (options or {}):
         raise UserError("weights is given twice: by itself and among the options")
-    # Codes of four bits that lie in a byte each are read in half the time once they are packed.
-    usual = "auto" if has_short_codes(model) else "original"
+    # Codes of four bits that lie in a byte each are read in half the time once they are packed, and take three times as much memory beside the copies.
+    usual = "own" if has_short_codes(model) else "original"
     given = {"strict": True, "weights": weights or usual, "weight_checks": "versions", **(options or {})}
     read_options(options=given)
     from torch._dynamo.exc import TorchDynamoException

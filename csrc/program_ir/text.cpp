@@ -160,6 +160,24 @@ std::vector<bool> taken_steps(const ProgramBody& program, const std::map<std::st
   return taken;
 }
 
+std::vector<bool> possible_steps(const ProgramBody& program, const std::map<std::string, int64_t>& known) {
+  auto tells = [&](const Cond& c) {
+    const auto symbols = symbols_of(c.expr);
+    return std::all_of(symbols.begin(), symbols.end(), [&](const auto& s) { return known.count(s) > 0; });
+  };
+  std::vector<bool> possible;
+  bool done = false;  // one of the alternatives so far is sure to be taken, unless one before it is
+  for (const Step& step : program.steps) {
+    const auto* call = std::get_if<CallStep>(&step);
+    if (!call || !call->is_alternative) done = false;
+    const bool fails = call && std::any_of(call->when.begin(), call->when.end(), [&](const Cond& c) { return tells(c) && !evaluate(c, known); });
+    possible.push_back(!fails && !done);
+    const bool is_sure = !call || std::all_of(call->when.begin(), call->when.end(), [&](const Cond& c) { return tells(c) && evaluate(c, known); });
+    done = done || is_sure;
+  }
+  return possible;
+}
+
 std::string print_ranges(const Ranges& ranges) {
   std::string text;
   for (const auto& [name, range] : ranges)

@@ -235,21 +235,21 @@ std::set<std::string> loaded_params(const kernel_ir::Kernel& kernel) {
   return loaded;
 }
 
-std::vector<std::string> find_readers(const kernel_ir::Module& module, const Layout& layout) {
+std::vector<std::vector<Reader>> find_readers(const kernel_ir::Module& module, const Layout& layout) {
   std::map<std::string, std::set<std::string>> loads_of;  // by kernel
-  std::vector<std::string> readers(module.buffers.size());
+  std::vector<std::vector<Reader>> readers(module.buffers.size());
   for (size_t s = 0; s < layout.steps.size(); ++s) {
     const Layout::Step& step = layout.steps[s];
     if (step.once) continue;
     if (!step.kernel) {
-      for (size_t buffer : step.buffers) readers[buffer] = std::get<LibraryStep>(module.steps[s]).op;
+      for (size_t buffer : step.buffers) readers[buffer].push_back({s, std::get<LibraryStep>(module.steps[s]).op});
       continue;
     }
     const kernel_ir::Kernel& kernel = *module.kernels[*step.kernel];
     auto [loads, is_new] = loads_of.try_emplace(kernel.name);
     if (is_new) loads->second = loaded_params(kernel);
     for (size_t p = 0; p < step.buffers.size(); ++p)
-      if (loads->second.count(kernel.params[p].name) > 0) readers[step.buffers[p]] = kernel.name;
+      if (loads->second.count(kernel.params[p].name) > 0) readers[step.buffers[p]].push_back({s, kernel.name});
   }
   return readers;
 }

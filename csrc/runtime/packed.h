@@ -42,8 +42,13 @@ std::vector<OnceGroup> find_once_groups(const kernel_ir::Module& module, const L
 
 /// Of a kernel's params those that it reads; all where a statement does not tell.
 std::set<std::string> loaded_params(const kernel_ir::Kernel& kernel);
-/// By buffer: the kernel or operator of a step that reads this static input though it is no `once` step; empty where there is none.
-std::vector<std::string> find_readers(const kernel_ir::Module& module, const Layout& layout);
+/// A step that reads static inputs though it is no `once` step.
+struct Reader {
+  size_t step = 0;
+  std::string name;  ///< of its kernel or operator
+};
+/// The readers of each buffer.
+std::vector<std::vector<Reader>> find_readers(const kernel_ir::Module& module, const Layout& layout);
 
 /// What one group made from one content of its inputs.
 struct PackedBlock {

@@ -9,6 +9,7 @@
 #include "runtime/device_call.h"
 #include "runtime/guard.h"
 #include "runtime/kernel_error.h"
+#include "program_ir/facts.h"
 #include "runtime/owned.h"
 
 namespace deplo::runtime {
@@ -114,7 +115,7 @@ Program::Program(kernel_ir::Module module, KernelCode code, LibraryFactory libra
     libraries_.push_back(library(step, context));
   }
   times_.resize(layout_.steps.size());
-  if (options_.own) reader_of_ = find_readers(module_, layout_);
+  if (options_.own) readers_ = find_readers(module_, layout_);
   if (options_.device >= 0 && code_.device)
     resident_ = std::make_unique<Resident>(*code_.device, module_, layout_, solver_.names(), options_.device, options_.replay);
 }
@@ -234,9 +235,12 @@ std::shared_ptr<const Program::PackedState> Program::packed_for(const CallArgume
   uint64_t generation = packed_generation();
   bool fresh = current && current->generation == generation;
   if (fresh && same_identities(*current, arguments, state, plan)) {
-    for (const OnceGroup& group : groups_)
-      for (size_t buffer : group.inputs)
-        if (options_.own && weights_shown() > 0 && reader_of_[buffer].empty()) let_go_again(arguments[argument_of_[buffer]].tensor.data);
+    if (options_.own && weights_shown() > 0) {
+      const std::vector<bool> possible = possible_steps_of(plan);
+      for (const OnceGroup& group : groups_)
+        for (size_t buffer : group.inputs)
+          if (!reader_of(buffer, possible)) let_go_again(arguments[argument_of_[buffer]].tensor.data);
+    }
     return current;
   }
   drop_unused_copies();
@@ -392,16 +396,29 @@ std::shared_ptr<const Unpacking> Program::unpacking_of(const OnceGroup& group, s
   return known.by_content.try_emplace(std::move(key), std::move(how)).first->second;
 }
 
+std::vector<bool> Program::possible_steps_of(const Plan& plan) const {
+  std::map<std::string, int64_t> facts;
+  for (const auto& fact : solver_.facts()) facts[solver_.names()[fact.symbol]] = plan.symbols[fact.symbol];
+  return possible_steps(module_, facts);
+}
+
+const Reader* Program::reader_of(size_t buffer, const std::vector<bool>& possible) const {
+  for (const Reader& reader : readers_[buffer])
+    if (possible[reader.step]) return &reader;
+  return nullptr;
+}
+
 void Program::own_inputs(const OnceGroup& group, const std::shared_ptr<PackedBlock>& block, const CallArgument* arguments, const CallState& state,
                          const Plan& plan, Host& host, TeamLease& team) {
   constexpr int64_t kLeast = 1 << 17;  // bytes of weights that are worth it
+  const std::vector<bool> possible = possible_steps_of(plan);
   for (size_t i = 0; i < group.inputs.size(); ++i) {
     const size_t buffer = group.inputs[i];
     const size_t argument = argument_of_[buffer];
     const TensorView& view = arguments[argument].tensor;
     if (view.device >= 0 || plan.shapes[buffer].bytes < kLeast) continue;
     auto attempt = [&]() -> std::string {
-      if (!reader_of_[buffer].empty()) return fmt::format("{} reads it as it lies, too", reader_of_[buffer]);
+      if (const Reader* reader = reader_of(buffer, possible)) return fmt::format("{} reads it as it lies, too", reader->name);
       if (!view.has_version) return "it is an inference tensor, whose writes leave no trace";
       char* memory = host.report_end(argument, forget_memory);
       if (!memory) return "PyTorch's allocator did not make its memory: a mapped file, shared memory or another library's";

@@ -98,6 +98,10 @@ class Program {
   /// Lets the group's inputs go, as far as the block gives them back and nothing else reads them (owned.h).
   void own_inputs(const OnceGroup& group, const std::shared_ptr<PackedBlock>& block, const CallArgument* arguments, const CallState& state,
                   const Plan& plan, Host& host, TeamLease& team);
+  /// Steps that may run at some sizes while the facts are those of the plan: a weight that is written has others, and stays.
+  std::vector<bool> possible_steps_of(const Plan& plan) const;
+  /// A possible step that reads the input beside `once` steps; null: none.
+  const Reader* reader_of(size_t buffer, const std::vector<bool>& possible) const;
   std::shared_ptr<const Unpacking> unpacking_of(const OnceGroup& group, size_t input, const PackedBlock& block, const CallState& state,
                                                 const Plan& plan, TeamLease& team);
   /// Has the call's stream wait until packed blocks are filled.
@@ -118,9 +122,9 @@ class Program {
   Layout layout_;
   SymbolSolver solver_;
   std::vector<OnceGroup> groups_;
-  std::vector<size_t> argument_of_;     ///< place in the calling order of each input buffer
-  std::vector<std::string> reader_of_;  ///< by buffer: a step that reads the input beside `once` steps; empty: none
-  std::vector<KernelFn> functions_;     ///< by step; null for library steps, and where no function is
+  std::vector<size_t> argument_of_;           ///< place in the calling order of each input buffer
+  std::vector<std::vector<Reader>> readers_;  ///< by buffer, with the option `own`
+  std::vector<KernelFn> functions_;           ///< by step; null for library steps, and where no function is
   std::vector<std::unique_ptr<LibraryOp>> libraries_;
   std::unique_ptr<Resident> resident_;  ///< of a program whose tensors are on a device
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -163,6 +164,54 @@ def test_weights_of_four_bits_are_packed_two_in_a_byte(codes: torch.dtype, group
             packed = deplo._C.packed_bytes() - before
             if dtype == torch.bfloat16:  # of float32 layers, zero points stay with the weights
                 assert (packed >= n * depth) if first == 100 else (packed <= n * depth / 2 + factors + 4096)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("features", ["native", "avx2"])
+@pytest.mark.parametrize("group", [16, 32, 3200])
+@pytest.mark.parametrize("codes", [torch.int8, torch.uint8])
+@torch.no_grad()
+def test_single_rows_and_many_read_one_copy_of_four_bits(codes: torch.dtype, group: int, features: str, dtype: torch.dtype) -> None:
+    """A program for one row and one for any number of them, several blocks of k: the codes are packed once, and stand for the weight."""
+    torch.manual_seed(0)
+    n, depth = 72, 3200
+    low, high = (-8, 8) if codes == torch.int8 else (0, 16)
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.randint(low, high, (n, depth), dtype=codes))
+            self.register_buffer("scale", (torch.rand(n, depth // group) / 100).to(dtype))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            whole = self.weight.reshape(n, -1, group).to(dtype) * self.scale[:, :, None]
+            return torch.nn.functional.linear(x, whole.reshape(n, depth))
+
+    before, gone = packed_by_others(), deplo._C.owned_bytes()
+    layer = Layer()
+    eager = copy.deepcopy(layer)  # whose weight stays
+    options = {"strict": True, "features": features, "weights": "own", "weight_checks": "versions"}
+    one = deplo.jit(layer, options=options, dynamic=False)
+    many = deplo.jit(layer, options=options)
+    panels = -(-n // 64) * 64
+    for first in (low, high - 1, 100, low):  # the third one takes a byte
+        for each in (layer, eager):
+            each.weight[3, 5] = first
+        whole = eager.weight.double().reshape(n, -1, group) * eager.scale.double()[:, :, None]
+        for rows, call in ((40, many), (1, one), (150, many), (2, many), (1, one)):
+            x = torch.randn(rows, depth, dtype=dtype)
+            if rows > 1:
+                torch._dynamo.mark_dynamic(x, 0)
+            exact = x.double() @ whole.reshape(n, depth).T
+            error, theirs = ((y.double() - exact).abs().max() for y in (call(x), eager(x)))
+            assert error <= theirs + 2 * torch.finfo(dtype).eps * exact.abs().max()
+        packed = deplo._C.packed_bytes() - before
+        if first == 100:
+            assert packed >= n * depth
+        else:
+            assert packed <= panels * depth * (1 / 2 + dtype.itemsize / group) + 2 * 4096
+            assert deplo._C.owned_bytes() - gone >= n * depth - 2 * 4096
+    assert torch.equal(layer.weight, eager.weight)
 
 
 @pytest.mark.parametrize("features", ["native", "avx2", "sse"])

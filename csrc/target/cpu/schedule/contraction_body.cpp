@@ -73,8 +73,12 @@ tile_ir::Block ContractionScheduler::allocations() const {
     scratch("c", {tile_rows(), joint() ? nr_ : lane_block_}, item.dtype());
     if (item.parts > 1) scratch("cr", {tile_rows(), lane_block_});
     if (is_chained(item)) scratch("cg", {tile_rows(), lane_block_});
-    if (item.widened && item.pairs) scratch("pw", {chunk(item) / 2, nr_, 2}, DType::bf16);
-    if (item.widened && !item.pairs) scratch("pw", {chunk(item), nr_});
+    if (item.widened && item.pairs && item.bits > 0)
+      scratch("pw", {chunk(item) / 2, nr_}, DType::i32);
+    else if (item.widened && item.pairs)
+      scratch("pw", {chunk(item) / 2, nr_, 2}, DType::bf16);
+    else if (item.widened)
+      scratch("pw", {chunk(item), nr_});
     if (window_) {
       scratch("pa", window_shape());
       continue;
@@ -208,7 +212,8 @@ std::vector<Expr> ContractionScheduler::packed_lanes(const Item& item, Expr k, E
   std::vector<Expr> index = outer_index(item.lanes);
   if (item.bits > 0) {
     const Expr place = first_lane_ + panel(item) * nr_;
-    index.insert(index.end(), {sym("kb" + item.tag), floordiv(place, item.width), k, mod(place, item.width) + lane});
+    const Expr word = sym("kb" + item.tag) * (item.depth_block / item.word()) + k;
+    index.insert(index.end(), {floordiv(place, item.width), word, mod(place, item.width) + lane});
     return index;
   }
   index.insert(index.end(), {sym("kb" + item.tag), floordiv(first_lane_, nr_) + panel(item)});
@@ -260,6 +265,7 @@ tile_ir::Block ContractionScheduler::prefetch_rows(const Item& item, const RowBl
 }
 
 Ref<tile_ir::Stmt> ContractionScheduler::widen_panel(const Item& item) const {
+  if (item.bits > 0) return widen_words(item);
   const std::string& t = item.tag;
   const auto narrow = item.packed_lanes();
   Expr k = sym("kw" + t);
@@ -429,9 +435,16 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply_add(const Item& item, const Ro
   if (item.pairs) {
     add.fn = Fn::dot2;
     add.operands = {"av" + t, "aw" + t, "bv" + t, "bw" + t, "cv" + t};
+    const bool words = item.widened && item.bits > 0;
     for (int64_t half : {0, 1}) {
       load(row, add.operands[static_cast<size_t>(half)], DType::bf16, rows_buffer, packed_row(item, rows, r, half));
-      load(step, add.operands[static_cast<size_t>(half) + 2], DType::bf16, lanes_buffer, lanes_at(half));
+      if (!words) load(step, add.operands[static_cast<size_t>(half) + 2], DType::bf16, lanes_buffer, lanes_at(half));
+    }
+    if (words) {
+      load(step, "bv" + t, DType::i32, lanes_buffer, {k - chunk_start(item), lane});
+      const auto [even, odd] = Statements(step, "." + t).halves("bv" + t, "");
+      add.operands[2] = even;
+      add.operands[3] = odd;
     }
   } else {
     const auto narrow = item.lanes.is_static && !item.widened ? item.packed_lanes() : std::nullopt;

@@ -4,8 +4,9 @@
 #include "target/cpu/schedule/contraction_scheduler.h"
 #include "target/cpu/schedule/statements.h"
 
-// Lanes in words, multiplied by few rows. The sum of x (scale code + shift) over a group of k is scale sum(x code) + shift sum(x): words are taken
-// apart in registers, into numbers that differ from the codes by what is the same for all of them, once for all rows.
+// Lanes in words. By many rows they are multiplied as numbers, which are made a panel at a time. Multiplied by few rows, the sum of x (scale code +
+// shift) over a group of k is scale sum(x code) + shift sum(x): words are taken apart in registers, into numbers that differ from the codes by what
+// is the same for all of them, once for all rows.
 
 namespace deplo::loop_to_tile {
 namespace {
@@ -26,9 +27,8 @@ struct Numbers {
 
 /// Two bf16 numbers in a word.
 Numbers halves(Statements& put, int64_t step, const std::string& word, const std::string& which, bool negated = false) {
-  const std::string low = put.let("low" + which, DType::i16, Fn::cast, {word});
-  const std::string high = put.let("high" + which, DType::i16, Fn::cast, {put.word("upper" + which, Fn::shr, {word, put.number("up" + which, 16)})});
-  return {step, put.let("even" + which, DType::bf16, Fn::bitcast, {low}), put.let("odd" + which, DType::bf16, Fn::bitcast, {high}), negated};
+  auto [even, odd] = put.halves(word, which);
+  return {step, std::move(even), std::move(odd), negated};
 }
 
 std::string shifted(Statements& put, const std::string& word, int64_t right, const std::string& which) {
@@ -248,9 +248,66 @@ Ref<tile_ir::Stmt> ContractionScheduler::scale_rows(const Item& item, const RowB
   return over_registers(item, rows, "s", std::move(of_row), std::move(step));
 }
 
+std::pair<std::string, std::string> ContractionScheduler::scale_and_shift(const Item& item, Expr step, Expr lane, const std::string& suffix,
+                                                                          tile_ir::Block& into) const {
+  const auto linear = item.linear();
+  const auto instead = linear->group > 0 ? factors_at(item, linear->factors, linear->group, step, lane) : std::map<std::string, Load>{};
+  auto name = [&](const std::string& value) { return value.empty() ? value : value + suffix; };
+  for (const auto& stmt : linear->statements) {
+    if (const auto* load = std::get_if<Load>(&stmt->node)) {
+      Load copy = instead.at(load->name);
+      copy.name = name(load->name);
+      into.push_back(make(std::move(copy)));
+    } else {
+      Let copy = std::get<Let>(stmt->node);
+      copy.name = name(copy.name);
+      for (std::string& operand : copy.operands) operand = name(operand);
+      into.push_back(make(std::move(copy)));
+    }
+  }
+  return {name(linear->scale), name(linear->shift)};
+}
+
+Ref<tile_ir::Stmt> ContractionScheduler::widen_words(const Item& item) const {
+  const std::string& t = item.tag;
+  const std::string panel = "pw" + t;
+  const int64_t word = item.word();
+  const Expr k = sym("kw" + t);
+  const Expr lane = sym("xw" + t);
+  // The factors change where one of these ends: their loads stay outside of the loop over its words.
+  const int64_t share = share_of_factors(item);
+  const Expr share_at = sym("kf" + t);
+  tile_ir::Block body{make(Load{"nw" + t, DType::i32, item.lanes.param, packed_lanes(item, k, lane, 0), {}, {}})};
+  Statements put(body, ".w" + t);
+  const auto [scale, shift] = scale_and_shift(item, sym("kb" + t) * item.depth_block + share_at * share, lane, ".w" + t, body);
+  std::vector<std::string> values(static_cast<size_t>(word));
+  for (const Numbers& number : four_bits(put, "nw" + t, /*pairs=*/false, code_offset(item))) {
+    std::string value = number.even;
+    const std::string which = std::to_string(number.step);
+    if (!scale.empty() && !shift.empty())
+      value = put.let("value" + which, DType::f32, Fn::fma, {scale, value, shift});
+    else if (!scale.empty())
+      value = put.let("value" + which, DType::f32, Fn::mul, {scale, value});
+    else if (!shift.empty())
+      value = put.let("value" + which, DType::f32, Fn::add, {value, shift});
+    values[static_cast<size_t>(number.step)] = std::move(value);
+  }
+  const int64_t lines = word / item.group();
+  for (int64_t line = 0; line < lines; ++line) {
+    const auto step = static_cast<size_t>(line * item.group());
+    const std::string value = item.pairs ? put.pair(values[step], values[step + 1], std::to_string(line)) : values[step];
+    put.store(panel, {k * lines + line - chunk_start(item), lane}, value);
+  }
+  tile_ir::Block line = prefetch_panel(item, k);
+  line.push_back(loop("xw" + t, 0, nr_, LoopKind::lanes, std::move(body)));
+  const Expr first = chunk_start(item) * item.group();
+  const Expr end = in_chunks(item) ? min(first + item.chain, depth_of_block(item)) : depth_of_block(item);
+  auto inner = loop("kw" + t, share_at * (share / word), (share_at + 1) * (share / word), LoopKind::serial, std::move(line));
+  return loop("kf" + t, floordiv(first, share), floordiv(end, share), LoopKind::serial, {inner});
+}
+
 tile_ir::Block ContractionScheduler::add_chain(const Item& item, const RowBlocks& rows, const std::string& acc, const std::string& total) const {
   const std::string& t = item.tag;
-  const auto linear = item.linear();
   const Expr row = sym("r" + t + "a");
   const Expr lane = sym("x" + t + "a");
   const Expr chain = sym("kg" + t);
@@ -259,23 +316,7 @@ tile_ir::Block ContractionScheduler::add_chain(const Item& item, const RowBlocks
   const std::string of_rows = sums_rows(item) ? row_put.load("rows", DType::f32, "ps" + t, {row_of(item, rows, row), chain}) : "";
   tile_ir::Block step;
   Statements put(step, ".g" + t);
-  const auto instead = linear->group > 0
-                           ? factors_at(item, linear->factors, linear->group, sym("kb" + t) * item.depth_block + chain * item.chain, lane)
-                           : std::map<std::string, Load>{};
-  std::map<std::string, std::string> renamed;
-  auto name = [&](const std::string& value) { return value + ".g" + t; };
-  for (const auto& stmt : linear->statements) {
-    if (const auto* load = std::get_if<Load>(&stmt->node)) {
-      Load copy = instead.at(load->name);
-      copy.name = name(load->name);
-      step.push_back(make(std::move(copy)));
-    } else {
-      Let copy = std::get<Let>(stmt->node);
-      copy.name = name(copy.name);
-      for (std::string& operand : copy.operands) operand = name(operand);
-      step.push_back(make(std::move(copy)));
-    }
-  }
+  const auto [scale, lifted] = scale_and_shift(item, sym("kb" + t) * item.depth_block + chain * item.chain, lane, ".g" + t, step);
   const DType dtype = item.bytes ? DType::i32 : DType::f32;
   std::vector<std::string> sums;
   for (int64_t n = 0; n < shares(item, rows); ++n) sums.push_back(put.load("sum" + std::to_string(n), dtype, acc, {row, n, lane}));
@@ -284,18 +325,17 @@ tile_ir::Block ContractionScheduler::add_chain(const Item& item, const RowBlocks
       sums[n] = put.let(fmt::format("both{}_{}", n, step), dtype, Fn::add, {sums[n], sums[n + step]});
   const std::string sum = item.bytes ? put.let("wide", DType::f32, Fn::cast, {sums[0]}) : sums[0];
   std::string all = put.load("total", DType::f32, total, {row, lane});
-  all = linear->scale.empty() ? put.let("added", DType::f32, Fn::add, {all, sum})
-                              : put.let("added", DType::f32, Fn::fma, {name(linear->scale), sum, all});
+  all = scale.empty() ? put.let("added", DType::f32, Fn::add, {all, sum}) : put.let("added", DType::f32, Fn::fma, {scale, sum, all});
   if (sums_rows(item)) {
-    std::string shift = linear->shift.empty() ? "" : name(linear->shift);
+    std::string shift = lifted;
     if (const int64_t more = item.pairs || item.bytes ? code_offset(item) : 0; more != 0) {
       const std::string offset = put.real("offset", static_cast<double>(more));
-      if (linear->scale.empty())
+      if (scale.empty())
         shift = shift.empty() ? offset : put.let("shift", DType::f32, Fn::add, {shift, offset});
       else if (shift.empty())
-        shift = put.let("shift", DType::f32, Fn::mul, {name(linear->scale), offset});
+        shift = put.let("shift", DType::f32, Fn::mul, {scale, offset});
       else
-        shift = put.let("shift", DType::f32, Fn::fma, {name(linear->scale), offset, shift});
+        shift = put.let("shift", DType::f32, Fn::fma, {scale, offset, shift});
     }
     all = put.let("whole", DType::f32, Fn::fma, {of_rows, shift, all});
   }

@@ -159,7 +159,8 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
   const Expr k = sym("k");
   const Expr half = sym("half");
   const Expr step = pairs ? k * 2 + half : k;
-  const Expr all = lanes ? depth_of_block(item) : item.depth;
+  const bool blocks = lanes && item.bits == 0;  // words lie alike whatever the blocks of k
+  const Expr all = blocks ? depth_of_block(item) : item.depth;
   const bool words = lanes && (item.words || item.bits > 0);
   const int64_t word = item.words ? 4 : item.word();
   const Expr depth = pairs ? floordiv(all, 2) : words ? floordiv(all, word) : all;
@@ -167,11 +168,11 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
   std::vector<Expr> prefix;
   for (const auto& a : batch) prefix.push_back(map.at(a.name));
   join(map, unflatten(axes, panel * width + position));
-  join(map, depth_map(item, lanes ? sym("kb" + item.tag) * item.depth_block + step : step));
+  join(map, depth_map(item, blocks ? sym("kb" + item.tag) * item.depth_block + step : step));
   const size_t part = packed.shape.size() - 4;  // of the index, where lanes are split
   auto place = [&](Expr where) {
     std::vector<Expr> index = prefix;
-    if (lanes) index.push_back(sym("kb" + item.tag));
+    if (blocks) index.push_back(sym("kb" + item.tag));
     index.push_back(panel);
     if (split) index.emplace_back(0);
     index.insert(index.end(), {k, where});
@@ -260,19 +261,23 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
   for (const auto& a : outer_)
     if (operand.source->axes.count(a.name)) batch.push_back(a);
   for (const auto& a : batch) packed.shape.push_back(a.extent);
-  // Lanes [outer][k / KC][panel][KC][NR] stream through the cache block by block; rows [outer][panel][k][MR].
-  if (lanes) packed.shape.push_back(item.depth_blocks);
+  // Lanes [outer][k / KC][panel][KC][NR] stream through the cache block by block; words [outer][panel][k / word][NR], so that schedules with other
+  // blocks read the same; rows [outer][panel][k][MR].
+  const bool blocks = lanes && item.bits == 0;
+  if (blocks) packed.shape.push_back(item.depth_blocks);
   packed.shape.push_back(panels);
   if (split) packed.shape.emplace_back(item.parts);
   // Pairs of k lie side by side: [k / 2][NR][2].
   const bool pairs = lanes && item.paired_lanes();
-  const int64_t steps = item.bits > 0 ? item.word() : item.group();
-  packed.shape.push_back(lanes ? Expr(item.depth_block / steps + (item.shifted() ? 1 : 0)) : item.depth);
+  if (lanes && item.bits > 0)
+    packed.shape.push_back(floordiv(item.depth, item.word()));
+  else
+    packed.shape.push_back(lanes ? Expr(item.depth_block / item.group() + (item.shifted() ? 1 : 0)) : item.depth);
   packed.shape.emplace_back(width);
   if (pairs) packed.shape.emplace_back(2);
 
   tile_ir::Block inside = pack_panel(item, operand, lanes, packed, batch);
-  if (lanes) inside = {loop("kb" + item.tag, 0, item.depth_blocks, LoopKind::serial, std::move(inside))};
+  if (blocks) inside = {loop("kb" + item.tag, 0, item.depth_blocks, LoopKind::serial, std::move(inside))};
 
   const auto narrow = lanes ? item.packed_lanes() : std::nullopt;
   packed.kernel.name = fmt::format("pack_{}{}_{}", lanes ? "lanes" : "rows", item.tag, kernel_.name);

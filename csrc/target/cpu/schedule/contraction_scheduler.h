@@ -131,7 +131,7 @@ struct Item {
   bool widened = false;  ///< a panel of narrow lanes is widened once for all register blocks of a tile
   int64_t bits = 0;      ///< of codes of lanes that are packed in words, each of which holds several steps of k; 0: they are not
   int64_t width = 0;     ///< lanes of such a panel: those of a register block or more
-  bool folded = false;   ///< these are taken apart in registers, as they are multiplied, and their factors multiply the sums of groups
+  bool folded = false;   ///< these are taken apart in registers, as they are multiplied, and their factors multiply the sums of groups; else widened
   bool bytes = false;    ///< and they are multiplied as bytes by the codes of the rows, four steps of k at a time
   Expr depth_blocks;
   std::string tag;
@@ -459,11 +459,15 @@ class ContractionScheduler {
 
   /// The lanes of one panel as they are multiplied, for all register blocks of the tile.
   Ref<tile_ir::Stmt> widen_panel(const Item& item) const;
+  /// The same of words of 4-bit codes; pairs of bf16 numbers are words again.
+  Ref<tile_ir::Stmt> widen_words(const Item& item) const;
 
   // ---- lanes in words, taken apart in registers ------------------------------------------------------------------
 
   /// Whether the lanes may be packed in words of such codes.
   bool can_fold(const Item& item, int64_t bits) const;
+  /// Whether words of 4-bit codes may be widened a panel at a time.
+  bool can_widen_words(const Item& item) const;
   /// Whether such words may be multiplied as bytes.
   bool can_multiply_codes(const Item& item) const;
   /// Of `vectors` vectors.
@@ -474,11 +478,16 @@ class ContractionScheduler {
   bool folds_wide() const;
   /// Packs lanes in words where they may be, in blocks of k that these and their factors fit.
   void choose_words(Item& item) const;
+  void choose_widened_words(Item& item) const;
   /// What makes a code of the number that a word gives: added to the sums of pairs, to each number of float32.
   static int64_t code_offset(const Item& item);
   static bool sums_rows(const Item& item);
   /// The sums of the rows over each chain, and the rows with the other sign.
   tile_ir::Block prepare_rows(const Item& item) const;
+  /// Steps of k that such a loop makes with the same factors: whole words.
+  static int64_t share_of_factors(const Item& item);
+  /// Statements that make the lanes' scale and shift at a step of k, for the panel in hand, and their names; empty ones are 1 and 0.
+  std::pair<std::string, std::string> scale_and_shift(const Item& item, Expr step, Expr lane, const std::string& suffix, tile_ir::Block& into) const;
   /// Loads of the factors at a step of k, for the panel in hand.
   std::map<std::string, loop_ir::Load> factors_at(const Item& item, const std::vector<const loop_ir::Load*>& factors, int64_t group, Expr step,
                                                   Expr lane) const;

@@ -142,7 +142,7 @@ void ContractionScheduler::choose_sizes() {
   if (folds_wide() && rows_extent_.is_constant() && rows_extent_.value() <= kWideRows) choose_blocks(kWordVectors);
   for (Item& item : items_) {
     choose_words(item);
-    item.widened = !item.folded && can_widen(item) && (item.needs_widening() || tile_rows() / mr_ >= kWidenedTiles);
+    item.widened = !item.folded && can_widen(item) && (item.bits > 0 || item.needs_widening() || tile_rows() / mr_ >= kWidenedTiles);
   }
   choose_in_place();
   in_registers_ = wants_registers();
@@ -339,7 +339,7 @@ bool ContractionScheduler::can_pair(const Item& item) const {
 }
 
 bool ContractionScheduler::lies_in_rows(const Item& item) const {
-  const bool plain = item.group() == 1 && item.parts == 1 && !item.matrix && item.dtype() == DType::f32 && item.bits == 0;
+  const bool plain = item.group() == 1 && item.parts == 1 && !item.matrix && item.dtype() == DType::f32 && !item.folded;
   if (!plain || in_rows_ || window_ || per_call_ || item.rows.is_static || !item.lanes.is_static || rows_lie_across()) return false;
   const loop_ir::Load* load = main_load(item.rows);
   const bool alone = load && item.rows.statements_of(item.rows.source->value).size() == 1;
@@ -633,9 +633,18 @@ void ContractionScheduler::read_widen(ScheduleReader& reader, Item& item) const 
   item.bits = has("bits") ? reader.number(d, "bits", 4, 8) : 0;
   if (item.folded || item.bits > 0) {
     item.width = has("width") ? reader.number(d, "width", 1, kMostTile) : 0;
-    const bool right = (item.bits == 4 || item.bits == 8) && item.width > 0 && can_fold(item, item.bits) && item.folded && !item.widened;
+    const bool known = (item.bits == 4 || item.bits == 8) && item.width > 0 && item.folded != item.widened;
+    const bool right = known && (item.folded ? can_fold(item, item.bits) : item.bits == 4 && can_widen_words(item));
     if (!right)
-      reader.fail(d, "'fold' takes bits=4 or 8 and width, of lanes that are packed at=program from bytes whose factors are those of whole words");
+      reader.fail(
+          d,
+          "'fold' takes bits=4 or 8 and width, 'widen' bits=4 and width, of lanes that are packed at=program from bytes whose factors are those "
+          "of whole words");
+    if (item.widened) {
+      if (item.chain % item.word() != 0 || item.depth_block % item.word() != 0)
+        reader.fail(d, fmt::format("its tiles and chains are whole words of {} steps", item.word()));
+      return;
+    }
     const int64_t group = item.linear()->group;
     const int64_t end = group > 0 ? group : item.depth.value();
     if (item.chain % item.word() != 0 || end % item.chain != 0 || item.depth_block % item.chain != 0)

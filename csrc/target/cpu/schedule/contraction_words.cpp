@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 #include "loop_ir/build.h"
@@ -173,9 +174,28 @@ std::vector<AssumedRange> ContractionScheduler::few_bits() const {
   return out;
 }
 
+bool ContractionScheduler::can_widen_words(const Item& item) const { return !item.bytes && can_widen(item) && can_fold(item, kFewestBits); }
+
+int64_t ContractionScheduler::share_of_factors(const Item& item) {
+  const int64_t group = item.linear()->group;
+  return std::gcd(group > 0 ? group : item.depth.value(), std::gcd(item.depth_block, chunk(item)));
+}
+
+void ContractionScheduler::choose_widened_words(Item& item) const {
+  const int64_t width = lanes_of(folds_wide() ? kWordVectors : kBlockVectors);
+  if (bits_ != kFewestBits || !can_widen_words(item) || width % nr_ != 0) return;
+  item.bits = bits_;
+  item.width = width;
+  // Blocks of k are whole words, and whole groups where these are short.
+  const int64_t group = item.linear()->group;
+  const int64_t unit = group > 0 && group <= kLongestFold ? group : item.word();
+  item.chain = round_up(item.chain, unit);
+  item.depth_block = item.depth_block > item.chain ? round_up(item.depth_block, item.chain) : item.chain;
+}
+
 void ContractionScheduler::choose_words(Item& item) const {
   item.folded = item.bytes || (rows_extent_.is_constant() && rows_extent_.value() <= kFoldedRows && can_fold(item, 8));
-  if (!item.folded) return;
+  if (!item.folded) return choose_widened_words(item);
   item.bits = can_fold(item, bits_) ? bits_ : 8;
   item.width = folds_wide() ? lanes_of(kWordVectors) : nr_;
   // Chains end where groups do.

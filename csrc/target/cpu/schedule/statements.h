@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lower/loop_to_tile/convert.h"
@@ -22,6 +23,22 @@ class Statements {
   std::string load(const std::string& name, DType dtype, const std::string& buffer, std::vector<Expr> index) {
     into_.push_back(make(loop_ir::Load{name + suffix_, dtype, buffer, std::move(index), {}, Scalar::of_float(dtype, 0)}));
     return name + suffix_;
+  }
+  /// The two bf16 numbers in a word: that of the lower half first.
+  std::pair<std::string, std::string> halves(const std::string& word, const std::string& which) {
+    const std::string low = let("low" + which, DType::i16, Fn::cast, {word});
+    const std::string high = let("high" + which, DType::i16, Fn::cast, {this->word("upper" + which, Fn::shr, {word, number("up" + which, 16)})});
+    return {let("even" + which, DType::bf16, Fn::bitcast, {low}), let("odd" + which, DType::bf16, Fn::bitcast, {high})};
+  }
+  /// A word of two float32 numbers, rounded to bf16 as dot2 reads them: the first one in the lower half.
+  std::string pair(const std::string& even, const std::string& odd, const std::string& which) {
+    auto bits = [&](const std::string& name, const std::string& value) {
+      const std::string narrow = let("narrow" + name, DType::bf16, Fn::narrow, {value});
+      return this->word("wide" + name, Fn::cast, {let("bits" + name, DType::i16, Fn::bitcast, {narrow})});
+    };
+    const std::string low = this->word("lower" + which, Fn::bit_and, {bits("e" + which, even), number("mask" + which, 0xffff)});
+    const std::string high = this->word("higher" + which, Fn::shl, {bits("o" + which, odd), number("half" + which, 16)});
+    return this->word("pair" + which, Fn::bit_or, {low, high});
   }
   void store(const std::string& buffer, std::vector<Expr> index, const std::string& value) {
     into_.push_back(make(loop_ir::Store{buffer, std::move(index), value, {}, Combiner::set}));
