@@ -15,6 +15,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .eager_calls import calls_as_in_eager_mode
+from .fx_import import BY_STORAGE
+from .fx_nodes import packet_name, storage_of
 
 
 def inline_regions(gm: torch.fx.GraphModule) -> None:
@@ -38,7 +40,7 @@ def _inline(gm: torch.fx.GraphModule, call: torch.fx.Node) -> bool:
     placeholders = region.graph.find_nodes(op="placeholder")
     as_traced = all(_is_alike(node.meta.get("val"), given) for node, given in zip(placeholders, call.args[2:], strict=True))
     try:
-        results = copy_before(call, region, call.args[2:], made, with_values_alike if as_traced else with_own_values)
+        results = copy_before(call, region, call.args[2:], made, _ValuesAlike(region) if as_traced else with_own_values)
     except RuntimeError:  # sizes that depend on data, say
         for node in reversed(made):
             gm.graph.erase_node(node)
@@ -87,17 +89,35 @@ def _is_alike(val: Any, given: Any) -> bool:
     return [str(n) for n in (*val.shape, *val.stride())] == [str(n) for n in (*other.shape, *other.stride())]
 
 
-def with_values_alike(copy: torch.fx.Node) -> None:
-    """As with_own_values, for a region's call with arguments like those that it was traced with: what is no view looks as it did."""
-    val = copy.meta.get("val")
-    if not isinstance(val, FakeTensor) or isinstance(copy.target, torch._ops.HigherOrderOperator) or copy.op != "call_function":
-        with_own_values(copy)
-        return
-    if isinstance(copy.target, torch._ops.OpOverload) and not any(r.alias_info for r in copy.target._schema.returns):
-        with val.fake_mode:
-            copy.meta["val"] = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device=val.device)
-    else:
-        with_own_values(copy)
+class _ValuesAlike:
+    """As with_own_values, for a region's call with arguments like those that it was traced with: what is no view looks as it did.
+
+    Who shares a storage with whom is asked of what a graph returns, and of what calls address by storage. In a region without such calls the rest
+    keeps the very values of the region.
+    """
+
+    def __init__(self, region: torch.fx.GraphModule) -> None:
+        (output,) = region.graph.find_nodes(op="output")
+        everything = any(packet_name(node) in BY_STORAGE for node in region.graph.nodes)
+        self.seen = None if everything else {storage for node in output.all_input_nodes for storage in _storages(node.meta.get("val"))}
+
+    def __call__(self, copy: torch.fx.Node) -> None:
+        val = copy.meta.get("val")
+        is_higher = isinstance(copy.target, torch._ops.HigherOrderOperator)
+        if self.seen is not None and not is_higher and isinstance(val, FakeTensor) and self.seen.isdisjoint(_storages(val)):
+            return
+        if not isinstance(val, FakeTensor) or is_higher or copy.op != "call_function":
+            with_own_values(copy)
+        elif isinstance(copy.target, torch._ops.OpOverload) and not any(r.alias_info for r in copy.target._schema.returns):
+            with val.fake_mode:
+                copy.meta["val"] = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device=val.device)
+        else:
+            with_own_values(copy)
+
+
+def _storages(value: Any) -> list[int]:
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return [storage_of(x) for x in values if isinstance(x, torch.Tensor) and torch._C._has_storage(x)]
 
 
 def with_own_values(copy: torch.fx.Node) -> None:

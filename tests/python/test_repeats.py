@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from deplo import subgraphs
+from deplo.backend import collect_records
 from deplo.capture import capture
 from deplo.core import core
 
@@ -64,3 +66,48 @@ def test_programs_are_those_of_layers_one_by_one(kind: str) -> None:
         options = {"verify": False, "hints": record.hints, "training": kind == "training"}
         shared, apart = (core().lower(record.torch_ir, "kernel", json.dumps({**options, "disable": off})) for off in ([], ["share_repeats"]))
         assert shared == apart
+
+
+class Regions(nn.Module):
+    """A region that is called for each layer and gives a value, a view of what it is made from, and a part of that, maybe by strides."""
+
+    def __init__(self, by_strides: bool) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(8, 8) / 8 for _ in range(4))
+        self.by_strides = by_strides
+
+        def step(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = torch.tanh(x @ w.t()).relu()
+            z = y.as_strided((4, 8), (8, 1)) if by_strides else y[:4]
+            return y * 2, y.transpose(0, 1), z.t() + w[0, 0]
+
+        self.step = torch.compiler.nested_compile_region(step)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        results = []
+        for k, w in enumerate(self.weights):
+            x, turned, cut = self.step(x[: 8 - k // 3], w)  # the last one is of another size
+            results += [turned, turned.t(), cut, x]
+        return results
+
+
+@pytest.mark.parametrize("kind", ["inference", "training", "by strides"])
+def test_regions_are_the_graph_of_layers_that_are_traced_one_by_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of equal layers keep the values that the region was traced with: the graph is that of values for each."""
+    net = Regions(kind == "by strides")
+    x = torch.randn(8, 8)
+    texts, aliases = [], []
+    for shared in (True, False):
+        if not shared:
+            monkeypatch.setattr(subgraphs, "_ValuesAlike", lambda region: subgraphs.with_own_values)
+        torch._dynamo.reset()
+        with torch.set_grad_enabled(kind == "training"), collect_records() as records:
+            results = torch.compile(net, backend="deplo", options={"strict": True})(x)
+            if kind == "training":
+                sum(r.sum() for r in results).backward()
+        assert len(records) == (2 if kind == "training" else 1)
+        texts.append([record.torch_ir for record in records])
+        storages = [r.untyped_storage().data_ptr() for r in results]
+        aliases.append([storages.index(s) for s in storages])
+        torch.testing.assert_close(results, net(x))
+    assert texts[0] == texts[1] and aliases[0] == aliases[1]
