@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import operator
@@ -134,6 +135,7 @@ class _Importer:
         self.input_exprs: list[Any] = []
         self.owner: dict[int, torch.fx.Node] = {}  # storage of a fake tensor -> the node that made it
         self.opened: set[torch.fx.Node] = set()  # tuples whose parts have names
+        self.result_types: dict[tuple[Any, ...], tuple[str, list[Any]]] = {}
         self.floats: dict[Any, str] = {}  # symbolic floats -> the 0-d values that hold them
         self.offsets: dict[int, Any] = {}
         self.nonnegative: list[Any] = []
@@ -282,6 +284,15 @@ class _Importer:
         steps = [self._expr(stride) for stride in (value.stride() if strides is None else strides)]
         return f"{DTYPES[value.dtype]}[{', '.join(shape)}] strides [{', '.join(steps)}]"
 
+    def _result_type(self, node: torch.fx.Node, value: torch.Tensor) -> str:
+        """The type of the one result of a call. Equal layers share their values (subgraphs): what follows from these alone is said once."""
+        values = [value, *(source.meta.get("val") for source in node.all_input_nodes)]
+        key = (node.target, *map(id, values))
+        if (known := self.result_types.get(key)) is None:
+            # The values are kept, so that their ids stay theirs.
+            self.result_types[key] = known = (self._type(value, str(node.target), strides_of(node, value)), values)
+        return known[0]
+
     def _own(self, node: torch.fx.Node, value: torch.Tensor) -> None:
         self.owner.setdefault(storage_of(value), node)
 
@@ -422,7 +433,7 @@ class _Importer:
         if value is None:
             return []
         if isinstance(value, torch.Tensor):
-            shown = self._type(value, str(node.target), strides_of(node, value))
+            shown = self._result_type(node, value)
             self.names[node] = name = self._fresh(node.name)
             self._own(node, value)
             return [f"{name}: {shown}"]
@@ -464,14 +475,14 @@ class _Importer:
     def _arguments(
         self, node: torch.fx.Node, target: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Iterable[tuple[str, str]]:
-        schema = target._schema.arguments
-        given = {arg.name: value for arg, value in zip(schema, args, strict=False)}
+        schema = _parameters(target)
+        given = {name: value for (name, _), value in zip(schema, args, strict=False)}
         given.update(kwargs)
         if packet_name(node) in BY_STORAGE:
             given["self"], given["storage_offset"] = self._memory(given, node)
-        for arg in schema:
-            if arg.name in given:
-                yield arg.name, self._argument(given[arg.name], str(arg.type), node)
+        for name, kind in schema:
+            if name in given:
+                yield name, self._argument(given[name], kind, node)
 
     def _memory(self, given: dict[str, Any], node: torch.fx.Node) -> tuple[torch.fx.Node, Any]:
         """What to give as_strided for `self`: the value that made the storage, and the offset from its first element.
@@ -672,6 +683,12 @@ class _Importer:
         for expr in [*layout[0], *layout[1], offset]:
             self._sympy(expr)
         return layout
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _parameters(target: torch._ops.OpOverload) -> list[tuple[str, str]]:
+    """Names and types of an operator's arguments."""
+    return [(argument.name, str(argument.type)) for argument in target._schema.arguments]
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
