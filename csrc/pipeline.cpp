@@ -15,6 +15,7 @@
 #include "passes/kernel/expand_math.h"
 #include "passes/kernel/merge_stores.h"
 #include "passes/kernel/simplify_casts.h"
+#include "passes/loop/chain_products.h"
 #include "passes/loop/choose_layouts.h"
 #include "passes/loop/fuse_nests.h"
 #include "passes/loop/fuse_producers.h"
@@ -264,6 +265,8 @@ const std::vector<Pass<loop_ir::Module>>& loop_passes() {
       // While a reduction is still alone in its kernel; the phases fuse with what surrounds them.
       {"split_reductions", split_reductions, "make two parallel phases of long reductions with few results"},
       {"fuse_nests", fuse_nests, "put kernels under one nest where they can share outer axes"},
+      // What fusion left between kernels.
+      {"chain_products", chain_products, "compute factors of products, which are sums of products, where they are summed"},
       // Fusion matches whole axes.
       {"split_axes", split_axes, "split axes so that coordinates become affine"},
       // Fusion matches whole axes here, too.

@@ -12,6 +12,7 @@ _KERNELS = {
     torch.ops.aten._scaled_dot_product_efficient_attention.default: "attn_bias",
     torch.ops.aten._scaled_dot_product_cudnn_attention.default: "attn_bias",
 }
+_FLASH_GRADIENT = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
 _NARROW = (torch.bfloat16, torch.float16)  # others have no matrix units that are as exact
 _MOST_WIDTH = 256
 _LEAST_ROWS = 8  # fewer leave matrix units idle: the library splits their keys
@@ -19,9 +20,12 @@ _LEAST_ROWS = 8  # fewer leave matrix units idle: the library splits their keys
 
 def name_attention(gm: torch.fx.GraphModule) -> None:
     """Replaces such calls, in place, where only the result is used (no gradient will be computed from the rest) and deplo has a kernel that is as
-    fast: of 16-bit floats, at most 256 wide, with 8 rows of queries or more, without dropout."""
+    fast: of 16-bit floats, at most 256 wide, with 8 rows of queries or more, without dropout. Gradients of the flash kernel follow from its result
+    and logarithms of sums alone, whoever made those."""
     changed = False
     for node in list(gm.graph.nodes):
+        if node.op == "call_function" and node.target is _FLASH_GRADIENT:
+            changed = _replace_gradient(gm, node) or changed
         if node.op == "call_function" and node.target in _KERNELS and (users := _users(node)):
             changed = _replace(gm, node, users) or changed
     if changed:
@@ -41,15 +45,39 @@ def _arguments(node: torch.fx.Node) -> dict[str, Any]:
     return {a.name: given.get(a.name, a.default_value) for a in schema}
 
 
+def _has_kernel(query: Any, value: Any) -> bool:
+    if query is None or value is None or query.dtype not in _NARROW:
+        return False
+    if any(not isinstance(size, int) or size > _MOST_WIDTH for size in (query.shape[-1], value.shape[-1])):
+        return False
+    return not isinstance(query.shape[-2], int) or query.shape[-2] >= _LEAST_ROWS
+
+
+def _replace_gradient(gm: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+    of = _arguments(node)
+    query, key, value = (of[name].meta.get("val") for name in ("query", "key", "value"))
+    if of["dropout_p"] or of["cum_seq_q"] is not None or not _has_kernel(query, value):
+        return False
+    # The library's mask lies at the other corner where there are more keys than queries.
+    if of["is_causal"] and str(query.shape[-2]) != str(key.shape[-2]):
+        return False
+    arguments = tuple(of[name] for name in ("grad_out", "query", "key", "value", "out", "logsumexp"))
+    with gm.graph.inserting_before(node):
+        made = gm.graph.call_function(
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+            (*arguments, 0.0, bool(of["is_causal"])),
+            {"scale": of["scale"]} if of["scale"] is not None else {},
+        )
+    made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    gm.graph.erase_node(node)
+    return True
+
+
 def _replace(gm: torch.fx.GraphModule, node: torch.fx.Node, users: list[torch.fx.Node]) -> bool:
     of = _arguments(node)
     query, value = (of[name].meta.get("val") for name in ("query", "value"))
-    if query is None or value is None or query.dtype not in _NARROW or of["dropout_p"] or of.get("return_debug_mask"):
-        return False
-    sizes = (query.shape[-1], value.shape[-1])
-    if any(not isinstance(size, int) or size > _MOST_WIDTH for size in sizes):
-        return False
-    if isinstance(query.shape[-2], int) and query.shape[-2] < _LEAST_ROWS:
+    if of["dropout_p"] or of.get("return_debug_mask") or not _has_kernel(query, value):
         return False
     bias = of.get(_KERNELS[node.target] or "")  # type: ignore[index]
     with gm.graph.inserting_before(node):

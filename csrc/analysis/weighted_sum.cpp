@@ -299,127 +299,16 @@ class Matcher {
   WeightedSum out_;
 };
 
-/// Collects conditions without which a value is -inf, or a comparison does not hold.
-class LimitFinder {
- public:
-  explicit LimitFinder(const WeightedSum& sum) : sum_(sum) {
-    define(sum.rows, rows_);
-    define(sum.score, keys_);
-    define(sum.read, keys_);
-  }
-
-  std::vector<KeyLimit> find() {
-    finite(sum_.read_value);
-    std::vector<KeyLimit> out;
-    for (const Cond& c : conds_) {
-      // In terms of one axis of keys.
-      const Cond cond = substitute(c, {{sum_.read_axis, Expr::symbol(sum_.key.name)}});
-      const auto step = linear_coefficient(cond.expr, sum_.key.name);
-      if (cond.kind != Cond::Kind::ge0 || !step || !(step->is(1) || step->is(-1))) continue;
-      const bool above = step->is(-1);  // limit - key >= 0
-      out.push_back({above, above ? cond.expr + Expr::symbol(sum_.key.name) : Expr::symbol(sum_.key.name) - cond.expr});
-    }
-    return out;
-  }
-
- private:
-  const Stmt* definition(const std::string& name) const {
-    for (const Definitions* all : {&keys_, &rows_})
-      if (auto it = all->find(name); it != all->end()) return it->second;
-    return nullptr;
-  }
-  const Let* let(const std::string& name) const {
-    const Stmt* stmt = definition(name);
-    return stmt ? std::get_if<Let>(&stmt->node) : nullptr;
-  }
-
-  static bool is_minus_infinity(const Scalar& s) { return is_float(s.dtype) && std::isinf(s.f) && s.f < 0; }
-  bool is_minus_infinity(const std::string& name) const {
-    const Let* l = let(name);
-    if (!l) return false;
-    if (l->fn == Fn::constant) return is_minus_infinity(l->literal);
-    return l->fn == Fn::cast && is_float(l->dtype) && is_minus_infinity(l->operands[0]);
-  }
-  bool is_positive(const std::string& name) const {
-    const Let* l = let(name);
-    return l && l->fn == Fn::constant && is_float(l->dtype) && l->literal.f > 0;
-  }
-
-  /// Conditions without which the value is -inf.
-  void finite(const std::string& name) {
-    const Stmt* stmt = definition(name);
-    if (!stmt) return;
-    if (const auto* load = std::get_if<Load>(&stmt->node)) {
-      if (!load->guard.empty() && is_minus_infinity(load->fill)) conds_.insert(conds_.end(), load->guard.begin(), load->guard.end());
-      if (load->buffer == sum_.local) finite(sum_.scored);
-      return;
-    }
-    const auto& l = std::get<Let>(stmt->node);
-    switch (l.fn) {
-      case Fn::add:
-        finite(l.operands[0]);
-        finite(l.operands[1]);
-        break;
-      case Fn::mul:
-        for (size_t i : {0, 1})
-          if (is_positive(l.operands[1 - i])) finite(l.operands[i]);
-        break;
-      case Fn::cast:
-        if (is_float(l.dtype)) finite(l.operands[0]);
-        break;
-      case Fn::where:
-        for (size_t i : {1, 2}) {
-          if (!is_minus_infinity(l.operands[i])) continue;
-          holds(l.operands[0], i == 2);
-          finite(l.operands[3 - i]);
-        }
-        break;
-      default: break;
-    }
-  }
-
-  /// Conditions without which the comparison is not so.
-  void holds(const std::string& name, bool wanted) {
-    const Let* l = let(name);
-    if (!l) return;
-    if (l->fn == Fn::bit_not) return holds(l->operands[0], !wanted);
-    if (l->fn == (wanted ? Fn::bit_and : Fn::bit_or)) {
-      holds(l->operands[0], wanted);
-      holds(l->operands[1], wanted);
-      return;
-    }
-    const bool compares = l->fn == Fn::lt || l->fn == Fn::le || l->fn == Fn::gt || l->fn == Fn::ge;
-    const auto x = compares ? index_of(l->operands[0]) : std::nullopt;
-    const auto y = compares ? index_of(l->operands[1]) : std::nullopt;
-    if (!x || !y) return;
-    Cond c = l->fn == Fn::lt ? less(*x, *y) : l->fn == Fn::le ? less_equal(*x, *y) : l->fn == Fn::gt ? less(*y, *x) : less_equal(*y, *x);
-    conds_.push_back(wanted ? c : negated(c));
-  }
-
-  /// The value as an expression of axes and of i64 values that no key changes.
-  std::optional<Expr> index_of(const std::string& name) const {
-    const Stmt* stmt = definition(name);
-    const Let* l = let(name);
-    if (l && l->fn == Fn::index && l->dtype == DType::i64) return l->index;
-    if (l && l->fn == Fn::constant && l->dtype == DType::i64) return Expr(l->literal.i);
-    const bool of_row = rows_.count(name) > 0;
-    const DType dtype = !stmt ? DType::boolean : l ? l->dtype : std::get<Load>(stmt->node).dtype;
-    if (of_row && dtype == DType::i64) return Expr::symbol(name);
-    return std::nullopt;
-  }
-
-  const WeightedSum& sum_;
-  Definitions rows_, keys_;
-  std::vector<Cond> conds_;
-};
-
 }  // namespace
 
 std::optional<WeightedSum> find_weighted_sum(const loop_ir::Kernel& kernel, const loop_ir::Block& inner, bool vectors) {
   return Matcher(kernel, inner, vectors).match();
 }
 
-std::vector<KeyLimit> key_limits(const WeightedSum& sum) { return LimitFinder(sum).find(); }
+std::vector<KeyLimit> key_limits(const WeightedSum& sum) {
+  ValueConditions conditions(sum.rows, {&sum.score, &sum.read}, {sum.local, sum.scored});
+  return key_limits(conditions.finite(sum.read_value), sum.read_axis, sum.key.name);
+}
 
 Cond in_part(Expr key, Expr part, int64_t parts) { return equal(mod(floordiv(key, kKeyBlock), parts), part); }
 

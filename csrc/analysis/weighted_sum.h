@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "analysis/conditions.h"
 #include "analysis/contraction.h"
 #include "loop_ir/ir.h"
 
@@ -48,14 +49,7 @@ struct WeightedSum {
 /// Such a sum, if it is all that the kernel's outer nest holds. `inner`: what the nest holds; `vectors`: contractions may be of one query.
 std::optional<WeightedSum> find_weighted_sum(const loop_ir::Kernel& kernel, const loop_ir::Block& inner, bool vectors = false);
 
-/// u[j] is -inf for all j > limit (`above`), or for all j < limit. The limit is made of the outer axes, sizes and i64 values of the outer nest.
-struct KeyLimit {
-  bool above = true;
-  Expr limit;
-};
-
-/// What guards, and comparisons of integers that choose between a score and -inf, say about the keys that count. Where a score is made by adding -inf
-/// it counts as -inf, whatever it was.
+/// What guards, and comparisons of integers that choose between a score and -inf, say about the keys that count: u[j] is -inf for others.
 std::vector<KeyLimit> key_limits(const WeightedSum& sum);
 
 /// Keys in parts: block b of kKeyBlock keys is in part b mod `parts`, so that parts of what a mask leaves are equal.

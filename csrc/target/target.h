@@ -101,6 +101,8 @@ class Target : public TargetTraits {
   virtual std::string known_devices() const;
   /// Into how many parts the keys of a sum of weighted values (`analysis/weighted_sum.h`) are worth cutting, for a kernel each; 1: none.
   virtual int64_t key_parts(const loop_ir::Kernel& /*kernel*/, const PassContext& /*context*/) const { return 1; }
+  /// Whether it multiplies what follows from sums of products (`analysis/product_chain.h`) without memory for it.
+  virtual bool chains(const loop_ir::Kernel& /*kernel*/, const PassContext& /*context*/) const { return false; }
   /// JSON about what a kernel's accesses do to memory, for these sizes; the target's documentation says what is in it.
   virtual std::string measure_traffic(const kernel_ir::Kernel& kernel, const std::map<std::string, int64_t>& sizes) const;
   /// Seconds that each of the kernels takes in one run, and where they go: a JSON list of {"name", "seconds", ...} in the order of the module.

@@ -159,6 +159,8 @@ bool FusionCost::chainable(const FusionGroup& a, const FusionGroup& b, const std
     for (const auto& c : g->contractions)
       if (is_packed_once(c.a, buffers) || is_packed_once(c.b, buffers)) return false;
   if (has_softmax(a.nest.body) || has_softmax(b.nest.body)) return true;
+  // Blocks of a grid multiply tiles, not rows; `chain_products` joins what they multiply as a chain.
+  if (target_of(context_).has_grid) return false;
   // What a batch reads of either operand is to lie in a near cache: alone, a contraction packs larger ones once for all of its rows.
   for (const FusionGroup* g : {&a, &b})
     for (const auto& c : g->contractions)

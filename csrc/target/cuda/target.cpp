@@ -116,6 +116,8 @@ class CudaTarget final : public Target {
 
   int64_t key_parts(const loop_ir::Kernel& kernel, const PassContext& context) const override { return gpu_key_parts(kernel, context); }
 
+  bool chains(const loop_ir::Kernel& kernel, const PassContext& context) const override { return gpu_chains(kernel, context); }
+
   std::string find_device(const TargetOptions& options) const override { return CudaDevice::open(options["cuda_driver"])->description(); }
 };
 

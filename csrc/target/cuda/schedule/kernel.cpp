@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "target/cuda/schedule/chain.h"
 #include "target/cuda/schedule/contraction.h"
 #include "target/cuda/schedule/matrix.h"
 #include "target/cuda/schedule/nest.h"
@@ -25,6 +26,7 @@ tile_ir::Block apply_kind(const loop_ir::Kernel& kernel, const Schedule& schedul
   if (schedule.kind == "gpu_tiles") return GpuTiles(kernel).apply(schedule);
   if (schedule.kind == "gpu_matrix") return GpuMatrix(kernel).apply(schedule);
   if (schedule.kind == "gpu_online") return GpuOnline(kernel).apply(schedule);
+  if (schedule.kind == "gpu_chain") return GpuChain(kernel).apply(schedule);
   if (schedule.kind == "gpu_contraction") return GpuContraction(kernel).apply(schedule);
   if (schedule.kind == "gpu_transpose") return GpuTranspose(kernel).apply(schedule);
   if (schedule.kind == "gpu_points" && has_vectors(schedule)) return GpuVectors(kernel).apply(schedule);
@@ -40,11 +42,14 @@ std::string arch_of(const PassContext& ctx) { return ctx.target.features.empty()
 
 int64_t gpu_key_parts(const loop_ir::Kernel& kernel, const PassContext& ctx) { return GpuOnline(kernel).parts(ctx.hints, arch_of(ctx)); }
 
+bool gpu_chains(const loop_ir::Kernel& kernel, const PassContext& ctx) { return GpuChain(kernel).fits(ctx.hints, arch_of(ctx)); }
+
 Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx) {
   const std::string arch = arch_of(ctx);
   if (GpuTiles tiles(kernel); tiles.fits(ctx.hints, arch)) return tiles.propose(ctx.hints, arch);
   if (GpuMatrix matrix(kernel); matrix.fits(arch)) return matrix.propose(ctx.hints, arch);
   if (GpuOnline online(kernel); online.fits(ctx.hints, arch)) return online.propose(ctx.hints, arch);
+  if (GpuChain chain(kernel); chain.fits(ctx.hints, arch)) return chain.propose(ctx.hints, arch);
   if (GpuContraction contraction(kernel); contraction.fits()) return contraction.propose(ctx.hints);
   if (GpuVectors columns(kernel); columns.is_columns()) return columns.propose();
   if (GpuRowVectors rows(kernel); rows.fits()) return rows.propose();

@@ -19,6 +19,8 @@ namespace deplo {
 Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx);
 /// As `Target::key_parts`.
 int64_t gpu_key_parts(const loop_ir::Kernel& kernel, const PassContext& ctx);
+/// As `Target::chains`.
+bool gpu_chains(const loop_ir::Kernel& kernel, const PassContext& ctx);
 /// Throws UserError where the schedule does not fit.
 tile_ir::Kernel apply_gpu(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& ctx);
 

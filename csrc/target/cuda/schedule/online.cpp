@@ -42,16 +42,6 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // What a schedule may ask for.
 constexpr int64_t kMostTile = 256, kMostWarps = 16, kMostStages = 4;
 
-void append(tile_ir::Block& to, tile_ir::Block from) { std::move(from.begin(), from.end(), std::back_inserter(to)); }
-
-Ref<tile_ir::Stmt> unroll(const std::string& name, int64_t trips, tile_ir::Block body) {
-  return make(tile_ir::For{axis(name, 0, trips, LoopKind::unroll), std::move(body)});
-}
-
-Ref<tile_ir::Stmt> store(const std::string& array, std::vector<Expr> index, const std::string& value) {
-  return make(Store{array, std::move(index), value, {}, Combiner::set});
-}
-
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 }  // namespace
@@ -332,32 +322,6 @@ void GpuOnline::read(const Schedule& schedule) {
 
 // ---- statements ------------------------------------------------------------------------------------------------------
 
-std::string GpuOnline::let(tile_ir::Block& into, Fn fn, std::vector<std::string> operands, DType dtype) {
-  const std::string name = names_.fresh("w");
-  into.push_back(make(Let{name, dtype, fn, std::move(operands), {}, 0}));
-  return name;
-}
-
-std::string GpuOnline::number(tile_ir::Block& into, double value) {
-  const std::string name = names_.fresh("n");
-  into.push_back(make(Let{name, DType::f32, Fn::constant, {}, Scalar::of_float(DType::f32, value), 0}));
-  return name;
-}
-
-std::string GpuOnline::load(tile_ir::Block& into, const std::string& array, std::vector<Expr> index) {
-  const std::string name = names_.fresh("x");
-  into.push_back(make(Load{name, DType::f32, array, std::move(index), {}, {}}));
-  return name;
-}
-
-Ref<tile_ir::Stmt> GpuOnline::over_groups(int64_t groups, tile_ir::Block body) const {
-  return unroll("g", groups, {make(tile_ir::For{axis("c", 0, 2, LoopKind::lanes), std::move(body)})});
-}
-
-Ref<tile_ir::Stmt> GpuOnline::per_row(tile_ir::Block body) const { return unroll("u", units(), {unroll("h", 2, std::move(body))}); }
-
-Ref<tile_ir::Stmt> GpuOnline::per_thread(int64_t groups, tile_ir::Block body) const { return per_row({over_groups(groups, std::move(body))}); }
-
 Substitution GpuOnline::at(Expr row, Expr key) const {
   Substitution map = batch_map_;
   map[row_.name] = row;
@@ -405,9 +369,7 @@ tile_ir::Block GpuOnline::apply(const Schedule& schedule) {
   const Expr tile = mod(sym(block_), tiles);
   first_row_ = (later_longer ? tiles - 1 - tile : tile) * rows_;
   batch_map_ = unflatten(batch_, floordiv(sym(block_), tiles));
-  tile_ir::Block inner{make(tile_ir::For{axis(thread_x_, 0, 4, LoopKind::thread_x), body()})};
-  inner = {make(tile_ir::For{axis(thread_y_, 0, warps_ * 8, LoopKind::thread_y), std::move(inner)})};
-  return {make(tile_ir::For{axis(block_, 0, count(batch_) * tiles, LoopKind::block_x), std::move(inner)})};
+  return {on_grid(block_, count(batch_) * tiles, body())};
 }
 
 tile_ir::Block GpuOnline::body() {
@@ -421,24 +383,21 @@ tile_ir::Block GpuOnline::body() {
                      alloc(base_, DType::f32, {units(), 2}, Space::reg),
                      alloc(total_, DType::f32, {units(), 2}, Space::reg)};
   if (exact_most_) out.push_back(alloc(most_, DType::f32, {units(), 2}, Space::reg));
-  append(out, clear());
+  append(out, start_rows());
   find_bounds(out);
   append(out, main_loop());
   append(out, finish());
   return out;
 }
 
-tile_ir::Block GpuOnline::clear() {
-  tile_ir::Block zero;
-  const std::string none = number(zero, 0);
-  zero.push_back(store(sums_, place(), none));
+tile_ir::Block GpuOnline::start_rows() {
   tile_ir::Block start;
   const std::string lowest = number(start, -kInfinity);
-  start.push_back(store(base_, {sym("u"), sym("h")}, lowest));
-  if (exact_most_) start.push_back(store(most_, {sym("u"), sym("h")}, lowest));
+  start.push_back(store_at(base_, {sym("u"), sym("h")}, lowest));
+  if (exact_most_) start.push_back(store_at(most_, {sym("u"), sym("h")}, lowest));
   const std::string nothing = number(start, 0);
-  start.push_back(store(total_, {sym("u"), sym("h")}, nothing));
-  return {per_thread(column_groups(), std::move(zero)), per_row(std::move(start))};
+  start.push_back(store_at(total_, {sym("u"), sym("h")}, nothing));
+  return {clear(sums_, column_groups()), per_row(std::move(start))};
 }
 
 /// Blocks of keys outside of which all of the block's rows read -inf. Limits that loaded values of single rows decide are left to the guards.
@@ -519,44 +478,14 @@ tile_ir::Block GpuOnline::main_loop() {
     values_begin = mod(turn, stages_) * values_.elements();
   }
   body.push_back(make(tile_ir::Alloc{scores_, DType::f32, {units(), 2, key_groups(), 2}, Space::reg}));
-  append(body, compute_scores(keys_begin));
+  body.push_back(clear(scores_, key_groups()));
+  append(body, multiply(scores_, queries_, keys_tile_, keys_begin, key_groups(), depth_));
   if (stages_ == 1) append(body, {wait(0), make(tile_ir::Barrier{}), fetch(keys_tile_, 0, block + stride()), commit()});
   append(body, finish_scores(block * keys_));
   if (auto mask = mask_scores(block * keys_)) body.push_back(*mask);
   append(body, weigh());
-  append(body, add_values(values_begin));
+  append(body, multiply_numbers(sums_, scores_, values_, values_begin, column_groups(), keys_));
   out.push_back(make(tile_ir::For{axis(n, 0, part_ ? ceildiv(last_block_ - first_block_, stride()) : last_block_ - first_block_), std::move(body)}));
-  return out;
-}
-
-tile_ir::Block GpuOnline::compute_scores(Expr begin) {
-  tile_ir::Block zero;
-  const std::string none = number(zero, 0);
-  zero.push_back(store(scores_, place(), none));
-  tile_ir::Block out{per_thread(key_groups(), std::move(zero))};
-  const std::string k = names_.fresh("kk");
-  const Expr depth = sym(k) * kMatrixDepth;
-  tile_ir::Block body;
-  std::vector<std::string> rows;
-  for (int64_t unit = 0; unit < units(); ++unit) {
-    rows.push_back(names_.fresh("qm"));
-    const Expr row = queries_.row_of_matrix(lane(), 0, warp() * warp_rows() + unit * kMatrixRows, depth);
-    body.push_back(make(tile_ir::LoadMatrix{rows.back(), queries_.dtype, queries_.tile, {row}, 4, !queries_.along_k}));
-  }
-  for (int64_t pair = 0; pair < key_groups() / 2; ++pair) {
-    const std::string columns = names_.fresh("km");
-    const Expr row = keys_tile_.row_of_matrix(lane(), begin, pair * 2 * kMatrixColumns, depth);
-    body.push_back(make(tile_ir::LoadMatrix{columns, keys_tile_.dtype, keys_tile_.tile, {row}, 4, !keys_tile_.along_k}));
-    for (int64_t unit = 0; unit < units(); ++unit)
-      for (int64_t half : {0, 1})
-        body.push_back(make(tile_ir::Mma{scores_,
-                                         {unit, 0, pair * 2 + half, 0},
-                                         {unit, 1, pair * 2 + half, 0},
-                                         rows[static_cast<size_t>(unit)],
-                                         columns,
-                                         static_cast<int>(half)}));
-  }
-  out.push_back(unroll(k, depth_ / kMatrixDepth, std::move(body)));
   return out;
 }
 
@@ -567,10 +496,10 @@ tile_ir::Block GpuOnline::finish_scores(Expr first_key) {
   if (is_scaled_) return {};
   tile_ir::Block body{make(Load{sum_.contractions->scores.result, DType::f32, scores_, place(), {}, {}})};
   append(body, converted(score_, map));
-  body.push_back(store(scores_, place(), sum_.scored));
+  body.push_back(store_at(scores_, place(), sum_.scored));
   if (!guarded_) {
     append(body, converted(read_, map));
-    body.push_back(store(scores_, place(), sum_.read_value));
+    body.push_back(store_at(scores_, place(), sum_.read_value));
   }
   if (reads_memory_) {
     std::vector<Cond> inside;
@@ -610,7 +539,7 @@ std::optional<Ref<tile_ir::Stmt>> GpuOnline::mask_scores(Expr first_key) {
   const std::string masked = names_.fresh("x");
   const Substitution map = at(row(), first_key + column());
   tile_ir::Block body{make(Load{masked, DType::f32, scores_, place(), substituted(conds, map), Scalar::of_float(DType::f32, -kInfinity)}),
-                      store(scores_, place(), masked)};
+                      store_at(scores_, place(), masked)};
   Ref<tile_ir::Stmt> all = per_thread(key_groups(), std::move(body));
   return known ? make(tile_ir::If{{less(*least, 0)}, {std::move(all)}}) : all;
 }
@@ -638,13 +567,13 @@ tile_ir::Block GpuOnline::weigh() {
                           {axis(thread_x_, 0, 4, LoopKind::thread_x), axis("g", 0, key_groups(), LoopKind::unroll), axis("c", 0, 2, LoopKind::lanes)},
                           std::move(of_most)}));
       const std::string before = load(out, base_, here);
-      if (exact_most_) out.push_back(store(most_, here, let(out, Fn::max, {load(out, most_, here), most})));
+      if (exact_most_) out.push_back(store_at(most_, here, let(out, Fn::max, {load(out, most_, here), most})));
       const std::string unit = number(out, kLog2E * scale_);
       const std::string by = let(out, Fn::mul, {let(out, Fn::sub, {most, before}), unit});
       // NaN grows, as does what follows -inf.
       const std::string stays = let(out, Fn::le, {by, number(out, kMostGrowth)}, DType::boolean);
       const std::string base = let(out, Fn::where, {stays, before, most});
-      out.push_back(store(base_, here, base));
+      out.push_back(store_at(base_, here, base));
       // Where all so far are -inf, so is the difference: the weights are 0.
       const std::string nothing = let(out, Fn::eq, {base, number(out, -kInfinity)}, DType::boolean);
       const std::string origin = let(out, Fn::where, {nothing, number(out, 0), base});
@@ -652,15 +581,15 @@ tile_ir::Block GpuOnline::weigh() {
       grown = grown.empty() ? grows : let(out, Fn::bit_or, {grown, grows}, DType::boolean);
 
       const std::string factor = let(scaling, Fn::exp2_near, {let(scaling, Fn::mul, {let(scaling, Fn::sub, {before, origin}), unit})});
-      scaling.push_back(store(total_, here, let(scaling, Fn::mul, {load(scaling, total_, here), factor})));
+      scaling.push_back(store_at(total_, here, let(scaling, Fn::mul, {load(scaling, total_, here), factor})));
       tile_ir::Block of_column;
-      of_column.push_back(store(sums_, place(), let(of_column, Fn::mul, {load(of_column, sums_, place()), factor})));
+      of_column.push_back(store_at(sums_, place(), let(of_column, Fn::mul, {load(of_column, sums_, place()), factor})));
       scaling.push_back(row_of({over_groups(column_groups(), std::move(of_column))}));
 
       const std::string less_base = let(weighing, Fn::neg, {let(weighing, Fn::mul, {origin, unit})});
       tile_ir::Block of_weight;
       const std::string relative = let(of_weight, Fn::fma, {load(of_weight, scores_, place()), unit, less_base});
-      of_weight.push_back(store(scores_, place(), let(of_weight, Fn::exp2_near, {relative})));
+      of_weight.push_back(store_at(scores_, place(), let(of_weight, Fn::exp2_near, {relative})));
       weighing.push_back(row_of({over_groups(key_groups(), std::move(of_weight))}));
       tile_ir::Block of_sum;
       const std::string weight = load(of_sum, scores_, {u, h, sym("g"), sym("c")});
@@ -671,36 +600,12 @@ tile_ir::Block GpuOnline::weigh() {
                                               {weight},
                                               {axis("g", 0, key_groups(), LoopKind::unroll), axis("c", 0, 2, LoopKind::lanes)},
                                               std::move(of_sum)}));
-      weighing.push_back(store(total_, here, let(weighing, Fn::add, {load(weighing, total_, here), more})));
+      weighing.push_back(store_at(total_, here, let(weighing, Fn::add, {load(weighing, total_, here), more})));
     }
   const std::string any = let(out, Fn::cast, {grown}, DType::i64);
   out.push_back(make(tile_ir::If{{less(0, sym(any))}, std::move(scaling)}));
   append(out, std::move(weighing));
   return out;
-}
-
-/// A thread's weights of 16 keys are what it holds of a matrix of rows.
-tile_ir::Block GpuOnline::add_values(Expr begin) {
-  const std::string k = names_.fresh("kv");
-  tile_ir::Block body;
-  std::vector<std::string> rows;
-  for (int64_t unit = 0; unit < units(); ++unit) {
-    rows.push_back(names_.fresh("wm"));
-    tile_ir::JoinMatrix join{rows.back(), values_.dtype, scores_, {}};
-    for (int64_t deeper : {0, 1})
-      for (int64_t half : {0, 1}) join.places.push_back({unit, half, sym(k) * 2 + deeper, 0});
-    body.push_back(make(std::move(join)));
-  }
-  for (int64_t pair = 0; pair < column_groups() / 2; ++pair) {
-    const std::string columns = names_.fresh("vm");
-    const Expr row = values_.row_of_matrix(lane(), begin, pair * 2 * kMatrixColumns, sym(k) * kMatrixDepth);
-    body.push_back(make(tile_ir::LoadMatrix{columns, values_.dtype, values_.tile, {row}, 4, !values_.along_k}));
-    for (int64_t unit = 0; unit < units(); ++unit)
-      for (int64_t half : {0, 1})
-        body.push_back(make(tile_ir::Mma{
-            sums_, {unit, 0, pair * 2 + half, 0}, {unit, 1, pair * 2 + half, 0}, rows[static_cast<size_t>(unit)], columns, static_cast<int>(half)}));
-  }
-  return {unroll(k, keys_ / kMatrixDepth, std::move(body))};
 }
 
 tile_ir::Block GpuOnline::finish() {

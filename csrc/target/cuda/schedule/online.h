@@ -6,7 +6,7 @@
 
 #include "analysis/weighted_sum.h"
 #include "base/context.h"
-#include "target/cuda/schedule/matrix_tile.h"
+#include "target/cuda/schedule/warp_rows.h"
 
 namespace deplo::loop_to_tile {
 
@@ -17,7 +17,7 @@ namespace deplo::loop_to_tile {
 ///
 /// Blocks of keys outside of the limits of all of a block's rows are left out, with what they hold; guards are applied in those blocks of keys that
 /// they cut.
-class GpuOnline {
+class GpuOnline : private WarpRows {
  public:
   explicit GpuOnline(const loop_ir::Kernel& kernel);
 
@@ -39,44 +39,24 @@ class GpuOnline {
   int64_t shared_bytes(int64_t rows, int64_t keys, int64_t stages) const;
 
   tile_ir::Block body();
-  tile_ir::Block clear();
+  tile_ir::Block start_rows();
   void find_bounds(tile_ir::Block& into);
   Ref<tile_ir::Stmt> fetch(const MatrixTile& tile, Expr begin, Expr key_block);
   tile_ir::Block main_loop();
-  tile_ir::Block compute_scores(Expr begin);
   tile_ir::Block finish_scores(Expr first_key);
   std::optional<Ref<tile_ir::Stmt>> mask_scores(Expr first_key);
   std::optional<Expr> least_of(const Cond& cond, Expr first_key) const;
   tile_ir::Block weigh();
-  tile_ir::Block add_values(Expr begin);
   tile_ir::Block finish();
 
   tile_ir::Block converted(const loop_ir::Block& block, const Substitution& map) const;
   Substitution at(Expr row, Expr key) const;
-  /// for unit, half, group, lane: body, over the thread's own places of [row, key] or [row, column].
-  Ref<tile_ir::Stmt> per_thread(int64_t groups, tile_ir::Block body) const;
-  Ref<tile_ir::Stmt> per_row(tile_ir::Block body) const;
-  Ref<tile_ir::Stmt> over_groups(int64_t groups, tile_ir::Block body) const;
-  std::vector<Expr> place() const { return {sym("u"), sym("h"), sym("g"), sym("c")}; }
-  std::string let(tile_ir::Block& into, Fn fn, std::vector<std::string> operands, DType dtype = DType::f32);
-  std::string number(tile_ir::Block& into, double value);
-  std::string load(tile_ir::Block& into, const std::string& array, std::vector<Expr> index);
-
-  Expr lane() const { return mod(sym(thread_y_), 8) * 4 + sym(thread_x_); }
-  Expr warp() const { return floordiv(sym(thread_y_), 8); }
-  Expr thread() const { return sym(thread_y_) * 4 + sym(thread_x_); }
-  int64_t warp_rows() const { return rows_ / warps_; }
-  int64_t units() const { return warp_rows() / kMatrixRows; }
   int64_t key_groups() const { return keys_ / kMatrixColumns; }
   int64_t column_groups() const { return width_ / kMatrixColumns; }
-  Expr row() const { return first_row_ + warp() * warp_rows() + sym("u") * kMatrixRows + sym("h") * 8 + mod(sym(thread_y_), 8); }
-  Expr column() const { return sym("g") * kMatrixColumns + sym(thread_x_) * 2 + sym("c"); }
   /// From one block of keys to the next one that counts.
   int64_t stride() const { return part_ ? part_->axis.extent.value() : 1; }
-  bool whole(Expr extent, int64_t tile) const { return extent.is_constant() && extent.value() % tile == 0; }
 
   const loop_ir::Kernel& kernel_;
-  loop_ir::Names names_;
   analysis::WeightedSum sum_;
   std::vector<analysis::KeyLimit> limits_;
   std::optional<analysis::KeyPart> part_;  ///< which blocks of keys count
@@ -93,9 +73,9 @@ class GpuOnline {
   bool possible_ = false;
   int64_t depth_ = 0, width_ = 0;  ///< of scores and columns, up to whole matrices
 
-  int64_t rows_ = 0, keys_ = 0, warps_ = 0, stages_ = 0;
-  std::string block_, thread_x_, thread_y_, scores_, sums_, base_, most_, total_;
-  Expr first_row_, first_block_, last_block_;  ///< of rows; of keys
+  int64_t keys_ = 0, stages_ = 0;
+  std::string block_, scores_, sums_, base_, most_, total_;
+  Expr first_block_, last_block_;  ///< of keys
   Substitution batch_map_;
 };
 

@@ -1,0 +1,605 @@
+#include "target/cuda/schedule/chain.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "analysis/cost.h"
+#include "base/error.h"
+#include "loop_ir/places.h"
+#include "loop_ir/rewrite.h"
+#include "target/cuda/devices.h"
+
+namespace deplo::loop_to_tile {
+
+using analysis::ProductChain;
+using loop_ir::Block;
+using loop_ir::Let;
+using loop_ir::Load;
+using loop_ir::Store;
+using tile_ir::LoopKind;
+using tile_ir::Space;
+
+namespace {
+
+constexpr double kLeastRows = 16;    // fewer leave matrix units idle
+constexpr int64_t kMostDepth = 256;  // of a product, and columns of all results
+constexpr int64_t kMostSums = 160;   // of a thread
+constexpr int64_t kMostKept = 168;   // of these, and registers with what stays
+constexpr int64_t kOwnBytes = 1 << 10;  // of shared memory, that a block has besides
+constexpr double kLog2E = 1.4426950408889634;
+
+// What a schedule may ask for.
+constexpr int64_t kMostTile = 256, kMostWarps = 16, kMostStages = 4;
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+bool is_constant(const loop_ir::Stmt& stmt) {
+  const auto* let = std::get_if<Let>(&stmt.node);
+  return let && let->fn == Fn::constant;
+}
+
+DType dtype_of(const loop_ir::Stmt& stmt) {
+  if (const auto* load = std::get_if<Load>(&stmt.node)) return load->dtype;
+  return std::get<Let>(stmt.node).dtype;
+}
+
+}  // namespace
+
+GpuChain::GpuChain(const loop_ir::Kernel& kernel) : kernel_(kernel) {
+  names_.reserve(kernel);
+  for (const char* name : {"u", "h", "g", "c"}) names_.reserve(name);
+  possible_ = recognize();
+}
+
+// ---- recognition -----------------------------------------------------------------------------------------------------
+
+bool GpuChain::recognize() {
+  const OuterNest nest = outer_nest(kernel_);
+  if (nest.axes.empty() || !colliding_stores(kernel_).empty()) return false;
+  nest_ = nest.axes;
+  auto found = analysis::find_product_chain(kernel_, *nest.inner);
+  if (!found) return false;
+  chain_ = std::move(*found);
+  limits_ = analysis::key_limits(chain_);
+  if (!find_row()) return false;
+  row_axes_ = {row_};
+  key_axes_ = {chain_.keys.back()};
+  int64_t columns = 0;
+  for (const auto& inner : chain_.inner)
+    if (!find_inner(inner)) return false;
+  for (const auto& outer : chain_.outer) {
+    if (!find_outer(outer)) return false;
+    columns += outer_.back().width;
+  }
+  for (const Inner& inner : inner_)
+    if (inner.rows.dtype != inner_[0].rows.dtype) return false;
+  return columns <= kMostDepth && find_points() && reads_inputs_alone();
+}
+
+/// Of the axes that what stays has and what moves has not, the longest one, or the last one of those whose lengths are not known.
+bool GpuChain::find_row() {
+  const loop_ir::Axis* best = nullptr;
+  for (const auto& a : nest_) {
+    const auto has = [&](const analysis::ContractionOperand& operand) { return operand.axes.count(a.name) > 0; };
+    if (!std::all_of(chain_.inner.begin(), chain_.inner.end(), [&](const auto& i) { return has(i.rows) && !has(i.moving); })) continue;
+    if (std::any_of(chain_.outer.begin(), chain_.outer.end(), [&](const auto& o) { return has(o.other); })) continue;
+    const bool longer = !best || !a.extent.is_constant() || (best->extent.is_constant() && a.extent.value() > best->extent.value());
+    if (longer) best = &a;
+  }
+  if (!best) return false;
+  row_ = *best;
+  for (const auto& a : nest_)
+    if (a.name != row_.name) batch_.push_back(a);
+  return true;
+}
+
+bool GpuChain::find_inner(const ProductChain::Inner& source) {
+  Inner inner;
+  inner.depth_axes = source.contraction.reduce->axes;
+  const auto depth = inner.depth_axes[0].extent.as_constant();
+  if (!depth || *depth < 1 || *depth > kMostDepth) return false;
+  inner.depth = round_up(*depth, kMatrixDepth);
+  const auto prepare = [&](MatrixTile& tile, const analysis::ContractionOperand& operand, const std::vector<loop_ir::Axis>& free, bool of_rows) {
+    Block pool = chain_.rows;
+    pool.insert(pool.end(), operand.slice.begin(), operand.slice.end());
+    auto found = find_matrix_tile(kernel_, statements_for(pool, {operand.value}), operand.value, inner.depth_axes, free, of_rows);
+    if (!found) return false;
+    tile = std::move(*found);
+    tile.tile = names_.fresh(of_rows ? "row_tile" : "key_tile");
+    tile.next = names_.fresh(of_rows ? "row_next" : "key_next");
+    return true;
+  };
+  if (!prepare(inner.rows, source.rows, row_axes_, true) || !prepare(inner.moving, source.moving, key_axes_, false)) return false;
+  if (inner.rows.dtype != inner.moving.dtype) return false;
+  inner.sums = names_.fresh("products");
+  inner_.push_back(std::move(inner));
+  return true;
+}
+
+bool GpuChain::find_outer(const ProductChain::Outer& source) {
+  Outer outer;
+  const auto columns = source.column.extent.as_constant();
+  if (!columns || *columns < 1 || *columns > kMostDepth) return false;
+  outer.width = round_up(*columns, 2 * kMatrixColumns);
+  outer.key_axes = {source.contraction.reduce->axes.back()};
+  outer.column_axes = {source.column};
+  Block pool = chain_.rows;
+  for (const auto& s : source.body)
+    if (!loop_ir::name_of(*s).empty()) pool.push_back(s);
+  pool.insert(pool.end(), source.other.slice.begin(), source.other.slice.end());
+  const Block slice = statements_for(pool, {source.other.value});
+  auto found = find_matrix_tile(kernel_, slice, source.other.value, outer.key_axes, outer.column_axes, false);
+  std::set<std::string> used;
+  for (const auto& s : slice) collect_uses(*s, used);
+  if (!found || found->dtype != inner_[0].rows.dtype || used.count(source.contraction.result) > 0 || !is_exact_enough(source)) return false;
+  outer.tile = std::move(*found);
+  outer.shares = find_shared(source, outer.tile, outer.width);
+  if (outer.shares) {
+    outer.tile.tile = inner_[*outer.shares].moving.tile;
+  } else {
+    outer.tile.tile = names_.fresh("value_tile");
+    outer.tile.next = names_.fresh("value_next");
+  }
+  outer.weights = names_.fresh("weights");
+  outer.sums = names_.fresh("sums");
+  outer_.push_back(std::move(outer));
+  return true;
+}
+
+/// An inner product whose moving operand is the same matrix, column for depth.
+std::optional<size_t> GpuChain::find_shared(const ProductChain::Outer& outer, const MatrixTile& tile, int64_t width) const {
+  if (!tile.copied || tile.along_k) return std::nullopt;
+  for (size_t i = 0; i < inner_.size(); ++i) {
+    const MatrixTile& moving = inner_[i].moving;
+    if (!moving.copied || !moving.along_k || inner_[i].depth != width || moving.copied->buffer != tile.copied->buffer ||
+        inner_[i].depth_axes[0].extent != outer.column.extent)
+      continue;
+    Substitution map{{inner_[i].depth_axes[0].name, sym(outer.column.name)}};
+    for (size_t k = 0; k < chain_.keys.size(); ++k) map[chain_.keys[k].name] = sym(outer.contraction.reduce->axes[k].name);
+    const Load load = substituted(*moving.copied, map);
+    if (load.index == tile.copied->index && load.guard == tile.copied->guard) return i;
+  }
+  return std::nullopt;
+}
+
+/// Weights are rounded to 16 bits, and those that were not so by the program must be exponentials times something, in results of 16 bits.
+bool GpuChain::is_exact_enough(const ProductChain::Outer& outer) const {
+  if (outer.rounded) return true;
+  if (!analysis::ValueConditions(chain_.rows, {&chain_.points}).is_weight(outer.weight)) return false;
+  std::set<std::string> exact{outer.contraction.result};
+  for (const auto& s : outer.body) {
+    const auto* store = std::get_if<Store>(&s->node);
+    if (store && exact.count(store->value) > 0 && size_of(kernel_.find_param(store->buffer)->dtype) > 2) return false;
+    const auto* let = std::get_if<Let>(&s->node);
+    const bool follows = let && std::any_of(let->operands.begin(), let->operands.end(), [&](const auto& name) { return exact.count(name) > 0; });
+    if (follows && size_of(let->dtype) > 2) exact.insert(let->name);
+  }
+  return true;
+}
+
+/// Values that differ from key to key.
+std::set<std::string> GpuChain::varying() const {
+  std::set<std::string> names;
+  for (const auto& a : chain_.keys) names.insert(a.name);
+  for (const auto& i : chain_.inner) names.insert(i.contraction.result);
+  for (const auto& s : chain_.points) {
+    std::set<std::string> used;
+    collect_uses(*s, used);
+    if (std::any_of(used.begin(), used.end(), [&](const auto& name) { return names.count(name) > 0; })) names.insert(loop_ir::name_of(*s));
+  }
+  return names;
+}
+
+/// What weights need of the points; float32 values of the row alone are kept in registers.
+bool GpuChain::find_points() {
+  const std::set<std::string> varies = varying();
+  Block pool = chain_.rows;
+  pool.insert(pool.end(), chain_.points.begin(), chain_.points.end());
+  std::set<std::string> needed;
+  for (const auto& outer : chain_.outer) needed.insert(outer.weight);
+  for (const auto& outer : chain_.outer) {
+    auto at = std::find_if(pool.begin(), pool.end(), [&](const auto& s) { return loop_ir::name_of(*s) == outer.weight; });
+    if (at == pool.end() || dtype_of(**at) != DType::f32 || varies.count(outer.weight) == 0) return false;
+  }
+  for (size_t i = pool.size(); i-- > 0;) {
+    const std::string name = loop_ir::name_of(*pool[i]);
+    if (needed.count(name) == 0) continue;
+    if (varies.count(name) == 0 && !is_constant(*pool[i]) && dtype_of(*pool[i]) == DType::f32) {
+      row_values_[name] = names_.fresh("of_row");
+      continue;
+    }
+    collect_uses(*pool[i], needed);
+    points_.insert(points_.begin(), pool[i]);
+    reads_memory_ = reads_memory_ || std::holds_alternative<Load>(pool[i]->node);
+  }
+  return true;
+}
+
+/// Rows run in blocks: what one of them stores, no statement may read.
+bool GpuChain::reads_inputs_alone() const {
+  std::vector<const Block*> blocks{&chain_.rows, &chain_.points};
+  for (const Inner& inner : inner_)
+    for (const MatrixTile* tile : {&inner.rows, &inner.moving}) blocks.push_back(&tile->slice);
+  for (const Outer& outer : outer_) blocks.push_back(&outer.tile.slice);
+  for (const auto& outer : chain_.outer) blocks.push_back(&outer.body);
+  for (const Block* block : blocks)
+    for (const auto& s : *block) {
+      const auto* load = std::get_if<Load>(&s->node);
+      const auto* param = load ? kernel_.find_param(load->buffer) : nullptr;
+      if (load && (!param || param->kind != loop_ir::ParamKind::in)) return false;
+    }
+  return true;
+}
+
+// ---- the schedule as data --------------------------------------------------------------------------------------------
+
+int64_t GpuChain::sums_of(int64_t units, int64_t keys) const {
+  int64_t sums = static_cast<int64_t>(inner_.size()) * keys / 2;
+  for (const Outer& outer : outer_) sums += outer.width / 2;
+  return units * sums;
+}
+
+/// Registers of a thread that what stays of its rows takes.
+int64_t GpuChain::kept_of(int64_t units) const {
+  int64_t registers = 0;
+  for (const Inner& inner : inner_) registers += units * inner.depth / 4;
+  return registers;
+}
+
+void GpuChain::set_shapes(int64_t rows, int64_t keys) {
+  for (Inner& inner : inner_) {
+    inner.rows.set_shape(rows, inner.depth);
+    inner.moving.set_shape(keys, inner.depth);
+  }
+  for (Outer& outer : outer_) outer.tile.set_shape(outer.width, keys);
+}
+
+int64_t GpuChain::shared_bytes(int64_t rows, int64_t keys, int64_t stages) const {
+  int64_t elements = 0;
+  const auto add = [&](MatrixTile tile, int64_t width, int64_t depth, int64_t times) {
+    tile.set_shape(width, depth);
+    elements += times * tile.elements();
+  };
+  for (const Inner& inner : inner_) {
+    add(inner.rows, rows, inner.depth, 1);
+    add(inner.moving, keys, inner.depth, stages);
+  }
+  for (const Outer& outer : outer_)
+    if (!outer.shares) add(outer.tile, outer.width, keys, stages);
+  return 2 * elements;
+}
+
+bool GpuChain::fits(const SizeHints& hints, const std::string& arch) const {
+  if (!possible_ || cuda_generation(arch) < 80 || sums_of(1, kMatrixDepth) > kMostSums) return false;
+  if (shared_bytes(kMatrixRows, kMatrixDepth, 2) + kOwnBytes > (static_cast<int64_t>(cuda_model(arch).shared_kb_block) << 10)) return false;
+  return analysis::estimate(row_.extent, hints, kernel_.symbols) >= kLeastRows;
+}
+
+/// As many rows a warp, and then as many keys, as its registers allow, since each matrix of what moves is for all rows of a warp; less where an SM
+/// would hold one block only, and fewer rows where blocks would be too few to fill the device.
+Schedule GpuChain::propose(const SizeHints& hints, const std::string& arch) const {
+  const CudaModel& model = cuda_model(arch);
+  const double rows = analysis::estimate(row_.extent, hints, kernel_.symbols);
+  const double batch = std::max(1.0, analysis::estimate(count(batch_), hints, kernel_.symbols));
+  const auto of_block = static_cast<int64_t>(model.shared_kb_block) << 10;
+  const auto of_sm = static_cast<int64_t>(model.shared_kb_sm) << 10;
+  int64_t warps = 4;
+  while (warps > 1 && rows <= static_cast<double>(warps * kMatrixRows) / 2) warps /= 2;
+  int64_t units = 1;
+  int64_t keys = kMatrixDepth;
+  bool found = false;
+  for (const int64_t blocks : {2, 1})
+    for (const auto& [u, k] : std::initializer_list<std::pair<int64_t, int64_t>>{{2, 64}, {2, 32}, {1, 64}, {1, 32}, {1, 16}}) {
+      const int64_t tile = warps * u * kMatrixRows;
+      const bool fills = u == 1 || batch * std::ceil(rows / static_cast<double>(tile)) >= model.sms;
+      const int64_t most = std::min(of_block, of_sm / blocks) - kOwnBytes;
+      if (found || !fills || sums_of(u, k) > kMostSums || shared_bytes(tile, k, 2) > most) continue;
+      found = true;
+      units = u;
+      keys = k;
+    }
+  while (!found && warps > 1 && shared_bytes(warps * kMatrixRows, keys, 2) + kOwnBytes > of_block) warps /= 2;
+  Schedule s{"gpu_chain", {{"tile", {{row_.name, warps * units * kMatrixRows}}}, {"tile", {{chain_.keys.back().name, keys}}}}};
+  s.directives.push_back({"warps", {{row_.name, warps}}});
+  s.directives.push_back({"stages", {{"", 2}}});
+  if (sums_of(units, keys) + kept_of(units) <= kMostKept) s.directives.push_back({"keep", {{"registers", {}}}});
+  return s;
+}
+
+void GpuChain::read(const Schedule& schedule) {
+  ScheduleReader reader(kernel_.name, schedule);
+  if (!possible_) reader.fail("the kernel's rows are no sums of bf16 or f16 operands times what follows from such sums");
+  auto tile = [&](const std::string& name) {
+    const Directive* d = reader.find("tile", name);
+    if (!d) reader.fail(fmt::format("it needs 'tile({}=...)'", name));
+    reader.only(*d, {name});
+    const int64_t n = reader.number(*d, name, kMatrixRows, kMostTile);
+    if (n % kMatrixRows != 0) reader.fail(*d, fmt::format("allowed: multiples of {}", kMatrixRows));
+    return n;
+  };
+  rows_ = tile(row_.name);
+  keys_ = tile(chain_.keys.back().name);
+  const Directive& warps = reader.one("warps");
+  reader.only(warps, {row_.name});
+  warps_ = reader.number(warps, row_.name, 1, kMostWarps);
+  if (rows_ % (warps_ * kMatrixRows) != 0) reader.fail(warps, fmt::format("allowed: what leaves each warp a multiple of {} rows", kMatrixRows));
+  const int64_t sums = sums_of(units(), keys_);
+  if (sums > kMostSums) reader.fail(warps, fmt::format("each thread would have {} sums in registers, allowed: {}", sums, kMostSums));
+  const Directive& stages = reader.one("stages");
+  reader.only(stages, {""});
+  stages_ = reader.number(stages, "", 2, kMostStages);
+  const int64_t bytes = shared_bytes(rows_, keys_, stages_);
+  if (bytes > kMostSharedBytes) reader.fail(fmt::format("its tiles need {} bytes of shared memory, a block has at most {}", bytes, kMostSharedBytes));
+  const auto keep = reader.all("keep");
+  keeps_ = !keep.empty();
+  for (const Directive* d : keep) reader.only(*d, {"registers"});
+  if (keeps_ && sums + kept_of(units()) > kMostKept)
+    reader.fail(*keep[0], fmt::format("each thread would need {} registers for sums and rows, allowed: {}", sums + kept_of(units()), kMostKept));
+  reader.finish("tile, warps, stages and keep");
+  set_shapes(rows_, keys_);
+}
+
+// ---- statements ------------------------------------------------------------------------------------------------------
+
+/// At a turn of the main loop: its point of the outer axes of keys.
+Substitution GpuChain::at_turn(Expr turn) const {
+  Substitution map = batch_map_;
+  if (!has_outer_keys()) return map;
+  const std::vector<loop_ir::Axis> outer(chain_.keys.begin(), chain_.keys.end() - 1);
+  const Substitution at = unflatten(outer, floordiv(turn, span_));
+  for (size_t k = 0; k < outer.size(); ++k) {
+    map[outer[k].name] = at.at(outer[k].name);
+    for (const auto& o : chain_.outer) map[o.contraction.reduce->axes[k].name] = at.at(outer[k].name);
+  }
+  return map;
+}
+
+/// Statements at a place. Exponentials are those of 2, within what rounding weights leaves of them.
+tile_ir::Block GpuChain::converted(const Block& block, const Substitution& map) const {
+  tile_ir::Block out;
+  for (const auto& stmt : block) {
+    if (const auto* let = std::get_if<Let>(&stmt->node)) out.push_back(make(substituted(*let, map)));
+    if (const auto* store = std::get_if<Store>(&stmt->node)) out.push_back(make(substituted(*store, map)));
+    if (const auto* load = std::get_if<Load>(&stmt->node)) out.push_back(make(substituted(*load, map)));
+  }
+  return out;
+}
+
+// ---- the block -------------------------------------------------------------------------------------------------------
+
+tile_ir::Block GpuChain::apply(const Schedule& schedule) {
+  read(schedule);
+  block_ = names_.fresh("b");
+  thread_x_ = names_.fresh("tx");
+  thread_y_ = names_.fresh("ty");
+  const Expr tiles = ceildiv(row_.extent, rows_);
+  // Where later rows have more keys they go first, so that no long block runs alone at the end.
+  const bool later_longer = std::any_of(limits_.begin(), limits_.end(), [&](const analysis::KeyLimit& limit) {
+    const auto step = linear_coefficient(limit.limit, row_.name);
+    return limit.above && step && step->is_constant() && step->value() > 0;
+  });
+  const Expr tile = mod(sym(block_), tiles);
+  first_row_ = (later_longer ? tiles - 1 - tile : tile) * rows_;
+  batch_map_ = unflatten(batch_, floordiv(sym(block_), tiles));
+  return {on_grid(block_, count(batch_) * tiles, body())};
+}
+
+tile_ir::Block GpuChain::body() {
+  tile_ir::Block out;
+  const auto alloc = [&](const std::string& name, DType dtype, std::vector<Expr> shape, Space space) {
+    out.push_back(make(tile_ir::Alloc{name, dtype, std::move(shape), space}));
+  };
+  for (const Inner& inner : inner_) {
+    alloc(inner.rows.tile, inner.rows.dtype, {inner.rows.elements()}, Space::shared);
+    alloc(inner.moving.tile, inner.moving.dtype, {stages_ * inner.moving.elements()}, Space::shared);
+  }
+  for (const Outer& outer : outer_) {
+    if (!outer.shares) alloc(outer.tile.tile, outer.tile.dtype, {stages_ * outer.tile.elements()}, Space::shared);
+    alloc(outer.sums, DType::f32, {units(), 2, outer.width / kMatrixColumns, 2}, Space::reg);
+  }
+  for (const auto& [name, array] : row_values_) alloc(array, DType::f32, {units(), 2}, Space::reg);
+  for (const Outer& outer : outer_) out.push_back(clear(outer.sums, outer.width / kMatrixColumns));
+  append(out, load_row_values());
+  find_bounds(out);
+  append(out, main_loop());
+  append(out, finish());
+  return out;
+}
+
+/// What the points take of the rows.
+tile_ir::Block GpuChain::load_row_values() {
+  if (row_values_.empty()) return {};
+  Block pool = chain_.rows;
+  pool.insert(pool.end(), chain_.points.begin(), chain_.points.end());
+  std::set<std::string> needed;
+  for (const auto& [name, array] : row_values_) needed.insert(name);
+  Substitution map = batch_map_;
+  map[row_.name] = row();
+  tile_ir::Block body;
+  const std::vector<Expr> here{sym("u"), sym("h")};
+  if (!whole(row_.extent, rows_)) {
+    const std::string none = number(body, 0);
+    for (const auto& [name, array] : row_values_) body.push_back(store_at(array, here, none));
+  }
+  // Values that the end takes have the same names.
+  loop_ir::Renaming renaming;
+  const Block statements = statements_for(pool, needed);
+  for (const auto& s : statements) renaming.value(loop_ir::name_of(*s), names_.fresh(loop_ir::name_of(*s)));
+  tile_ir::Block inside = converted(loop_ir::copy_block(statements, renaming, nullptr), map);
+  for (const auto& [name, array] : row_values_) inside.push_back(store_at(array, here, renaming.values.at(name)));
+  if (whole(row_.extent, rows_))
+    append(body, std::move(inside));
+  else
+    body.push_back(make(tile_ir::If{{less(row(), row_.extent)}, std::move(inside)}));
+  return {per_row(std::move(body))};
+}
+
+/// Blocks of keys outside of which all weights of the block's rows are 0. Limits that loaded values of single rows decide are left to the points.
+void GpuChain::find_bounds(tile_ir::Block& into) {
+  Expr lo = 0;
+  const Expr extent = chain_.keys.back().extent;
+  Expr hi = extent;
+  const Expr last_row = min(first_row_ + rows_, row_.extent) - 1;
+  Block of_all;
+  for (const auto& [above, limit] : limits_) {
+    const auto step = linear_coefficient(limit, row_.name);
+    const Block statements = statements_for(chain_.rows, symbols_of(limit));
+    std::set<std::string> used;
+    for (const auto& s : statements) collect_uses(*s, used);
+    if (!step || !step->is_constant() || used.count(row_.name) > 0) continue;
+    for (const auto& s : statements)
+      if (std::find(of_all.begin(), of_all.end(), s) == of_all.end()) of_all.push_back(s);
+    Substitution map = batch_map_;
+    map[row_.name] = (step->value() >= 0) == above ? last_row : first_row_;
+    const Expr bound = substitute(limit, map);
+    // A loaded position may be the largest integer.
+    if (above)
+      hi = min(hi, min(bound, extent - 1) + 1);
+    else
+      lo = max(lo, min(bound, extent));
+  }
+  loop_ir::Renaming renaming;
+  for (const auto& s : of_all) renaming.value(loop_ir::name_of(*s), names_.fresh(loop_ir::name_of(*s)));
+  append(into, converted(loop_ir::copy_block(of_all, renaming, nullptr), batch_map_));
+  lo = substitute(lo, renaming.exprs);
+  hi = substitute(hi, renaming.exprs);
+  first_block_ = floordiv(lo, keys_);
+  last_block_ = ceildiv(max(hi, 0), keys_);
+  turns_ = last_block_ - first_block_;
+  if (!has_outer_keys()) return;
+  span_ = max(turns_, 1);
+  const std::vector<loop_ir::Axis> outer(chain_.keys.begin(), chain_.keys.end() - 1);
+  turns_ = max(turns_, 0) * count(outer);
+}
+
+/// The block's rows of what stays.
+tile_ir::Block GpuChain::fetch_rows() {
+  tile_ir::Block copies;
+  for (const Inner& inner : inner_) {
+    TileCopy copy;
+    copy.thread = thread();
+    copy.threads = warps_ * kWarp;
+    copy.begin = 0;
+    copy.first = first_row_;
+    copy.depth = 0;
+    copy.k = &inner.depth_axes;
+    copy.free = &row_axes_;
+    copy.batch = &batch_map_;
+    append(copies, copy_tile(inner.rows, copy, names_));
+  }
+  if (keeps_) return copies;
+  return {make(tile_ir::If{{less(0, turns_)}, std::move(copies)})};
+}
+
+/// One block of keys.
+tile_ir::Block GpuChain::fetch(Expr turn, Expr stage) {
+  const Substitution map = at_turn(turn);
+  const Expr key = block_of(turn) * keys_;
+  tile_ir::Block copies;
+  const auto add = [&](const MatrixTile& tile, const std::vector<loop_ir::Axis>& k, const std::vector<loop_ir::Axis>& free, bool keys_are_k) {
+    TileCopy copy;
+    copy.thread = thread();
+    copy.threads = warps_ * kWarp;
+    copy.begin = stage * tile.elements();
+    copy.first = keys_are_k ? Expr(0) : key;
+    copy.depth = keys_are_k ? key : Expr(0);
+    copy.k = &k;
+    copy.free = &free;
+    copy.batch = &map;
+    append(copies, copy_tile(tile, copy, names_));
+  };
+  for (const Inner& inner : inner_) add(inner.moving, inner.depth_axes, key_axes_, false);
+  for (const Outer& outer : outer_)
+    if (!outer.shares) add(outer.tile, outer.key_axes, outer.column_axes, true);
+  return {make(tile_ir::If{{less(turn, turns_)}, std::move(copies)})};
+}
+
+/// Copies run stages_ - 1 blocks of keys ahead. One barrier a block says that its copies are there, and that the block before has been read.
+tile_ir::Block GpuChain::main_loop() {
+  tile_ir::Block out = fetch_rows();
+  const std::string ahead = names_.fresh("ahead");
+  tile_ir::Block first = fetch(sym(ahead), sym(ahead));
+  first.push_back(make(tile_ir::CopyGroup{}));
+  if (keeps_) out.push_back(make(tile_ir::CopyGroup{}));
+  out.push_back(unroll(ahead, stages_ - 1, std::move(first)));
+  if (keeps_) {
+    append(out, {make(tile_ir::CopyGroup{static_cast<int>(stages_ - 1)}), make(tile_ir::Barrier{})});
+    for (Inner& inner : inner_)
+      for (int64_t k = 0; k < inner.depth; k += kMatrixDepth) inner.kept.push_back(load_rows(out, inner.rows, k));
+  }
+  const std::string n = names_.fresh("block");
+  const Expr turn = sym(n);
+  tile_ir::Block body{make(tile_ir::CopyGroup{static_cast<int>(stages_ - 2)}), make(tile_ir::Barrier{})};
+  append(body, fetch(turn + (stages_ - 1), mod(turn + (stages_ - 1), stages_)));
+  body.push_back(make(tile_ir::CopyGroup{}));
+  const Expr stage = mod(turn, stages_);
+  for (const Inner& inner : inner_) {
+    body.push_back(make(tile_ir::Alloc{inner.sums, DType::f32, {units(), 2, key_groups(), 2}, Space::reg}));
+    body.push_back(clear(inner.sums, key_groups()));
+    append(body, multiply(inner.sums, inner.rows, inner.moving, stage * inner.moving.elements(), key_groups(), inner.depth, inner.kept));
+  }
+  for (const Outer& outer : outer_)
+    body.push_back(make(tile_ir::Alloc{outer.weights, DType::f32, {units(), 2, key_groups(), 2}, Space::reg}));
+  append(body, weigh(turn));
+  for (const Outer& outer : outer_)
+    append(body, multiply_numbers(outer.sums, outer.weights, outer.tile, stage * outer.tile.elements(), outer.width / kMatrixColumns, keys_));
+  out.push_back(make(tile_ir::For{axis(n, 0, turns_), std::move(body)}));
+  return out;
+}
+
+/// Sums of products become weights; those of keys and rows that there are not are 0.
+tile_ir::Block GpuChain::weigh(Expr turn) {
+  const Expr key = block_of(turn) * keys_ + column();
+  Substitution map = at_turn(turn);
+  map[row_.name] = row();
+  map[chain_.keys.back().name] = key;
+  tile_ir::Block inside;
+  for (size_t i = 0; i < inner_.size(); ++i)
+    inside.push_back(make(Load{chain_.inner[i].contraction.result, DType::f32, inner_[i].sums, place(), {}, {}}));
+  for (const auto& [name, array] : row_values_) inside.push_back(make(Load{name, DType::f32, array, {sym("u"), sym("h")}, {}, {}}));
+  for (const auto& stmt : converted(points_, map)) {
+    const auto* exp = std::get_if<Let>(&stmt->node);
+    if (!exp || exp->fn != Fn::exp || exp->dtype != DType::f32) {
+      inside.push_back(stmt);
+      continue;
+    }
+    const std::string by = let(inside, Fn::mul, {exp->operands[0], number(inside, kLog2E)});
+    inside.push_back(make(Let{exp->name, DType::f32, Fn::exp2_near, {by}, {}, 0}));
+  }
+  for (size_t o = 0; o < outer_.size(); ++o) inside.push_back(store_at(outer_[o].weights, place(), chain_.outer[o].weight));
+  std::vector<Cond> there;
+  if (!whole(row_.extent, rows_) && reads_memory_) there.push_back(less(row(), row_.extent));
+  if (!whole(chain_.keys.back().extent, keys_)) there.push_back(less(key, chain_.keys.back().extent));
+  if (there.empty()) return {per_thread(key_groups(), std::move(inside))};
+  tile_ir::Block body;
+  const std::string none = number(body, 0);
+  for (const Outer& outer : outer_) body.push_back(store_at(outer.weights, place(), none));
+  body.push_back(make(tile_ir::If{std::move(there), std::move(inside)}));
+  return {per_thread(key_groups(), std::move(body))};
+}
+
+tile_ir::Block GpuChain::finish() {
+  Substitution map = batch_map_;
+  map[row_.name] = row();
+  tile_ir::Block rest;
+  for (size_t o = 0; o < outer_.size(); ++o) {
+    const ProductChain::Outer& source = chain_.outer[o];
+    Substitution inner = map;
+    inner[source.column.name] = column();
+    std::set<std::string> needed;
+    for (const auto& s : source.body)
+      if (!std::holds_alternative<loop_ir::Reduce>(s->node)) collect_uses(*s, needed);
+    tile_ir::Block of_column = converted(statements_for(chain_.rows, needed), inner);
+    for (const auto& s : source.body) {
+      if (std::holds_alternative<loop_ir::Reduce>(s->node))
+        of_column.push_back(make(Load{source.contraction.result, DType::f32, outer_[o].sums, place(), {}, {}}));
+      else
+        append(of_column, converted({s}, inner));
+    }
+    if (!whole(source.column.extent, outer_[o].width)) of_column = {make(tile_ir::If{{less(column(), source.column.extent)}, std::move(of_column)})};
+    rest.push_back(over_groups(outer_[o].width / kMatrixColumns, std::move(of_column)));
+  }
+  return {per_row({make(tile_ir::If{{less(row(), row_.extent)}, std::move(rest)})})};
+}
+
+}  // namespace deplo::loop_to_tile

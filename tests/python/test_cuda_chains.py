@@ -1,0 +1,146 @@
+"""Chains of products on matrix units: the gradients of attention, and others that compute the same; eager mode and float64 judge their numbers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_cuda import EMULATOR, check_for_gpus, compiled_for_gpu, gpu
+from torch.nn.attention import flex_attention as flex
+
+import deplo
+
+pytestmark = pytest.mark.usefixtures("fresh_inference")
+
+_C = pytest.importorskip("deplo._C")
+_MOST_WAYS = 1.1
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def gradients(fn: Callable[..., torch.Tensor], inputs: list[torch.Tensor], dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+    given = [x.detach().to(dtype or x.dtype).requires_grad_() for x in inputs]
+    with torch.enable_grad():
+        result = fn(*given)
+        weights = torch.linspace(-1, 1, result.numel(), dtype=torch.float64).reshape(result.shape).to(inputs[0].dtype).to(result.dtype)
+        return list(torch.autograd.grad(result, given, weights))
+
+
+def no_further(got: list[torch.Tensor], eager: list[torch.Tensor], exact: list[torch.Tensor]) -> None:
+    for ours, theirs, true in zip(got, eager, exact, strict=True):
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        assert (ours.double() - true).norm() <= 1.2 * (theirs.double() - true).norm()
+
+
+def kernels_of(folder: Path) -> list[str]:
+    """Of the last graph: the kind of each kernel's schedule."""
+    tile = max(folder.glob("*/*_tile_lower.ir"))
+    return [line.split()[2] for line in tile.read_text().splitlines() if line.startswith("schedule @")]
+
+
+def check_judge(path: Path) -> None:
+    """No race, no read of what nobody wrote, and no conflict of banks, in kernels on matrix units."""
+    if gpu() != EMULATOR:
+        return
+    lines = path.read_text().splitlines()
+    assert lines and all(" races=0 unwritten=0" in line for line in lines)
+    for line in lines:
+        of = dict(word.split("=") for word in line.split() if "=" in word)
+        assert float(of["shared_ways"]) <= _MOST_WAYS * float(of["shared_requests"]), line
+
+
+def windowed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    ahead = torch.arange(q.shape[-2])[:, None] - torch.arange(k.shape[-2])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=(ahead >= 0) & (ahead < 50))
+
+
+causal = functools.partial(F.scaled_dot_product_attention, is_causal=True)
+grouped = functools.partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "dtype"),
+    [
+        (causal, [(1, 2, 200, 64)] * 3, torch.bfloat16),
+        (grouped, [(1, 4, 96, 128), *[(1, 2, 96, 128)] * 2], torch.bfloat16),
+        (F.scaled_dot_product_attention, [(1, 2, 130, 80), (1, 2, 150, 80), (1, 2, 150, 80)], torch.float16),
+        (windowed, [(1, 1, 300, 32)] * 3, torch.bfloat16),
+    ],
+    ids=["causal", "grouped", "widths", "window"],
+)
+def test_gradients_of_attention(fn: Callable[..., Any], shapes: list[tuple[int, ...]], dtype: torch.dtype, tmp_path: Path, monkeypatch):
+    """One kernel for queries, one for keys and values: neither scores nor weights are in memory."""
+    inputs = [torch.randn(shape).to(dtype) for shape in shapes]
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
+    got = gradients(compiled_for_gpu(fn, {"dump_dir": str(tmp_path)}, fullgraph=True), inputs)
+    no_further(got, gradients(fn, inputs), gradients(fn, inputs, torch.float64))
+    assert kernels_of(tmp_path) == ["gpu_rows", "gpu_chain", "gpu_chain"]
+    check_judge(tmp_path / "judge")
+    if fn is grouped:
+        assert check_for_gpus(tmp_path) == 2
+
+
+def test_gradients_of_flex_attention(tmp_path: Path, monkeypatch):
+    """Soft caps of scores, keys of two heads each; gradients of scores are rounded by the program."""
+    monkeypatch.setattr(flex, "_validate_device", lambda query, key, value: None)
+    mask = flex.create_block_mask(lambda b, h, i, j: i >= j, None, None, 128, 128, device="cpu")
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flex.flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: 5 * torch.tanh(s / 5), block_mask=mask, enable_gqa=True)
+
+    inputs = [torch.randn(shape).bfloat16() for shape in [(1, 4, 128, 32), *[(1, 2, 128, 32)] * 2]]
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1")
+    got = gradients(compiled_for_gpu(attend, {"dump_dir": str(tmp_path)}, fullgraph=True), inputs)
+    no_further(got, gradients(attend, inputs), gradients(attend, inputs, torch.float64))
+    assert kernels_of(tmp_path).count("gpu_chain") == 2
+    check_judge(tmp_path / "judge")
+
+
+def test_the_gradient_that_pytorch_chose_for_a_gpu(tmp_path: Path):
+    def gradient(*x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not torch.compiler.is_compiling():
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(*x, 0.0, True)
+        seed = torch.zeros(2, dtype=torch.int64)
+        return torch.ops.aten._scaled_dot_product_flash_attention_backward(*x, None, None, 200, 200, 0.0, True, seed, seed)
+
+    q, k, v, grad = (torch.randn(1, 2, 200, 32).bfloat16() for _ in range(4))
+    result, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+    inputs = [grad, q, k, v, result, sums]
+    got = compiled_for_gpu(gradient, {"dump_dir": str(tmp_path)}, fullgraph=True)(*inputs)
+    no_further(got, gradient(*inputs), gradient(*(x.double() for x in inputs)))
+    assert kernels_of(tmp_path).count("gpu_chain") == 2
+
+
+def chained(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    return F.relu(a @ b.mT) @ c
+
+
+def test_products_that_the_program_rounds_are_chains(tmp_path: Path):
+    """Those of float32 numbers are none: a product of rounded ones would show."""
+    inputs = [torch.randn(rows, 48).bfloat16() for rows in (160, 200, 200)]
+    got = compiled_for_gpu(chained, {"dump_dir": str(tmp_path)})(*inputs)
+    no_further([got], [chained(*inputs)], [chained(*(x.double() for x in inputs))])
+    assert kernels_of(tmp_path) == ["gpu_chain"]
+
+    def wide(*x: torch.Tensor) -> torch.Tensor:
+        return chained(*(part.float() for part in x)).bfloat16()
+
+    kernels = deplo.explain(wide, *inputs, options=gpu()).graphs[0].kernels
+    assert not any(kernel.schedule.startswith("gpu_chain") for kernel in kernels)
+
+
+def test_gradients_of_any_length(tmp_path: Path):
+    """Sizes that are known at a call; also fewer keys than a block has."""
+    compiled = compiled_for_gpu(causal, {"dump_dir": str(tmp_path)}, dynamic=True)
+    for length in (150, 67):
+        inputs = [torch.randn(2, 2, length, 32).bfloat16() for _ in range(3)]
+        no_further(gradients(compiled, inputs), gradients(causal, inputs), gradients(causal, inputs, torch.float64))
+    assert kernels_of(tmp_path).count("gpu_chain") == 2
