@@ -331,7 +331,7 @@ struct Machine {
 
   void run_jointly(const LoadMatrix& s, const std::vector<Thread*>& threads) const {
     for_warps(threads, [&](const std::vector<Thread*>& warp) {
-      auto loaded = load_matrices(s.type.lanes / 2, s.transposed, [&](size_t thread, size_t column) {
+      auto loaded = load_matrices(s.type.lanes / lanes_of_matrix(s.type.dtype), s.type.dtype, s.transposed, [&](size_t thread, size_t column) {
         const Array& array = *warp[thread]->buffers.at(s.buffer).array;
         const int64_t at = evaluate(s.offset, warp[thread]->integers) + static_cast<int64_t>(column);
         inside(array, s.buffer, at);
@@ -350,7 +350,8 @@ struct Machine {
       for (Thread* t : warp) {
         a.push_back(t->values.at(s.a));
         const Lanes& both = t->values.at(s.b);
-        b.emplace_back(both.begin() + s.half * 4, both.begin() + s.half * 4 + 4);
+        const auto lanes = static_cast<std::ptrdiff_t>(a.back().size() / 2);
+        b.emplace_back(both.begin() + s.half * lanes, both.begin() + (s.half + 1) * lanes);
         const Lanes& low = t->values.at(s.low);
         const Lanes& high = t->values.at(s.high);
         sums.push_back({low[lane], low[lane + 1], high[lane], high[lane + 1]});

@@ -8,6 +8,7 @@
 #include "expr/points.h"
 #include "kernel_ir/text.h"
 #include "program_ir/text.h"
+#include "scalar/warp.h"
 
 namespace deplo::kernel_ir {
 namespace {
@@ -304,13 +305,16 @@ class Verifier {
   }
   void statement(const CopyGroup& s) { DEPLO_REQUIRE(s.pending >= CopyGroup::kCommit, "copy_wait", "a number of groups is negative"); }
   void statement(const LoadMatrix& s) {
-    DEPLO_REQUIRE(buffer(s.buffer, s.name) == s.type.dtype && size_of(s.type.dtype) == 2, s.name,
-                  s.buffer + " has another dtype than 16 bits of the result's");
+    DEPLO_REQUIRE(buffer(s.buffer, s.name) == s.type.dtype && is_matrix_dtype(s.type.dtype), s.name,
+                  s.buffer + " has another dtype than the result's, of bf16, f16 or bytes");
+    DEPLO_REQUIRE(!s.transposed || size_of(s.type.dtype) == 2, s.name, "matrices of bytes are not transposed");
     DEPLO_REQUIRE(shared_.count(s.buffer) > 0, s.name, "matrices are loaded from shared memory");
-    DEPLO_REQUIRE(s.type.lanes == 2 || s.type.lanes == 4 || s.type.lanes == 8, s.name, fmt::format("{} lanes of 2, 4 or 8", s.type.lanes));
+    const int count = s.type.lanes / lanes_of_matrix(s.type.dtype);
+    DEPLO_REQUIRE((count == 1 || count == 2 || count == 4) && s.type.lanes == count * lanes_of_matrix(s.type.dtype), s.name,
+                  fmt::format("{} lanes are not 1, 2 or 4 matrices", s.type.lanes));
     index(s.offset, s.name);
     if (is_fixed(s.offset))
-      for (int64_t element : {0, 7}) in_range(points_, s.buffer, s.offset + element, s.name);
+      for (int64_t element : {int64_t{0}, kCopyBytes / size_of(s.type.dtype) - 1}) in_range(points_, s.buffer, s.offset + element, s.name);
     define(s.name, s.type);
   }
   void statement(const JoinMatrix& s) {
@@ -325,13 +329,16 @@ class Verifier {
   }
   void statement(const Mma& s) {
     for (const std::string& sum : {s.low, s.high}) {
-      DEPLO_REQUIRE(vars_.count(sum) > 0 && use(sum, "mma").dtype == DType::f32, "mma", sum + " is no var of f32");
+      DEPLO_REQUIRE(vars_.count(sum) > 0 && use(sum, "mma").dtype == (size_of(use(s.a, "mma").dtype) == 1 ? DType::i32 : DType::f32), "mma",
+                    sum + " is no var of f32, or of i32 for bytes");
       DEPLO_REQUIRE(s.lane >= 0 && s.lane % 2 == 0 && s.lane + 1 < use(sum, "mma").lanes, "mma", fmt::format("{} has no lane {}", sum, s.lane));
     }
     const Type a = use(s.a, "mma");
     const Type b = use(s.b, "mma");
-    DEPLO_REQUIRE(a.lanes == 8 && size_of(a.dtype) == 2 && is_float(a.dtype), "mma", s.a + " is no 16 x 16 matrix");
-    DEPLO_REQUIRE(b.dtype == a.dtype && s.half >= 0 && b.lanes >= 4 * (s.half + 1), "mma",
+    const int lanes = 4 * lanes_of_matrix(a.dtype);
+    const bool alike = b.dtype == a.dtype || (size_of(a.dtype) == 1 && size_of(b.dtype) == 1);
+    DEPLO_REQUIRE(is_matrix_dtype(a.dtype) && a.lanes == lanes, "mma", s.a + " is no matrix of 16 rows");
+    DEPLO_REQUIRE(is_matrix_dtype(b.dtype) && alike && s.half >= 0 && b.lanes >= lanes / 2 * (s.half + 1), "mma",
                   fmt::format("{} has no half {} of the dtype of {}", s.b, s.half, s.a));
     DEPLO_REQUIRE(s.low != s.high, "mma", "its sums are one var");
   }

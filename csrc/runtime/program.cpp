@@ -182,6 +182,35 @@ const Identity& Program::identity(size_t argument, const CallArgument* arguments
   return *known;
 }
 
+namespace {
+
+constexpr int64_t kPiece = int64_t{4} << 20;  // bytes
+
+/// All elements of a tensor on the device, piece by piece until one does not hold; those of a tensor with gaps, or of wider integers, count as if
+/// they did not.
+bool all_within_on_device(DeviceKernels& device, const TensorView& integers, int64_t lo, int64_t hi) {
+  int64_t count = 1;
+  for (int d = integers.rank; d-- > 0; count *= integers.sizes[d])
+    if (integers.sizes[d] != 1 && integers.strides[d] != count) return false;
+  if (size_of(integers.dtype) != 1) return false;
+  device.synchronize();
+  std::vector<char> piece(static_cast<size_t>(std::min(count, kPiece)));
+  for (int64_t at = 0; at < count; at += kPiece) {
+    const int64_t elements = std::min(count - at, kPiece);
+    const int64_t stride = 1;
+    device.copy_to_host(piece.data(), static_cast<uint64_t>(reinterpret_cast<uintptr_t>(integers.data)) + static_cast<uint64_t>(at), elements);
+    TensorView view = integers;
+    view.data = piece.data();
+    view.rank = 1;
+    view.sizes = &elements;
+    view.strides = &stride;
+    if (!all_within(view, lo, hi)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 void Program::find_facts(const CallArgument* arguments, CallState& state, Host& host) {
   const auto& facts = solver_.facts();
   const uint64_t generation = packed_generation();
@@ -189,7 +218,8 @@ void Program::find_facts(const CallArgument* arguments, CallState& state, Host& 
     const TensorView& view = arguments[facts[i].argument].tensor;
     int64_t& value = state.symbols[facts[i].symbol];
     value = 0;
-    const bool may_hold = view.device < 0 && view.has_version;
+    const bool is_on_device = view.device >= 0;
+    const bool may_hold = view.has_version && (!is_on_device || resident_);
     if (!may_hold) continue;
     std::optional<KnownFact> known;
     {
@@ -203,7 +233,9 @@ void Program::find_facts(const CallArgument* arguments, CallState& state, Host& 
       value = known->value;
       continue;
     }
-    value = all_within(view, facts[i].lo, facts[i].hi) ? 1 : 0;
+    // Elements on a device are looked at once for each version of them, and not while the stream records what is to be launched again.
+    if (is_on_device && !code_.device->may_wait(host.stream())) continue;
+    value = (is_on_device ? all_within_on_device(*code_.device, view, facts[i].lo, facts[i].hi) : all_within(view, facts[i].lo, facts[i].hi)) ? 1 : 0;
     std::lock_guard lock(mutex_);
     facts_[i] =
         KnownFact{value ? identity(facts[i].argument, arguments, state) : identity_of(view, false), host.watch(facts[i].argument), generation, value};

@@ -13,33 +13,53 @@ namespace deplo {
 // What interpreters share of a GPU's warps: where matrices lie in 32 threads, and copies that take place when they are waited for.
 
 constexpr size_t kWarpThreads = 32;
+constexpr int64_t kWarpRowBytes = 16;  ///< of a row of a matrix of 8 rows, and of an asynchronous copy
 
-/// What each thread gets of `count` matrices of 8 x 8: element(thread, column) is one of the row that a thread names.
+/// What matrix units multiply: floats of 16 bits, and bytes.
+inline bool is_matrix_dtype(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::i8 || dtype == DType::u8; }
+
+/// Elements of a matrix that a thread holds in a register, side by side in a row: two of 16 bits, four bytes. Rows are 16 bytes long.
+inline int lanes_of_matrix(DType dtype) { return 4 / static_cast<int>(size_of(dtype)); }
+
+/// What each thread gets of `count` matrices of 8 rows of 16 bytes: element(thread, column) is one of the row that a thread names. `transposed`
+/// matrices are of 16 bits.
 template <class Element>
-std::vector<std::vector<Scalar>> load_matrices(int count, bool transposed, const Element& element) {
+std::vector<std::vector<Scalar>> load_matrices(int count, DType dtype, bool transposed, const Element& element) {
   std::vector<std::vector<Scalar>> out(kWarpThreads);
   for (size_t thread = 0; thread < kWarpThreads; ++thread)
     for (size_t m = 0; m < static_cast<size_t>(count); ++m)
-      for (size_t pair : {0, 1}) {
+      for (size_t lane = 0, lanes = static_cast<size_t>(lanes_of_matrix(dtype)); lane < lanes; ++lane) {
         const size_t across = thread / 4;
-        const size_t along = thread % 4 * 2 + pair;
+        const size_t along = thread % 4 * lanes + lane;
         out[thread].push_back(element(m * 8 + (transposed ? along : across), transposed ? across : along));
       }
   return out;
 }
 
-/// Adds a product of 16 x 16 and 16 x 8 elements to the sums of 32 threads, each with 8, 4 and 4 of them; typed sums are rounded once.
+/// Adds a product of 16 x 16 and 16 x 8 elements of 16 bits, or of 16 x 32 and 32 x 8 bytes, to the sums of 32 threads, each with four registers of
+/// the first, two of the second and four sums; typed sums of floats are rounded once, those of bytes are exact and wrap.
 inline void multiply_matrices(const std::vector<std::vector<Scalar>>& a, const std::vector<std::vector<Scalar>>& b,
                               std::vector<std::vector<Scalar>>& sums, Mode mode) {
   for (size_t thread = 0; thread < kWarpThreads; ++thread)
     for (size_t s = 0; s < 4; ++s) {
       const size_t row = thread / 4;
       const size_t column = thread % 4 * 2 + s % 2;
-      double sum = sums[thread][s].f;
-      for (size_t k = 0; k < 16; ++k) {
-        const size_t part = k % 8 / 2;
-        sum += a[row * 4 + part][k / 8 * 4 + s / 2 * 2 + k % 2].f * b[column * 4 + part][k / 8 * 2 + k % 2].f;
+      const size_t lanes = a[0].size() / 4;
+      const auto products = [&](const auto& add) {
+        for (size_t k = 0; k < 8 * lanes; ++k) {
+          const size_t part = k % (4 * lanes) / lanes;
+          const size_t half = k / (4 * lanes);
+          add(a[row * 4 + part][(half * 2 + s / 2) * lanes + k % lanes], b[column * 4 + part][half * lanes + k % lanes]);
+        }
+      };
+      if (sums[thread][s].dtype == DType::i32) {
+        int64_t sum = sums[thread][s].i;
+        products([&](const Scalar& x, const Scalar& y) { sum += x.i * y.i; });
+        sums[thread][s] = Scalar::of_int(DType::i32, static_cast<int32_t>(static_cast<uint32_t>(sum)));
+        continue;
       }
+      double sum = sums[thread][s].f;
+      products([&](const Scalar& x, const Scalar& y) { sum += x.f * y.f; });
       sums[thread][s] = mode == Mode::typed ? Scalar::of_float(DType::f32, sum) : Scalar{DType::f32, sum, 0};
     }
 }
@@ -63,8 +83,9 @@ class PendingCopies {
     for (; groups_.size() > pending; groups_.pop_front())
       for (const Copy& copy : groups_.front())
         for (int64_t e = 0; e < copy.elements; ++e)
-          copy.to->set(copy.at + e, static_cast<size_t>(e) < copy.places.size() ? copy.from->get(copy.places[static_cast<size_t>(e)])
-                                                                                : Scalar::of_float(copy.to->dtype, 0));
+          copy.to->set(copy.at + e, static_cast<size_t>(e) < copy.places.size()
+                                        ? copy.from->get(copy.places[static_cast<size_t>(e)])
+                                        : (is_float(copy.to->dtype) ? Scalar::of_float(copy.to->dtype, 0) : Scalar::of_int(copy.to->dtype, 0)));
   }
 
  private:

@@ -87,6 +87,8 @@ class DeviceKernels {
   /// `replay`: what start() is to launch again and again may be recorded, and then launched by one call of the driver.
   virtual std::unique_ptr<DeviceLaunches> prepare(const std::vector<DeviceStep>& steps, const std::map<std::string, int64_t>& symbols, bool replay);
   virtual std::unique_ptr<SharedMemory> share(int64_t bytes);
+  /// Whether the host may wait for what was started: not while the stream records it for later.
+  virtual bool may_wait(void* /*stream*/) { return true; }
   /// Starts a copy of a few bytes in the stream's order; they are read before it returns.
   virtual void copy_on_stream(uint64_t to, const void* from, int64_t bytes, void* stream);
 };

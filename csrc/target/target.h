@@ -99,6 +99,8 @@ class Target : public TargetTraits {
   virtual std::string find_device(const TargetOptions& options) const;
   /// JSON list of devices that it knows by name, whether or not one is at hand: {"name": "h100", "arch": "sm_90a", ...}.
   virtual std::string known_devices() const;
+  /// Whether this machine multiplies words of bytes as fast as pairs of float32 numbers at least, exactly.
+  virtual bool multiplies_bytes(const TargetInfo& /*machine*/) const { return false; }
   /// Into how many parts the keys of a sum of weighted values (`analysis/weighted_sum.h`) are worth cutting, for a kernel each; 1: none.
   virtual int64_t key_parts(const loop_ir::Kernel& /*kernel*/, const PassContext& /*context*/) const { return 1; }
   /// Whether it multiplies what follows from sums of products (`analysis/product_chain.h`) without memory for it.

@@ -283,7 +283,7 @@ struct Machine {
     for_warps(threads, [&](const std::vector<Thread*>& warp) {
       std::vector<int64_t> rows;
       for (Thread* t : warp) rows.push_back(place(*t, s.buffer, s.index));
-      auto loaded = load_matrices(s.count, s.transposed, [&](size_t thread, size_t column) {
+      auto loaded = load_matrices(s.count, s.dtype, s.transposed, [&](size_t thread, size_t column) {
         return warp[thread]->buffers.at(s.buffer)->get(rows[thread] + static_cast<int64_t>(column));
       });
       for (size_t k = 0; k < kWarpThreads; ++k) warp[k]->fragments[s.name] = std::move(loaded[k]);
@@ -299,7 +299,8 @@ struct Machine {
       for (Thread* t : warp) {
         a.push_back(t->fragments.at(s.a));
         const std::vector<Scalar>& both = t->fragments.at(s.b);
-        b.emplace_back(both.begin() + s.half * 4, both.begin() + s.half * 4 + 4);
+        const auto lanes = static_cast<std::ptrdiff_t>(a.back().size() / 2);
+        b.emplace_back(both.begin() + s.half * lanes, both.begin() + (s.half + 1) * lanes);
         const int64_t low = place(*t, s.array, s.low);
         const int64_t high = place(*t, s.array, s.high);
         places.push_back({low, low + 1, high, high + 1});

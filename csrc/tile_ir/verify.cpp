@@ -8,6 +8,7 @@
 #include "base/require.h"
 #include "expr/check.h"
 #include "program_ir/text.h"
+#include "scalar/warp.h"
 #include "tile_ir/text.h"
 
 namespace deplo::tile_ir {
@@ -261,9 +262,10 @@ class Verifier : loop_ir::StatementVerifier {
 
   void statement(const LoadMatrix& s, Scope& scope) {
     DEPLO_REQUIRE(scope.shared.count(s.buffer) > 0, fmt::format("{} is no shared array", s.buffer));
-    DEPLO_REQUIRE(size_of(s.dtype) == 2 && is_float(s.dtype), fmt::format("{} is {}, a matrix is of bf16 or f16", s.name, to_string(s.dtype)));
+    DEPLO_REQUIRE(is_matrix_dtype(s.dtype), fmt::format("{} is {}, a matrix is of bf16, f16 or bytes", s.name, to_string(s.dtype)));
+    DEPLO_REQUIRE(!s.transposed || size_of(s.dtype) == 2, s.name + " is a matrix of bytes, which are not transposed");
     DEPLO_REQUIRE(!scope.lanes && !scope.reduces, "a warp's matrices inside a lanes loop or a reduction");
-    for (int64_t past : {0, 7}) {
+    for (int64_t past : {int64_t{0}, kWarpRowBytes / size_of(s.dtype) - 1}) {
       std::vector<Expr> index = s.index;
       DEPLO_REQUIRE(!index.empty(), s.buffer + " has no rows");
       index.back() = index.back() + past;
@@ -290,17 +292,19 @@ class Verifier : loop_ir::StatementVerifier {
   void statement(const Mma& s, Scope& scope) {
     DEPLO_REQUIRE(!scope.lanes && !scope.reduces, "a warp's matrices inside a lanes loop or a reduction");
     DEPLO_REQUIRE(scope.registers.count(s.array) > 0, fmt::format("{} is no register array", s.array));
-    for (const std::vector<Expr>* index : {&s.low, &s.high}) {
-      element(scope, s.array, *index, DType::f32, true);
-      register_index(scope, s.array, *index);
-      DEPLO_REQUIRE(!index->empty() && index->back().is_constant() && index->back().value() % 2 == 0, "sums lie in pairs of the last dimension");
-    }
     auto a = scope.fragments.find(s.a);
     auto b = scope.fragments.find(s.b);
     DEPLO_REQUIRE(a != scope.fragments.end() && b != scope.fragments.end(), fmt::format("{} or {} is no matrix", s.a, s.b));
-    DEPLO_REQUIRE(a->second == 4, s.a + " is no 16 x 16 matrix");
+    for (const std::vector<Expr>* index : {&s.low, &s.high}) {
+      element(scope, s.array, *index, size_of(value(scope, s.a)) == 1 ? DType::i32 : DType::f32, true);
+      register_index(scope, s.array, *index);
+      DEPLO_REQUIRE(!index->empty() && index->back().is_constant() && index->back().value() % 2 == 0, "sums lie in pairs of the last dimension");
+    }
+    DEPLO_REQUIRE(a->second == 4, s.a + " is no matrix of 16 rows");
     DEPLO_REQUIRE(s.half >= 0 && b->second >= 2 * (s.half + 1), fmt::format("{} has no half {}", s.b, s.half));
-    DEPLO_REQUIRE(value(scope, s.a) == value(scope, s.b), fmt::format("{} and {} differ in dtype", s.a, s.b));
+    const DType of_a = value(scope, s.a);
+    const DType of_b = value(scope, s.b);
+    DEPLO_REQUIRE(of_a == of_b || (size_of(of_a) == 1 && size_of(of_b) == 1), fmt::format("{} and {} differ in dtype", s.a, s.b));
   }
 
   void statement(const MultiplyTiles& s, Scope& scope) {

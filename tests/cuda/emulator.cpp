@@ -195,7 +195,7 @@ unsigned exchange(unsigned value, unsigned line, unsigned lane) { return meet(&v
 
 // Places of exchanges that no lane tells apart.
 constexpr unsigned kAtMma = 2 * kWarp;
-constexpr unsigned kAtLoad = kAtMma + 2;
+constexpr unsigned kAtLoad = kAtMma + 6;
 
 void take_place(const Copy& copy) {
   std::memset(copy.to, 0, kCopyBytes);
@@ -283,6 +283,27 @@ void deplo_emulate_mma(float* const* sums, const unsigned* a, unsigned b0, unsig
              static_cast<double>(widened(all[(column * 4 + part) * kWords + 4 + k / 8], k % 2, is_bf16));
     }
     *sums[s] = static_cast<float>(sum);
+  }
+}
+
+void deplo_emulate_mma_bytes(int* const* sums, const unsigned* a, unsigned b0, unsigned b1, bool a_signed, bool b_signed) {
+  const unsigned lane = current->number % kWarp;
+  const unsigned words[] = {a[0], a[1], a[2], a[3], b0, b1};
+  const unsigned* all = meet(words, kWords, kAtMma + 2 + (a_signed ? 2U : 0U) + (b_signed ? 1U : 0U));
+  const auto byte = [](unsigned word, unsigned at, bool is_signed) {
+    const auto bits = static_cast<uint8_t>(word >> (8 * at));
+    return is_signed ? static_cast<int>(static_cast<int8_t>(bits)) : static_cast<int>(bits);
+  };
+  for (unsigned s = 0; s < 4; ++s) {
+    const unsigned row = lane / 4;
+    const unsigned column = lane % 4 * 2 + s % 2;
+    auto sum = static_cast<unsigned>(*sums[s]);
+    for (unsigned k = 0; k < 32; ++k) {
+      const unsigned part = k % 16 / 4;
+      sum += static_cast<unsigned>(byte(all[(row * 4 + part) * kWords + k / 16 * 2 + s / 2], k % 4, a_signed) *
+                                   byte(all[(column * 4 + part) * kWords + 4 + k / 16], k % 4, b_signed));
+    }
+    *sums[s] = static_cast<int>(sum);
   }
 }
 

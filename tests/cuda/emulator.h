@@ -39,6 +39,7 @@ void deplo_emulate_copy_commit();
 void deplo_emulate_copy_wait(int pending);
 void deplo_emulate_load_matrix(const void* row, unsigned* registers, int count, bool transposed);
 void deplo_emulate_mma(float* const* sums, const unsigned* a, unsigned b0, unsigned b1, bool is_bf16);
+void deplo_emulate_mma_bytes(int* const* sums, const unsigned* a, unsigned b0, unsigned b1, bool a_signed, bool b_signed);
 // Flags that count arrivals and bytes of copies (mbarrier), copies of tiles that they wait for, and products of tiles by groups of 128 threads.
 unsigned deplo_emulate_address(const void* shared);
 void deplo_emulate_flag_start(long long* flag, int arrivals);

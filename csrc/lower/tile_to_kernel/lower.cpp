@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "lower/tile_to_kernel/lowering.h"
+#include "scalar/warp.h"
 #include "target/target.h"
 #include "tile_ir/rewrite.h"
 #include "tile_ir/text.h"
@@ -474,7 +475,8 @@ void Lowering::statement(const LoadMatrix& s) {
   const Memory& memory = memory_.at(s.buffer);
   Value value;
   value.dtype = s.dtype;
-  value.copies.push_back(emit_.load_matrix(s.name, {"", {s.dtype, 2 * s.count}, memory.name, tidy(flat(memory, s.index)), s.transposed}));
+  value.copies.push_back(
+      emit_.load_matrix(s.name, {"", {s.dtype, lanes_of_matrix(s.dtype) * s.count}, memory.name, tidy(flat(memory, s.index)), s.transposed}));
   bind(s.name, &s, std::move(value));
 }
 

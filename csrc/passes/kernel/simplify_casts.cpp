@@ -1,6 +1,7 @@
 #include "passes/kernel/simplify_casts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <set>
@@ -33,6 +34,14 @@ std::optional<Numbers> numbers_of(DType dtype) {
   if (dtype == DType::i8) return Numbers{-128, 127};
   if (dtype == DType::u8) return Numbers{0, 255};
   return std::nullopt;
+}
+
+/// The whole number that a literal is.
+std::optional<Numbers> number_of(const Scalar& literal) {
+  const double value = literal.as_double();
+  if (value != std::floor(value) || std::abs(value) > static_cast<double>(most_whole(DType::f32)) || (value == 0 && std::signbit(value)))
+    return std::nullopt;
+  return Numbers{static_cast<int64_t>(value), static_cast<int64_t>(value)};
 }
 
 bool held(const Numbers& n, DType dtype) { return std::max(-n.lo, n.hi) <= most_whole(dtype); }
@@ -88,6 +97,15 @@ class Simplifier {
     known.type = let.type;
     const Known* a = let.operands.empty() ? nullptr : find(let.operands[0]);
     const Known* b = let.operands.size() < 2 ? nullptr : find(let.operands[1]);
+    if (let.fn == Fn::constant) known.numbers = number_of(let.literal);
+    if (let.fn == Fn::cast && is_integer(let.type.dtype)) {
+      const auto all = numbers_of(let.type.dtype);
+      known.numbers = all && a && a->numbers && a->numbers->lo >= all->lo && a->numbers->hi <= all->hi ? a->numbers : all;
+      return known;
+    }
+    // Some of the bits of a number that is not negative.
+    if (let.fn == Fn::bit_and && is_integer(let.type.dtype) && b && b->numbers && b->numbers->lo == b->numbers->hi && b->numbers->lo >= 0)
+      known.numbers = Numbers{0, b->numbers->hi};
     if (let.fn == Fn::cast && a) {
       known.from_bf16 = a->type.dtype == DType::bf16 && let.type.dtype == DType::f32;
       if (let.type.dtype == DType::bf16 && a->type.dtype == DType::f32) known.rounded = let.operands[0];

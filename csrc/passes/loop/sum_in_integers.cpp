@@ -8,6 +8,7 @@
 
 #include "analysis/contraction.h"
 #include "passes/loop/program_graph.h"
+#include "target/target.h"
 
 namespace deplo {
 namespace {
@@ -565,13 +566,10 @@ struct Summer {
   }
 };
 
-/// Whether words of bytes are multiplied as fast as pairs of float32 numbers at least.
-bool multiplies_bytes(const TargetInfo& target) { return target.features.count("avx512vnni") > 0 || target.features.count("avxvnni") > 0; }
-
 }  // namespace
 
 Module sum_in_integers(Module module, const PassContext& context) {
-  if (!multiplies_bytes(context.target) || context.training) return module;
+  if (!target_of(context).multiplies_bytes(context.target) || context.training) return module;
   return Summer{ProgramGraph(std::move(module))}.run();
 }
 

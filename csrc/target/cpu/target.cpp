@@ -92,6 +92,10 @@ class CpuTarget final : public Target {
     return list.dump();
   }
 
+  bool multiplies_bytes(const TargetInfo& machine) const override {
+    return machine.features.count("avx512vnni") > 0 || machine.features.count("avxvnni") > 0;
+  }
+
   std::string code_version() const override { return codegen_version(); }
 
   std::string describe(const TargetOptions& options) const override {

@@ -5,6 +5,7 @@
 namespace deplo {
 
 /// Device helpers in front of every CUDA text. They include no header, so that NVRTC compiles them alone; the CPU emulator compiles the same text.
+/// Bytes become floats as the lowest bits of 2^23, which takes no unit for conversions, of which there are few.
 /// deplo_small_product is x exp(y): exp(y + 37) exp(-37) where exp(y) may be subnormal, below -40, where 1 + exp(y) is 1.
 inline constexpr std::string_view kCudaPrelude = R"cuda(typedef struct { unsigned short bits; } deplo_f16;
 typedef struct { unsigned short bits; } deplo_bf16;
@@ -31,6 +32,8 @@ __device__ inline float deplo_from_f8(deplo_f8 v) {
   if (m >= 8) return deplo_bits<float>(s | ((m << 20) + 0x3c000000u));
   return deplo_bits<float>(s | deplo_bits<unsigned>((float)m * 0.001953125f));
 }
+__device__ inline float deplo_from_i8(signed char v) { return deplo_bits<float>(0x4b000080u ^ (unsigned char)v) - 8388736.0f; }
+__device__ inline float deplo_from_u8(unsigned char v) { return deplo_bits<float>(0x4b000000u | v) - 8388608.0f; }
 __device__ inline deplo_f8 deplo_to_f8(float v) {
   unsigned b = deplo_bits<unsigned>(v), s = (b >> 24) & 0x80u, m = b & 0x7fffffffu, r = (m + 0x7ffffu + ((m >> 20) & 1u) - 0x3c000000u) >> 20;
   if (m < 0x3c800000u) r = deplo_bits<unsigned>(deplo_bits<float>(m) + 16384.0f) - 0x46800000u;
@@ -84,8 +87,7 @@ template <class T> __device__ inline T deplo_exchange_from(T v, int lane) {
 template <int N, class T> __device__ inline void deplo_copy_elements(T* to, const T* from, long long count) {
   #pragma unroll 1
   for (int k = 0; k < N; ++k) {
-    T v;
-    v.bits = 0;
+    T v{};
     if (k < count) v = from[k];
     to[k] = v;
   }
@@ -214,6 +216,42 @@ __device__ inline void deplo_mma_f16(float& c0, float& c1, float& c2, float& c3,
   #else
   float* const c[] = {&c0, &c1, &c2, &c3};
   deplo_emulate_mma(c, a.lane, b0, b1, false);
+  #endif
+}
+__device__ inline void deplo_mma_s8_s8(int& c0, int& c1, int& c2, int& c3, const deplo_pack<unsigned, 4>& a, unsigned b0, unsigned b1) {
+  #if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c0), "+r"(c1), "+r"(c2), "+r"(c3) : "r"(a.lane[0]), "r"(a.lane[1]), "r"(a.lane[2]), "r"(a.lane[3]), "r"(b0), "r"(b1));
+  #else
+  int* const c[] = {&c0, &c1, &c2, &c3};
+  deplo_emulate_mma_bytes(c, a.lane, b0, b1, true, true);
+  #endif
+}
+__device__ inline void deplo_mma_s8_u8(int& c0, int& c1, int& c2, int& c3, const deplo_pack<unsigned, 4>& a, unsigned b0, unsigned b1) {
+  #if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c0), "+r"(c1), "+r"(c2), "+r"(c3) : "r"(a.lane[0]), "r"(a.lane[1]), "r"(a.lane[2]), "r"(a.lane[3]), "r"(b0), "r"(b1));
+  #else
+  int* const c[] = {&c0, &c1, &c2, &c3};
+  deplo_emulate_mma_bytes(c, a.lane, b0, b1, true, false);
+  #endif
+}
+__device__ inline void deplo_mma_u8_s8(int& c0, int& c1, int& c2, int& c3, const deplo_pack<unsigned, 4>& a, unsigned b0, unsigned b1) {
+  #if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c0), "+r"(c1), "+r"(c2), "+r"(c3) : "r"(a.lane[0]), "r"(a.lane[1]), "r"(a.lane[2]), "r"(a.lane[3]), "r"(b0), "r"(b1));
+  #else
+  int* const c[] = {&c0, &c1, &c2, &c3};
+  deplo_emulate_mma_bytes(c, a.lane, b0, b1, false, true);
+  #endif
+}
+__device__ inline void deplo_mma_u8_u8(int& c0, int& c1, int& c2, int& c3, const deplo_pack<unsigned, 4>& a, unsigned b0, unsigned b1) {
+  #if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c0), "+r"(c1), "+r"(c2), "+r"(c3) : "r"(a.lane[0]), "r"(a.lane[1]), "r"(a.lane[2]), "r"(a.lane[3]), "r"(b0), "r"(b1));
+  #else
+  int* const c[] = {&c0, &c1, &c2, &c3};
+  deplo_emulate_mma_bytes(c, a.lane, b0, b1, false, false);
   #endif
 }
 __device__ inline float deplo_inf32() { return deplo_bits<float>(0x7f800000u); }

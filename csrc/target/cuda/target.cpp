@@ -8,6 +8,7 @@
 #include "target/cuda/launch.h"
 #include "target/cuda/nvrtc.h"
 #include "target/cuda/schedule/kernel.h"
+#include "target/cuda/schedule/scheduler.h"
 #include "target/cuda/text.h"
 #include "target/cuda/traffic.h"
 
@@ -27,19 +28,6 @@ std::string find_arch(const TargetOptions& options) {
     return options["arch"];
   }
 }
-
-class CudaScheduler final : public Scheduler {
- public:
-  explicit CudaScheduler(const PassContext& context) : context_(context) {}
-  void add_kernel(const loop_ir::Kernel& kernel, const std::map<std::string, Schedule>& given, tile_ir::Module& out) override {
-    auto found = given.find(kernel.name);
-    Schedule schedule = found != given.end() ? found->second : propose_gpu(kernel, context_);
-    out.kernels.push_back(std::make_shared<tile_ir::Kernel>(apply_gpu(kernel, schedule, context_)));
-  }
-
- private:
-  const PassContext& context_;
-};
 
 std::string module_text(const kernel_ir::Module& module, const PassContext& /*context*/) { return cuda_text(module); }
 
@@ -62,8 +50,8 @@ class CudaTarget final : public Target {
  public:
   CudaTarget() : Target(traits()) {}
 
-  std::unique_ptr<Scheduler> make_scheduler(const loop_ir::Module& /*module*/, const PassContext& context) const override {
-    return std::make_unique<CudaScheduler>(context);
+  std::unique_ptr<Scheduler> make_scheduler(const loop_ir::Module& module, const PassContext& context) const override {
+    return make_cuda_scheduler(module, context);
   }
 
   TargetInfo machine(const TargetOptions& options) const override {
@@ -112,6 +100,10 @@ class CudaTarget final : public Target {
         R"({{"global_bytes": {}, "global_sectors": {}, "global_requests": {}, "shared_requests": {}, "shared_ways": {}, "barriers": {}, )"
         R"("complete": {}, "of_buffers": {{{}}}}})",
         t.global_bytes, t.global_sectors, t.global_requests, t.shared_requests, t.shared_ways, t.barriers, t.complete, buffers);
+  }
+
+  bool multiplies_bytes(const TargetInfo& machine) const override {
+    return cuda_generation(machine.features.empty() ? kUsualArch : *machine.features.begin()) >= 80;
   }
 
   int64_t key_parts(const loop_ir::Kernel& kernel, const PassContext& context) const override { return gpu_key_parts(kernel, context); }

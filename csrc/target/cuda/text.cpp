@@ -157,11 +157,15 @@ class BodyWriter {
 
   std::string cast(const std::string& operand, DType from, DType to) const {
     if (from == to) return operand;
+    const bool is_byte = from == DType::i8 || from == DType::u8;
+    const bool to_f32 = is_float(to) && compute_type(to) == DType::f32;
     std::string wide = from == DType::bf16  ? fmt::format("deplo_from_bf16({})", operand)
                        : from == DType::f16 ? fmt::format("deplo_from_f16({})", operand)
                        : from == DType::f8  ? fmt::format("deplo_from_f8({})", operand)
+                       : is_byte && to_f32  ? fmt::format("deplo_from_{}({})", to_string(from), operand)
                                             : operand;
-    DType source = compute_type(from);
+    DType source = is_byte && to_f32 ? DType::f32 : compute_type(from);
+    if (to == DType::f32 && source == DType::f32 && is_byte) return wide;
     if (to == DType::boolean) return fmt::format("({} != 0)", wide);
     if (compute_type(to) != to) return wrap(to, source == DType::f32 ? wide : fmt::format("(float){}", wide));
     if (is_float(source) && !is_float(to)) return fmt::format("({})deplo_float_to_{}({})", memory_type(to), to == DType::i64 ? "i64" : "i32", wide);
@@ -534,7 +538,7 @@ class BodyWriter {
       line("deplo_copy_wait<{}>();", s.pending);
   }
   void statement(const LoadMatrix& s) {
-    const int count = s.type.lanes / 2;
+    const int64_t count = s.type.lanes * size_of(s.type.dtype) / 4;
     line("const deplo_pack<unsigned, {0}> {1} = deplo_load_matrix_x{0}{2}({3}, {4});", count, id(s.name), s.transposed ? "_transposed" : "",
          id(s.buffer), shared_offset(s.offset));
     values_[s.name] = {s.type.dtype, s.type.lanes, Form::matrices};
@@ -548,8 +552,12 @@ class BodyWriter {
     values_[s.name] = {s.type.dtype, s.type.lanes, Form::matrices};
   }
   void statement(const Mma& s) {
-    line("deplo_mma_{}({}, {}, {}, {}, {}, {}.lane[{}], {}.lane[{}]);", known(s.a).dtype == DType::bf16 ? "bf16" : "f16", lane(s.low, s.lane),
-         lane(s.low, s.lane + 1), lane(s.high, s.lane), lane(s.high, s.lane + 1), id(s.a), id(s.b), 2 * s.half, id(s.b), 2 * s.half + 1);
+    const DType a = known(s.a).dtype;
+    const DType b = known(s.b).dtype;
+    const std::string kind =
+        size_of(a) == 1 ? fmt::format("{}8_{}8", a == DType::i8 ? "s" : "u", b == DType::i8 ? "s" : "u") : std::string(to_string(a));
+    line("deplo_mma_{}({}, {}, {}, {}, {}, {}.lane[{}], {}.lane[{}]);", kind, lane(s.low, s.lane), lane(s.low, s.lane + 1), lane(s.high, s.lane),
+         lane(s.high, s.lane + 1), id(s.a), id(s.b), 2 * s.half, id(s.b), 2 * s.half + 1);
   }
   /// Copies run ahead in a warp of their own where tensor maps can tell where tiles lie; else all threads copy, one tile of each factor after the
   /// other.

@@ -141,7 +141,7 @@ class Warp {
     lanes_[s.name] = s.type.lanes;
     // The threads that name rows.
     std::vector<std::optional<int64_t>> rows;
-    for (size_t k = 0; k < std::min(active.size(), static_cast<size_t>(s.type.lanes) * 4); ++k) {
+    for (size_t k = 0; k < std::min(active.size(), static_cast<size_t>(s.type.lanes) * static_cast<size_t>(size_of(s.type.dtype)) * 2); ++k) {
       const auto at = value(s.offset, active[k]);
       out_.complete = out_.complete && at;
       rows.push_back(at ? std::optional<int64_t>(*at * size_of(s.type.dtype)) : std::nullopt);

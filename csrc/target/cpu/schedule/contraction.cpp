@@ -5,6 +5,7 @@
 
 #include "loop_ir/build.h"
 #include "loop_ir/rewrite.h"
+#include "lower/loop_to_tile/layers.h"
 #include "lower/loop_to_tile/merge_axes.h"
 #include "target/cpu/schedule/contraction_scheduler.h"
 
@@ -13,39 +14,6 @@ namespace deplo {
 using namespace loop_to_tile;
 
 namespace {
-
-/// Gives the only row of a layer back its axis: that of extent 1 of a buffer that is not static. Unchanged where there is another row, or no such
-/// buffer.
-loop_ir::Kernel with_row(const loop_ir::Kernel& kernel, const std::set<std::string>& statics) {
-  if (!analysis::find_contractions(kernel).empty()) return kernel;
-  loop_ir::Nest nest = loop_ir::peel(kernel.body);
-  if (nest.axes.empty()) return kernel;
-  bool found = false;
-  for (auto& stmt : nest.body) {
-    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
-    if (!reduce) continue;
-    loop_ir::Reduce copy = *reduce;
-    for (auto& inner : copy.body) {
-      const auto* load = std::get_if<loop_ir::Load>(&inner->node);
-      const loop_ir::Param* param = load ? kernel.find_param(load->buffer) : nullptr;
-      if (!param || statics.count(load->buffer) > 0) continue;
-      loop_ir::Load with = *load;
-      for (size_t d = 0; d < with.index.size(); ++d)
-        if (with.index[d].is(0) && param->shape[d].is(1)) {
-          with.index[d] = Expr::symbol(kOnlyRow);
-          found = true;
-          break;
-        }
-      inner = loop_ir::make_stmt(std::move(with));
-    }
-    stmt = loop_ir::make_stmt(std::move(copy));
-  }
-  if (!found) return kernel;
-  nest.axes.insert(nest.axes.begin(), {kOnlyRow, 1});
-  loop_ir::Kernel out = kernel;
-  out.body = loop_ir::make_nest(nest.axes, nest.body);
-  return analysis::find_contractions(out).empty() ? kernel : out;
-}
 
 struct Best {
   ProposedContraction proposed;

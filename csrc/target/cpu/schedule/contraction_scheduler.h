@@ -9,6 +9,7 @@
 
 #include "analysis/contraction.h"
 #include "lower/loop_to_tile/convert.h"
+#include "lower/loop_to_tile/layers.h"
 #include "schedule/reader.h"
 #include "target/cpu/schedule/contraction.h"
 
@@ -31,7 +32,6 @@ inline Expr round_up(Expr a, int64_t b) { return ceildiv(a, b) * b; }
 
 constexpr int64_t kBlockVectors = 2;            // of a register block's rows
 constexpr int64_t kParts = 3;                   // bf16 numbers of 8 bits that hold the 24 bits of float32
-constexpr const char* kOnlyRow = "row_of_one";  // the axis of a layer's only row
 constexpr int64_t kWordVectors = 4;             // of a panel of words: so many lanes share what is loaded of the rows
 constexpr int64_t kLongestFold = 128;           // steps of k that are summed before they are added to a total, where no factors ask for less
 constexpr int64_t kDifferenceRows = 4;          // up to here, making exact numbers of bytes costs more than a second product

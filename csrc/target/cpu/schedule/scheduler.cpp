@@ -5,6 +5,7 @@
 #include "analysis/cost.h"
 #include "base/error.h"
 #include "lower/loop_to_tile/convert.h"
+#include "lower/loop_to_tile/layers.h"
 #include "lower/loop_to_tile/masked_keys.h"
 #include "program_ir/facts.h"
 #include "schedule/reader.h"
@@ -20,23 +21,6 @@ namespace {
 constexpr double kMostStreamed = 4e6;  // multiply-adds of a contraction beyond which one without packing is no candidate
 
 using Given = std::map<std::string, Schedule>;
-
-/// Params that are bound to static inputs, or to what `once` steps made, at every call of the kernel.
-std::set<std::string> static_params(const loop_ir::Module& module, const loop_ir::Kernel& kernel) {
-  std::set<std::string> names;
-  for (const auto& p : kernel.params)
-    if (p.kind == loop_ir::ParamKind::in) names.insert(p.name);
-  for (const Step& step : module.steps) {
-    const auto* call = std::get_if<CallStep>(&step);
-    if (!call || call->kernel != kernel.name) continue;
-    for (size_t i = 0; i < kernel.params.size(); ++i) {
-      const Buffer* buffer = module.find_buffer(call->arguments[i]);
-      bool fixed = buffer && ((buffer->kind == BufferKind::input && buffer->is_static) || buffer->kind == BufferKind::packed);
-      if (!fixed) names.erase(kernel.params[i].name);
-    }
-  }
-  return names;
-}
 
 /// A kernel that does nothing at sizes of which one of `conditions` holds: its only loop has no iterations there.
 tile_ir::Kernel empty_where(tile_ir::Kernel kernel, const std::vector<Cond>& conditions) {
@@ -54,7 +38,7 @@ class CpuScheduler final : public Scheduler {
   CpuScheduler(const loop_ir::Module& module, const PassContext& context) : module_(module), ctx_(context) {}
 
   void add_kernel(const loop_ir::Kernel& kernel, const Given& given, tile_ir::Module& out) override {
-    std::set<std::string> statics = static_params(module_, kernel);
+    std::set<std::string> statics = loop_to_tile::static_params(module_, kernel);
     auto contraction = propose_cpu_contraction(kernel, statics, ctx_);
     if (contraction && !contraction->unless.empty()) {
       loop_ir::Kernel small = kernel;
@@ -67,7 +51,8 @@ class CpuScheduler final : public Scheduler {
     loop_ir::Kernel few = kernel;
     few.name = kernel.name + "_few_bits";
     const auto few_bits = found == given.end() || given.count(few.name) > 0 ? propose_few_bits(kernel, statics, ctx_) : std::nullopt;
-    if (few_bits && holds_inputs(kernel, few_bits->ranges)) {
+    const auto is_input = [&](const AssumedRange& range) { return loop_to_tile::holds_inputs(module_, kernel, range.param); };
+    if (few_bits && std::all_of(few_bits->ranges.begin(), few_bits->ranges.end(), is_input)) {
       apply(few, given.count(few.name) > 0 ? given.at(few.name) : few_bits->schedule, statics, out);
       few_[kernel.name] = {few.name, few_bits->ranges};
     }
@@ -114,7 +99,7 @@ class CpuScheduler final : public Scheduler {
       if (std::find(all.begin(), all.end(), s) == all.end()) all.push_back(s);
     };
     if (version.empty()) {
-      const std::set<std::string> statics = static_params(module_, kernel);
+      const std::set<std::string> statics = loop_to_tile::static_params(module_, kernel);
       if (auto chosen = propose_cpu_contraction(kernel, statics, ctx_)) add(chosen->schedule);
       for (const Schedule& s : propose_cpu_contractions(kernel, statics, ctx_)) add(s);
     } else if (version != "_small") {
@@ -193,21 +178,6 @@ class CpuScheduler final : public Scheduler {
       out.steps.emplace_back(std::move(make));
     }
     return extended;
-  }
-
-  /// Whether these params are static inputs of the program, whose elements can be looked at, at every call of the kernel.
-  bool holds_inputs(const loop_ir::Kernel& kernel, const std::vector<AssumedRange>& ranges) const {
-    for (const Step& step : module_.steps) {
-      const auto* call = std::get_if<CallStep>(&step);
-      if (!call || call->kernel != kernel.name) continue;
-      for (const AssumedRange& range : ranges)
-        for (size_t i = 0; i < kernel.params.size(); ++i) {
-          if (kernel.params[i].name != range.param) continue;
-          const Buffer* buffer = module_.find_buffer(call->arguments[i]);
-          if (!buffer || buffer->kind != BufferKind::input || !buffer->is_static) return false;
-        }
-    }
-    return true;
   }
 
   std::string fresh_buffer(const tile_ir::Module& out) {

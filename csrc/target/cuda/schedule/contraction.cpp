@@ -34,6 +34,10 @@ constexpr int64_t kMostPerThread = 16;
 
 // ---- the schedule as data ------------------------------------------------------------------------------------------
 
+bool GpuContraction::fits() const {
+  return fits_ && std::all_of(items_.begin(), items_.end(), [](const Item& item) { return is_float(item.reduce->dtypes[0]); });
+}
+
 Schedule GpuContraction::propose(const SizeHints& hints) const {
   bool large = true;
   for (const Item& item : items_) large = large && item.reduce->dtypes[0] == DType::f32;
@@ -57,7 +61,7 @@ Schedule GpuContraction::propose(const SizeHints& hints) const {
 
 void GpuContraction::read(const Schedule& schedule) {
   ScheduleReader reader(kernel_.name, schedule);
-  if (!fits_) reader.fail("the kernel is no contraction");
+  if (!fits()) reader.fail("the kernel is no contraction of floats");
   const Directive& threads = reader.one("threads");
   threads_ = read_threads(reader);
   auto tile = [&](const std::string& axis) {

@@ -14,6 +14,8 @@ class GpuContraction : public GpuProducts {
  public:
   using GpuProducts::GpuProducts;
 
+  /// Sums of floats.
+  bool fits() const;
   /// `hints`: example sizes.
   Schedule propose(const SizeHints& hints) const;
   /// The kernel's body as a grid of blocks.

@@ -36,16 +36,14 @@ tile_ir::Block apply_kind(const loop_ir::Kernel& kernel, const Schedule& schedul
 
 }  // namespace
 
-namespace {
-std::string arch_of(const PassContext& ctx) { return ctx.target.features.empty() ? "sm_80" : *ctx.target.features.begin(); }
-}  // namespace
+std::string gpu_arch(const PassContext& ctx) { return ctx.target.features.empty() ? "sm_80" : *ctx.target.features.begin(); }
 
-int64_t gpu_key_parts(const loop_ir::Kernel& kernel, const PassContext& ctx) { return GpuOnline(kernel).parts(ctx.hints, arch_of(ctx)); }
+int64_t gpu_key_parts(const loop_ir::Kernel& kernel, const PassContext& ctx) { return GpuOnline(kernel).parts(ctx.hints, gpu_arch(ctx)); }
 
 bool gpu_chains(const loop_ir::Kernel& kernel, const PassContext& ctx) { return GpuChain(kernel).fits(ctx.hints, arch_of(ctx)); }
 
 Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx) {
-  const std::string arch = arch_of(ctx);
+  const std::string arch = gpu_arch(ctx);
   if (GpuTiles tiles(kernel); tiles.fits(ctx.hints, arch)) return tiles.propose(ctx.hints, arch);
   if (GpuMatrix matrix(kernel); matrix.fits(arch)) return matrix.propose(ctx.hints, arch);
   if (GpuOnline online(kernel); online.fits(ctx.hints, arch)) return online.propose(ctx.hints, arch);

@@ -11,12 +11,14 @@ namespace deplo {
 ///   gpu_points       a thread per point of the outer axes, which runs everything inside
 ///   gpu_rows         a block per point of the outer axes; its threads share the loops and reductions inside through shared memory
 ///   gpu_contraction  64 x 64 outputs per block, 4 x 4 per thread in registers, operands staged through shared memory, k in steps of 16
-///   gpu_matrix       the same of bf16 or f16 operands on matrix units, operands copied several stages of k ahead
+///   gpu_matrix       the same of bf16 or f16 operands, or of bytes, on matrix units, operands copied several stages of k ahead
 ///   gpu_tiles        the same by groups of threads that multiply tiles which a warp copies by tensor maps, on sm_90a
 ///   gpu_serial       one thread, for stores that collide in order
 /// Local buffers of rows lie in shared memory where their size is a constant that fits, else in scratch memory of the block. A thread's own
 /// lie on its stack if they are small, else in its part of the block's scratch memory.
 Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx);
+/// The architecture that schedules are for.
+std::string gpu_arch(const PassContext& ctx);
 /// As `Target::key_parts`.
 int64_t gpu_key_parts(const loop_ir::Kernel& kernel, const PassContext& ctx);
 /// As `Target::chains`.

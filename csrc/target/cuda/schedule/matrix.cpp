@@ -17,13 +17,16 @@ using tile_ir::Space;
 
 namespace {
 
-constexpr int64_t kStages[] = {3, 4};
-constexpr int64_t kSteps[] = {32, 64};  // of k per stage
-constexpr int64_t kRaster = 8;          // rows of tiles that blocks make one after the other: their columns' tiles stay in the L2
+constexpr int64_t kStages[] = {3, 4, 6, 8};
+constexpr int64_t kSteps[] = {32, 64, 128};  // of k per stage
+// More of either is for few rows, whose columns' operand streams by: what matters is how much of it is on its way.
+constexpr int64_t kMostStagesOfTiles = 4, kMostStepOfTiles = 64;
+constexpr int64_t kRaster = 8;  // rows of tiles that blocks make one after the other: their columns' tiles stay in the L2
 
 // What a schedule may ask for.
 constexpr int64_t kMostTile = 256, kMostWarps = 16, kMostStages = 8, kMostRaster = 64;
 constexpr int64_t kMostSums = 128;  // of a thread
+constexpr int64_t kFactors = 32;    // registers of factors that are left beside so many sums
 constexpr int64_t kWidestLanes = 8;
 
 // Of the costs below.
@@ -36,6 +39,7 @@ constexpr int64_t kRegisters = 64 << 10;   // of an SM
 constexpr int64_t kOtherRegisters = 72;    // of a thread besides its sums
 constexpr double kOtherInstructions = 70;  // of a warp and stage, besides those that load and multiply matrices
 constexpr double kDivision = 15;           // more where stages are no power of two
+constexpr double kWiden = 18;              // of a warp for 8 columns of 16 k that it makes from codes
 constexpr double kStart = 96;              // steps of k until a block is at work
 constexpr int64_t kEnoughWarps = 8;        // that hide each other's waits
 constexpr double kThin = 1.15;             // where there are fewer
@@ -46,20 +50,66 @@ GpuMatrix::GpuMatrix(const loop_ir::Kernel& kernel) : GpuProducts(kernel) {
   possible_ = fits_;
   for (const Item& item : items_) {
     auto find = [&](const Operand& operand, bool of_rows) {
-      auto tile = find_matrix_tile(kernel_, operand.slice, operand.value, item.k, of_rows ? rows_ : columns_, of_rows, true);
-      if (tile) tile->tile = operand.tile;
-      if (tile) tile->next = operand.next;
+      auto tile = find_matrix_tile(kernel_, operand.slice, operand.value, item.k, of_rows ? rows_ : columns_, of_rows, true, item.reduce->dtypes[0]);
+      if (!tile) return tile;
+      if (auto codes = find_codes(kernel_, *tile, item.k, of_rows ? rows_ : columns_)) tile = codes;
+      tile->tile = operand.tile;
+      tile->next = operand.next;
       return tile;
     };
     auto rows = find(item.rows, true);
     auto columns = find(item.columns, false);
-    possible_ = possible_ && item.reduce->dtypes[0] == DType::f32 && rows && columns && rows->dtype == columns->dtype;
+    // Bytes may have signs or not, each of them.
+    possible_ =
+        possible_ && item.reduce->dtypes[0] == sum_type() && rows && columns && (rows->element() == columns->element() || sum_type() == DType::i32);
     if (!possible_) return;
     products_.push_back({*rows, *columns});
+    // They share their memory.
+    const Product& one = products_[0];
+    possible_ = one.rows.dtype == rows->dtype && one.columns.dtype == columns->dtype && one.rows.halves == rows->halves &&
+                one.columns.halves == columns->halves;
   }
 }
 
 bool GpuMatrix::fits(const std::string& arch) const { return possible_ && cuda_generation(arch) >= 80; }
+
+bool GpuMatrix::has_codes() const {
+  return std::any_of(products_.begin(), products_.end(), [](const Product& p) { return p.rows.has_codes() || p.columns.has_codes(); });
+}
+
+bool GpuMatrix::has_halves() const {
+  return std::any_of(products_.begin(), products_.end(), [](const Product& p) { return p.rows.halves || p.columns.halves; });
+}
+
+bool GpuMatrix::takes_step(int64_t step) const {
+  if (!has_codes()) return true;
+  return std::all_of(items_.begin(), items_.end(), [&](const Item& item) {
+    const int64_t depth = count(item.k).value();
+    // Lines of two chunks are not apart in all banks.
+    const int64_t least = has_halves() && depth % (2 * kLeastStepOfCodes) == 0 ? 2 * kLeastStepOfCodes : kLeastStepOfCodes;
+    return step >= least && depth % step == 0;
+  });
+}
+
+int64_t GpuMatrix::registers_of_factors(int64_t warp_columns, int64_t step) const {
+  int64_t most = 0;
+  for (size_t p = 0; p < products_.size(); ++p)
+    if (const MatrixTile& columns = products_[p].columns; columns.has_codes())
+      most = std::max(most, count_factors(columns, items_[p].k, step) * warp_columns / kMatrixColumns);
+  return most;
+}
+
+std::vector<Codes> GpuMatrix::codes() const {
+  std::vector<Codes> out;
+  for (size_t p = 0; possible_ && p < products_.size(); ++p)
+    if (const MatrixTile& columns = products_[p].columns; columns.has_codes() && !columns.halves) out.push_back({columns.copied, items_[p].k});
+  return out;
+}
+
+int64_t GpuMatrix::bytes_of(int64_t rows, int64_t columns, int64_t step) const {
+  const auto line = [&](const MatrixTile& tile) { return step * kAccessBytes / tile.depth_of_chunk(); };
+  return rows * line(products_[0].rows) + columns * line(products_[0].columns);
+}
 
 // ---- the schedule as data ------------------------------------------------------------------------------------------
 
@@ -88,7 +138,8 @@ double GpuMatrix::cost(const Tiles& tiles, double rows, double columns, double b
   const int64_t warp_rows = tiles.rows / tiles.warp_rows;
   const int64_t warp_columns = tiles.columns / tiles.warp_columns;
   const int64_t sums = warp_rows * warp_columns / kWarp * static_cast<int64_t>(items_.size());
-  const int64_t bytes = (tiles.rows + tiles.columns) * tiles.step * 2;
+  const int64_t in_two_bytes = depth_of_step() / kMatrixDepth;
+  const int64_t bytes = bytes_of(tiles.rows, tiles.columns, tiles.step * in_two_bytes);
   const int64_t resident = std::max<int64_t>(1, std::min({model.warps_sm / warps, kRegisters / ((sums + kOtherRegisters) * warps * kWarp),
                                                           (model.shared_kb_sm << 10) / (bytes * tiles.stages + 1024)}));
   const double flops_per_clock = model.bf16_tflops * 1e3 / (model.sms * model.boost_ghz);
@@ -98,7 +149,8 @@ double GpuMatrix::cost(const Tiles& tiles, double rows, double columns, double b
   const double global = static_cast<double>(bytes) / kL2BytesPerClock;
   const double products = static_cast<double>(tiles.rows * tiles.columns * tiles.step) / (kMatrixRows * kMatrixColumns * kMatrixDepth);
   const double others = kOtherInstructions + ((tiles.stages & (tiles.stages - 1)) == 0 ? 0 : kDivision);
-  const double issue = (products + read / 512 + others * static_cast<double>(warps)) / 4;
+  const double widened = has_codes() ? kWiden * static_cast<double>(warp_columns * tiles.step) / (kMatrixColumns * kMatrixDepth) : 0;
+  const double issue = (products + read / 512 + (others + widened) * static_cast<double>(warps)) / 4;
   const double thin = resident * warps < kEnoughWarps ? kThin : 1;
   const double work = thin * (std::max({multiply, shared, global, issue}) + kOverlap * (multiply + shared + global + issue));
   const double blocks = std::ceil(rows / static_cast<double>(tiles.rows)) * std::ceil(columns / static_cast<double>(tiles.columns)) * batch;
@@ -112,22 +164,31 @@ double GpuMatrix::cost(const Tiles& tiles, double rows, double columns, double b
 }
 
 Schedule GpuMatrix::propose(const SizeHints& hints, const std::string& arch) const {
-  static constexpr Tiles kChoices[] = {{128, 128, 2, 2}, {128, 256, 2, 4}, {256, 128, 4, 2}, {128, 64, 2, 2}, {64, 128, 2, 2}, {64, 64, 2, 2},
-                                       {128, 32, 4, 1},  {32, 128, 1, 4},  {32, 64, 1, 2},   {64, 32, 2, 1},  {16, 128, 1, 4}, {16, 64, 1, 2}};
+  static constexpr Tiles kChoices[] = {{128, 128, 2, 2}, {128, 256, 2, 4}, {256, 128, 4, 2}, {128, 64, 2, 2}, {64, 128, 2, 2},
+                                       {64, 64, 2, 2},   {128, 32, 4, 1},  {32, 128, 1, 4},  {32, 64, 1, 2},  {64, 32, 2, 1},
+                                       {16, 128, 1, 4},  {16, 64, 1, 2},   {16, 32, 1, 1},   {16, 16, 1, 1}};
   auto expected = [&](const std::vector<loop_ir::Axis>& axes) { return std::max(1.0, analysis::estimate(count(axes), hints, kernel_.symbols)); };
   std::optional<Tiles> best;
   double least = 0;
   const int64_t most = cuda_model(arch).shared_kb_block << 10;
+  // Bytes are multiplied, and lie in tiles, as half as many elements of 16 bits.
+  const int64_t in_two_bytes = depth_of_step() / kMatrixDepth;
   for (Tiles tiles : kChoices)
     for (int64_t step : kSteps)
       for (int64_t stages : kStages) {
+        if (tiles.rows > kMatrixRows && (stages > kMostStagesOfTiles || step > (has_halves() ? 2 : 1) * kMostStepOfTiles)) continue;
         tiles.step = step;
         tiles.stages = stages;
         const int64_t sums = tiles.rows / tiles.warp_rows * (tiles.columns / tiles.warp_columns) / kWarp;
-        if (sums * static_cast<int64_t>(items_.size()) > kMostSums || stages * (tiles.rows + tiles.columns) * step * 2 > most) continue;
-        const double clocks = cost(tiles, expected(rows_), expected(columns_), expected(batch_), expected(items_[0].k), arch);
+        if (sums * static_cast<int64_t>(items_.size()) > kMostSums || stages * bytes_of(tiles.rows, tiles.columns, step * in_two_bytes) > most)
+          continue;
+        if (!takes_step(step * in_two_bytes)) continue;
+        const int64_t factors = registers_of_factors(tiles.columns / tiles.warp_columns, step * in_two_bytes);
+        if (sums * static_cast<int64_t>(items_.size()) + factors > kMostSums + kFactors) continue;
+        const double clocks = cost(tiles, expected(rows_), expected(columns_), expected(batch_), expected(items_[0].k) / in_two_bytes, arch);
         if (best && clocks >= least) continue;
         best = tiles;
+        best->step = step * in_two_bytes;
         least = clocks;
       }
   const std::string rows = group_of(rows_);
@@ -142,7 +203,7 @@ Schedule GpuMatrix::propose(const SizeHints& hints, const std::string& arch) con
 
 void GpuMatrix::read(const Schedule& schedule) {
   ScheduleReader reader(kernel_.name, schedule);
-  if (!possible_) reader.fail("the kernel is no contraction of bf16 or f16 operands");
+  if (!possible_) reader.fail("the kernel is no contraction of bf16 or f16 operands, or of bytes in int32");
   auto tile = [&](const std::string& axis, int64_t of) {
     const Directive* d = reader.find("tile", axis);
     if (!d) reader.fail(fmt::format("it needs 'tile({}=...)'", axis));
@@ -162,8 +223,9 @@ void GpuMatrix::read(const Schedule& schedule) {
   tile_columns_ = tile(columns, 2 * kMatrixColumns);
   // Fewer than four chunks of k are not apart in eight lines.
   for (const Item& item : items_) {
-    const int64_t step = tile(item.depth_name, 2 * kMatrixDepth);
+    const int64_t step = tile(item.depth_name, 2 * depth_of_step());
     if (step_ != 0 && step != step_) reader.fail("its products need tiles of k of one size");
+    if (!takes_step(step)) reader.fail(fmt::format("tiles of codes need steps from {} on that divide {}", kLeastStepOfCodes, print(count(item.k))));
     step_ = step;
   }
   const Directive& warps = reader.one("warps");
@@ -175,13 +237,14 @@ void GpuMatrix::read(const Schedule& schedule) {
                                    tile_rows_, tile_columns_));
   threads_ = warps_down_ * warps_across_ * kWarp;
   if (threads_ > kMostGpuThreads) reader.fail(warps, fmt::format("allowed: up to {} threads", kMostGpuThreads));
-  if (threads_ > tile_rows_ * step_ / kChunk || threads_ > tile_columns_ * step_ / kChunk)
-    if ((tile_rows_ * step_ / kChunk) % threads_ != 0 && threads_ % (tile_rows_ * step_ / kChunk) != 0) reader.fail(warps, "allowed: powers of two");
+  const int64_t chunk = products_[0].rows.chunk();
+  if (threads_ > tile_rows_ * step_ / chunk || threads_ > tile_columns_ * step_ / chunk)
+    if ((tile_rows_ * step_ / chunk) % threads_ != 0 && threads_ % (tile_rows_ * step_ / chunk) != 0) reader.fail(warps, "allowed: powers of two");
   const int64_t sums = tile_rows_ * tile_columns_ / threads_ * static_cast<int64_t>(items_.size());
   if (sums > kMostSums) reader.fail(warps, fmt::format("each thread would have {} sums in registers, allowed: {}", sums, kMostSums));
   stages_ = only_number("stages", 2, kMostStages);
   raster_ = only_number("raster", 1, kMostRaster);
-  const int64_t bytes = stages_ * (tile_rows_ + tile_columns_) * step_ * 2;
+  const int64_t bytes = stages_ * bytes_of(tile_rows_, tile_columns_, step_);
   if (bytes > kMostSharedBytes) reader.fail(fmt::format("its tiles need {} bytes of shared memory, a block has at most {}", bytes, kMostSharedBytes));
   lanes_ = lanes_for(wanted_lanes(), tile_columns_ / warps_across_);
   for (Product& product : products_)
@@ -230,7 +293,7 @@ Ref<tile_ir::Stmt> GpuMatrix::per_thread(tile_ir::Block body) const {
 
 Ref<tile_ir::Stmt> GpuMatrix::clear(const std::string& array) {
   const std::string name = names_.fresh("zero");
-  return per_thread({make(tile_ir::Let{name, DType::f32, Fn::constant, {}, Scalar::of_float(DType::f32, 0), 0}),
+  return per_thread({make(tile_ir::Let{name, sum_type(), Fn::constant, {}, loop_ir::zero_of(sum_type()), 0}),
                      make(tile_ir::Store{array, {sym(row_), sym(half_), sym(group_), sym(column_)}, name, {}, Combiner::set})});
 }
 
@@ -248,7 +311,7 @@ tile_ir::Block GpuMatrix::stage(size_t product) {
     if (product == 0) out.push_back(make(tile_ir::Alloc{source->tile, source->dtype, {stages_ * source->elements()}, Space::shared}));
   }
   out.push_back(make(tile_ir::Alloc{
-      item.sums, DType::f32, {tile_rows_ / warps_down_ / kMatrixRows, 2, tile_columns_ / warps_across_ / (4 * lanes_), lanes_}, Space::reg}));
+      item.sums, sum_type(), {tile_rows_ / warps_down_ / kMatrixRows, 2, tile_columns_ / warps_across_ / (4 * lanes_), lanes_}, Space::reg}));
   out.push_back(clear(item.sums));
   if (product > 0) out.push_back(make(tile_ir::Barrier{}));
   const auto fetch_all = [&](Expr stage, bool pipelined) {
@@ -263,7 +326,9 @@ tile_ir::Block GpuMatrix::stage(size_t product) {
   first.push_back(make(tile_ir::CopyGroup{}));
   out.push_back(make(tile_ir::For{axis(ahead, 0, stages_ - 1, LoopKind::unroll), std::move(first)}));
   const std::string s = names_.fresh("stage");
-  tile_ir::Block body{make(tile_ir::CopyGroup{static_cast<int>(stages_ - 2)}), make(tile_ir::Barrier{})};
+  tile_ir::Block body = load_factors_of(product, sym(s));
+  body.push_back(make(tile_ir::CopyGroup{static_cast<int>(stages_ - 2)}));
+  body.push_back(make(tile_ir::Barrier{}));
   for (auto& stmt : fetch_all(sym(s) + (stages_ - 1), false)) body.push_back(stmt);
   body.push_back(make(tile_ir::CopyGroup{}));
   for (auto& stmt : multiply(product, sym(s), steps)) body.push_back(stmt);
@@ -287,22 +352,27 @@ TileCopy GpuMatrix::copy_of(size_t product, const MatrixTile& tile, Expr stage) 
 
 /// Whether what is computed of an operand waits in registers for its loads while matrices are multiplied.
 bool GpuMatrix::is_pipelined(const MatrixTile& tile) const {
-  return !tile.copied && turns_of(tile, threads_) * threads_ == tile.lines * (tile.filled / kChunk) &&
-         turns_of(tile, threads_) >= step_ / kMatrixDepth;
+  return !tile.copied && turns_of(tile, threads_) * threads_ == tile.lines * (tile.filled / tile.chunk()) &&
+         turns_of(tile, threads_) >= step_ / depth_of_step();
 }
 
 /// The products of one stage. Where operands are computed, a part of a later stage is loaded before each step of k and stored behind it. Behind the
 /// last stage that one is loaded again, to where nobody reads it, rather than to ask whether there is another one.
 tile_ir::Block GpuMatrix::multiply(size_t product, Expr stage, Expr steps) {
-  const Expr buffer = mod(stage, stages_);
   const Expr later = stage + (stages_ - 1);
-  const int64_t turns = step_ / kMatrixDepth;
+  const int64_t turns = step_ / depth_of_step();
   std::vector<const MatrixTile*> computed;
   for (const MatrixTile* source : {&products_[product].rows, &products_[product].columns})
     if (is_pipelined(*source)) computed.push_back(source);
   if (computed.empty()) {
+    if (has_codes()) {
+      tile_ir::Block out;
+      for (int64_t turn = 0; turn < turns; ++turn)
+        for (auto& s : multiply_step(product, stage, turn)) out.push_back(s);
+      return out;
+    }
     const std::string k = names_.fresh("kk");
-    return {make(tile_ir::For{axis(k, 0, turns, LoopKind::unroll), multiply_step(product, buffer, sym(k))})};
+    return {make(tile_ir::For{axis(k, 0, turns, LoopKind::unroll), multiply_step(product, stage, sym(k))})};
   }
   tile_ir::Block out;
   for (int64_t turn = 0; turn < turns; ++turn) {
@@ -316,39 +386,41 @@ tile_ir::Block GpuMatrix::multiply(size_t product, Expr stage, Expr steps) {
       const int64_t all = turns_of(tile, threads_);
       copy.from = all * turn / turns;
       copy.to = all * (turn + 1) / turns;
-      out.push_back(make(tile_ir::Alloc{tile.next, tile.dtype, {*copy.to - copy.from, kChunk}, Space::reg}));
+      out.push_back(make(tile_ir::Alloc{tile.next, tile.dtype, {*copy.to - copy.from, tile.chunk()}, Space::reg}));
       copy.part = TileCopy::Part::load;
       for (auto& s : copy_tile(tile, copy, names_)) loads.push_back(s);
       copy.part = TileCopy::Part::put;
       for (auto& s : copy_tile(tile, copy, names_)) puts.push_back(s);
     }
     for (auto& s : loads) out.push_back(s);
-    for (auto& s : multiply_step(product, buffer, turn)) out.push_back(s);
+    for (auto& s : multiply_step(product, stage, turn)) out.push_back(s);
     for (auto& s : puts) out.push_back(s);
   }
   return out;
 }
 
 /// The products of 16 k of a stage: a warp holds all its columns of them, and goes through its rows.
-tile_ir::Block GpuMatrix::multiply_step(size_t product, Expr buffer, Expr step) {
+tile_ir::Block GpuMatrix::multiply_step(size_t product, Expr stage, Expr step) {
+  const Expr buffer = mod(stage, stages_);
   const Item& item = items_[product];
   const Product& operands = products_[product];
   const int64_t warp_rows = tile_rows_ / warps_down_;
   const int64_t warp_columns = tile_columns_ / warps_across_;
-  const Expr depth = step * kMatrixDepth;
-  const auto load = [&](const std::string& name, const MatrixTile& tile, Expr first) {
-    return make(
-        tile_ir::LoadMatrix{name, tile.dtype, tile.tile, {tile.row_of_matrix(lane(), buffer * tile.elements(), first, depth)}, 4, !tile.along_k});
+  const Expr depth = step * depth_of_step();
+  const auto load = [&](const std::string& name, const MatrixTile& tile, Expr first) -> tile_ir::Block {
+    if (tile.has_codes()) return widen_codes(tile, codes_at(product, tile, stage, first, step.value()), name, names_);
+    return {make(
+        tile_ir::LoadMatrix{name, tile.dtype, tile.tile, {tile.row_of_matrix(lane(), buffer * tile.elements(), first, depth)}, 4, !tile.along_k})};
   };
   tile_ir::Block body;
   std::vector<std::string> columns;
   for (int64_t pair = 0; pair < warp_columns / (2 * kMatrixColumns); ++pair) {
     columns.push_back(names_.fresh("bm"));
-    body.push_back(load(columns.back(), operands.columns, warp_column() * warp_columns + pair * 2 * kMatrixColumns));
+    for (auto& s : load(columns.back(), operands.columns, warp_column() * warp_columns + pair * 2 * kMatrixColumns)) body.push_back(s);
   }
   const std::string row = names_.fresh("u");
   const std::string a = names_.fresh("am");
-  tile_ir::Block products{load(a, operands.rows, warp_row() * warp_rows + sym(row) * kMatrixRows)};
+  tile_ir::Block products = load(a, operands.rows, warp_row() * warp_rows + sym(row) * kMatrixRows);
   const int64_t units = lanes_ / 2;  // of 8 columns that make a group of sums
   for (int64_t unit = 0; unit < warp_columns / kMatrixColumns; ++unit) {
     const Expr group = unit / units;
@@ -358,6 +430,34 @@ tile_ir::Block GpuMatrix::multiply_step(size_t product, Expr buffer, Expr step) 
   }
   body.push_back(make(tile_ir::For{axis(row, 0, warp_rows / kMatrixRows, LoopKind::unroll), std::move(products)}));
   return body;
+}
+
+CodesAt GpuMatrix::codes_at(size_t product, const MatrixTile& tile, Expr stage, Expr first, int64_t step) const {
+  CodesAt at;
+  at.lane = lane();
+  at.begin = mod(stage, stages_) * tile.elements();
+  at.first = first;
+  at.step = step;
+  at.origin = tile.of_rows ? first_row_ : first_column_;
+  at.depth = stage * step_;
+  at.k = &items_[product].k;
+  at.free = tile.of_rows ? &rows_ : &columns_;
+  at.batch = &batch_map_;
+  return at;
+}
+
+/// Factors of a stage's codes, which are on their way while copies are waited for.
+tile_ir::Block GpuMatrix::load_factors_of(size_t product, Expr stage) {
+  tile_ir::Block out;
+  std::vector<tile_ir::Load> seen;
+  const MatrixTile& columns = products_[product].columns;
+  const int64_t warp_columns = tile_columns_ / warps_across_;
+  for (int64_t step = 0; columns.has_codes() && step < step_ / kMatrixDepth; ++step)
+    for (int64_t pair = 0; pair < warp_columns / (2 * kMatrixColumns); ++pair)
+      for (auto& s :
+           load_factors(columns, codes_at(product, columns, stage, warp_column() * warp_columns + pair * 2 * kMatrixColumns, step), seen, names_))
+        out.push_back(s);
+  return out;
 }
 
 /// What the kernel computes from the sums, for each output of the thread.

@@ -5,13 +5,16 @@
 #include <utility>
 #include <vector>
 
+#include "target/cuda/schedule/codes.h"
+#include "target/cuda/schedule/four_bits.h"
 #include "target/cuda/schedule/matrix_tile.h"
 #include "target/cuda/schedule/products.h"
 
 namespace deplo::loop_to_tile {
 
-/// Schedules of kind gpu_matrix: contractions of bf16 or f16 operands on matrix units. A block makes a tile of outputs, each warp a part of it, from
-/// tiles of the operands that a pipeline of asynchronous copies puts into shared memory, several stages of k ahead.
+/// Schedules of kind gpu_matrix: contractions of bf16 or f16 operands, or of bytes with sums of int32, on matrix units. A block makes a tile of
+/// outputs, each warp a part of it, from tiles of the operands that a pipeline of asynchronous copies puts into shared memory, several stages of k
+/// ahead.
 ///
 /// Sums side by side in a thread are `lanes_` columns side by side where the columns' operand lies along k.
 class GpuMatrix : public GpuProducts {
@@ -20,6 +23,10 @@ class GpuMatrix : public GpuProducts {
 
   /// `hints`: example sizes; `arch`: of the device, which must have the instructions.
   bool fits(const std::string& arch) const;
+  /// Whether operands are made of bytes, in registers or as the numbers that are multiplied.
+  bool has_bytes() const { return fits_ && possible_ && (has_codes() || sum_type() == DType::i32); }
+  /// Codes of the columns, a byte each.
+  std::vector<Codes> codes() const;
   Schedule propose(const SizeHints& hints, const std::string& arch) const;
   /// The kernel's body as a grid of blocks.
   tile_ir::Block apply(const Schedule& schedule);
@@ -33,13 +40,25 @@ class GpuMatrix : public GpuProducts {
   };
 
   void read(const Schedule& schedule);
+  DType sum_type() const { return items_[0].reduce->dtypes[0]; }
+  int64_t depth_of_step() const { return 2 * chunk_of(products_[0].rows.element()); }  ///< k that one instruction multiplies
+  bool has_codes() const;
+  bool has_halves() const;
+  /// Steps of k that a stage of codes may have.
+  bool takes_step(int64_t step) const;
+  /// Of a thread, that factors of a stage's codes take.
+  int64_t registers_of_factors(int64_t warp_columns, int64_t step) const;
+  /// Of the tiles of a stage.
+  int64_t bytes_of(int64_t rows, int64_t columns, int64_t step) const;
   double cost(const Tiles& tiles, double rows, double columns, double batch, double depth, const std::string& arch) const;
 
   tile_ir::Block stage(size_t product);
   TileCopy copy_of(size_t product, const MatrixTile& tile, Expr stage) const;
   bool is_pipelined(const MatrixTile& tile) const;
   tile_ir::Block multiply(size_t product, Expr stage, Expr steps);
-  tile_ir::Block multiply_step(size_t product, Expr buffer, Expr step);
+  tile_ir::Block multiply_step(size_t product, Expr stage, Expr step);
+  CodesAt codes_at(size_t product, const MatrixTile& tile, Expr stage, Expr first, int64_t step) const;
+  tile_ir::Block load_factors_of(size_t product, Expr stage);
   tile_ir::Block finish();
   Ref<tile_ir::Stmt> clear(const std::string& array);
   Ref<tile_ir::Stmt> per_thread(tile_ir::Block body) const;

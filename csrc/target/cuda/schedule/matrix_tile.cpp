@@ -25,7 +25,7 @@ const std::string& name_of(const loop_ir::Stmt& stmt) {
 
 /// The last of the axes, as many as memory runs through in one step, until chunks along them, taken as one index, do not leave them; none where
 /// chunks always may.
-std::vector<std::string> find_run(const std::vector<loop_ir::Axis>& axes, Expr offset) {
+std::vector<std::string> find_run(const std::vector<loop_ir::Axis>& axes, Expr offset, int64_t chunk) {
   std::vector<std::string> run;
   int64_t length = 1;
   for (size_t a = axes.size(); a-- > 0;) {
@@ -35,7 +35,7 @@ std::vector<std::string> find_run(const std::vector<loop_ir::Axis>& axes, Expr o
     if (a == 0) return run;
     if (!axes[a].extent.is_constant()) return {};
     length *= axes[a].extent.value();
-    if (length % kChunk == 0) return run;
+    if (length % chunk == 0) return run;
   }
   return run;
 }
@@ -47,11 +47,11 @@ Expr offset_of(const loop_ir::Load& load, const loop_ir::Param& param) {
 }
 
 /// Whether chunks along `run` lie at multiples of their size, as far as constants say.
-bool is_aligned(Expr offset, const std::vector<std::string>& run) {
+bool is_aligned(Expr offset, const std::vector<std::string>& run, int64_t chunk) {
   Substitution zero;
   for (const std::string& axis : run) zero[axis] = 0;
   const auto terms = terms_of(substitute(offset, zero));
-  return std::all_of(terms.begin(), terms.end(), [](const Term& t) { return t.coefficient % kChunk == 0 || t.atoms.size() > 1; });
+  return std::all_of(terms.begin(), terms.end(), [&](const Term& t) { return t.coefficient % chunk == 0 || t.atoms.size() > 1; });
 }
 
 /// Elements from one row or column to the next, where threads side by side should load them.
@@ -60,16 +60,16 @@ constexpr int64_t kNear = 8;
 }  // namespace
 
 void MatrixTile::set_shape(int64_t width, int64_t depth) {
-  filled = along_k ? depth : width;
+  filled = along_k ? depth * chunk() / depth_of_chunk() : width;
   lines = along_k ? width : depth;
   line = filled;
-  const int64_t chunks = filled / kChunk;
-  if (chunks > kLine / 2) line = (chunks + kLine - 1) / kLine * kLine * kChunk;
-  if (chunks == kLine / 2 - 1) line = kLine / 2 * kChunk;
+  const int64_t chunks = filled / chunk();
+  if (chunks > kLine / 2) line = (chunks + kLine - 1) / kLine * kLine * chunk();
+  if (chunks == kLine / 2 - 1) line = kLine / 2 * chunk();
 }
 
 Expr MatrixTile::rotated(Expr line_at, Expr chunk) const {
-  const int64_t turn = std::min(line / kChunk, kLine);
+  const int64_t turn = std::min(line / this->chunk(), kLine);
   if (turn == 1) return chunk;
   // Eight lines of a matrix: lines of columns are taken in the order of the sums.
   Expr by = floordiv(line_at, kLine / turn);
@@ -79,8 +79,17 @@ Expr MatrixTile::rotated(Expr line_at, Expr chunk) const {
     if (gathered) by = by + mod(floordiv(line_at, 2), lanes / 2) * (kWidestOrder / lanes);
     if (turn == kLine) by = by * 2 + mod(line_at, 2);
   }
-  if (line / kChunk <= kLine) return mod(chunk + by, turn);
+  if (line / this->chunk() <= kLine) return mod(chunk + by, turn);
   return floordiv(chunk, kLine) * kLine + mod(chunk + by, kLine);
+}
+
+Expr MatrixTile::line_of(Expr row, Expr first, Expr next) const {
+  if (of_rows || lanes <= 2) return first + next * 8 + row;
+  // Columns 8 t to 8 t + 7 of the unit, of a group of lanes / 2 times 8, are 2 t and 2 t + 1 of each of a group's four vectors.
+  const int64_t width = lanes / 2 * kMatrixColumns;
+  const Expr unit = floordiv(first, width) * width;
+  const Expr t = floordiv(mod(first, width), kMatrixColumns) + next;
+  return unit + floordiv(row, 2) * lanes + t * 2 + mod(row, 2);
 }
 
 Expr MatrixTile::row_of_matrix(Expr lane, Expr begin, Expr first, Expr depth) const {
@@ -92,27 +101,21 @@ Expr MatrixTile::row_of_matrix(Expr lane, Expr begin, Expr first, Expr depth) co
   const Expr deeper = of_rows ? fourth : second;
   if (!along_k) {
     const Expr at = depth + deeper * 8 + row;
-    return begin + at * line + rotated(at, floordiv(first, kChunk) + next) * kChunk;
+    return begin + at * line + rotated(at, floordiv(first, chunk()) + next) * chunk();
   }
-  Expr at = first + next * 8 + row;
-  if (!of_rows && lanes > 2) {
-    // Columns 8 t to 8 t + 7 of the unit, of a group of lanes / 2 times 8, are 2 t and 2 t + 1 of each of a group's four vectors.
-    const int64_t width = lanes / 2 * kMatrixColumns;
-    const Expr unit = floordiv(first, width) * width;
-    const Expr t = floordiv(mod(first, width), kMatrixColumns) + next;
-    at = unit + floordiv(row, 2) * lanes + t * 2 + mod(row, 2);
-  }
-  return begin + at * line + rotated(at, floordiv(depth, kChunk) + deeper) * kChunk;
+  const Expr at = line_of(row, first, next);
+  return begin + at * line + rotated(at, floordiv(depth, chunk()) + deeper) * chunk();
 }
 
 std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const loop_ir::Block& slice, const std::string& value,
-                                           const std::vector<loop_ir::Axis>& k, const std::vector<loop_ir::Axis>& free, bool of_rows, bool gathers) {
+                                           const std::vector<loop_ir::Axis>& k, const std::vector<loop_ir::Axis>& free, bool of_rows, bool gathers,
+                                           DType sum) {
   MatrixTile tile;
   tile.of_rows = of_rows;
   const loop_ir::Let* widened = nullptr;
   for (const auto& stmt : slice)
     if (name_of(*stmt) == value) widened = std::get_if<loop_ir::Let>(&stmt->node);
-  if (!widened || widened->fn != Fn::cast || widened->dtype != DType::f32) return std::nullopt;
+  if (!widened || widened->fn != Fn::cast || widened->dtype != sum) return std::nullopt;
   tile.value = widened->operands[0];
   for (const auto& stmt : slice) {
     if (name_of(*stmt) != value) tile.slice.push_back(stmt);
@@ -120,7 +123,9 @@ std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const 
     if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) tile.dtype = let->dtype;
     if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) tile.dtype = load->dtype;
   }
-  if (tile.dtype != DType::bf16 && tile.dtype != DType::f16) return std::nullopt;
+  const bool is_half = tile.dtype == DType::bf16 || tile.dtype == DType::f16;
+  const bool is_byte = tile.dtype == DType::i8 || tile.dtype == DType::u8;
+  if (sum == DType::i32 ? !is_byte : !is_half) return std::nullopt;
 
   // Tiles lie as memory does, along k where there is a choice.
   const std::vector<GlobalAccess> accesses = global_accesses(kernel, tile.slice);
@@ -140,8 +145,8 @@ std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const 
     });
   };
   std::vector<std::string> run;
-  if (param && param->kind == loop_ir::ParamKind::in) run = find_run(tile.along_k ? k : free, offset_of(*load, *param));
-  const bool copies = !run.empty() && !is_guarded(*load, run) && (load->fill.f == 0 || load->guard.empty());
+  if (param && param->kind == loop_ir::ParamKind::in) run = find_run(tile.along_k ? k : free, offset_of(*load, *param), tile.chunk());
+  const bool copies = !run.empty() && !is_guarded(*load, run) && (load->guard.empty() || (load->fill.f == 0 && load->fill.i == 0));
   for (size_t d = 0; copies && d < load->index.size(); ++d) {
     auto step = linear_coefficient(load->index[d], run.front());
     if (!symbols_of(load->index[d]).count(run.front())) continue;
@@ -153,6 +158,21 @@ std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const 
     tile.dimension = d;
   }
 
+  if (tile.copied && tile.along_k && k.size() > 1)
+    tile.linear = std::all_of(k.begin(), k.end(), [&](const loop_ir::Axis& axis) {
+      for (size_t d = 0; d < load->index.size(); ++d)
+        if (d != tile.dimension && uses(load->index[d], axis.name)) return false;
+      return load->guard.empty();
+    });
+  if (tile.linear) {
+    int64_t length = 1;
+    for (size_t a = k.size(); a-- > 0; length *= k[a].extent.value()) {
+      const auto step = linear_coefficient(load->index[tile.dimension], k[a].name);
+      tile.linear = tile.linear && step && step->is(length) && k[a].extent.is_constant();
+      if (!tile.linear) break;
+    }
+  }
+
   // A window that moves along the rows or columns meets borders and begins anywhere: its elements are loaded one by one, in registers to lines of k.
   const bool moves = std::any_of(accesses.begin(), accesses.end(), [&](const GlobalAccess& access) {
     const auto step = linear_coefficient(access.offset, free.back().name);
@@ -162,10 +182,13 @@ std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const 
     const auto* l = std::get_if<loop_ir::Load>(&stmt->node);
     const loop_ir::Param* p = l ? kernel.find_param(l->buffer) : nullptr;
     if (!p) return false;
-    const std::vector<std::string> own = find_run(free, offset_of(*l, *p));
-    return own.empty() || is_guarded(*l, own) || !is_aligned(offset_of(*l, *p), own);
+    const std::vector<std::string> own = find_run(free, offset_of(*l, *p), tile.chunk());
+    return own.empty() || is_guarded(*l, own) || !is_aligned(offset_of(*l, *p), own, tile.chunk());
   });
-  if (gathers && moves && begins_anywhere) {
+  // Bytes have to lie along k in the tile.
+  const bool turns = is_byte && !tile.along_k;
+  if (turns && !gathers) return std::nullopt;
+  if (turns || (gathers && moves && begins_anywhere)) {
     tile.copied = nullptr;
     tile.along_k = true;
     tile.gathered = true;
@@ -174,33 +197,39 @@ std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const 
 }
 
 int64_t turns_of(const MatrixTile& tile, int64_t threads) {
-  const int64_t chunks = tile.lines * ((tile.filled + kChunk - 1) / kChunk);
+  const int64_t chunks = tile.lines * ((tile.filled + tile.chunk() - 1) / tile.chunk());
   return (chunks + threads - 1) / threads;
 }
 
 tile_ir::Block copy_tile(const MatrixTile& tile, const TileCopy& copy, loop_ir::Names& names) {
-  const int64_t in_line = (tile.filled + kChunk - 1) / kChunk;
+  const int64_t size = tile.chunk();
+  const int64_t in_line = (tile.filled + size - 1) / size;
   const int64_t chunks = tile.lines * in_line;
   const std::string q = names.fresh("q");
   const std::string v = names.fresh("v");
   const Expr number = copy.thread + sym(q) * copy.threads;
   const Expr line = tile.gathered ? mod(number, tile.lines) : floordiv(number, in_line);
   const Expr chunk = tile.gathered ? floordiv(number, tile.lines) : mod(number, in_line);
-  const Expr along = (tile.along_k ? copy.depth : copy.first) + chunk * kChunk;
+  const Expr along = (tile.along_k ? copy.depth : copy.first) + chunk * (tile.along_k ? tile.depth_of_chunk() : size);
   const Expr across = (tile.along_k ? copy.first : copy.depth) + line;
   const Expr most_along = count(tile.along_k ? *copy.k : *copy.free);
   const Expr most_across = count(tile.along_k ? *copy.free : *copy.k);
   // Whether tiles end where the operand does.
   const auto whole = [&](Expr extent, int64_t of) { return extent.is_constant() && extent.value() % of == 0; };
-  const bool whole_along = whole(most_along, tile.filled);
+  const bool whole_along = whole(most_along, tile.along_k ? tile.filled * tile.depth_of_chunk() / size : tile.filled);
   const bool whole_across = whole(most_across, tile.lines);
-  const Expr at = copy.begin + line * tile.line + tile.rotated(line, chunk) * kChunk;
+  const Expr at = copy.begin + line * tile.line + tile.rotated(line, chunk) * size;
   const auto place = [&](Expr past) {
     Substitution map = *copy.batch;
     const auto add = [&](const std::vector<loop_ir::Axis>& axes, bool runs) {
+      if (runs && tile.linear) {
+        for (const loop_ir::Axis& axis : axes) map[axis.name] = 0;
+        map[axes.back().name] = along + past;
+        return;
+      }
       // Chunks begin at multiples of their size: where these divide the last axis, only it moves within one.
       const loop_ir::Axis& last = axes.back();
-      const bool inside = runs && last.extent.is_constant() && last.extent.value() % kChunk == 0;
+      const bool inside = runs && last.extent.is_constant() && last.extent.value() % size == 0;
       map.merge(unflatten(axes, runs ? (inside ? along : along + past) : across));
       if (inside) map[last.name] = map.at(last.name) + past;
     };
@@ -213,7 +242,7 @@ tile_ir::Block copy_tile(const MatrixTile& tile, const TileCopy& copy, loop_ir::
   if (!whole_across) guard.push_back(less(across, most_across));
   if (tile.copied) {
     const loop_ir::Load load = substituted(*tile.copied, place(0));
-    tile_ir::CopyAsync node{tile.tile, {at}, load.buffer, load.index, static_cast<int64_t>(tile.dimension), kChunk, kChunk, guard};
+    tile_ir::CopyAsync node{tile.tile, {at}, load.buffer, load.index, static_cast<int64_t>(tile.dimension), size, size, guard};
     node.guard.insert(node.guard.end(), load.guard.begin(), load.guard.end());
     if (!whole_along) node.count = most_along - along;
     body.push_back(make(std::move(node)));
@@ -223,7 +252,7 @@ tile_ir::Block copy_tile(const MatrixTile& tile, const TileCopy& copy, loop_ir::
     const bool own = copy.part == TileCopy::Part::all;
     const auto next = [&](const std::string& lane) { return own ? std::vector<Expr>{sym(lane)} : std::vector<Expr>{sym(q) - copy.from, sym(lane)}; };
     if (!whole_along) guard.push_back(less(along + sym(v), most_along));
-    if (own) body.push_back(make(tile_ir::Alloc{tile.next, tile.dtype, {kChunk}, Space::reg}));
+    if (own) body.push_back(make(tile_ir::Alloc{tile.next, tile.dtype, {size}, Space::reg}));
     if (copy.part != TileCopy::Part::put) {
       const Substitution map = place(sym(v));
       tile_ir::Block inside;
@@ -233,16 +262,16 @@ tile_ir::Block copy_tile(const MatrixTile& tile, const TileCopy& copy, loop_ir::
       }
       inside.push_back(make(tile_ir::Store{tile.next, next(v), tile.value, {}, Combiner::set}));
       if (guard.empty()) {
-        body.push_back(make(tile_ir::For{axis(v, 0, kChunk, LoopKind::lanes), std::move(inside)}));
+        body.push_back(make(tile_ir::For{axis(v, 0, size, LoopKind::lanes), std::move(inside)}));
       } else {
-        tile_ir::Block vector{make(tile_ir::Let{zero, tile.dtype, Fn::constant, {}, Scalar::of_float(tile.dtype, 0), 0}),
+        tile_ir::Block vector{make(tile_ir::Let{zero, tile.dtype, Fn::constant, {}, loop_ir::zero_of(tile.dtype), 0}),
                               make(tile_ir::Store{tile.next, next(v), zero, {}, Combiner::set}), make(tile_ir::If{guard, std::move(inside)})};
-        body.push_back(make(tile_ir::For{axis(v, 0, kChunk, LoopKind::lanes), std::move(vector)}));
+        body.push_back(make(tile_ir::For{axis(v, 0, size, LoopKind::lanes), std::move(vector)}));
       }
     }
     if (copy.part != TileCopy::Part::load) {
       const std::string w = names.fresh("v");
-      body.push_back(make(tile_ir::For{axis(w, 0, kChunk, LoopKind::lanes),
+      body.push_back(make(tile_ir::For{axis(w, 0, size, LoopKind::lanes),
                                        {make(tile_ir::Load{stored, tile.dtype, tile.next, next(w), {}, {}}),
                                         make(tile_ir::Store{tile.tile, {at + sym(w)}, stored, {}, Combiner::set})}}));
     }

@@ -5,13 +5,17 @@
 #include <vector>
 
 #include "loop_ir/build.h"
+#include "target/cuda/schedule/access.h"
 #include "target/cuda/schedule/block.h"
 
 namespace deplo::loop_to_tile {
 
 constexpr int64_t kWarp = 32;
 constexpr int64_t kMatrixRows = 16, kMatrixColumns = 8, kMatrixDepth = 16;  ///< of one instruction of a matrix unit
-constexpr int64_t kChunk = 8;                                               ///< elements of 16 bytes
+constexpr int64_t kChunk = 8;                                               ///< elements of 16 bits in 16 bytes
+
+/// Elements in 16 bytes.
+inline int64_t chunk_of(DType dtype) { return kAccessBytes / size_of(dtype); }
 
 /// An operand of a matrix product in shared memory, as a block copies it there and as its warps load matrices from it.
 ///
@@ -25,6 +29,10 @@ struct MatrixTile {
   const loop_ir::Load* copied = nullptr;  ///< the only statement, if it can be copied 16 bytes at a time
   size_t dimension = 0;                   ///< of its buffer along which memory runs
   bool along_k = true;
+  bool linear = false;  ///< all axes of k are one index of that dimension, and no other's
+  /// Of a tile of bytes (codes.h): what threads make of them for the matrix unit, and whether a byte holds two codes, 16 k apart.
+  DType wide = DType::f32;
+  bool halves = false;
   bool gathered = false;  ///< by threads side by side on lines of k, for elements that lie side by side along rows or columns
   bool of_rows = true;
   std::string tile, next;                   ///< in shared memory, and in registers
@@ -34,18 +42,27 @@ struct MatrixTile {
   /// `width` rows or columns by `depth` of k. Lines become long enough for their chunks to be rotated.
   void set_shape(int64_t width, int64_t depth);
   int64_t elements() const { return line * lines; }
+  int64_t chunk() const { return chunk_of(dtype); }
+  bool has_codes() const { return wide != DType::f32; }
+  /// Of what the matrix unit multiplies.
+  DType element() const { return has_codes() ? wide : dtype; }
+  /// k in the bytes of a chunk.
+  int64_t depth_of_chunk() const { return halves ? 2 * chunk() : chunk(); }
+  /// The line of row or column `row` of eight, from `first` on; `next`: of the eight behind them.
+  Expr line_of(Expr row, Expr first, Expr next) const;
   /// The beginning of the row of a matrix that lane `lane` of a warp names: `first` and `depth` are the matrices' first row or column and first k in
-  /// the tile that begins at `begin`. Four of 8 x 8 make 16 rows at 16 k, in the order of columns, or 16 columns, in the order of rows.
+  /// the tile that begins at `begin`. Four of 8 x 16 bytes make 16 rows at 32 bytes of k, in the order of columns, or 16 columns, in the order of
+  /// rows.
   Expr row_of_matrix(Expr lane, Expr begin, Expr first, Expr depth) const;
   /// Where chunk `chunk` of a line lies in it, in chunks.
   Expr rotated(Expr line_at, Expr chunk) const;
 };
 
-/// The elements of which a factor of a product is the widened value, exactly; nothing where they are not of 16 bits. `gathers`: windows that move
-/// along rows or columns may become lines of k.
+/// The elements of which a factor of a product is the widened value, exactly: floats of 16 bits, or bytes of a product of int32 (`sum`); else
+/// nothing. `gathers`: windows that move along rows or columns, and bytes that do not lie along k, may become lines of k.
 std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const loop_ir::Block& slice, const std::string& value,
                                            const std::vector<loop_ir::Axis>& k, const std::vector<loop_ir::Axis>& free, bool of_rows,
-                                           bool gathers = false);
+                                           bool gathers = false, DType sum = DType::f32);
 
 /// Which part of an operand becomes a tile, and who copies it.
 struct TileCopy {

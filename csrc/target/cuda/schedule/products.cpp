@@ -129,7 +129,7 @@ bool GpuProducts::classify(const analysis::Contraction& contraction) {
 
 bool GpuProducts::add_item(const analysis::Contraction& contraction, const loop_ir::Block& before) {
   const loop_ir::Reduce& reduce = *contraction.reduce;
-  if (reduce.dtypes[0] != DType::f32 && reduce.dtypes[0] != DType::f64) return false;
+  if (reduce.dtypes[0] != DType::f32 && reduce.dtypes[0] != DType::f64 && reduce.dtypes[0] != DType::i32) return false;
   loop_ir::Block whole = before;
   for (const auto& s : reduce.body) {
     if (name_of(*s).empty()) return false;  // a check, or a loop
