@@ -10,8 +10,8 @@
 
 namespace deplo::analysis {
 
-/// Conditions on axes and integers without which a value of straight-line statements is -inf, or 0. Where a number is made by adding to -inf it counts
-/// as -inf, and where it is made by multiplying 0 as 0, whatever the other number was.
+/// Conditions on axes and integers without which a value of straight-line statements is -inf, or 0. Where a number is made by adding to -inf it
+/// counts as -inf, and where it is made by multiplying 0 as 0, whatever the other number was.
 class ValueConditions {
  public:
   /// A buffer of which a load gives a known value.

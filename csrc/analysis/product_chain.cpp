@@ -174,7 +174,8 @@ std::vector<KeyLimit> key_limits(const ProductChain& chain) {
   // A block of keys is left out for all points of the other axes.
   limits.erase(std::remove_if(limits.begin(), limits.end(),
                               [&](const KeyLimit& limit) {
-                                return std::any_of(chain.keys.begin(), chain.keys.end() - 1, [&](const Axis& a) { return uses(limit.limit, a.name); });
+                                return std::any_of(chain.keys.begin(), chain.keys.end() - 1,
+                                                   [&](const Axis& a) { return uses(limit.limit, a.name); });
                               }),
                limits.end());
   return limits;

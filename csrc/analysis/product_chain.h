@@ -40,8 +40,8 @@ struct ProductChain {
 /// Such a chain, if it is all that the kernel's outer nest holds. `body`: what the nest holds.
 std::optional<ProductChain> find_product_chain(const loop_ir::Kernel& kernel, const loop_ir::Block& body);
 
-/// What guards, and comparisons of integers that choose between a number and 0 or an exponent of -inf, say about the last axis of keys: all weights are
-/// 0 for others.
+/// What guards, and comparisons of integers that choose between a number and 0 or an exponent of -inf, say about the last axis of keys: all weights
+/// are 0 for others.
 std::vector<KeyLimit> key_limits(const ProductChain& chain);
 
 }  // namespace deplo::analysis

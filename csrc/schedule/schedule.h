@@ -61,6 +61,7 @@ class Lexer;
 //   pack          parallel tile; follows from the kernel that it packs for
 //   gpu_contraction, gpu_matrix         tile register_block threads; tile warps stages raster
 //   gpu_online                          tile warps stages
+//   gpu_chain                           tile warps stages keep
 //   gpu_tiles                           tile stages raster
 //   gpu_points                          threads blocks, or threads vectorize split unroll
 //   gpu_transpose                       tile threads

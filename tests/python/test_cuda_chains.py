@@ -70,7 +70,7 @@ grouped = functools.partial(F.scaled_dot_product_attention, is_causal=True, enab
     ("fn", "shapes", "dtype"),
     [
         (causal, [(1, 2, 200, 64)] * 3, torch.bfloat16),
-        (grouped, [(1, 4, 96, 128), *[(1, 2, 96, 128)] * 2], torch.bfloat16),
+        (grouped, [(1, 4, 130, 64), *[(1, 2, 130, 64)] * 2], torch.bfloat16),
         (F.scaled_dot_product_attention, [(1, 2, 130, 80), (1, 2, 150, 80), (1, 2, 150, 80)], torch.float16),
         (windowed, [(1, 1, 300, 32)] * 3, torch.bfloat16),
     ],

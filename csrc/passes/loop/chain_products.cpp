@@ -32,7 +32,8 @@ bool uses_any(const std::vector<Expr>& exprs, const std::vector<Axis>& axes) {
 }
 
 /// The axes at which `stored`, a place that each iteration has for itself, is `place`; nothing where that cannot be told.
-std::optional<Substitution> solve(const std::vector<Axis>& axes, const std::vector<Expr>& stored, const std::vector<Expr>& place, const Ranges& ranges) {
+std::optional<Substitution> solve(const std::vector<Axis>& axes, const std::vector<Expr>& stored, const std::vector<Expr>& place,
+                                  const Ranges& ranges) {
   Substitution found;
   for (size_t d = 0; d < stored.size(); ++d) {
     if (stored[d].is(0)) continue;

@@ -21,10 +21,10 @@ using tile_ir::Space;
 
 namespace {
 
-constexpr double kLeastRows = 16;    // fewer leave matrix units idle
-constexpr int64_t kMostDepth = 256;  // of a product, and columns of all results
-constexpr int64_t kMostSums = 160;   // of a thread
-constexpr int64_t kMostKept = 168;   // of these, and registers with what stays
+constexpr double kLeastRows = 16;       // fewer leave matrix units idle
+constexpr int64_t kMostDepth = 256;     // of a product, and columns of all results
+constexpr int64_t kMostSums = 160;      // of a thread
+constexpr int64_t kMostKept = 168;      // of these, and registers with what stays
 constexpr int64_t kOwnBytes = 1 << 10;  // of shared memory, that a block has besides
 constexpr double kLog2E = 1.4426950408889634;
 
@@ -538,8 +538,7 @@ tile_ir::Block GpuChain::main_loop() {
     body.push_back(clear(inner.sums, key_groups()));
     append(body, multiply(inner.sums, inner.rows, inner.moving, stage * inner.moving.elements(), key_groups(), inner.depth, inner.kept));
   }
-  for (const Outer& outer : outer_)
-    body.push_back(make(tile_ir::Alloc{outer.weights, DType::f32, {units(), 2, key_groups(), 2}, Space::reg}));
+  for (const Outer& outer : outer_) body.push_back(make(tile_ir::Alloc{outer.weights, DType::f32, {units(), 2, key_groups(), 2}, Space::reg}));
   append(body, weigh(turn));
   for (const Outer& outer : outer_)
     append(body, multiply_numbers(outer.sums, outer.weights, outer.tile, stage * outer.tile.elements(), outer.width / kMatrixColumns, keys_));

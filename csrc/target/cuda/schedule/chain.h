@@ -12,10 +12,10 @@
 
 namespace deplo::loop_to_tile {
 
-/// Schedules of kind gpu_chain: sums of products one of whose factors follows from other sums of products (`analysis/product_chain.h`) on matrix units,
-/// where all other operands are of bf16 or f16. A block makes some rows, each warp 16 or 32 of them; what moves along the keys comes by asynchronous
-/// copies, blocks of keys ahead. The first sums of a block of keys stay in registers; what is computed of them, rounded, is an operand of the second
-/// products there. An operand of both, the keys of attention in the gradient of its queries, lies in shared memory once.
+/// Schedules of kind gpu_chain: sums of products one of whose factors follows from other sums of products (`analysis/product_chain.h`) on matrix
+/// units, where all other operands are of bf16 or f16. A block makes some rows, each warp 16 or 32 of them; what moves along the keys comes by
+/// asynchronous copies, blocks of keys ahead. The first sums of a block of keys stay in registers; what is computed of them, rounded, is an operand
+/// of the second products there. An operand of both, the keys of attention in the gradient of its queries, lies in shared memory once.
 ///
 /// Blocks of keys outside of the limits of all of a block's rows are left out.
 class GpuChain : private WarpRows {
