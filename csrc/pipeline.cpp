@@ -317,6 +317,9 @@ void check_names(const PassContext& context, const PipelineOptions& options) {
 }
 
 std::string level_of(const std::string& text, const std::string& file) {
+  // Mostly the first word says it, and a large graph has many more.
+  for (std::string_view level : kLevels)
+    if (text.starts_with(std::string(level) + " ")) return std::string(level);
   Lexer lexer(text, file, /*layout=*/false);
   for (std::string_view level : kLevels)
     if (lexer.at(level)) return std::string(level);

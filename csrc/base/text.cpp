@@ -32,6 +32,7 @@ class Tokenizer {
   Tokenizer(std::string_view text, const std::string& file, bool layout) : text_(text), file_(file), layout_(layout) {}
 
   std::vector<Token> run() {
+    tokens_.reserve(text_.size() / 6);
     while (at_ < text_.size()) {
       if (line_start_ && brackets_ == 0) {
         begin_line();

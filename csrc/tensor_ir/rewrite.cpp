@@ -1,5 +1,7 @@
 #include "tensor_ir/rewrite.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace deplo::tensor_ir {
@@ -53,40 +55,48 @@ bool rename(decltype(Op::node)& node, const Renaming& names) {
                     node);
 }
 
+/// Whether an operand has another name.
+bool mentions(const Op& op, const Renaming& names) {
+  const std::vector<std::string> operands = operands_of(op);
+  return std::any_of(operands.begin(), operands.end(), [&](const std::string& name) { return names.count(name) > 0; });
+}
+
 }  // namespace
 
 Ref<Op> rename_operands(const Ref<Op>& op, const Renaming& names) {
+  if (names.empty() || !mentions(*op, names)) return op;
   Op copy = *op;
   return rename(copy.node, names) ? std::make_shared<Op>(std::move(copy)) : op;
 }
 
 Ref<Op> rename_all(const Ref<Op>& op, const Renaming& names) {
+  const bool defines = std::any_of(op->results.begin(), op->results.end(), [&](const Value& value) { return names.count(value.name) > 0; });
+  if (!defines && !mentions(*op, names)) return op;
   Op copy = *op;
   bool changed = rename(copy.node, names);
   for (Value& value : copy.results) changed |= rename(value.name, names);
   return changed ? std::make_shared<Op>(std::move(copy)) : op;
 }
 
-Editor::Editor(const Graph& graph) : graph_(graph) {
-  for (const Input& input : graph.inputs) {
+Editor::Editor(Graph graph) : graph_(std::move(graph)) {
+  ops_.reserve(graph_.ops.size());
+  definitions_.reserve(graph_.ops.size());
+  types_.reserve(graph_.ops.size() + graph_.inputs.size());
+  for (const Input& input : graph_.inputs) {
     if (input.kind == torch_ir::InputKind::symbol) continue;
-    types_[input.name] = input.type;
+    types_[input.name] = &input.type;
     inputs_.insert(input.name);
-    taken_.insert(input.name);
   }
-  for (const auto& op : graph.ops) {
-    for (const Value& value : op->results) taken_.insert(value.name);
-    for (const std::string& name : operands_of(*op)) ++uses_[name];
-  }
-  for (const auto& write : graph.writes) ++uses_[write.value];
-  for (const Output& output : graph.outputs)
-    if (const auto* value = std::get_if<ValueName>(&output.value.value)) {
-      ++uses_[value->name];
-      outputs_.insert(value->name);
-    }
+  for (const Output& output : graph_.outputs)
+    if (const auto* value = std::get_if<ValueName>(&output.value.value)) outputs_.insert(value->name);
 }
 
 std::string Editor::fresh() {
+  if (taken_.empty()) {
+    taken_ = inputs_;
+    for (const auto& op : graph_.ops)
+      for (const Value& value : op->results) taken_.insert(value.name);
+  }
   while (true) {
     std::string name = fmt::format("%v{}", next_++);
     if (taken_.insert(name).second) return name;
@@ -95,8 +105,8 @@ std::string Editor::fresh() {
 
 Value Editor::emit(Ref<Op> op) {
   for (const Value& value : op->results) {
-    definitions_[value.name] = op;
-    types_[value.name] = value.type;
+    definitions_[value.name] = op.get();
+    types_[value.name] = &value.type;
   }
   ops_.push_back(std::move(op));
   return ops_.back()->results.empty() ? Value{} : ops_.back()->results[0];
@@ -104,7 +114,7 @@ Value Editor::emit(Ref<Op> op) {
 
 const Op* Editor::definition(const std::string& name) const {
   auto it = definitions_.find(name);
-  return it == definitions_.end() ? nullptr : it->second.get();
+  return it == definitions_.end() ? nullptr : it->second;
 }
 
 const Scalar* Editor::literal(const std::string& name) const {
@@ -113,12 +123,7 @@ const Scalar* Editor::literal(const std::string& name) const {
   return node && node->fn == Fn::constant ? &node->literal : nullptr;
 }
 
-Value Editor::value(const std::string& name) const { return {name, types_.at(name)}; }
-
-int Editor::uses(const std::string& name) const {
-  auto it = uses_.find(name);
-  return it == uses_.end() ? 0 : it->second;
-}
+Value Editor::value(const std::string& name) const { return {name, *types_.at(name)}; }
 
 bool Editor::may_replace(const std::string& from, const std::string& to) const {
   return !outputs_.count(from) || (!inputs_.count(to) && !outputs_.count(to));
@@ -128,7 +133,6 @@ bool Editor::replace(const std::string& from, const std::string& to) {
   if (!may_replace(from, to)) return false;
   if (outputs_.count(from)) outputs_.insert(to);
   names_[from] = to;
-  uses_[to] += uses_[from];
   return true;
 }
 

@@ -1,16 +1,16 @@
 #pragma once
 
 #include <functional>
-#include <map>
-#include <set>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "tensor_ir/ir.h"
 
 namespace deplo::tensor_ir {
 
-using Renaming = std::map<std::string, std::string>;
+using Renaming = std::unordered_map<std::string, std::string>;
 
 /// The op with operands (not results) renamed; the same Ref if none is in `names`.
 Ref<Op> rename_operands(const Ref<Op>& op, const Renaming& names);
@@ -20,7 +20,7 @@ Ref<Op> rename_all(const Ref<Op>& op, const Renaming& names);
 /// A graph under reconstruction: a pass sees each op once, in order, with its operands already replaced.
 class Editor {
  public:
-  explicit Editor(const Graph& graph);
+  explicit Editor(Graph graph);
 
   const Ranges& symbols() const { return graph_.symbols; }
   std::string fresh();
@@ -31,8 +31,6 @@ class Editor {
   /// The literal that a value is at every point, or null.
   const Scalar* literal(const std::string& name) const;
   Value value(const std::string& name) const;
-  /// How often the graph, before editing, reads a value.
-  int uses(const std::string& name) const;
 
   /// False if reading `to` for `from` would make an output share memory with an input or another output.
   bool may_replace(const std::string& from, const std::string& to) const;
@@ -45,12 +43,11 @@ class Editor {
  private:
   Graph graph_;
   std::vector<Ref<Op>> ops_;
-  std::map<std::string, Ref<Op>> definitions_;
-  std::map<std::string, TensorType> types_;
-  std::map<std::string, int> uses_;
-  std::set<std::string> inputs_;
-  std::set<std::string> outputs_;
-  std::set<std::string> taken_;
+  std::unordered_map<std::string, const Op*> definitions_;    ///< that are in ops_
+  std::unordered_map<std::string, const TensorType*> types_;  ///< of inputs, and of results in ops_
+  std::unordered_set<std::string> inputs_;
+  std::unordered_set<std::string> outputs_;
+  std::unordered_set<std::string> taken_;  ///< names, once a fresh one was asked for
   Renaming names_;
   int next_ = 0;
 };

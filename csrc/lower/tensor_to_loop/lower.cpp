@@ -31,8 +31,8 @@ constexpr const char* kKeywords[] = {"in",  "out", "inout", "if",   "else",  "an
 struct Lowering {
   const Graph& graph;
   Module module;
-  std::map<std::string, const TensorType*> types;
-  std::map<std::string, std::string> buffer_of;
+  std::unordered_map<std::string, const TensorType*> types;
+  std::unordered_map<std::string, std::string> buffer_of;
   std::unordered_map<std::string, size_t> places;  ///< of buffers
   std::unordered_map<std::string, std::vector<Expr>> wanted_by_outputs;
   std::unordered_map<std::string, std::vector<Expr>> wanted_by_calls;

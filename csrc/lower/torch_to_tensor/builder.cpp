@@ -58,7 +58,9 @@ void Builder::locate_since(size_t mark, Location location) {
 }
 
 void Builder::rename_since(size_t mark, const std::map<std::string, std::string>& names) {
-  for (size_t k = mark; k < ops_.size(); ++k) ops_[k] = tensor_ir::rename_all(ops_[k], names);
+  if (names.empty()) return;
+  const tensor_ir::Renaming renaming(names.begin(), names.end());
+  for (size_t k = mark; k < ops_.size(); ++k) ops_[k] = tensor_ir::rename_all(ops_[k], renaming);
 }
 
 Value Builder::constant(DType dtype, const Shape& shape, double value) { return constant(shape, literal(dtype, value)); }

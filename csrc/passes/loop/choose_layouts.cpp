@@ -202,7 +202,7 @@ struct Chooser {
 
   /// The dimension that sums of products of bytes need innermost: that of their lanes in what they store, else that of the steps that they multiply
   /// together. Nothing where they do not mind.
-  std::optional<size_t> dimension_for_bytes(const std::string& name, const std::set<size_t>& kernels) {
+  std::optional<size_t> dimension_for_bytes(const std::string& name, const FlatSet<size_t>& kernels) {
     std::optional<size_t> stored;
     std::optional<size_t> read;
     for (size_t at : kernels) {
@@ -226,7 +226,7 @@ struct Chooser {
     const Buffer& buffer = graph.buffer(name);
     if (buffer.kind != BufferKind::temp || buffer.shape.size() < 2 || !graph.is_private(name)) return;
     if (buffer.strides != contiguous_strides(buffer.shape)) return;
-    std::set<size_t> kernels = graph.readers(name);
+    FlatSet<size_t> kernels = graph.readers(name);
     kernels.insert(graph.writers(name).begin(), graph.writers(name).end());
     std::vector<double> served(buffer.shape.size(), 0);
     if (std::any_of(kernels.begin(), kernels.end(), [&](size_t at) { return !is_fused(at); })) return;
@@ -372,7 +372,7 @@ struct Chooser {
   /// Channels of images lie innermost, or where they are, whichever costs less over the whole graph. The cost of a group is its own, so the least for
   /// each one is the least for all.
   void lay_out_images(const std::vector<std::string>& names) {
-    std::set<size_t> kernels;
+    FlatSet<size_t> kernels;
     for (const std::string& name : names) {
       if (!may_lie_otherwise(name)) continue;
       images_[name].group = name;
@@ -408,7 +408,7 @@ struct Chooser {
     for (const auto& [name, image] : images_) {
       const std::string group = group_of(name);
       if (fixed.count(group) > 0 || gains.at(group) <= 0 || *image.channels + 1 == graph.buffer(name).shape.size()) continue;
-      std::set<size_t> around = graph.readers(name);
+      FlatSet<size_t> around = graph.readers(name);
       around.insert(graph.writers(name).begin(), graph.writers(name).end());
       for (size_t at : around) redirect(at, name, name, *image.channels);
       graph.set_shape(name, moved_last(graph.buffer(name).shape, *image.channels));

@@ -444,7 +444,7 @@ struct Fuser {
     std::vector<std::string> reads(graph.nodes()[at].reads.begin(), graph.nodes()[at].reads.end());
     std::sort(reads.begin(), reads.end(), [&](const auto& x, const auto& y) { return cost.bytes(x) > cost.bytes(y); });
     for (const std::string& b : reads) {
-      std::set<size_t> others = graph.readers(b);
+      FlatSet<size_t> others = graph.readers(b);
       for (size_t other : others) {
         if (other >= at || too_large(other, at) || tried.size() >= kSiblingsTried || !tried.insert(other).second) continue;
         try_fuse(other, at, true);

@@ -59,6 +59,7 @@ struct Fuser {
   std::map<std::string, bool> rooted_;
   std::unordered_map<std::string, double> elements_;  ///< of buffers
   std::unordered_map<size_t, Facts> facts_;           ///< of kernels
+  std::vector<bool> settled_;                         ///< kernels whose answer is known while they, their readers and those are the same
 
   double size(Expr e) const { return std::max(1.0, analysis::estimate(e, context.hints, graph.program().symbols)); }
 
@@ -197,11 +198,13 @@ struct Fuser {
   // True if the producer went into its readers. In the first round only index maps go, so that the second sees what functions really read.
   bool visit_producer(size_t at, bool only_moves) {
     auto& node = graph.nodes()[at];
-    if (!node.alive || !node.is_kernel || node.once) return false;
+    if (!node.alive || !node.is_kernel || node.once || settled_[at]) return false;
+    // The order of steps may change from afar: who has to keep one is asked each time.
+    settled_[at] = graph.overwriters(at).empty();
     Facts& own = facts(at);
     const auto& p = own.pointwise;
     if (!p || !graph.is_private(p->buffer) || !stores_all(*p)) return false;
-    std::set<size_t> readers = graph.readers(p->buffer);
+    FlatSet<size_t> readers = graph.readers(p->buffer);
     bool checks = std::any_of(p->body.begin(), p->body.end(), [](const auto& stmt) { return std::holds_alternative<loop_ir::Check>(stmt->node); });
     if (readers.empty() && checks) return false;
     for (size_t r : readers)
@@ -217,17 +220,28 @@ struct Fuser {
     bool leaves_static = is_static[at] && std::any_of(readers.begin(), readers.end(), [&](size_t r) { return !is_static[r]; });
     if (leaves_static && !weight.only_moves && (!widens(*p) || weight.cost > kPrologueBudget)) return false;
     if (!readers.empty() && !worthwhile(*p, weight, sites_of(readers, p->buffer), readers.size())) return false;
+    unsettle(at);
     for (size_t r : readers) {
       graph.inherit_order(at, r);
       graph.merge_provenance(at, r, true);
       graph.set_body(r, substitute_producer(graph.nodes()[r].body, *p, graph.program().symbols, names_of(r)));
     }
-    for (size_t r : readers) facts_.erase(r);
+    for (size_t r : readers) {
+      facts_.erase(r);
+      unsettle(r);
+    }
     graph.remove(at);
     return true;
   }
 
-  std::vector<Site> sites_of(const std::set<size_t>& readers, const std::string& buffer) {
+  // The kernel has changed, and so have the readers of what it reads.
+  void unsettle(size_t at) {
+    settled_[at] = false;
+    for (const std::string& b : graph.nodes()[at].reads)
+      for (size_t w : graph.writers(b)) settled_[w] = false;
+  }
+
+  std::vector<Site> sites_of(const FlatSet<size_t>& readers, const std::string& buffer) {
     std::vector<Site> sites;
     for (size_t r : readers)
       for (Site& site : sites_in(graph.nodes()[r].body, buffer)) {
@@ -309,6 +323,7 @@ struct Fuser {
 
   bool round(bool only_moves) {
     bool changed = false;
+    if (only_moves || settled_.empty()) settled_.assign(graph.nodes().size(), false);
     for (size_t at = graph.nodes().size(); at-- > 0;) changed = visit_producer(at, only_moves) || changed;
     return changed;
   }
@@ -317,6 +332,7 @@ struct Fuser {
     graph.remove_dead();
     is_static = graph.static_nodes();
     round(true);
+    settled_.clear();
     // A chain of functions is visited from its end: what the whole of it costs and reads shows once its parts are joined.
     while (round(false)) continue;
     Repeats repeats(context);
@@ -332,7 +348,7 @@ struct Fuser {
 }  // namespace
 
 loop_ir::Module fuse_producers(loop_ir::Module module, const PassContext& context) {
-  return Fuser{ProgramGraph(std::move(module)), context, {}, {}, {}, {}, {}}.run();
+  return Fuser{ProgramGraph(std::move(module)), context, {}, {}, {}, {}, {}, {}}.run();
 }
 
 }  // namespace deplo

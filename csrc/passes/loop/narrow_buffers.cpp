@@ -331,7 +331,7 @@ struct Narrower {
     for (const std::string& name : buffers) {
       auto recipe = recipe_of(name);
       if (!recipe) continue;
-      std::set<size_t> users = graph.readers(name);
+      FlatSet<size_t> users = graph.readers(name);
       users.insert(graph.writers(name)[0]);
       store_factors(graph.writers(name)[0], *recipe);
       graph.set_dtype(name, recipe->dtype);

@@ -14,7 +14,7 @@ using loop_ir::Kernel;
 using loop_ir::Module;
 using loop_ir::ParamKind;
 
-void collect_buffers(const Attribute& attribute, std::set<std::string>& names) {
+void collect_buffers(const Attribute& attribute, FlatSet<std::string>& names) {
   if (const auto* list = std::get_if<std::vector<Attribute>>(&attribute.value))
     for (const Attribute& item : *list) collect_buffers(item, names);
   if (const auto* value = std::get_if<ValueName>(&attribute.value)) names.insert(value->name);
@@ -45,6 +45,10 @@ bool in_order(const std::vector<loop_ir::Param>& params, const std::vector<loop_
 }  // namespace
 
 ProgramGraph::ProgramGraph(Module module) : module_(std::move(module)) {
+  buffers_.reserve(module_.buffers.size());
+  writers_.reserve(module_.buffers.size());
+  readers_.reserve(module_.buffers.size());
+  nodes_.reserve(module_.steps.size());
   for (Buffer& b : module_.buffers) buffers_[b.name] = &b;
   for (const Attribute& output : module_.outputs)
     if (const auto* value = std::get_if<ValueName>(&output.value)) returned_.insert(value->name);
@@ -137,8 +141,8 @@ void ProgramGraph::set_body(size_t at, loop_ir::Block body) {
 
 void ProgramGraph::join(size_t from, size_t into, loop_ir::Block body) {
   Node& node = nodes_[into];
-  const std::set<std::string> reads = nodes_[from].reads;
-  const std::set<std::string> writes = nodes_[from].writes;
+  const FlatSet<std::string> reads = nodes_[from].reads;
+  const FlatSet<std::string> writes = nodes_[from].writes;
   std::vector<std::string> inside = std::move(nodes_[from].inside);
   remove(from);
   node.body = std::move(body);
@@ -166,7 +170,7 @@ void ProgramGraph::join(size_t from, size_t into, loop_ir::Block body) {
 void ProgramGraph::rename_buffer(const std::string& from, const std::string& to) {
   loop_ir::Renaming renaming;
   renaming.buffers[from] = to;
-  std::set<size_t> users = readers_[from];
+  FlatSet<size_t> users = readers_[from];
   users.insert(writers_[from].begin(), writers_[from].end());
   if (versioned_.count(from)) versioned_.insert(to);
   ordered_ = false;
@@ -257,7 +261,7 @@ std::vector<size_t> ProgramGraph::split(size_t at, const std::vector<loop_ir::Bl
     nodes_[parts.back()].updated = nodes_[parts.back()].writes;
     set_body(parts.back(), body);
   }
-  const std::set<std::string> writes = nodes_[at].writes;
+  const FlatSet<std::string> writes = nodes_[at].writes;
   remove(at);
   ordered_ = false;
   for (const std::string& b : writes) {
@@ -279,8 +283,8 @@ void ProgramGraph::add_order(size_t first, size_t second) {
 void ProgramGraph::remove(size_t at) {
   forget_accesses(at);
   nodes_[at].alive = false;
-  for (size_t w : after_[at]) before_[w].erase(at);
-  for (size_t b : before_[at]) after_[b].erase(at);
+  for (size_t w : edges(after_, at)) before_[w].erase(at);
+  for (size_t b : edges(before_, at)) after_[b].erase(at);
   nodes_[at].reads.clear();
   nodes_[at].writes.clear();
   nodes_[at].body.clear();
@@ -334,8 +338,7 @@ void ProgramGraph::record_order() {
 
 template <class F>
 void ProgramGraph::for_predecessors(size_t at, const F& f) const {
-  if (auto it = before_.find(at); it != before_.end())
-    for (size_t p : it->second) f(p);
+  for (size_t p : edges(before_, at)) f(p);
   for (const std::string& b : nodes_[at].reads) {
     if (versioned_.count(b)) continue;
     if (auto it = writers_.find(b); it != writers_.end())
@@ -346,8 +349,7 @@ void ProgramGraph::for_predecessors(size_t at, const F& f) const {
 
 template <class F>
 void ProgramGraph::for_successors(size_t at, const F& f) const {
-  if (auto it = after_.find(at); it != after_.end())
-    for (size_t s : it->second) f(s);
+  for (size_t s : edges(after_, at)) f(s);
   for (const std::string& b : nodes_[at].writes) {
     if (versioned_.count(b)) continue;
     if (auto it = readers_.find(b); it != readers_.end())
@@ -438,9 +440,11 @@ bool ProgramGraph::reaches(size_t from, size_t to, bool skip_direct) {
 }
 
 void ProgramGraph::inherit_order(size_t from, size_t into) {
-  for (size_t w : after_[from])
+  const FlatSet<size_t> later = edges(after_, from);  // add_order changes them
+  const FlatSet<size_t> earlier = edges(before_, from);
+  for (size_t w : later)
     if (w != into) add_order(into, w);
-  for (size_t b : before_[from])
+  for (size_t b : earlier)
     if (b != into) add_order(b, into);
 }
 

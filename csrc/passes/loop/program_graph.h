@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "base/flat_set.h"
 #include "loop_ir/params.h"
 #include "loop_ir/rewrite.h"
 
@@ -23,14 +24,14 @@ class ProgramGraph {
     bool alive = true;
     bool is_kernel = false;
     bool once = false;
-    loop_ir::Block body;            ///< of a kernel
-    std::set<std::string> updated;  ///< buffers that it keeps in part: inout
+    loop_ir::Block body;           ///< of a kernel
+    FlatSet<std::string> updated;  ///< buffers that it keeps in part: inout
     std::vector<std::string> provenance;
     std::string name;
     Ref<loop_ir::Kernel> made;  ///< the kernel that it was, as finish() would make it
     LibraryStep library;
-    std::set<std::string> reads;
-    std::set<std::string> writes;
+    FlatSet<std::string> reads;
+    FlatSet<std::string> writes;
     std::vector<std::string> inside;  ///< buffers that flowed between kernels that this one is made of, and that no other one sees
   };
 
@@ -46,7 +47,7 @@ class ProgramGraph {
   }
   /// Writers and readers in step order.
   const std::vector<size_t>& writers(const std::string& buffer) { return writers_[buffer]; }
-  const std::set<size_t>& readers(const std::string& buffer) { return readers_[buffer]; }
+  const FlatSet<size_t>& readers(const std::string& buffer) { return readers_[buffer]; }
   /// Written by one kernel as a whole, read by nothing but kernels, and not returned: fusion may make it disappear.
   bool is_private(const std::string& buffer);
   bool is_returned(const std::string& buffer) const { return returned_.count(buffer) > 0; }
@@ -89,7 +90,7 @@ class ProgramGraph {
   /// Written more than once, or an input that is written: its readers and writers keep the order of the steps.
   bool is_versioned(const std::string& buffer) const { return versioned_.count(buffer) > 0; }
   /// Writers of versioned buffers that must stay behind this node because it reads what they overwrite.
-  const std::set<size_t>& overwriters(size_t node) { return after_[node]; }
+  const FlatSet<size_t>& overwriters(size_t node) const { return edges(after_, node); }
   /// `into` takes over the order that `from` had to keep (its body is about to contain what `from` reads and writes).
   void inherit_order(size_t from, size_t into);
 
@@ -118,11 +119,17 @@ class ProgramGraph {
   std::unordered_map<std::string, Buffer*> buffers_;
   std::vector<Node> nodes_;
   std::unordered_map<std::string, std::vector<size_t>> writers_;
-  std::unordered_map<std::string, std::set<size_t>> readers_;
+  std::unordered_map<std::string, FlatSet<size_t>> readers_;
   std::unordered_set<std::string> returned_;
   std::unordered_set<std::string> versioned_;
-  std::map<size_t, std::set<size_t>> before_;  ///< order edges of versioned buffers, both ways
-  std::map<size_t, std::set<size_t>> after_;
+  using Edges = std::unordered_map<size_t, FlatSet<size_t>>;
+  static const FlatSet<size_t>& edges(const Edges& all, size_t node) {
+    static const FlatSet<size_t> none;
+    auto it = all.find(node);
+    return it == all.end() ? none : it->second;
+  }
+  Edges before_;  ///< order edges of versioned buffers, both ways
+  Edges after_;
   std::vector<size_t> positions_;  ///< of nodes, in an order that all edges follow
   bool ordered_ = false;           ///< the positions are known
 };

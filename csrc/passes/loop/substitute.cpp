@@ -295,18 +295,33 @@ std::vector<Expr> PointwiseNest::index() const {
   return result;
 }
 
+const Block& innermost(const Block& kernel_body) {
+  const Block* body = &kernel_body;
+  while (body->size() == 1) {
+    const auto* loop = std::get_if<For>(&body->front()->node);
+    if (!loop) break;
+    body = &loop->body;
+  }
+  return *body;
+}
+
 std::optional<PointwiseNest> as_pointwise(const Block& kernel_body) {
-  Nest nest = peel(kernel_body);
-  if (nest.body.empty()) return std::nullopt;
-  const auto* store = std::get_if<Store>(&nest.body.back()->node);
+  const Block& body = innermost(kernel_body);
+  if (body.empty()) return std::nullopt;
+  const auto* store = std::get_if<Store>(&body.back()->node);
   if (!store || !store->guard.empty() || store->combiner != Combiner::set) return std::nullopt;
-  PointwiseNest p{nest.axes, nest.body, store->buffer, store->value};
-  p.body.pop_back();
-  if (store->index != p.index()) return std::nullopt;
-  bool simple = std::all_of(p.body.begin(), p.body.end(), [](const auto& stmt) {
+  bool simple = std::all_of(body.begin(), body.end() - 1, [](const auto& stmt) {
     return std::holds_alternative<Let>(stmt->node) || std::holds_alternative<Load>(stmt->node) || std::holds_alternative<Check>(stmt->node);
   });
   if (!simple) return std::nullopt;
+  std::vector<Axis> axes;
+  for (const Block* outer = &kernel_body; outer != &body;) {
+    const auto& loop = std::get<For>(outer->front()->node);
+    axes.push_back({loop.axis, loop.extent});
+    outer = &loop.body;
+  }
+  PointwiseNest p{std::move(axes), {body.begin(), body.end() - 1}, store->buffer, store->value};
+  if (store->index != p.index()) return std::nullopt;
   return p;
 }
 

@@ -19,6 +19,8 @@ struct PointwiseNest {
 };
 
 std::optional<PointwiseNest> as_pointwise(const loop_ir::Block& kernel_body);
+/// The body of the perfect nest at the top of a kernel's body, as a part of that.
+const loop_ir::Block& innermost(const loop_ir::Block& kernel_body);
 
 /// False if a load of the producer's buffer cannot become its body (a check under a guard over an extent that may be 0).
 bool can_substitute(const loop_ir::Block& body, const PointwiseNest& producer, const Ranges& symbols);

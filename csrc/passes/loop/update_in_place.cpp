@@ -25,6 +25,7 @@ bool is_own_place(const std::vector<Expr>& index, const std::vector<Axis>& axes)
 }
 
 std::optional<Copy> as_copy(const Block& body) {
+  if (innermost(body).size() != 2) return std::nullopt;
   auto p = as_pointwise(body);
   if (!p || p->body.size() != 1) return std::nullopt;
   const auto* load = std::get_if<Load>(&p->body[0]->node);

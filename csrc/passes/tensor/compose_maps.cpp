@@ -1,8 +1,8 @@
 #include "passes/tensor/compose_maps.h"
 
 #include <algorithm>
-#include <map>
-#include <set>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "tensor_ir/rewrite.h"
@@ -49,13 +49,13 @@ std::vector<Cond> without_implied(const std::vector<Cond>& guard, const Ranges& 
 bool is_plain(const IndexMap& map) { return map.indirects.empty() && map.sources.size() == 1 && map.sources[0].guard.empty(); }
 
 /// How many elements of each value the graph reads once views have vanished: a value that only maps read is worth what these keep.
-std::map<std::string, Expr> demands(const Graph& graph) {
-  std::map<std::string, Expr> maps;  // what plain maps of a value keep
-  std::set<std::string> whole;       // read as they are
+std::unordered_map<std::string, Expr> demands(const Graph& graph) {
+  std::unordered_map<std::string, Expr> maps;  // what plain maps of a value keep
+  std::unordered_set<std::string> whole;       // read as they are
   for (const Output& output : graph.outputs)
     if (const auto* value = std::get_if<ValueName>(&output.value.value)) whole.insert(value->name);
   for (const auto& write : graph.writes) whole.insert(write.value);
-  std::map<std::string, Expr> result;
+  std::unordered_map<std::string, Expr> result;
   for (size_t at = graph.ops.size(); at-- > 0;) {
     const Op& op = *graph.ops[at];
     for (const Value& value : op.results) {
@@ -84,8 +84,8 @@ std::map<std::string, Expr> demands(const Graph& graph) {
 }
 
 /// How often each value is read.
-std::map<std::string, int> uses_of(const Graph& graph) {
-  std::map<std::string, int> uses;
+std::unordered_map<std::string, int> uses_of(const Graph& graph) {
+  std::unordered_map<std::string, int> uses;
   for (const auto& op : graph.ops)
     for (const std::string& name : operands_of(*op)) ++uses[name];
   for (const Output& output : graph.outputs)
@@ -142,7 +142,7 @@ Substitution fixed_by(const std::vector<Cond>& guard, size_t rank) {
 
 struct Composer {
   Editor& editor;
-  const std::map<std::string, Expr>& demand;
+  const std::unordered_map<std::string, Expr>& demand;
   TensorType type;  ///< of the map
   std::string provenance;
 
@@ -215,7 +215,7 @@ struct Composer {
 
   /// A map that puts a scatter over a view of `base` back to its places in `base`: the scatter into `base` itself, so that only what changes
   /// moves. The view's places must be those of the guard, one for each of its elements.
-  std::optional<Scatter> as_scatter(const IndexMap& map, const std::map<std::string, int>& uses) const {
+  std::optional<Scatter> as_scatter(const IndexMap& map, const std::unordered_map<std::string, int>& uses) const {
     if (!map.indirects.empty() || map.sources.empty() || map.sources.size() > 2) return std::nullopt;
     const Source& changed = map.sources[0];
     const Op* op = editor.definition(changed.operand);
@@ -384,11 +384,15 @@ struct Composer {
 
 /// Before views vanish: a view of a view is put back step by step.
 Graph scatter_into_bases(Graph graph) {
-  const std::map<std::string, Expr> demand;
-  const std::map<std::string, int> uses = uses_of(graph);
-  return Editor(graph).run([&](Editor& editor, const Ref<Op>& op) {
+  const std::unordered_map<std::string, Expr> demand;
+  const std::unordered_map<std::string, int> uses = uses_of(graph);
+  return Editor(std::move(graph)).run([&](Editor& editor, const Ref<Op>& op) {
     const auto* map = std::get_if<IndexMap>(&op->node);
-    if (map) {
+    const auto is_scattered = [&](const Source& source) {
+      const Op* from = editor.definition(source.operand);
+      return from && std::holds_alternative<Scatter>(from->node);
+    };
+    if (map && std::any_of(map->sources.begin(), map->sources.end(), is_scattered)) {
       const Composer composer{editor, demand, op->results[0].type, op->provenance};
       if (auto scatter = composer.as_scatter(composer.canonical(*map), uses)) {
         editor.emit(make_scatter(op->results[0], std::move(*scatter), op->provenance));
@@ -403,8 +407,8 @@ Graph scatter_into_bases(Graph graph) {
 
 Graph compose_maps(Graph graph, const PassContext&) {
   graph = scatter_into_bases(std::move(graph));
-  const std::map<std::string, Expr> demand = demands(graph);
-  return Editor(graph).run([&demand](Editor& editor, const Ref<Op>& op) {
+  const std::unordered_map<std::string, Expr> demand = demands(graph);
+  return Editor(std::move(graph)).run([&demand](Editor& editor, const Ref<Op>& op) {
     const auto* map = std::get_if<IndexMap>(&op->node);
     const Value result = op->results.empty() ? Value{} : op->results[0];
     if (const auto* scatter = std::get_if<Scatter>(&op->node)) {

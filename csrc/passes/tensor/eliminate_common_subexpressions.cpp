@@ -1,5 +1,7 @@
 #include "passes/tensor/eliminate_common_subexpressions.h"
 
+#include <unordered_map>
+
 #include "tensor_ir/rewrite.h"
 
 namespace deplo {
@@ -19,8 +21,8 @@ std::string key_of(const Op& op) {
 }  // namespace
 
 Graph eliminate_common_subexpressions(Graph graph, const PassContext&) {
-  std::map<std::string, Ref<Op>> seen;
-  return Editor(graph).run([&](Editor& editor, const Ref<Op>& op) {
+  std::unordered_map<std::string, Ref<Op>> seen;
+  return Editor(std::move(graph)).run([&](Editor& editor, const Ref<Op>& op) {
     if (std::holds_alternative<Library>(op->node)) {
       editor.emit(op);
       return;

@@ -1,14 +1,14 @@
 #include "passes/tensor/eliminate_dead_code.h"
 
 #include <algorithm>
-#include <set>
+#include <unordered_set>
 
 namespace deplo {
 
 using namespace tensor_ir;
 
 Graph eliminate_dead_code(Graph graph, const PassContext&) {
-  std::set<std::string> read;
+  std::unordered_set<std::string> read;
   for (const auto& write : graph.writes) read.insert(write.value);
   for (const Output& output : graph.outputs)
     if (const auto* value = std::get_if<ValueName>(&output.value.value)) read.insert(value->name);

@@ -80,7 +80,7 @@ std::optional<std::pair<std::vector<std::string>, Expr>> fold_index(const Editor
 }  // namespace
 
 Graph fold_constants(Graph graph, const PassContext&) {
-  return Editor(graph).run([](Editor& editor, const Ref<Op>& op) {
+  return Editor(std::move(graph)).run([](Editor& editor, const Ref<Op>& op) {
     const Value* result = op->results.empty() ? nullptr : op->results.data();
     std::optional<Scalar> literal;
     if (const auto* node = std::get_if<Elementwise>(&op->node)) {

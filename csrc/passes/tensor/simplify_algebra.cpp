@@ -168,7 +168,7 @@ Ref<Op> cheaper(Editor& editor, const Op& op, const Elementwise& node) {
 }  // namespace
 
 Graph simplify_algebra(Graph graph, const PassContext&) {
-  return Editor(graph).run([](Editor& editor, const Ref<Op>& op) {
+  return Editor(std::move(graph)).run([](Editor& editor, const Ref<Op>& op) {
     const auto* node = std::get_if<Elementwise>(&op->node);
     if (node) {
       std::string same = same_as(editor, *node, op->results[0].type.dtype);
