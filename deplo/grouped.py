@@ -7,17 +7,18 @@ from typing import Any
 
 import torch
 
-_ROWS = 32  # of a block
+_ROWS = 64  # of a block: more of them share what is read of a matrix, fewer leave less of a block empty
 
 
 @dataclasses.dataclass
 class Blocks:
     """Rows of some groups in blocks of `_ROWS`: block b holds rows of the group `groups[b]` alone, row r of the input is place `places[r]`.
 
-    There are as many blocks as the groups may need at most; those that hold no rows are of the last group.
+    There are as many blocks as the groups may need at most; those that hold no rows are of the last group. The rows of a block come first in it.
     """
 
     groups: torch.Tensor  # [blocks]
+    counts: torch.Tensor  # [blocks]: rows that a block holds; 0 or less where there is none
     sources: torch.Tensor  # [blocks * _ROWS]: the row at a place, or the number of rows, where there is none
     places: torch.Tensor  # [rows]
 
@@ -35,7 +36,9 @@ class Blocks:
         blocks = (rows + _ROWS - 1) // _ROWS + count
         sources = torch.full((blocks * _ROWS,), rows, dtype=torch.int64, device=groups.device)
         sources = sources.scatter(0, places, torch.arange(rows, device=groups.device))
-        return Blocks(_group_of_blocks(ends, blocks), sources, places)
+        groups = _group_of_blocks(ends, blocks)
+        counts = among[-1][groups] - (torch.arange(blocks, device=groups.device) - (ends - needed)[groups]) * _ROWS
+        return Blocks(groups, counts, sources, places)
 
     @staticmethod
     def of_ends(ends_of_rows: torch.Tensor, rows: Any) -> Blocks:
@@ -54,7 +57,13 @@ class Blocks:
         sources = torch.where(row < ends_of_rows[groups][:, None], row, rows).reshape(-1)
         number = torch.arange(rows, device=ends.device)
         group = (ends_of_rows <= number[:, None]).sum(1).clamp(max=count - 1)
-        return Blocks(groups, sources, first[group] * _ROWS + number - starts[group])
+        counts = (ends_of_rows - starts)[groups] - inside
+        return Blocks(groups, counts, sources, first[group] * _ROWS + number - starts[group])
+
+    def only(self, products: torch.Tensor) -> torch.Tensor:
+        """`products` [blocks, _ROWS, N] where a block holds rows, 0 elsewhere: what is not there, need not be computed."""
+        places = torch.arange(_ROWS, device=products.device)
+        return torch.where((places < self.counts[:, None])[:, :, None], products, 0)
 
     def gather(self, x: torch.Tensor, repeats: int = 1) -> torch.Tensor:
         """[blocks, _ROWS, H] of rows x[r // repeats], 0 where there is none."""
@@ -73,5 +82,5 @@ def _group_of_blocks(ends: torch.Tensor, blocks: Any) -> torch.Tensor:
 def grouped_mm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """[S, N]: row s of `x` [S, K] times the matrix of its group in `weights` [G, K, N]; group g ends before row `ends[g]`."""
     blocks = Blocks.of_ends(ends, x.shape[0])
-    result = torch.bmm(blocks.gather(x), weights[blocks.groups])
+    result = blocks.only(torch.bmm(blocks.gather(x), weights[blocks.groups]))
     return result.reshape(-1, result.shape[2])[blocks.places]

@@ -60,12 +60,14 @@ def mixture(x: torch.Tensor, places: torch.Tensor, shares: torch.Tensor, weights
     inner = [torch.bmm(rows, half[chosen]) for half in weights.halves(up)]
     if weights.up_bias is not None:
         inner = [x + bias[chosen][:, None] for x, bias in zip(inner, weights.halves(weights.up_bias), strict=True)]
-    result = torch.bmm(weights.gate(*inner), down[chosen])
+    gated = weights.gate(*inner)
+    result = torch.bmm(gated if blocks is None else blocks.only(gated), down[chosen])
     if weights.down_bias is not None:
         result = result + weights.down_bias[chosen][:, None]
-    result = result.reshape(-1, result.shape[2])
-    if blocks is not None:
-        result = result[blocks.places]
+    if blocks is None:
+        result = result.reshape(-1, result.shape[2])
+    else:
+        result = blocks.only(result).reshape(-1, result.shape[2])[blocks.places]
     return (result.view(tokens, count, -1) * shares[..., None]).sum(1).to(x.dtype)
 
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <optional>
 
 #include "analysis/cost.h"
@@ -145,6 +146,7 @@ struct Fuser {
   bool worthwhile(const PointwiseNest& p, const Weight& w, const std::vector<Site>& sites, size_t consumers) {
     double elements = points(p.axes);
     if (w.only_moves && !w.from_kernel && (sites.size() == 1 || w.full_reads <= 1)) return true;
+    if (w.from_kernel && is_limit(p) && !(sites.size() == 1 && goes_through(sites[0]))) return false;
     if (w.only_moves && w.cost == 0) return true;
     if (w.from_kernel && is_narrowing(p) && !(sites.size() == 1 && takes_all(sites[0], p))) return false;
     double evaluations = 0;
@@ -269,8 +271,44 @@ struct Fuser {
     return load && cast && cast->fn == Fn::cast && is_float(cast->dtype) && size_of(cast->dtype) < size_of(load->dtype);
   }
 
+  // A choice by a comparison of integers, of which a tensor holds some: as the epilogue of what it chooses, it shows what need not be computed.
+  static bool is_limit(const PointwiseNest& p) {
+    std::map<std::string, const Stmt*> definitions;
+    for (const auto& stmt : p.body) {
+      if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) definitions[let->name] = stmt.get();
+      if (const auto* load = std::get_if<Load>(&stmt->node)) definitions[load->name] = stmt.get();
+    }
+    auto let_of = [&](const std::string& name) {
+      auto it = definitions.find(name);
+      return it == definitions.end() ? nullptr : std::get_if<loop_ir::Let>(&it->second->node);
+    };
+    std::function<bool(const std::string&)> counts = [&](const std::string& name) {
+      auto it = definitions.find(name);
+      if (it == definitions.end()) return false;
+      if (const auto* load = std::get_if<Load>(&it->second->node)) return load->dtype == DType::i64;
+      const auto* let = let_of(name);
+      return let && let->dtype == DType::i64 && std::any_of(let->operands.begin(), let->operands.end(), counts);
+    };
+    return std::any_of(definitions.begin(), definitions.end(), [&](const auto& entry) {
+      const auto* where = std::get_if<loop_ir::Let>(&entry.second->node);
+      if (!where || where->fn != Fn::where) return false;
+      const auto condition = definitions.find(where->operands[0]);
+      if (condition != definitions.end() && std::holds_alternative<Load>(condition->second->node)) return true;  // compared in a kernel of its own
+      const auto* compared = let_of(where->operands[0]);
+      if (!compared || (compared->fn != Fn::lt && compared->fn != Fn::gt)) return false;
+      return std::any_of(compared->operands.begin(), compared->operands.end(), counts);
+    });
+  }
+
   // Read once and element by element: the reader can be an epilogue itself.
   bool takes_all(const Site& site, const PointwiseNest& p) const { return in_place(site.index) && points(site.loops) <= points(p.axes); }
+
+  // Every coordinate is one of the reader's loops.
+  static bool goes_through(const Site& site) {
+    return std::all_of(site.index.begin(), site.index.end(), [&](const Expr& e) {
+      return std::any_of(site.loops.begin(), site.loops.end(), [&](const Axis& axis) { return e == Expr::symbol(axis.name); });
+    });
+  }
 
   bool widens(const PointwiseNest& p) {
     double read = 0;

@@ -8,8 +8,6 @@
 namespace deplo::loop_to_tile {
 namespace {
 
-constexpr int64_t kFewPanels = 4;  // of lanes: more of them hide the time that rows take to come
-
 bool rounds_to_bf16(const tile_ir::Block& block, const loop_ir::Let& cast) {
   return cast.dtype == DType::bf16 && std::any_of(block.begin(), block.end(), [&](const auto& stmt) {
            const auto* let = std::get_if<loop_ir::Let>(&stmt->node);
@@ -23,22 +21,32 @@ tile_ir::Block ContractionScheduler::body() {
   const int64_t rows_block = row_tiles_ * mr_;
   row_blocks_ = window_ ? ceildiv(rows_[0].extent, lines_) : ceildiv(rows_extent_, rows_block);
   parallel_extent_ = count(outer_) * lane_groups() * row_blocks_;
-  Expr par = sym("par");
-  outer_map_ = unflatten(outer_, floordiv(par, row_blocks_ * lane_groups()));
-  const Expr row_block = mod(rows_outside_ ? floordiv(par, lane_groups()) : par, row_blocks_);
+  const Turn now = turn(sym("par"));
+  outer_map_ = now.outer;
   if (window_) {
-    first_row_line_ = row_block * lines_;
+    first_row_line_ = now.row_block * lines_;
     valid_row_lines_ = min(lines_, rows_[0].extent - first_row_line_);
     valid_rows_ = valid_row_lines_ * rows_[1].extent;
   } else {
-    first_row_ = row_block * rows_block;
+    first_row_ = now.row_block * rows_block;
     valid_rows_ = min(rows_block, rows_extent_ - first_row_);
     count_tiles();
   }
-  choose_lanes(mod(rows_outside_ ? par : floordiv(par, row_blocks_), lane_groups()));
-  tile_ir::Block out = allocations();
-  for (auto& stmt : tile_body()) out.push_back(stmt);
+  choose_lanes(now.lane_group);
+  tile_ir::Block out = limit_lanes();
+  for (auto& stmt : allocations()) out.push_back(stmt);
+  for (auto& stmt : limit_ ? within_limit(tile_body()) : tile_body()) out.push_back(stmt);
   return {loop("par", 0, parallel_extent_, LoopKind::parallel, std::move(out))};
+}
+
+ContractionScheduler::Turn ContractionScheduler::turn(Expr par) const {
+  if (outer_inside_) {
+    const Expr points = count(outer_);
+    const Expr tile = floordiv(par, points);
+    return {unflatten(outer_, mod(par, points)), mod(tile, row_blocks_), floordiv(tile, row_blocks_)};
+  }
+  return {unflatten(outer_, floordiv(par, row_blocks_ * lane_groups())), mod(rows_outside_ ? floordiv(par, lane_groups()) : par, row_blocks_),
+          mod(rows_outside_ ? par : floordiv(par, row_blocks_), lane_groups())};
 }
 
 void ContractionScheduler::count_tiles() {
@@ -176,7 +184,7 @@ tile_ir::Block ContractionScheduler::contraction(const Item& item) const {
 }
 
 tile_ir::Block ContractionScheduler::packs(const Item& item) const {
-  tile_ir::Block block;
+  tile_ir::Block block = places_ahead(item);
   if (!item.lanes.is_static)
     for (auto& s : pack_lines(item, item.lanes, "l", "pb", lane_lines(), round_up(valid_lanes_, nr_))) block.push_back(s);
   if (window_)
@@ -189,7 +197,7 @@ tile_ir::Block ContractionScheduler::packs(const Item& item) const {
 }
 
 Ref<tile_ir::Stmt> ContractionScheduler::over_panels(const Item& item, tile_ir::Block body) const {
-  return loop(panel(item).name(), 0, ceildiv(valid_lanes_, nr_), LoopKind::serial, std::move(body));
+  return loop(panel(item).name(), 0, ceildiv(limit_ ? counted_lanes_ : valid_lanes_, nr_), LoopKind::serial, std::move(body));
 }
 
 tile_ir::Block ContractionScheduler::multiply(const Item& item, bool several) const {
@@ -242,26 +250,6 @@ tile_ir::Block ContractionScheduler::prefetch_panel(const Item& item, Expr k) co
     out.push_back(make(tile_ir::Prefetch{item.lanes.param, std::move(at), 2}));
   }
   return out;
-}
-
-bool ContractionScheduler::prefetches_rows(const Item& item) const {
-  const bool few = per_call_ && lanes_extent_.is_constant() && lanes_extent_.value() <= kFewPanels * nr_;
-  return few && across_ && !item.rows.is_static && !window_ && rows_.size() == 1 && knows_place(item.rows);
-}
-
-tile_ir::Block ContractionScheduler::prefetch_rows(const Item& item, const RowBlocks& rows) const {
-  // A step takes an element or a word of each row: as many steps as a line holds fetch one line of each.
-  const loop_ir::Load* main = main_load(item.rows);
-  const Expr k = sym("k" + item.tag);
-  const Expr next = sym("kb" + item.tag) + 1;
-  const Expr row = first_row_ + row_of(item, rows, min(mod(k, kCacheLine), rows.mr - 1)) + floordiv(next, item.depth_blocks) * (row_tiles_ * mr_);
-  Substitution map = outer_map_;
-  join(map, unflatten(rows_, min(row, rows_extent_ - 1)));
-  join(map,
-       depth_map(item, min(mod(next, item.depth_blocks) * item.depth_block + floordiv(k, kCacheLine) * kCacheLine * item.group(), item.depth - 1)));
-  std::vector<Expr> index;
-  for (Expr e : main->index) index.push_back(substitute(e, map));
-  return {make(tile_ir::Prefetch{main->buffer, std::move(index), 2})};
 }
 
 Ref<tile_ir::Stmt> ContractionScheduler::widen_panel(const Item& item) const {

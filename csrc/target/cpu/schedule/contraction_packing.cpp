@@ -17,10 +17,16 @@ tile_ir::Block ContractionScheduler::store_zero(const std::string& buffer, std::
 std::string ContractionScheduler::operand_value(const Operand& operand, const Substitution& map, const std::string& suffix,
                                                 const std::optional<Operand::Narrow>& before, tile_ir::Block& into,
                                                 const std::map<std::string, loop_ir::Load>& instead) {
+  const std::string& wanted = before ? before->value : operand.source->value;
+  return copy_statements(operand.statements_of(wanted), map, suffix, into, instead).at(wanted);
+}
+
+std::map<std::string, std::string> ContractionScheduler::copy_statements(const loop_ir::Block& statements, const Substitution& map,
+                                                                         const std::string& suffix, tile_ir::Block& into,
+                                                                         const std::map<std::string, loop_ir::Load>& instead) {
   Substitution all = map;
   std::map<std::string, std::string> renamed;
-  const std::string& wanted = before ? before->value : operand.source->value;
-  for (const auto& stmt : operand.statements_of(wanted)) {
+  for (const auto& stmt : statements) {
     if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) {
       loop_ir::Let s = substituted(*let, all);
       for (std::string& o : s.operands)
@@ -35,7 +41,7 @@ std::string ContractionScheduler::operand_value(const Operand& operand, const Su
     }
     for (const auto& [from, to] : renamed) all[from] = sym(to);
   }
-  return renamed.at(wanted);
+  return renamed;
 }
 
 tile_ir::Block ContractionScheduler::store_operand(const Operand& operand, const Substitution& map, const std::string& buffer,
@@ -284,6 +290,7 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
   std::set<std::string> reads;
   for (const auto& stmt : operand.statements_of(narrow ? narrow->value : operand.source->value))
     if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) reads.insert(load->buffer);
+  if (operand.per_call && lanes) inside = pack_within_limit(std::move(inside), batch, panels, reads);
   finish_pack(packed, reads, std::move(inside), batch, axes, width);
   if (!packed.once) {
     packed.kernel.symbols = kernel_.symbols;

@@ -372,6 +372,9 @@ class ContractionScheduler {
   static std::string operand_value(const Operand& operand, const Substitution& map, const std::string& suffix,
                                    const std::optional<Operand::Narrow>& before, tile_ir::Block& into,
                                    const std::map<std::string, loop_ir::Load>& instead = {});
+  /// Statements at a place, their values with a suffix, in order; the new names. `instead`: loads of other places, by value.
+  static std::map<std::string, std::string> copy_statements(const loop_ir::Block& statements, const Substitution& map, const std::string& suffix,
+                                                            tile_ir::Block& into, const std::map<std::string, loop_ir::Load>& instead = {});
 
   /// Four steps of k as one int32 at buffer[index]: `maps` are the points of each.
   static tile_ir::Block store_word(const Operand& operand, const std::vector<Substitution>& maps, const std::string& buffer, std::vector<Expr> index,
@@ -411,6 +414,12 @@ class ContractionScheduler {
   // ---- the kernel ------------------------------------------------------------------------------------------------
 
   tile_ir::Block body();
+  /// What an iteration of the parallel loop computes.
+  struct Turn {
+    Substitution outer;
+    Expr row_block, lane_group;
+  };
+  Turn turn(Expr par) const;
   Expr lane_groups() const { return two_lane_axes() ? ceildiv(lanes_[0].extent, lane_lines_) : ceildiv(lanes_extent_, lane_block_); }
   void choose_lanes(Expr group);
   tile_ir::Block allocations() const;
@@ -516,6 +525,38 @@ class ContractionScheduler {
     std::string suffix = {};  ///< registers need names of their own
   };
 
+  // ---- lanes that are left out ----------------------------------------------------------------------------------
+
+  /// Lanes of which the stores ask for no sum: those where `condition` does not hold, from `value` on, a number that is the same for a block.
+  struct LaneLimit {
+    std::string condition;
+    std::string value;
+    loop_ir::Block statements;  ///< that make the value
+  };
+  std::optional<LaneLimit> find_lane_limit() const;
+  std::optional<LaneLimit> limit_of(const std::string& condition) const;
+  /// Whether a value needs a sum where the condition `left_out` does not hold; `known`: what was found out of others.
+  bool depends_on_sums(const std::string& value, const std::string& left_out, std::map<std::string, bool>& known) const;
+  /// Finds out how many lanes of the block count, if some may be left out.
+  tile_ir::Block limit_lanes();
+  /// What a block does where only `counted_lanes_` count.
+  tile_ir::Block within_limit(tile_ir::Block tile) const;
+  /// Likewise one panel of lanes, as it is packed; adds what it reads to `reads`.
+  tile_ir::Block pack_within_limit(tile_ir::Block panel, const std::vector<Axis>& batch, Expr panels, std::set<std::string>& reads) const;
+
+  // ---- rows that are fetched ahead ------------------------------------------------------------------------------
+
+  /// The statements that make the values in the place of an operand's elements: of a matrix that a tensor chooses.
+  loop_ir::Block choice(const Operand& operand) const;
+  /// Whether there are such values, the same for all that one iteration of the parallel loop reads.
+  bool is_chosen(const Item& item, const Operand& operand) const;
+  /// Iterations of the outer axes may choose the same rows: next to each other they find these in a cache.
+  bool wants_outer_inside() const;
+  /// Of a block of k, that of the block after it.
+  Turn turn_ahead(const Item& item) const;
+  static std::string ahead_suffix(const Item& item) { return ".n" + item.tag; }
+  /// The values in the place of the rows of the next block.
+  tile_ir::Block places_ahead(const Item& item) const;
   /// Whether the steps of k of one block fetch the rows of the next one.
   bool prefetches_rows(const Item& item) const;
   tile_ir::Block prefetch_rows(const Item& item, const RowBlocks& rows) const;
@@ -627,11 +668,14 @@ class ContractionScheduler {
   const ContractionRows* in_rows_ = nullptr;  ///< when this is a phase of a block of rows
   int64_t chunk_work_ = kChunkWork;
   bool rows_outside_ = false;  ///< blocks of rows are outside of those of lanes in the parallel loop
+  bool outer_inside_ = false;  ///< the outer axes are inside of both
   bool in_registers_ = false;  ///< the epilogue runs on register blocks, not on the tile of sums
   int64_t tail_ = 0;           ///< rows of the register blocks at the end of a tile; 0: they are all alike
   int64_t mr_ = 0, nr_ = 0, row_tiles_ = 0, lane_block_ = 0, lane_lines_ = 0;
   Expr rows_extent_, lanes_extent_, row_blocks_, parallel_extent_;
   Expr first_row_, first_lane_, first_line_, valid_rows_, valid_lanes_, valid_lines_;
+  std::optional<LaneLimit> limit_;
+  Expr counted_lanes_;  ///< of the valid ones
   Expr tiles_, tails_;  ///< register blocks of mr_ rows, then of tail_ rows
   Substitution outer_map_;
   Ranges ranges_;

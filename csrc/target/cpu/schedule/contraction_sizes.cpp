@@ -147,6 +147,7 @@ void ContractionScheduler::choose_sizes() {
   choose_in_place();
   in_registers_ = wants_registers();
   rows_outside_ = wants_rows_outside();
+  outer_inside_ = wants_outer_inside();
 }
 
 bool ContractionScheduler::wants_rows_outside() const {
@@ -506,10 +507,11 @@ Schedule ContractionScheduler::describe() const {
   Schedule s{"contraction", {}};
   auto add = [&](const char* word, std::vector<Argument> arguments) { s.directives.push_back({word, std::move(arguments)}); };
   if (!in_rows_) {
-    std::vector<Argument> parallel;
-    for (const auto& a : outer_) parallel.push_back({a.name, {}});
-    parallel.insert(parallel.end(), {{lane_tile_name(), {}}, {row_tile_name(), {}}});
-    if (rows_outside_) std::iter_swap(parallel.end() - 2, parallel.end() - 1);
+    std::vector<Argument> parallel{{lane_tile_name(), {}}, {row_tile_name(), {}}};
+    if (rows_outside_) std::iter_swap(parallel.begin(), parallel.end() - 1);
+    std::vector<Argument> outer;
+    for (const auto& a : outer_) outer.push_back({a.name, {}});
+    parallel.insert(outer_inside_ ? parallel.end() : parallel.begin(), outer.begin(), outer.end());
     parallel.push_back({"work", chunk_work_});
     add("parallel", std::move(parallel));
     add("tile", {{row_tile_name(), window_ ? lines_ : row_tiles_ * mr_}});
@@ -724,11 +726,13 @@ void ContractionScheduler::read_parallel(ScheduleReader& reader) {
   std::vector<std::string> wanted;
   for (const auto& a : outer_) wanted.push_back(a.name);
   wanted.insert(wanted.end(), {lane_tile_name(), row_tile_name()});
+  outer_inside_ = !outer_.empty() && names.size() == wanted.size() && names[0] == lane_tile_name() && names[1] == row_tile_name();
+  if (outer_inside_) std::rotate(names.begin(), names.begin() + 2, names.end());
   auto same = [&] {
     return names.size() == wanted.size() && std::is_permutation(names.begin(), names.end(), wanted.begin()) &&
            std::is_permutation(names.end() - 2, names.end(), wanted.end() - 2);
   };
-  if (!same()) reader.fail(d, fmt::format("allowed: {} and work; the last two stay last", joined(wanted)));
+  if (!same()) reader.fail(d, fmt::format("allowed: {} and work; the last two stay last, or, in this order, come first", joined(wanted)));
   rows_outside_ = names.back() == wanted[wanted.size() - 2];
   std::vector<Axis> ordered;
   for (size_t i = 0; i + 2 < names.size(); ++i)
