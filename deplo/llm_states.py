@@ -1,6 +1,6 @@
 """Prepared models that keep a state of one size instead of keys and values: Mamba and its like.
 
-Prompts run in eager mode, as their recurrence is a loop over tokens there; single tokens are a program, whose states stay where they are.
+Prompts are a program for any length (`llm_mixers`), single tokens another one; the states of both stay where they are.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from . import llm_mixers
 from .decorator import jit
 from .errors import UnsupportedError, UserError
 from .llm_plan import Plans, of_its_own
@@ -39,7 +40,7 @@ def tensors_of(cache: Any) -> list[torch.Tensor]:
 
 
 class StateStep(torch.nn.Module):
-    """A token after those that the states hold, and its logits."""
+    """A token after those that the states hold, or a prompt of more than one, which begins with none; and their logits."""
 
     def __init__(self, model: Any, kind: Any, example: Any) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ class StateStep(torch.nn.Module):
 
         self.kind = States
 
-    def forward(self, ids: torch.Tensor, position: torch.Tensor, states: list[torch.Tensor]) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, position: torch.Tensor, mask: torch.Tensor | None, states: list[torch.Tensor]) -> torch.Tensor:
         if self.layers:
             cache = self.kind(states[: self.layers], states[self.layers :], self.fixed)
             places: Any = position
@@ -66,7 +67,7 @@ class StateStep(torch.nn.Module):
             cache = self.kind(states[0], states[1], self.fixed)
             places = [1]  # it is asked for nothing but whether it is the first one
         logits: torch.Tensor = self.call(
-            self.model, input_ids=ids, cache_params=cache, cache_position=places, use_cache=True, return_dict=True
+            self.model, input_ids=ids, cache_params=cache, cache_position=places, attention_mask=mask, use_cache=True, return_dict=True
         ).logits
         return logits
 
@@ -79,6 +80,11 @@ class StateStore:
         example = make(batch)
         self.states = tensors_of(example)
         self.axis = 0 if isinstance(example.conv_states, list) else 1  # of sequences
+
+    def clear(self) -> None:
+        """As before a text."""
+        for state in self.states:
+            state.zero_()
 
 
 class PreparedStates:
@@ -121,9 +127,13 @@ class StatePlans(Plans):
     def make(self) -> None:
         self.kind = cache_class_of(self.model)
         self.layers, self.sliding = [], ()
-        example = self.new_cache(1)
-        self.decode = jit(of_its_own(StateStep, self.model, self.kind, example), options=self.options, fullgraph=True, dynamic=False, guards="inputs")
-        self.prefill = None
+        taps = self.model.config.conv_kernel
+        llm_mixers.install(self.model, self.new_cache, {"cache_position": torch.arange(taps)})
+        self.ignores_mask_of_one = llm_mixers.ignores_mask_of_one(self.model)
+        self.position = torch.full((1,), taps)  # of a token behind those that a convolution reads
+        arguments = (self.model, self.kind, self.new_cache(1))
+        self.prefill = jit(of_its_own(StateStep, *arguments), options=self.options, fullgraph=True, guards="inputs")
+        self.decode = jit(of_its_own(StateStep, *arguments), options=self.options, fullgraph=True, dynamic=False, guards="inputs")
 
     def new_cache(self, batch: int) -> Any:
         """A cache of the model's own kind."""
@@ -139,16 +149,30 @@ class StatePlans(Plans):
     def new_prepared(self, store: Any, pool: Any) -> Any:
         return PreparedStates(store, self, pool)
 
-    def warm_up_steps(self, lengths: list[int]) -> int:
-        return len(self.batches)
+    def remove(self) -> None:
+        super().remove()
+        llm_mixers.remove(self.model)
 
-    def warm_up(self, lengths: list[int], bar: Bar) -> None:
+    def warm_up_steps(self, lengths: list[int]) -> int:
+        return super().warm_up_steps(self._lengths(lengths))
+
+    def _lengths(self, lengths: list[int]) -> list[int]:
+        """Those of prompts that are compiled: Dynamo makes one program of a single chunk of tokens, another one of all others."""
+        chunk = getattr(self.model.config, "chunk_size", 0)
+        return [2, 2 * chunk + 1] if chunk else lengths
+
+    def _warm_up(self, lengths: list[int], bar: Bar) -> None:
+        lengths = self._lengths(lengths)
         for batch in self.batches:
-            bar.step(f"single tokens, {batch} at once")
             cache = self.cache(batch)
             with torch.no_grad():
-                for tokens in (2, 1, 1, 1):
-                    self.call(input_ids=torch.zeros(batch, tokens, dtype=torch.int64), **{self.cache_name: cache})
+                for length in lengths:
+                    bar.step(f"prompts, {batch} at once")
+                    cache.reset()
+                    self.call(input_ids=torch.zeros(batch, length, dtype=torch.int64), **{self.cache_name: cache})
+                bar.step(f"single tokens, {batch} at once")
+                for _ in range(2):  # the second goes by its arguments alone
+                    self.call(input_ids=torch.zeros(batch, 1, dtype=torch.int64), **{self.cache_name: cache})
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward."""
@@ -168,27 +192,47 @@ class StatePlans(Plans):
             raise UserError(f"{rows} sequences, but the cache is one for {cache.store.batch}")
         if cache.length and tokens > 1:
             raise UserError(f"{tokens} tokens at once after others: {type(self.model).__name__} takes them one by one")
-        why = self._why_not(kwargs, ids) if cache.length else ""
-        position = kwargs.get("cache_position")
-        if position is None or position.shape[0] != 1:
-            position = torch.full((1,), cache.length, dtype=torch.int64)
-        if cache.length and not why and (kwargs.get("attention_mask") is None or bool(kwargs["attention_mask"].all())):
-            # A copy has strides of its own: a column of a text of one row counts as contiguous.
-            ids = torch.nn.functional.pad(ids, (0, 0, 0, cache.store.batch - rows)).clone(memory_format=torch.contiguous_format)
-            logits = self.decode(ids, position, cache.store.states)[:rows]
+        mask = kwargs.get("attention_mask")
+        if mask is not None and rows == 1 and self.ignores_mask_of_one:
+            mask = None
+        why = self._why_not(kwargs, ids) or self._why_not_mask(mask, ids)
+        if why:
+            result = self._by_itself(cache, kwargs, rows, why)
+        else:
+            logits = self._run_states(cache, ids, mask, rows, tokens)
             result = self._output(logits=logits, **{self.cache_name: cache})
             if kwargs.get("return_dict") is False:
                 result = result.to_tuple()
-        else:
-            result = self._by_itself(cache, kwargs, position, rows, why)
         cache.length += tokens
         return result
 
-    def _by_itself(self, cache: Any, kwargs: dict[str, Any], position: torch.Tensor, rows: int, why: str) -> Any:
-        """The model as it was: prompts, and what the program does not serve."""
-        if why:
-            self.tell(why)
+    def _why_not_mask(self, mask: Any, ids: torch.Tensor) -> str:
+        if mask is None or bool(mask.all()) or (ids.shape[1] > 1 and mask.shape == ids.shape):
+            return ""
+        return "its attention_mask leaves out a token after which there is none, or is no matrix of its tokens"
+
+    def _run_states(self, cache: PreparedStates, ids: torch.Tensor, mask: torch.Tensor | None, rows: int, tokens: int) -> torch.Tensor:
+        store = cache.store
+        # What the other rows compute, nobody reads. A copy has strides of its own: a column of a text of one row counts as contiguous.
+        more = (0, 0, 0, store.batch - rows)
+        ids = torch.nn.functional.pad(ids, more).clone(memory_format=torch.contiguous_format)
+        if tokens == 1:
+            if not cache.length:
+                store.clear()
+            logits = self.decode(ids, self.position, None, store.states)
+        else:
+            seen = torch.ones_like(ids) if mask is None else torch.nn.functional.pad(mask.to(ids.dtype), more, value=1).contiguous()
+            for tensor in (ids, seen):
+                torch._dynamo.maybe_mark_dynamic(tensor, 1)
+            logits = self.prefill(ids, self.position, seen, store.states)
+        result: torch.Tensor = logits[:rows]
+        return result
+
+    def _by_itself(self, cache: Any, kwargs: dict[str, Any], rows: int, why: str) -> Any:
+        """The model as it was."""
+        self.tell(why)
         own = self.new_cache(rows)
+        position = self.position
         if cache.length:
             cache.give(own, rows)
         else:  # as the model wants it for a prompt of any length
@@ -203,7 +247,7 @@ class StatePlans(Plans):
         """How calls of the program went."""
         from .dispatch import call_report
 
-        return f"decode: {call_report(self.decode)}"
+        return f"prefill: {call_report(self.prefill)}\ndecode: {call_report(self.decode)}"
 
 
 def check(model: Any) -> None:

@@ -33,7 +33,8 @@ std::vector<std::string> names_of(const std::vector<Value>& values) {
 // dtypes of a combiner's results: those of the operands, but welford and online_softmax give two of their one operand.
 std::vector<Value> combined(std::vector<std::string> names, Combiner combiner, const std::vector<Value>& operands, const std::vector<Expr>& shape) {
   auto count = static_cast<size_t>(result_count(combiner));
-  DEPLO_ASSERT(operands.size() == static_cast<size_t>(operand_count(combiner)), "{} takes {} operands, not {}", to_string(combiner),
+  const bool partial = combiner == Combiner::online_softmax && operands.size() == 2;
+  DEPLO_ASSERT(partial || operands.size() == static_cast<size_t>(operand_count(combiner)), "{} takes {} operands, not {}", to_string(combiner),
                operand_count(combiner), operands.size());
   DEPLO_ASSERT(names.size() == count, "{} gives {} results, not {}", to_string(combiner), count, names.size());
   std::vector<Value> results;
@@ -51,6 +52,8 @@ void check_combiner(Combiner combiner, const std::vector<Value>& operands) {
   DEPLO_ASSERT(combiner != Combiner::set, "set is a combiner of scatter only");
   DEPLO_ASSERT(!arithmetic || dtype != DType::boolean, "{} does not take bool", to_string(combiner));
   DEPLO_ASSERT(!floating || is_float(dtype), "{} does not take {}", to_string(combiner), to_string(dtype));
+  DEPLO_ASSERT(operands.size() == 1 || combiner != Combiner::online_softmax || operands[1].type.dtype == dtype,
+               "both operands of online_softmax must be of one dtype");
   DEPLO_ASSERT(operand_count(combiner) < 2 || operands.at(1).type.dtype == DType::i64, "the second operand of {} must be i64", to_string(combiner));
 }
 

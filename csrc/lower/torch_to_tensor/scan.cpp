@@ -45,6 +45,19 @@ std::vector<Value> logcumsumexp(Builder& b, const Call& call) {
   return {conform(b, b.apply(Fn::where, {infinite, state[0], value}), type)};
 }
 
+// deplo's own operator (deplo/recurrence.py): the sum over j <= t of exp(level[t] - level[j]) added[j], where levels never rise. Softmax's sums are
+// relative to the largest number so far, which is -level[t].
+std::vector<Value> faded_sum(Builder& b, const Call& call) {
+  TensorType type = call.result();
+  Value level = call.tensor("level");
+  Value added = call.tensor("added");
+  const int64_t dim = wrapped_dim(call.integer("dim"), rank_of(level));
+  DEPLO_SUPPORT(level.type.dtype == DType::f64 && added.type.dtype == DType::f32, "levels of {} beside {}", to_string(level.type.dtype),
+                to_string(added.type.dtype));
+  Value heights = b.apply(Fn::neg, {level});
+  return {conform(b, b.scan(Combiner::online_softmax, {heights, b.cast(added, DType::f64)}, dim)[1], type)};
+}
+
 }  // namespace
 
 const std::vector<Row>& scan_rows() {
@@ -54,6 +67,7 @@ const std::vector<Row>& scan_rows() {
       {"aten.cummax.default", running_extreme<Combiner::argmax>},
       {"aten.cummin.default", running_extreme<Combiner::argmin>},
       {"aten.logcumsumexp.default", logcumsumexp},
+      {"deplo.faded_sum.default", faded_sum},
   };
   return rows;
 }
