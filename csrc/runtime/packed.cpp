@@ -83,10 +83,24 @@ int64_t scattering_step(int64_t size) {
   return step % size;
 }
 
-/// Of every element, in order.
+/// From the first to the last element.
+int64_t bytes_of(const TensorView& view) {
+  int64_t last = 0;
+  for (int d = 0; d < view.rank; ++d) {
+    if (view.sizes[d] == 0) return 0;
+    last += (view.sizes[d] - 1) * view.strides[d];
+  }
+  return (last + 1) * size_of(view.dtype);
+}
+
+/// Of every element, in order; of those that fill one block of memory, in its order.
 template <class Bits>
 uint64_t sample_of_all(const TensorView& view, int64_t count) {
   Hash hash;
+  if (const int64_t bytes = bytes_of(view); bytes == count * static_cast<int64_t>(sizeof(Bits))) {
+    hash.add(view.data, view.data + bytes);
+    return hash.value();
+  }
   std::vector<int64_t> index(static_cast<size_t>(view.rank));
   int64_t offset = 0;
   for (int64_t k = 0; k < count; ++k) {
@@ -163,16 +177,6 @@ uint64_t sample_of(const TensorView& view) {
     case 4: return sample_of_elements<uint32_t>(view, count);
     default: return sample_of_elements<uint64_t>(view, count);
   }
-}
-
-/// From the first to the last element.
-int64_t bytes_of(const TensorView& view) {
-  int64_t last = 0;
-  for (int d = 0; d < view.rank; ++d) {
-    if (view.sizes[d] == 0) return 0;
-    last += (view.sizes[d] - 1) * view.strides[d];
-  }
-  return (last + 1) * size_of(view.dtype);
 }
 
 }  // namespace

@@ -266,6 +266,19 @@ std::shared_ptr<const Program::PackedState> Program::packed_for(const CallArgume
   }
   uint64_t generation = packed_generation();
   bool fresh = current && current->generation == generation;
+  if (!resident_ && options_.sampled) {
+    // Samples of weights wait for memory most of the time: threads wait side by side.
+    std::vector<size_t> unknown;
+    for (const OnceGroup& group : groups_)
+      for (size_t buffer : group.inputs)
+        if (!state.identities[argument_of_[buffer]]) unknown.push_back(argument_of_[buffer]);
+    std::sort(unknown.begin(), unknown.end());
+    unknown.erase(std::unique(unknown.begin(), unknown.end()), unknown.end());
+    auto find = [&](int64_t part) { identity(unknown[static_cast<size_t>(part)], arguments, state); };
+    constexpr size_t kFew = 16;  // are looked at before other threads have come
+    if (unknown.size() >= kFew)
+      team.run(static_cast<int64_t>(unknown.size()), [](void* f, int64_t part, int) { (*static_cast<decltype(find)*>(f))(part); }, &find);
+  }
   if (fresh && same_identities(*current, arguments, state, plan)) {
     if (options_.own && weights_shown() > 0) {
       const std::vector<bool> possible = possible_steps_of(plan);
