@@ -76,11 +76,14 @@ tile_ir::Block ContractionScheduler::places_ahead(const Item& item) const {
 }
 
 tile_ir::Block ContractionScheduler::prefetch_rows(const Item& item, const RowBlocks& rows) const {
-  // A step takes an element or a word of each row: as many steps as a line holds fetch one line of each.
+  // A step takes an element or a word of each row: as many steps as a line holds could fetch one line of each. Every panel of lanes goes by these
+  // rows, and fetches its share of the lines: all at once they would come no faster than memory brings them, and the steps would wait.
   const loop_ir::Load* main = main_load(item.rows);
   const Expr k = sym("k" + item.tag);
   const Expr next = sym("kb" + item.tag) + 1;
-  const Expr here = row_of(item, rows, min(mod(k, kCacheLine), rows.mr - 1));
+  const int64_t panels = (lanes_extent_.value() + nr_ - 1) / nr_;
+  const Expr line = floordiv(k, kCacheLine * panels) * panels + panel(item);
+  const Expr here = row_of(item, rows, min(mod(floordiv(k, panels), kCacheLine), rows.mr - 1));
   Substitution map = outer_map_;
   Expr row;
   if (outer_inside_) {
@@ -92,8 +95,7 @@ tile_ir::Block ContractionScheduler::prefetch_rows(const Item& item, const RowBl
     row = first_row_ + here + floordiv(next, item.depth_blocks) * (row_tiles_ * mr_);
   }
   join(map, unflatten(rows_, min(row, rows_extent_ - 1)));
-  join(map,
-       depth_map(item, min(mod(next, item.depth_blocks) * item.depth_block + floordiv(k, kCacheLine) * kCacheLine * item.group(), item.depth - 1)));
+  join(map, depth_map(item, min(mod(next, item.depth_blocks) * item.depth_block + line * kCacheLine * item.group(), item.depth - 1)));
   std::vector<Expr> index;
   for (Expr e : main->index) index.push_back(substitute(e, map));
   return {make(tile_ir::Prefetch{main->buffer, std::move(index), 2})};

@@ -508,8 +508,10 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
     start = {make(loop_ir::Load{"start" + t, item.dtype(), item.lanes.param, packed_lanes(item, item.depth_block / 4, register_at[1], 0), {}, {}}),
              make(loop_ir::Store{acc, register_at, "start" + t, {}, Combiner::set})};
   }
-  tile_ir::Block out{make(tile_ir::Alloc{acc, item.dtype(), {rows.mr, nr_}, Space::reg}), over_registers(item, rows, "i", {}, std::move(start)),
-                     over_depth(item, std::move(step))};
+  tile_ir::Block out = prefetch_finish(item, several, rows);
+  for (auto& stmt : {make(tile_ir::Alloc{acc, item.dtype(), {rows.mr, nr_}, Space::reg}), over_registers(item, rows, "i", {}, std::move(start)),
+                     over_depth(item, std::move(step))})
+    out.push_back(stmt);
   for (auto& stmt : add_to_tile(item, several, rows, acc)) out.push_back(stmt);
   if (!has_chains(item) || in_chunks(item)) return out;
   return {over_chains(item, std::move(out))};

@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kRegisterOperations = 12;   // of an epilogue at one point, beyond which its copies for a whole register block are too much code
 constexpr int64_t kRegisterAccesses = 8;  // loads and stores of it, likewise
-constexpr int64_t kRegisterDepth = 256;   // multiply-adds of a sum, beyond which another pass over the tile in the first cache is lost among them
+constexpr int64_t kHiddenDepth = 96;  // multiply-adds of a sum, behind which its epilogue's reads come from far; hints before shorter ones cost more
+constexpr int64_t kRegisterDepth = 256;  // multiply-adds of a sum, beyond which another pass over the tile in the first cache is lost among them
 
 }  // namespace
 
@@ -53,6 +54,40 @@ Expr ContractionScheduler::tile_row(const Item& item, const RowBlocks& rows, Exp
   return window_ ? line_of(item, rows, row) * rows_[1].extent + point_of(item, rows, row) : row_of(item, rows, row);
 }
 
+Expr ContractionScheduler::sums_left(const Item& item, bool several) {
+  return (several ? item.depth_blocks - 1 - sym("kb" + item.tag) : Expr(0)) +
+         (has_chains(item) ? ceildiv(depth_of_block(item), item.chain) - 1 - sym("kg" + item.tag) : Expr(0));
+}
+
+tile_ir::Block ContractionScheduler::prefetch_finish(const Item& item, bool several, const RowBlocks& rows) const {
+  if (&item != &items_.back() || across_ || apart_ || in_rows_ || in_chunks(item) || hint(item.depth) < kHiddenDepth) return {};
+  const std::string& t = item.tag;
+  const Expr row = sym("r" + t + "p");
+  Substitution at = outer_map_;
+  join(at, window_ ? Substitution{{rows_[0].name, first_row_line_ + line_of(item, rows, row)}, {rows_[1].name, point_of(item, rows, row)}}
+                   : unflatten(rows_, first_row_ + row_of(item, rows, row)));
+  tile_ir::Block lines;
+  for (const auto& stmt : *nest_.inner) {
+    const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+    if (!load || statics_.count(load->buffer) > 0) continue;
+    const Expr place = offset(load->buffer, load->index);
+    const auto along = linear_coefficient(place, unit_.name);
+    const bool varies = std::any_of(rows_.begin(), rows_.end(), [&](const Axis& a) { return uses(place, a.name); });
+    if (!along || !along->is(1) || !varies) continue;
+    for (int64_t lane = 0; lane < nr_; lane += kCacheLine * 4 / size_of(load->dtype)) {
+      Substitution point = at;
+      join(point, unflatten(lanes_, first_lane_ + panel(item) * nr_ + lane));
+      std::vector<Expr> index;
+      for (Expr e : load->index) index.push_back(substitute(e, point));
+      lines.push_back(make(tile_ir::Prefetch{load->buffer, std::move(index), 1}));
+    }
+  }
+  if (lines.empty()) return {};
+  tile_ir::Block out{loop(row.name(), 0, rows.mr, LoopKind::unroll, std::move(lines))};
+  if (several || has_chains(item)) out = {make(tile_ir::If{{{Cond::Kind::eq0, sums_left(item, several)}}, std::move(out)})};
+  return out;
+}
+
 tile_ir::Block ContractionScheduler::add_to_tile(const Item& item, bool several, const RowBlocks& rows, const std::string& acc) const {
   const std::string& t = item.tag;
   const Expr row = sym("r" + t + "o");
@@ -72,8 +107,7 @@ tile_ir::Block ContractionScheduler::add_to_tile(const Item& item, bool several,
   const Cond none_before{Cond::Kind::eq0, before};
   const Cond some_before{Cond::Kind::ge0, before - 1};
   if (!finishes) return {make(tile_ir::If{{none_before}, store(false)}), make(tile_ir::If{{some_before}, store(true)})};
-  const Expr left = (several ? item.depth_blocks - 1 - sym("kb" + t) : Expr(0)) +
-                    (has_chains(item) ? ceildiv(depth_of_block(item), item.chain) - 1 - sym("kg" + t) : Expr(0));
+  const Expr left = sums_left(item, several);
   const Cond none_left{Cond::Kind::eq0, left};
   const Cond some_left{Cond::Kind::ge0, left - 1};
   tile_ir::Block out{make(tile_ir::If{{none_before, some_left}, store(false)}), make(tile_ir::If{{some_before, some_left}, store(true)})};

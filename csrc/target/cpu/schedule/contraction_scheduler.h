@@ -628,6 +628,11 @@ class ContractionScheduler {
   bool can_finish_in_registers() const;
   /// Whether that pays.
   bool wants_registers() const;
+  /// Blocks of k and chains of this one that come after the one in hand.
+  static Expr sums_left(const Item& item, bool several);
+  /// What the epilogue will read of a register block's places, fetched while its last sums are made: rows lie far apart, so that no hardware
+  /// prefetcher sees them coming.
+  tile_ir::Block prefetch_finish(const Item& item, bool several, const RowBlocks& rows) const;
   /// The last sums of a register block, as they are (plus, if `more`, what the tile has), and what follows from them. `store` puts them into the
   /// tile, from where blocks that are partly padding are finished.
   tile_ir::Block finish_registers(const Item& item, const RowBlocks& rows, const std::string& acc, tile_ir::Block store, bool more) const;

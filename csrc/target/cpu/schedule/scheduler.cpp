@@ -18,6 +18,7 @@
 namespace deplo {
 namespace {
 
+constexpr size_t kSharedSteps = 16;    // after which nobody reads what a step packed: it stays in memory meanwhile
 constexpr double kMostStreamed = 4e6;  // multiply-adds of a contraction beyond which one without packing is no candidate
 
 using Given = std::map<std::string, Schedule>;
@@ -164,20 +165,63 @@ class CpuScheduler final : public Scheduler {
     for (size_t i = 0; i < call.arguments.size(); ++i) bound[kernel.params[i].name] = call.arguments[i];
     CallStep extended = call;
     for (const PackedOperand& p : packed->second) {
+      std::vector<std::string> sources;
+      for (const std::string& source : p.sources) sources.push_back(bound.at(source));
+      if (const Made* made = p.once ? nullptr : made_before(p, sources, out)) {
+        extended.arguments.push_back(made->buffer);
+        continue;
+      }
       Buffer buffer;
       buffer.name = fresh_buffer(out);
       buffer.dtype = p.dtype;
       buffer.shape = p.shape;
       buffer.strides = contiguous_strides(p.shape);
       buffer.kind = p.once ? BufferKind::packed : BufferKind::temp;
-      CallStep make{p.kernel.name, {}, p.once};
-      for (const std::string& source : p.sources) make.arguments.push_back(bound.at(source));
+      CallStep make{p.kernel.name, sources, p.once};
       make.arguments.push_back(buffer.name);
+      if (!p.once) made_.push_back({text_of(p.kernel), std::move(sources), buffer.name, out.steps.size()});
       extended.arguments.push_back(buffer.name);
       out.buffers.push_back(std::move(buffer));
       out.steps.emplace_back(std::move(make));
     }
     return extended;
+  }
+
+  /// What a step of each call packed.
+  struct Made {
+    std::string kernel;  ///< its text, without a name
+    std::vector<std::string> sources;
+    std::string buffer;
+    size_t step = 0;
+  };
+
+  /// A step not long ago that packed the same: layers that read the same rows share what is packed of them.
+  const Made* made_before(const PackedOperand& p, const std::vector<std::string>& sources, const tile_ir::Module& out) {
+    std::erase_if(made_, [&](const Made& made) { return made.step + kSharedSteps < out.steps.size() || changed_since(made, out); });
+    if (made_.empty()) return nullptr;
+    const std::string text = text_of(p.kernel);
+    const auto same = std::find_if(made_.begin(), made_.end(), [&](const Made& made) { return made.sources == sources && made.kernel == text; });
+    return same == made_.end() ? nullptr : &*same;
+  }
+
+  /// Whether a later step may have written what was packed.
+  static bool changed_since(const Made& made, const tile_ir::Module& out) {
+    auto is_source = [&](const std::string& buffer) { return std::find(made.sources.begin(), made.sources.end(), buffer) != made.sources.end(); };
+    for (size_t s = made.step + 1; s < out.steps.size(); ++s) {
+      const auto* call = std::get_if<CallStep>(&out.steps[s]);
+      if (!call) return true;
+      const tile_ir::Kernel& kernel = *out.find_kernel(call->kernel);
+      for (size_t i = 0; i < call->arguments.size(); ++i)
+        if (kernel.params[i].kind != loop_ir::ParamKind::in && is_source(call->arguments[i])) return true;
+    }
+    return false;
+  }
+
+  static std::string text_of(const tile_ir::Kernel& kernel) {
+    tile_ir::Kernel anonymous = kernel;
+    anonymous.name = "@k";
+    anonymous.provenance.clear();
+    return tile_ir::print(anonymous);
   }
 
   std::string fresh_buffer(const tile_ir::Module& out) {
@@ -190,6 +234,7 @@ class CpuScheduler final : public Scheduler {
   const loop_ir::Module& module_;
   const PassContext& ctx_;
   std::map<std::string, std::vector<PackedOperand>> packed_;
+  std::vector<Made> made_;
   struct Version {
     std::string kernel;
     std::vector<Cond> when;  ///< any of them
