@@ -1,8 +1,10 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <random>
+#include <set>
 
 #include "base/error.h"
+#include "base/flat_set.h"
 #include "base/text.h"
 #include "loop_ir/interpret.h"
 #include "loop_ir/rewrite.h"
@@ -428,4 +430,30 @@ TEST_CASE("fusion works on equal layers once, however many there are") {
   CHECK(made(layers(6)) > 0);
   CHECK(made(layers(24)) == made(layers(6)));
   CHECK(fused(layers(9), true) == fused(layers(9), false));
+}
+
+TEST_CASE("flat sets hold what sets hold") {
+  std::mt19937 rng(3);
+  FlatSet<int> flat;
+  std::set<int> set;
+  for (int k = 0; k < 2000; ++k) {
+    const int value = static_cast<int>(rng() % 40);
+    switch (rng() % 4) {
+      case 0: REQUIRE(flat.erase(value) == set.erase(value)); break;
+      case 1: REQUIRE(flat.count(value) == set.count(value)); break;
+      case 2: {
+        const int more[] = {value, 3, value + 1};
+        flat.insert(std::begin(more), std::end(more));
+        set.insert(std::begin(more), std::end(more));
+        break;
+      }
+      default: {
+        auto [it, fresh] = flat.insert(value);
+        REQUIRE(*it == value);
+        REQUIRE(fresh == set.insert(value).second);
+      }
+    }
+    REQUIRE(std::equal(flat.begin(), flat.end(), set.begin(), set.end()));
+    REQUIRE(flat.empty() == set.empty());
+  }
 }

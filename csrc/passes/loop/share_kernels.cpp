@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
+#include <unordered_map>
 
 #include "loop_ir/params.h"
 #include "loop_ir/rewrite.h"
+#include "loop_ir/structure.h"
 
 namespace deplo {
 namespace {
@@ -50,7 +53,8 @@ Kernel unique(const Kernel& kernel) {
   return copy;
 }
 
-Kernel canonical(const Kernel& original) {
+/// Nothing where a symbol has one of the names.
+std::optional<Kernel> canonical(const Kernel& original) {
   Kernel kernel = unique(original);
   Canonizer canonizer;
   // A symbol keeps its name: it means the same size in every kernel.
@@ -62,12 +66,35 @@ Kernel canonical(const Kernel& original) {
   canonizer.block(kernel.body);
   for (const auto& [symbol, range] : kernel.symbols) {
     for (auto& [from, to] : canonizer.renaming.values)
-      if (to == symbol) return original;
+      if (to == symbol) return std::nullopt;
     for (const Param& p : kernel.params)
-      if (p.name == symbol) return original;
+      if (p.name == symbol) return std::nullopt;
   }
   kernel.body = copy_block(kernel.body, canonizer.renaming, nullptr);
   return kernel;
+}
+
+/// Equal for kernels whose canonical forms are equal, if they name their values and axes alike, as those of equal layers do.
+std::string structure_of(const Kernel& kernel) {
+  std::vector<std::string> buffers;
+  Structure key;
+  key.add(loop_ir::structure_of(kernel.body, buffers));
+  std::unordered_map<std::string, size_t> places;
+  for (size_t k = 0; k < buffers.size(); ++k) places.emplace(buffers[k], k);
+  for (const Param& p : kernel.params) {
+    auto it = places.find(p.name);
+    key.add(it == places.end() ? buffers.size() : it->second);
+    key.add(static_cast<char>(p.kind));
+    key.add(static_cast<char>(p.dtype));
+    key.add(static_cast<char>(p.is_static));
+    key.add(p.shape);
+    key.add(p.strides);
+  }
+  for (const auto& [name, range] : kernel.symbols) {
+    key.add(name);
+    for (const auto& bound : {range.lo, range.hi}) key.add(bound ? std::vector<Expr>{*bound} : std::vector<Expr>{});
+  }
+  return key.take();
 }
 
 }  // namespace
@@ -76,22 +103,30 @@ Module share_kernels(Module module, const PassContext&) {
   std::map<std::string, std::shared_ptr<Kernel>> by_text;
   std::map<std::string, std::string> renamed;
   std::vector<std::shared_ptr<Kernel>> kept;
+  std::unordered_map<std::string, std::shared_ptr<Kernel>> by_structure;
   for (const auto& original : module.kernels) {
-    Kernel kernel = canonical(*original);
-    auto provenance = std::move(kernel.provenance);
-    kernel.provenance.clear();
-    kernel.name.clear();
-    std::string text = print(kernel);
-    auto it = by_text.find(text);
-    if (it == by_text.end()) {
-      kernel.name = original->name;
-      it = by_text.emplace(std::move(text), std::make_shared<Kernel>(std::move(kernel))).first;
-      kept.push_back(it->second);
+    std::shared_ptr<Kernel>& known = by_structure[structure_of(*original)];
+    std::shared_ptr<Kernel> shared = known;
+    if (!shared) {
+      std::optional<Kernel> renumbered = canonical(*original);
+      const bool is_numbered = renumbered.has_value();
+      Kernel kernel = is_numbered ? std::move(*renumbered) : *original;
+      kernel.provenance.clear();
+      kernel.name.clear();
+      std::string text = print(kernel);
+      auto it = by_text.find(text);
+      if (it == by_text.end()) {
+        kernel.name = original->name;
+        it = by_text.emplace(std::move(text), std::make_shared<Kernel>(std::move(kernel))).first;
+        kept.push_back(it->second);
+      }
+      shared = it->second;
+      if (is_numbered) known = shared;
     }
-    auto& names = it->second->provenance;
-    for (std::string& name : provenance)
-      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
-    renamed[original->name] = it->second->name;
+    auto& names = shared->provenance;
+    for (const std::string& name : original->provenance)
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    renamed[original->name] = shared->name;
   }
   module.kernels.assign(kept.begin(), kept.end());
   for (Step& step : module.steps)
