@@ -54,8 +54,10 @@ namespace deplo::kernel_ir {
 // of each; `transposed`: of column l / 4. `mma c, d lane 2 += a * b half 1` adds the product of a 16 x 16 matrix (a: its quarters in the order of
 // columns) and a 16 x 8 one (b: its two halves below each other, transposed, by default the first two lanes' of each; `half 1`: lanes 4 to 7) to the
 // sums, of which thread l holds two in lanes 2 and 3 of var c, row l / 4, and two in those of d, row l / 4 + 8, columns 2 (l % 4) and the next one.
-// `a: bf16x8 = join_matrix p, q, r, s lane 2` makes such matrices of what threads have: of each f32 value lanes 2 and 3, rounded, for one of them.
-// `multiply_tiles a, b, c, d += x by ... * w by ...` is what a block's threads do together to tiles that come by copies of their own
+// Of bytes, `a: i8x16 = load_matrix t[o]`, a row has 16 elements, of which a thread gets four; `mma` multiplies 16 x 32 and 32 x 8 bytes, signed or
+// not each, and adds to sums of i32, which are exact and wrap. `a: bf16x8 = join_matrix p, q, r, s lane 2` makes such matrices of what threads have:
+// of each f32 value lanes 2 and 3, rounded, for one of them. `multiply_tiles a, b, c, d += x by ... * w by ...` is what a block's threads do together
+// to tiles that come by copies of their own
 // (`program_ir/tiles.h`); the vars hold two columns of f32 each, of rows h = 0 and 1 of one g after the other.
 // `matrix` statements work on the eight registers of a matrix unit, each 16 rows of 64 bytes: t0 holds 16 x 16 f32 or 16 x 32 bf16. `matrix t0 = 0`,
 // `matrix t0 = c[p] stride s` and `matrix c[p] stride s = t0` (rows s elements apart), and `matrix t0 += t4 * t6`, which adds, for row i and column
@@ -250,7 +252,7 @@ struct CopyGroup {
 /// Matrices of 8 x 8 elements, by the threads of a warp.
 struct LoadMatrix {
   std::string name;
-  Type type;  ///< two lanes for each matrix
+  Type type;  ///< 32 bits for each matrix
   std::string buffer;
   Expr offset;
   bool transposed = false;
