@@ -19,7 +19,7 @@ TIDY_FILES = $(shell git ls-files 'csrc/*.cpp' 'tools/*.cpp')
 UNGUARDED = $(addprefix tests/python/test_,benchmarks.py docs.py scripts.py)
 CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
 
-.PHONY: help system venv configure build demo test quick docs bench soak mutants opinfo opinfo-inductor fuzz exhaustive architectures guard wheel clean
+.PHONY: help system venv configure build demo test quick docs bench sass soak mutants opinfo opinfo-inductor fuzz exhaustive architectures guard wheel clean
 .PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump test-wheel test-nollvm test-side-by-side format peers vllm
 
 help: ## this list
@@ -125,6 +125,9 @@ guard: build ## the tests with every buffer between guard pages
 
 bench: build ## eager, Inductor and deplo side by side
 	@$(PY) benchmarks/run.py
+
+sass: build ## figures of all CUDA kernels of cases and models for an A100, an H100 and an RTX 5090, and which limits they break (an hour; SASS="--match softmax" for less)
+	@$(PY) benchmarks/sass.py $(SASS)
 
 peers: venv ## ONNX Runtime, OpenVINO, zentorch (in .peers) and matplotlib, for benchmarks with --peers and --plot
 	@$(PY) -m pip install -q -r requirements-peers.txt || { echo "deplo: pip could not install requirements-peers.txt: check the network" >&2; exit 1; }

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import struct
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .core import core
@@ -29,7 +31,8 @@ _REGCOUNT, _FRAME_SIZE = 0x2F, 0x11
 _RESERVED_SHARED = 1024  # of a block, by sm_90 and later
 _REGISTERS_SM = 65536
 _REGISTER_UNIT = 256  # a warp's registers are given out in such pieces
-_LAUNCH_SECONDS = 2.5e-6
+LAUNCH_SECONDS = 2.5e-6
+_CACHE_BYTES_PER_CLOCK = 64  # of an SM, from the L2 or its own cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +98,10 @@ def class_of(instruction: Instruction) -> str:
         return "copy"
     if name in ("LDG", "LD", "STG", "ST"):
         return ("load" if name[0] == "L" else "store") + (" 128" if "128" in rest.split(".") else "")
-    if name in ("LDS", "LDSM", "STS", "STSM"):
+    if name in ("LDS", "LDSM"):
         return "shared"
+    if name in ("STS", "STSM"):
+        return "shared store"
     if name in ("LDL", "STL"):
         return "spill"
     if name in ("SHFL", "VOTE", "REDUX"):
@@ -196,6 +201,12 @@ class Judgement:
 
     name: str
     schedule: str
+    work: str  # attention, convolution, contraction, window, reduction, points; empty for what schedules add
+    operators: list[str]
+    calls: int  # in one run of the program
+    once: bool  # it packs weights
+    threads: int  # of a block
+    blocks: int
     registers: int
     spills: int
     stack_bytes: int
@@ -209,11 +220,15 @@ class Judgement:
     least_bytes: float
     sectors_per_request: float
     least_sectors_per_request: float
+    wide_share: float  # of the bytes asked for, in accesses of 16 bytes a thread
     bank_ways: float  # 1: no conflicts
     barriers: float
     complete: bool  # every address was known
-    seconds: float  # by the roofline, with the launch
+    flops: float
+    seconds: float  # estimated, with the launch
     bound: str  # by what
+    limits: dict[str, float]  # seconds that each part of the device needs alone
+    least_seconds: float  # of the least bytes and the arithmetic, without the launch
 
 
 def find_device(name: str) -> tuple[Target, dict[str, Any]]:
@@ -225,57 +240,103 @@ def find_device(name: str) -> tuple[Target, dict[str, Any]]:
     raise UserError(f"--device {name}: expected one of {', '.join(device['name'] for _, device in known)}")
 
 
-def judge(text: str, hints: Mapping[str, int], training: bool, target: Target, device: Mapping[str, Any], options: Options) -> list[Judgement]:
-    """The kernels of IR text, in order. Raises UnsupportedError where NVRTC or the disassembler is missing."""
+@dataclasses.dataclass(frozen=True)
+class CodeFigures:
+    """What judging reads of one kernel's machine code."""
+
+    registers: int
+    spills: int
+    stack_bytes: int
+    shared_bytes: int
+    where: str
+    instructions: int
+    mix: dict[str, int]
+    matrix: bool  # it has instructions of matrix units
+
+    @staticmethod
+    def of(code: KernelCode) -> CodeFigures:
+        where, body = code.main_loop()
+        mix = dict(Counter(class_of(i) for i in body).most_common())
+        matrix = any(class_of(i) in ("HMMA", "HGMMA") for i in code.instructions)
+        return CodeFigures(code.registers, code.spills, code.stack_bytes, code.shared_bytes, where, len(body), mix, matrix)
+
+
+def code_of(text: str, arch: str, options: Options) -> CodeFigures:
+    """Of the one kernel of a text. Raises UnsupportedError where NVRTC or the disassembler is missing."""
+    (code,) = read_code(assemble(text, arch, options)).values()
+    return CodeFigures.of(code)
+
+
+def judge(
+    text: str,
+    hints: Mapping[str, int],
+    training: bool,
+    target: Target,
+    device: Mapping[str, Any],
+    options: Options,
+    code: Callable[[str, str, Options], CodeFigures] = code_of,
+) -> list[Judgement]:
+    """The kernels of IR text, in order; those of equal text go through `code` once, all processors at it."""
     options = options.replace(target=target.name, arch=device["arch"])
-    written = options.to_json(dict(hints), training)
-    about = json.loads(core().judge(text, written))
-    if not about:
-        return []
-    code = read_code(assemble(core().lower(text, target.levels[-1], written, "<expression>"), device["arch"], options))
-    return [_judge(kernel, code[kernel["name"]], device) for kernel in about]
+    about = json.loads(core().judge(text, options.to_json(dict(hints), training)))
+    texts = list({kernel["text"] for kernel in about})
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        figures = dict(zip(texts, pool.map(lambda one: code(one, device["arch"], options), texts), strict=True))
+    return [_judge(kernel, figures[kernel["text"]], device) for kernel in about]
 
 
-def _judge(about: Mapping[str, Any], code: KernelCode, device: Mapping[str, Any]) -> Judgement:
+def _judge(about: Mapping[str, Any], code: CodeFigures, device: Mapping[str, Any]) -> Judgement:
     memory = about["memory"]
-    where, body = code.main_loop()
-    mix = Counter(class_of(i) for i in body)
     own_shared = max(code.shared_bytes, about["shared_bytes"])  # large arrays are no part of the code
     shared = own_shared + min(about["scratch_bytes"], device["shared_kb_block"] * 1024)
     resident = occupancy(about["threads"], code.registers, shared, device)
-    matrix = any(class_of(i) in ("HMMA", "HGMMA") for i in code.instructions)
-    peak = device["bf16_tflops" if matrix else "float32_tflops"] * 1e12
+    peak = device["bf16_tflops" if code.matrix else "float32_tflops"] * 1e12
     # What is asked for again and again comes from the L2, if it fits.
     sizes, cached = about["buffers"], device["l2_mb"] * 1e6 / 2
     moved = sum(min(asked, sizes[name]) if sizes.get(name, cached) < cached else asked for name, asked in memory["of_buffers"].items())
+    clocks = device["sms"] * device["ghz"] * 1e9  # of all SMs a second
+    at_once = device["sms"] * max(resident * device["warps_sm"] // -(-about["threads"] // 32), 1)  # blocks
     limits = {
         "memory": moved / (device["dram_gb_s"] * 1e9),
         "arithmetic": about["flops"] / peak,
-        "shared memory": memory["shared_ways"] / (device["sms"] * device["ghz"] * 1e9),
+        "shared memory": memory["shared_ways"] / clocks,
+        "caches": memory["global_sectors"] * 32 / (_CACHE_BYTES_PER_CLOCK * clocks),
+        "instructions": memory["instructions"] / (4 * clocks),
+        "latency": memory["clocks"] * max(about["blocks"] / at_once, 1.0) / (device["ghz"] * 1e9),
     }
     bound = max(limits, key=lambda name: limits[name])
     requests = max(memory["global_requests"], 1.0)
     return Judgement(
         name=about["name"],
         schedule=about["schedule"],
+        work=about["work"],
+        operators=about["operators"],
+        calls=about["calls"],
+        once=about["once"],
+        threads=about["threads"],
+        blocks=about["blocks"],
         registers=code.registers,
         spills=code.spills,
         stack_bytes=code.stack_bytes,
         shared_bytes=own_shared,
         occupancy=resident,
-        where=where,
-        instructions=len(body),
-        mix=dict(mix.most_common()),
+        where=code.where,
+        instructions=code.instructions,
+        mix=code.mix,
         bytes=moved,
         asked_bytes=memory["global_bytes"],
         least_bytes=about["bytes"],
         sectors_per_request=memory["global_sectors"] / requests,
         least_sectors_per_request=memory["global_bytes"] / 32 / requests,
+        wide_share=memory["wide_bytes"] / max(memory["global_bytes"], 1.0),
         bank_ways=memory["shared_ways"] / max(memory["shared_requests"], 1.0) if memory["shared_requests"] else 1.0,
         barriers=memory["barriers"],
         complete=memory["complete"],
-        seconds=limits[bound] + _LAUNCH_SECONDS,
+        flops=about["flops"],
+        seconds=limits[bound] + LAUNCH_SECONDS,
         bound=bound,
+        limits=limits,
+        least_seconds=max(about["bytes"] / (device["dram_gb_s"] * 1e9), limits["arithmetic"]),
     )
 
 

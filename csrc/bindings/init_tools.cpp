@@ -96,7 +96,12 @@ void init_tools(py::module_& module) {
       "assemble",
       [](const std::string& text, const std::string& options) {
         CompileOptions parsed = parse_options(options);
-        return py::bytes(target_of(parsed.context).assemble(text, parsed.target));
+        std::string code;
+        {
+          py::gil_scoped_release unlocked;
+          code = target_of(parsed.context).assemble(text, parsed.target);
+        }
+        return py::bytes(code);
       },
       py::arg("text"), py::arg("options"),
       "Machine code that the target's own compiler makes of its text. Raises UnsupportedError where there is none.");

@@ -12,6 +12,7 @@
 
 #include "analysis/cost.h"
 #include "analysis/weighted_sum.h"
+#include "analysis/work.h"
 #include "base/error.h"
 #include "kernel_ir/rewrite.h"
 #include "lower/loop_to_tile/alone.h"
@@ -261,10 +262,24 @@ std::string lower_text(const std::string& text, const std::string& file, const s
   return machine ? machine->write(made.kernel, options.context) : print(made.kernel);
 }
 
+/// A kernel's own text, the same for kernels that differ in nothing but their names.
+std::string text_alone(const kernel_ir::Kernel& kernel, const CompileOptions& options) {
+  auto renamed = std::make_shared<kernel_ir::Kernel>(kernel);
+  renamed->name = "kernel";
+  renamed->provenance.clear();
+  kernel_ir::Module module;
+  module.kernels.push_back(std::move(renamed));
+  return target_of(options.context).texts.back().write(module, options.context);
+}
+
 std::string judge_text(const std::string& text, const CompileOptions& options) {
+  DEPLO_SUPPORT(!target_of(options.context).texts.empty(), "target {} has no text of its kernels", target_of(options.context).name);
   Dumper dumper(options);
   Compiled made = run_levels(text, "<graph>", options, "", /*by_hand=*/false, dumper);
   const std::vector<KernelSummary> summaries = summarize(made, options);
+  std::map<std::string, analysis::Work> work;
+  for (const auto& kernel : made.loop.kernels) work[kernel->name] = analysis::work_of(*kernel);
+  std::map<std::pair<std::string, std::map<std::string, int64_t>>, json> traffic;  // of equal kernels once
   json list = json::array();
   for (size_t k = 0; k < summaries.size(); ++k) {
     const kernel_ir::Kernel& kernel = *made.kernel.kernels[k];
@@ -285,16 +300,28 @@ std::string judge_text(const std::string& text, const CompileOptions& options) {
     const KernelSummary& summary = summaries[k];
     auto number = [&](Expr e) { return analysis::estimate(e, options.context.hints, made.kernel.symbols); };
     json buffers = json::object();
+    int64_t calls = 0;
+    bool once = true;
     for (const Step& step : made.kernel.steps) {
       const auto* call = std::get_if<CallStep>(&step);
       if (!call || call->kernel != kernel.name) continue;
+      ++calls;
+      once = once && call->once;
       for (size_t p = 0; p < call->arguments.size(); ++p) {
         const Buffer& buffer = *made.kernel.find_buffer(call->arguments[p]);
         buffers[kernel.params[p].name] = number(product(buffer.shape)) * static_cast<double>(size_of(buffer.dtype));
       }
     }
+    std::string alone = text_alone(kernel, options);
+    json& memory = traffic[{alone, sizes}];
+    if (memory.is_null()) memory = json::parse(target_of(options.context).measure_traffic(kernel, sizes));
     list.push_back({{"name", summary.name},
                     {"schedule", summary.schedule},
+                    {"work", work.count(kernel.name) ? analysis::to_string(work.at(kernel.name)) : ""},
+                    {"operators", summary.provenance},
+                    {"calls", calls},
+                    {"once", once},
+                    {"text", std::move(alone)},
                     {"buffers", std::move(buffers)},
                     {"flops", number(summary.flops)},
                     {"bytes", number(summary.bytes_read) + number(summary.bytes_written)},
@@ -302,7 +329,7 @@ std::string judge_text(const std::string& text, const CompileOptions& options) {
                     {"blocks", blocks},
                     {"scratch_bytes", evaluate(kernel.scratch_bytes, sizes)},
                     {"shared_bytes", shared_bytes},
-                    {"memory", json::parse(target_of(options.context).measure_traffic(kernel, sizes))}});
+                    {"memory", memory}});
   }
   return list.dump();
 }

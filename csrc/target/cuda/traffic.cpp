@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 #include <vector>
 
+#include "analysis/cost.h"
 #include "base/error.h"
 
 namespace deplo {
@@ -18,6 +20,8 @@ constexpr int64_t kBanks = 32;
 constexpr int64_t kWidest = 16;
 constexpr int64_t kFollowed = 3;  ///< blocks, and turns of a loop
 constexpr int64_t kFewTurns = 8;  ///< followed in full
+constexpr double kLatency = 600;  ///< clocks from a load of the device's memory to its use
+constexpr double kAhead = 4;      ///< turns of a loop whose loads are under way together: compilers unroll it
 
 using Integers = std::map<std::string, int64_t>;
 
@@ -28,10 +32,13 @@ class Warp {
     for (const Param& p : kernel.params) dtypes_[p.name] = p.dtype;
   }
 
-  void run() {
+  void run(double weight) {
     std::vector<size_t> all;
     for (size_t t = 0; t < threads_.size(); ++t) all.push_back(t);
-    block(kernel_.body, all, 1);
+    block(kernel_.body, all, weight);
+    clocks_ /= weight;
+    if (loads_) clocks_ += kLatency;
+    out_.clocks = std::max(out_.clocks, clocks_);
   }
 
  private:
@@ -46,6 +53,11 @@ class Warp {
   void block(const Block& body, const Active& active, double weight) {
     if (active.empty()) return;
     for (const auto& stmt : body) std::visit([&](const auto& s) { statement(s, active, weight); }, stmt->node);
+  }
+
+  void issue(double instructions, double weight) {
+    out_.instructions += weight * instructions;
+    clocks_ += weight * instructions;
   }
 
   /// Of comparisons of indices and what is made of them, one for all lanes.
@@ -70,8 +82,9 @@ class Warp {
     }
   }
 
-  void statement(const Let& s, const Active& active, double /*weight*/) {
+  void statement(const Let& s, const Active& active, double weight) {
     lanes_[s.name] = s.type.lanes;
+    if (s.fn != Fn::constant && s.fn != Fn::index) issue(analysis::cost_of(s.fn) * s.type.lanes, weight);
     for (size_t t : active) {
       threads_[t].erase(s.name);
       if (auto known = s.fn == Fn::index ? (s.type.lanes == 1 ? value(s.index, t) : std::nullopt) : value(s, t)) threads_[t][s.name] = *known;
@@ -170,9 +183,13 @@ class Warp {
         const int64_t requests = (line_bytes + kBanks * kBank - 1) / (kBanks * kBank);
         out_.global_sectors += weight * lines * static_cast<double>(sectors);
         out_.global_requests += weight * lines * static_cast<double>(requests);
+        out_.wide_bytes += weight * lines * static_cast<double>(line_bytes);
       }
     }
   }
+  void statement(const Exchange& /*s*/, const Active& /*active*/, double weight) { issue(1, weight); }
+  void statement(const ReduceLanes& /*s*/, const Active& /*active*/, double weight) { issue(1, weight); }
+  void statement(const Mma& /*s*/, const Active& /*active*/, double weight) { issue(1, weight); }
   template <class Other>
   void statement(const Other& /*s*/, const Active& /*active*/, double /*weight*/) {}
 
@@ -206,6 +223,7 @@ class Warp {
       most = std::max(most, turns[t]);
     }
     const int64_t followed = most <= kFewTurns ? most : kFollowed;
+    const bool loaded = std::exchange(loads_, false);
     for (int64_t turn = 0; turn < followed; ++turn) {
       Active on;
       double all = 0;
@@ -220,7 +238,10 @@ class Warp {
       }
       const double mean = most <= kFewTurns ? static_cast<double>(followed) : all / static_cast<double>(active.size());
       block(s.body, on, weight * mean / static_cast<double>(followed));
+      // The loads of the turns that run together are waited for once.
+      if (std::exchange(loads_, false)) clocks_ += weight * mean / static_cast<double>(followed) * kLatency / kAhead;
     }
+    loads_ = loaded;
   }
 
   /// The lanes of a thread that take part.
@@ -255,6 +276,7 @@ class Warp {
         out_.complete = out_.complete && known;
         places.push_back(known ? std::optional<int64_t>((*at + lane * *stride) * bytes) : std::nullopt);
       }
+      loads_ = loads_ || (!shared && std::is_same_v<Access, Load>);
       if (!places.empty()) shared ? count_shared(places, piece * bytes, weight) : count_global(s.buffer, places, piece * bytes, weight);
     }
   }
@@ -275,6 +297,8 @@ class Warp {
     out_.of_buffers[buffer] += asked;
     out_.global_sectors += weight * (static_cast<double>(sectors.size()) + unknown);
     out_.global_requests += weight;
+    if (bytes == kWidest) out_.wide_bytes += asked;
+    issue(1, weight);
   }
 
   void count_shared(const std::vector<std::optional<int64_t>>& places, int64_t bytes, double weight) {
@@ -287,6 +311,7 @@ class Warp {
       size_t ways = 1;
       for (const auto& [bank, distinct] : words) ways = std::max(ways, distinct.size());
       out_.shared_requests += weight;
+      issue(1, weight);
       out_.shared_ways += weight * static_cast<double>(ways);
     }
   }
@@ -298,6 +323,8 @@ class Warp {
   std::map<std::string, Space> spaces_;
   std::map<std::string, int> lanes_;
   std::map<std::string, Expr> first_;
+  double clocks_ = 0;
+  bool loads_ = false;  ///< the present turn of the innermost loop loads what has not been waited for
 };
 
 }  // namespace
@@ -311,9 +338,13 @@ Traffic measure_traffic(const Kernel& kernel, const std::map<std::string, int64_
   const int64_t blocks = grid[0] * grid[1] * grid[2];
   Traffic sum;
   if (blocks == 0) return sum;
-  std::set<int64_t> followed;
-  for (int64_t k = 0; k < kFollowed; ++k) followed.insert(k * (blocks - 1) / std::max<int64_t>(1, kFollowed - 1));
-  for (int64_t b : followed) {
+  // The last block, which edges cut off, counts once; those before it, spread evenly, for all others.
+  std::map<int64_t, double> followed;
+  const int64_t others = std::min(kFollowed, blocks - 1);
+  for (int64_t k = 0; k < others; ++k)
+    followed[k * (blocks - 2) / std::max<int64_t>(1, others - 1)] += static_cast<double>(blocks - 1) / static_cast<double>(others);
+  followed[blocks - 1] += 1;
+  for (const auto& [b, weight] : followed) {
     Integers at = base;
     at["block_x"] = b % grid[0];
     at["block_y"] = b / grid[0] % grid[1];
@@ -324,14 +355,10 @@ Traffic measure_traffic(const Kernel& kernel, const std::map<std::string, int64_
       warp.back()["thread_x"] = t % block[0];
       warp.back()["thread_y"] = t / block[0];
       if (warp.size() < kWarp && t + 1 < block[0] * block[1]) continue;
-      Warp(kernel, std::move(warp), sum).run();
+      Warp(kernel, std::move(warp), sum).run(weight);
       warp.clear();
     }
   }
-  const double scale = static_cast<double>(blocks) / static_cast<double>(followed.size());
-  for (double* total : {&sum.global_bytes, &sum.global_sectors, &sum.global_requests, &sum.shared_requests, &sum.shared_ways, &sum.barriers})
-    *total *= scale;
-  for (auto& [buffer, bytes] : sum.of_buffers) bytes *= scale;
   return sum;
 }
 
