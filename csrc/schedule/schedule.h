@@ -52,6 +52,7 @@ class Lexer;
 //   warps(i=R, j=C), stages(S)      R x C warps share a GPU block's tile; S tiles of k lie in its shared memory at once
 //   raster(R)                       a GPU's blocks go down R rows of tiles before the next column of tiles
 //   blocks(B)                       blocks of a GPU's grid, at most; each then goes on with further points or rows
+//   order(a, b, ...)                a GPU's thread runs through the axes in their order, for stores may meet along them; others have threads
 //
 // Kinds, each with the words it takes:
 //   contraction   parallel tile vectorize register_block partition chain unroll dot pack epilogue
@@ -63,7 +64,7 @@ class Lexer;
 //   gpu_online                          tile warps stages
 //   gpu_chain                           tile warps stages keep
 //   gpu_tiles                           tile stages raster
-//   gpu_points                          threads blocks, or threads vectorize split unroll
+//   gpu_points                          threads blocks order, or threads vectorize split unroll
 //   gpu_transpose                       tile threads
 //   gpu_rows                            threads blocks, or threads vectorize rows keep
 //   gpu_serial                          threads

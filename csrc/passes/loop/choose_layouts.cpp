@@ -7,6 +7,7 @@
 
 #include "analysis/contraction.h"
 #include "analysis/cost.h"
+#include "expr/node.h"
 #include "passes/loop/program_graph.h"
 #include "target/target.h"
 
@@ -464,10 +465,19 @@ struct Chooser {
       if (along->is(1) && (is_long || !summed.count(axis.name))) return std::nullopt;
       short_runs = short_runs || along->is(1);
       if (!is_long || !summed.count(axis.name) || along->is(0)) continue;
-      auto own = std::find(access.index.begin(), access.index.end(), Expr::symbol(axis.name));
+      auto own = std::find_if(access.index.begin(), access.index.end(), [&](Expr e) { return is_piece(e, axis); });
       if (own != access.index.end()) found = static_cast<size_t>(own - access.index.begin());
     }
     return short_runs ? found : std::nullopt;
+  }
+
+  /// Whether an index is the axis, or an element of one of several pieces of its length.
+  static bool is_piece(Expr index, const Axis& axis) {
+    if (index == Expr::symbol(axis.name)) return true;
+    const auto step = linear_coefficient(index, axis.name);
+    if (!step || !step->is(1) || !axis.extent.is_constant() || axis.extent.is(0)) return false;
+    const std::vector<Term> rest = terms_of(index - Expr::symbol(axis.name));
+    return std::all_of(rest.begin(), rest.end(), [&](const Term& t) { return t.coefficient % axis.extent.value() == 0; });
   }
 
   void lay_out_windows(size_t at) {

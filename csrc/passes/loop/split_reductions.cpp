@@ -32,6 +32,14 @@ constexpr double kEnoughBlocks = 528;   ///< that keep memory busy
 constexpr double kLeastColumn = 256;    ///< elements of a chunk of a column
 constexpr double kElementsPerSecond = 5e11;
 constexpr double kSecondLaunch = 3e-6;  ///< seconds of the second kernel
+constexpr double kBlockTile = 64;       ///< rows and columns of a block of a contraction whose blocks would be few
+constexpr double kFewestSide = 16;      ///< below, a contraction streams its operands
+constexpr double kEnoughTiles = 132;
+constexpr double kBlockDepth = 256;        ///< of a chunk, at least
+constexpr double kMostParts = 16;          ///< whose sums are added where they are read
+constexpr double kStepSeconds = 2.8e-8;    ///< of a block for one k of float32
+constexpr double kHalfStepSeconds = 7e-9;  ///< of 16-bit operands, on matrix units
+constexpr double kBytesPerSecond = 1.5e12;
 
 struct Splitter {
   ProgramGraph graph;
@@ -55,9 +63,11 @@ struct Splitter {
     kernel.body = node.body;
     if (auto contractions = analysis::find_contractions(kernel); !contractions.empty()) {
       if (contractions.size() != 1) return;
+      const bool grid = target_of(context).has_grid;
       const Expr extent = reduce.axes[axis_to_cut(reduce.axes)].extent;
-      if (int64_t chunks = even_chunks(extent, chunks_of(contractions[0], length)); chunks > 1)
-        split(at, nest, reduce, length, length / static_cast<double>(chunks), true);
+      const double wanted = grid ? blocks_of_k(at, contractions[0], length) : chunks_of(contractions[0], length);
+      if (int64_t chunks = even_chunks(extent, wanted); chunks > 1 && (!grid || pays(contractions[0], length, static_cast<double>(chunks))))
+        split(at, nest, reduce, length, length / static_cast<double>(chunks), true, grid);
       return;
     }
     bool partial = reduce.operands.size() != static_cast<size_t>(operand_count(reduce.combiner));
@@ -146,6 +156,60 @@ struct Splitter {
     return std::min(std::ceil(kWantedTiles / tiles), std::floor(length / kLeastDepth));
   }
 
+  /// The same for blocks of a grid, of which even constant operands are read by every block.
+  double blocks_of_k(size_t at, const analysis::Contraction& contraction, double length) {
+    double tiles = 1;
+    double m = 1;
+    double n = 1;
+    for (const auto& axis : contraction.axes) {
+      if (!axis.extent.is_constant()) return 1;
+      if (axis.kind == analysis::AxisClass::batch) tiles *= size(axis.extent);
+      if (axis.kind == analysis::AxisClass::m) m *= size(axis.extent);
+      if (axis.kind == analysis::AxisClass::n) n *= size(axis.extent);
+    }
+    if (m < kFewestSide || n < kFewestSide || contraction.dtype != DType::f32) return 1;
+    for (const auto* operand : {&contraction.a, &contraction.b})
+      for (const std::string& buffer : operand->buffers)
+        if (!is_float(graph.buffer(buffer).dtype) || is_reduced(at, buffer)) return 1;
+    tiles *= std::ceil(m / kBlockTile) * std::ceil(n / kBlockTile);
+    return std::min({std::ceil(kEnoughTiles / tiles), std::floor(length / kBlockDepth), kMostParts});
+  }
+
+  /// Whether the blocks' time beside each other outweighs a second kernel, and what travels between both.
+  bool pays(const analysis::Contraction& contraction, double length, double chunks) const {
+    double results = 1;
+    for (const auto& axis : contraction.axes)
+      if (axis.kind != analysis::AxisClass::k) results *= size(axis.extent);
+    bool narrow = true;
+    for (const auto* operand : {&contraction.a, &contraction.b})
+      narrow = narrow && !operand->buffers.empty() && size_of(graph.buffer(operand->buffers[0]).dtype) == 2;
+    const double alone = length * (narrow ? kHalfStepSeconds : kStepSeconds);
+    return alone * (1 - 1 / chunks) > kSecondLaunch + 2 * chunks * results * size_of(contraction.dtype) / kBytesPerSecond;
+  }
+
+  /// Whether another kernel reduces the buffer without multiplying it, as softmax does with weights: both may become one kernel.
+  bool is_reduced(size_t at, const std::string& buffer) {
+    for (size_t other = 0; other < graph.nodes().size(); ++other) {
+      const auto& node = graph.nodes()[other];
+      if (other == at || !node.alive || !node.is_kernel) continue;
+      bool reduces = false;
+      visit(node.body, [&](const Stmt& stmt, const std::vector<Axis>&) {
+        const auto* reduce = std::get_if<Reduce>(&stmt.node);
+        if (!reduce) return;
+        visit(reduce->body, [&](const Stmt& inner, const std::vector<Axis>&) {
+          const auto* load = std::get_if<Load>(&inner.node);
+          reduces = reduces || (load && load->buffer == buffer);
+        });
+      });
+      if (!reduces) continue;
+      Kernel kernel;
+      kernel.symbols = graph.program().symbols;
+      kernel.body = node.body;
+      if (analysis::find_contractions(kernel).empty()) return true;
+    }
+    return false;
+  }
+
   /// About `wanted` equal parts of an axis: a contraction whose depth differs from chunk to chunk has no schedule.
   static int64_t even_chunks(Expr extent, double wanted) {
     if (!extent.is_constant()) return 1;
@@ -164,8 +228,9 @@ struct Splitter {
     return longest;
   }
 
-  /// Chunks of `elements` terms; `chunk_outside`: along an axis around the others, so that each chunk is a contraction of the same form.
-  void split(size_t at, const Nest& nest, const Reduce& reduce, double length, double elements, bool chunk_outside) {
+  /// Chunks of `elements` terms; `chunk_outside`: along an axis around the others, so that each chunk is a contraction of the same form; `unrolled`:
+  /// their sums are added without a loop, so that what reads the result may add them itself.
+  void split(size_t at, const Nest& nest, const Reduce& reduce, double length, double elements, bool chunk_outside, bool unrolled = false) {
     Names names;
     Kernel all;
     all.body = graph.nodes()[at].body;
@@ -207,6 +272,26 @@ struct Splitter {
     }
 
     // Second kernel: the reduction of the partial results, then what followed the whole one.
+    Block rest = nest.body;
+    if (unrolled) {
+      Body sums(names);
+      std::string sum;
+      for (int64_t k = 0; k < chunk.extent.value(); ++k) {
+        std::vector<Expr> index = place;
+        std::replace(index.begin(), index.end(), Expr::symbol(chunk.name), Expr(k));
+        const std::string part = sums.load(partials[0], reduce.dtypes[0], index);
+        if (k + 1 == chunk.extent.value())
+          sums.append(make_stmt(Let{reduce.results[0], reduce.dtypes[0], Fn::add, {sum, part}, {}, 0}));
+        else
+          sum = k == 0 ? part : sums.let(Fn::add, reduce.dtypes[0], {sum, part});
+      }
+      Block added = sums.take();
+      rest.erase(rest.begin());
+      rest.insert(rest.begin(), added.begin(), added.end());
+      graph.add_kernel(make_nest(outer, body.take()), at);
+      graph.set_body(at, make_nest(nest.axes, std::move(rest)));
+      return;
+    }
     Reduce second = reduce;
     second.axes = {chunk};
     Body combine(names);
@@ -219,7 +304,6 @@ struct Splitter {
     }
     for (size_t k = 0; k < partials.size(); ++k) second.operands.push_back(combine.load(partials[k], reduce.dtypes[k], place));
     second.body = combine.take();
-    Block rest = nest.body;
     rest[0] = make_stmt(std::move(second));
     graph.add_kernel(make_nest(outer, body.take()), at);
     graph.set_body(at, make_nest(nest.axes, std::move(rest)));

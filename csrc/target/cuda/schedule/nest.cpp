@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace deplo::loop_to_tile {
 
@@ -16,6 +17,7 @@ constexpr int64_t kStackBytes = 1 << 10;
 /// Blocks of a grid whose blocks have scratch memory: enough to fill a GPU; each then goes on with further points.
 constexpr int64_t kBlocksWithScratch = 512;
 constexpr int64_t kMostBlocks = 1 << 20;
+constexpr int64_t kOrderedThreads = 64;  ///< of a block whose threads run through long loops: points are few
 
 Fn combine_fn(Combiner combiner) {
   switch (combiner) {
@@ -47,8 +49,15 @@ GpuNest::GpuNest(const loop_ir::Kernel& kernel) : kernel_(kernel) {
 // ---- the schedule as data ------------------------------------------------------------------------------------------
 
 Schedule GpuNest::propose() const {
-  std::string kind = !colliding_stores(kernel_).empty() ? "gpu_serial" : shares_rows() ? "gpu_rows" : "gpu_points";
-  Schedule s{kind, {{"threads", {{"", kind == "gpu_serial" ? 1 : kGpuThreads}}}}};
+  const std::vector<std::string> ordered = ordered_axes();
+  const bool meets = !colliding_stores(kernel_).empty();
+  const bool serial = meets && ordered.size() == outer_.size();
+  std::string kind = serial ? "gpu_serial" : !meets && shares_rows() ? "gpu_rows" : "gpu_points";
+  Schedule s{kind, {{"threads", {{"", serial ? 1 : meets ? kOrderedThreads : kGpuThreads}}}}};
+  if (meets && !serial && !ordered.empty()) {
+    s.directives.push_back({"order", {}});
+    for (const std::string& axis : ordered) s.directives.back().arguments.push_back({axis, {}});
+  }
   int64_t shared_bytes = 0;
   if (kind != "gpu_serial" && needs_scratch(*inner_, kind == "gpu_rows" ? Share::together : Share::alone, shared_bytes))
     s.directives.push_back({"blocks", {{"", kBlocksWithScratch}}});
@@ -61,7 +70,20 @@ void GpuNest::read(const Schedule& schedule) {
   if (kind != "gpu_serial" && kind != "gpu_rows" && kind != "gpu_points")
     reader.fail(
         "unknown kind; a GPU kernel is allowed to be gpu_points, gpu_rows, gpu_contraction, gpu_matrix, gpu_tiles, gpu_transpose or gpu_serial");
-  if (kind != "gpu_serial" && !colliding_stores(kernel_).empty()) reader.fail("its stores may meet; allowed: gpu_serial");
+  const std::vector<std::string> ordered = ordered_axes();
+  if (!reader.all("order").empty()) {
+    const Directive& order = reader.one("order");
+    if (kind != "gpu_points") reader.fail(order, "allowed with gpu_points");
+    order_ = reader.names(order);
+    for (const std::string& axis : order_)
+      if (std::none_of(outer_.begin(), outer_.end(), [&](const auto& a) { return a.name == axis; })) reader.fail(order, "allowed: outer axes");
+  }
+  if (kind != "gpu_serial" && !colliding_stores(kernel_).empty()) {
+    const bool orders = std::all_of(ordered.begin(), ordered.end(), [&](const auto& a) { return std::count(order_.begin(), order_.end(), a) > 0; });
+    if (kind != "gpu_points" || !orders)
+      reader.fail("its stores may meet; allowed: gpu_serial" +
+                  (ordered.size() == outer_.size() ? "" : ", or gpu_points with order(" + joined(ordered) + ")"));
+  }
   threads_ = read_threads(reader);
   if (kind == "gpu_serial") return reader.finish("threads");
   if (const auto all = reader.all("blocks"); !all.empty()) {
@@ -69,7 +91,31 @@ void GpuNest::read(const Schedule& schedule) {
     reader.only(blocks, {""});
     blocks_ = reader.number(blocks, "", 1, kMostBlocks);
   }
-  reader.finish("threads and blocks");
+  reader.finish("threads, blocks and order");
+}
+
+/// The outer axes along which stores may meet: those whose iterations do not each have an index of their own in all that touches what is stored so.
+std::vector<std::string> GpuNest::ordered_axes() const {
+  std::vector<std::string> ordered;
+  const std::vector<const loop_ir::Store*> stores = colliding_stores(kernel_);
+  if (stores.empty()) return ordered;
+  for (const loop_ir::Axis& axis : outer_) {
+    bool apart = separates(axis.name, stores);
+    for (const loop_ir::Store* store : stores) {
+      size_t d = 0;
+      while (d < store->index.size() && !(uses(store->index[d], axis.name) && (store->index[d] - sym(axis.name)).is_constant())) ++d;
+      visit_all(kernel_.body, [&](const loop_ir::Stmt& stmt) {
+        const auto* load = std::get_if<loop_ir::Load>(&stmt.node);
+        const auto* other = std::get_if<loop_ir::Store>(&stmt.node);
+        const std::vector<Expr>* index = load && load->buffer == store->buffer     ? &load->index
+                                         : other && other->buffer == store->buffer ? &other->index
+                                                                                   : nullptr;
+        if (index) apart = apart && d < index->size() && (*index)[d] == store->index[d];
+      });
+    }
+    if (!apart) ordered.push_back(axis.name);
+  }
+  return ordered;
 }
 
 bool GpuNest::shares_rows() const {
@@ -142,11 +188,17 @@ tile_ir::Block GpuNest::over_blocks(Expr count, const Body& body) {
 }
 
 tile_ir::Block GpuNest::points() {
-  Expr n = count(outer_);
+  std::vector<loop_ir::Axis> free;
+  std::vector<loop_ir::Axis> ordered;
+  for (const loop_ir::Axis& a : outer_) (std::count(order_.begin(), order_.end(), a.name) ? ordered : free).push_back(a);
+  Expr n = count(free);
   return over_blocks(ceildiv(n, threads_), [&](Expr block) {
     Expr linear = block * threads_ + thread();
-    map_ = unflatten(outer_, linear);
-    return tile_ir::Block{make(tile_ir::If{{less(linear, n)}, convert(*inner_, Share::alone)})};
+    map_ = unflatten(free, linear);
+    tile_ir::Block body = convert(*inner_, Share::alone);
+    for (size_t k = ordered.size(); k-- > 0;)
+      body = {make(tile_ir::For{axis(ordered[k].name, 0, ordered[k].extent, LoopKind::serial), std::move(body)})};
+    return tile_ir::Block{make(tile_ir::If{{less(linear, n)}, std::move(body)})};
   });
 }
 

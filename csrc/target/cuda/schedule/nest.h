@@ -27,6 +27,7 @@ class GpuNest {
 
   void read(const Schedule& schedule);
   bool shares_rows() const;
+  std::vector<std::string> ordered_axes() const;
   bool needs_scratch(const loop_ir::Block& block, Share share, int64_t& shared_bytes) const;
   tile_ir::Space space_of(const loop_ir::Local& s, Share share, int64_t& shared_bytes) const;
   int64_t reduction_bytes() const;
@@ -60,7 +61,8 @@ class GpuNest {
   std::string thread_;  ///< the thread's
 
   int64_t threads_ = kGpuThreads;
-  int64_t blocks_ = 0;  ///< of a grid, at most; 0: any
+  int64_t blocks_ = 0;              ///< of a grid, at most; 0: any
+  std::vector<std::string> order_;  ///< outer axes that a thread runs through, for stores that may meet along them
 
   Substitution map_;                     ///< the outer axes
   std::map<DType, std::string> arrays_;  ///< shared, an element for each thread

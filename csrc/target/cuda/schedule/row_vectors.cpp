@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kWarp = 32;
 constexpr int64_t kFewElements = 32;   ///< shorter rows are a thread's own
-constexpr int64_t kMostElements = 32;  ///< of a row in a thread's registers
+constexpr int64_t kMostElements = 32;  ///< of a row in a thread's registers, if each is of 4 bytes
 constexpr int64_t kMostSteps = 4;      ///< of the threads along a row, where there are threads enough
 constexpr int64_t kMostWarpSteps = 8;  ///< of a warp along a row of its own
 constexpr int64_t kMostRowThreads = 1024;
@@ -24,6 +24,27 @@ constexpr int64_t kLongRowThreads = 512;  ///< for rows that do not stay in regi
 bool is_scalar(const loop_ir::Stmt& stmt) {
   return std::holds_alternative<loop_ir::Let>(stmt.node) || std::holds_alternative<loop_ir::Load>(stmt.node) ||
          std::holds_alternative<loop_ir::Store>(stmt.node) || std::holds_alternative<loop_ir::Check>(stmt.node);
+}
+
+/// Loops that are a nest but for what is loaded and computed between them, as one: `body` has all that, computed anew by each element.
+struct Flat {
+  std::vector<loop_ir::Axis> axes;
+  loop_ir::Block body;
+};
+Flat flatten(const loop_ir::For& loop) {
+  Flat flat;
+  const loop_ir::For* at = &loop;
+  while (at) {
+    flat.axes.push_back({at->axis, at->extent});
+    const auto* inner = at->body.empty() ? nullptr : std::get_if<loop_ir::For>(&at->body.back()->node);
+    for (const auto& stmt : at->body) {
+      const bool computes = std::holds_alternative<loop_ir::Let>(stmt->node) || std::holds_alternative<loop_ir::Load>(stmt->node);
+      if (inner && !computes && stmt != at->body.back()) return {{{loop.axis, loop.extent}}, loop.body};
+    }
+    flat.body.insert(flat.body.end(), at->body.begin(), inner ? std::prev(at->body.end()) : at->body.end());
+    at = inner;
+  }
+  return flat;
 }
 
 }  // namespace
@@ -57,7 +78,8 @@ bool GpuRowVectors::match() {
     }
     if (std::holds_alternative<loop_ir::Local>(stmt->node)) continue;
     if (const auto* loop = std::get_if<loop_ir::For>(&stmt->node)) {
-      if (!match_loop({{loop->axis, loop->extent}}, loop->body)) return false;
+      const Flat flat = flatten(*loop);
+      if (!match_loop(flat.axes, flat.body)) return false;
       continue;
     }
     const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
@@ -74,9 +96,10 @@ bool GpuRowVectors::match() {
   if (extent_.is_constant()) {
     while (lanes_ > 1 && extent_.value() / lanes_ < kWarp) lanes_ /= 2;
     const int64_t vectors = (extent_.value() + lanes_ - 1) / lanes_;
-    if (vectors > kWarp * std::min(kMostWarpSteps, kMostElements / lanes_))
-      while (threads_ < kMostRowThreads && vectors > threads_ * std::min(kMostSteps, kMostElements / lanes_)) threads_ *= 2;
-    keeps_ = vectors <= threads_ * (kMostElements / lanes_);
+    const int64_t most = std::max<int64_t>(1, kMostElements / (lanes_ * registers_of_element()));  // vectors of a thread
+    if (vectors > kWarp * std::min(kMostWarpSteps, most))
+      while (threads_ < kMostRowThreads && vectors > threads_ * std::min(kMostSteps, most)) threads_ *= 2;
+    keeps_ = vectors <= threads_ * most;
   } else {
     threads_ = kGpuThreads;
   }
@@ -86,6 +109,17 @@ bool GpuRowVectors::match() {
   const Expr all = count(outer_);
   while (rows_ > 1 && all.is_constant() && all.value() < rows_) rows_ /= 2;
   return true;
+}
+
+/// What an element takes of a thread's registers between two loops: what was loaded, and the same in 8 bytes where that is what is computed with.
+int64_t GpuRowVectors::registers_of_element() const {
+  int64_t widest = 4;
+  const auto look = [&](DType dtype) { widest = std::max(widest, size_of(dtype)); };
+  visit_all(*inner_, [&](const loop_ir::Stmt& stmt) {
+    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node)) look(reduce->dtypes[0]);
+    if (const auto* local = std::get_if<loop_ir::Local>(&stmt.node)) look(local->dtype);
+  });
+  return widest > 4 ? 3 : 1;
 }
 
 bool GpuRowVectors::match_loop(const std::vector<loop_ir::Axis>& axes, const loop_ir::Block& body) {
@@ -183,15 +217,20 @@ GpuRowVectors::Pieces GpuRowVectors::pieces(const std::vector<loop_ir::Axis>& ax
   lane_ = names_.fresh("v");
   const bool whole = extent_.is_constant() && extent_.value() % (threads_ * lanes_) == 0;
   const Expr extent = substitute(extent_, row_map_);  // the last chunk of a long reduction is shorter
-  Expr first = keeps_ ? (sym(piece_) * threads_ + sym(thread_)) * lanes_ : sym(piece_);
-  if (keeps_)
-    out.axes.push_back(axis(piece_, 0, steps(), LoopKind::unroll));
+  // Quotients of elements, by which several axes are told, show that a vector lies in one line if its number is what runs.
+  const bool numbered = keeps_ || (axes.size() > 1 && extent_.is_constant());
+  Expr first = numbered ? (sym(piece_) * threads_ + sym(thread_)) * lanes_ : sym(piece_);
+  if (numbered)
+    out.axes.push_back(axis(piece_, 0, steps(), keeps_ ? LoopKind::unroll : LoopKind::serial));
   else
     out.axes.push_back(axis(piece_, sym(thread_) * lanes_, extent, LoopKind::serial, threads_ * lanes_));
   out.axes.push_back(axis(lane_, 0, whole ? Expr(lanes_) : min(lanes_, extent - first), LoopKind::lanes));
   out.map = row_map_;
   const Expr element = first + sym(lane_);
-  out.map.merge(axes.size() == 1 ? Substitution{{axes[0].name, element}} : unflatten(axes, element));
+  Substitution map = axes.size() == 1 ? Substitution{{axes[0].name, element}} : unflatten(axes, element);
+  // What all lanes load is loaded behind the row's end, too.
+  if (axes.size() > 1 && !whole) map[axes[0].name] = min(map[axes[0].name], axes[0].extent - 1);
+  out.map.merge(map);
   return out;
 }
 
@@ -226,8 +265,9 @@ void GpuRowVectors::lower(const loop_ir::Stmt& stmt, tile_ir::Block& out) {
   if (const auto* local = std::get_if<loop_ir::Local>(&stmt.node)) {
     out.push_back(make(tile_ir::Alloc{local->name, local->dtype, {steps(), lanes_}, Space::reg}));
   } else if (const auto* loop = std::get_if<loop_ir::For>(&stmt.node)) {
-    Pieces p = pieces({{loop->axis, loop->extent}});
-    tile_ir::Block body = convert(loop->body, p.map, true);
+    const Flat flat = flatten(*loop);
+    Pieces p = pieces(flat.axes);
+    tile_ir::Block body = convert(flat.body, p.map, true);
     for (size_t k = p.axes.size(); k-- > 0;) body = {make(tile_ir::For{p.axes[k], std::move(body)})};
     out.push_back(body[0]);
   } else if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node)) {

@@ -23,6 +23,7 @@ class GpuRowVectors {
  private:
   bool match();
   bool match_loop(const std::vector<loop_ir::Axis>& axes, const loop_ir::Block& body);
+  int64_t registers_of_element() const;
   void read(const Schedule& schedule);
 
   /// The pieces of a row's loop: its axes in terms of what runs, and the Tile IR axes of that.

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "expr/node.h"
 #include "lower/loop_to_tile/merge_axes.h"
 #include "target/cuda/schedule/access.h"
 
@@ -22,6 +23,32 @@ constexpr int64_t kWideReduction = 32;  ///< that threads share
 constexpr int64_t kManyColumns[] = {32, 8};
 constexpr int64_t kFewColumns[] = {8, 32};
 constexpr int64_t kEnoughBlocks = 132;
+
+// What a warp's request costs: the instruction, and each of the lines of 128 bytes that it touches.
+constexpr double kRequestCost = 0.5;
+constexpr double kSectorCost = 0.25;
+
+/// Whether the accesses of a vector are whole: side by side, and at multiples of their length, if those of sizes are.
+bool lies_whole(const GlobalAccess& access, const std::string& axis, int64_t lanes, const Ranges& sizes) {
+  const auto step = linear_coefficient(access.offset, axis);
+  if (!step || !step->is(1)) return false;
+  const int64_t piece = std::min(lanes, kAccessBytes / access.bytes);
+  const std::vector<Term> terms = terms_of(access.offset - sym(axis));
+  return std::all_of(terms.begin(), terms.end(), [&](const Term& term) {
+    return term.coefficient % piece == 0 ||
+           std::any_of(term.atoms.begin(), term.atoms.end(), [&](Expr atom) { return atom.is_symbol() && sizes.count(atom.name()) > 0; });
+  });
+}
+
+/// Of one access, for 32 points side by side along the axis, if a thread makes `lanes` of them.
+double cost_of_access(const GlobalAccess& access, const std::string& axis, int64_t lanes, const Ranges& sizes) {
+  if (!symbols_of(access.offset).count(axis)) return kRequestCost / static_cast<double>(lanes);
+  const auto bytes = static_cast<double>(access.bytes);
+  if (lies_whole(access, axis, lanes, sizes)) return kRequestCost / static_cast<double>(lanes) + kSectorCost * bytes;
+  const auto step = linear_coefficient(access.offset, axis);
+  const double apart = bytes * static_cast<double>(lanes) * (step && step->is_constant() ? static_cast<double>(std::abs(step->value())) : 1.0);
+  return kRequestCost + kSectorCost * std::min(32.0, apart);
+}
 
 /// Statements of a point, with loops that are short enough for one thread.
 bool is_simple(const loop_ir::Block& body, bool inside) {
@@ -70,6 +97,8 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
   }
   if (wide_ && along_reductions >= along_points) return;
   proposed_lanes_ = lanes_along(accesses, outer_.back().name, outer_.back().extent);
+  const bool sided = !wide_ && proposed_lanes_ > 1 && prefers_neighbours();
+  if (sided) proposed_lanes_ = 1;
   int64_t bytes = 0;
   for (const GlobalAccess& access : accesses)
     if (auto step = linear_coefficient(access.offset, outer_.back().name); !access.stores && step && step->is(1))
@@ -79,12 +108,34 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
   // Few points keep all threads busy alone.
   const Expr n = count(outer_);
   if (n.is_constant() && n.value() < int64_t{1} << 20) proposed_vectors_ = 1;
-  fits_ = proposed_lanes_ > 1 || wide_;
+  fits_ = proposed_lanes_ > 1 || wide_ || sided;
   if (!wide_) return;
   const Expr columns = ceildiv(n, proposed_lanes_ * kManyColumns[0]);
   const bool many = !columns.is_constant() || columns.value() >= kEnoughBlocks;
   proposed_threads_ = many ? kManyColumns[0] : kFewColumns[0];
   proposed_split_ = many ? kManyColumns[1] : kFewColumns[1];
+}
+
+/// Whether threads do better with points side by side than with a vector each: windows and strides leave most vectors in pieces.
+bool GpuVectors::prefers_neighbours() const {
+  const std::string& axis = outer_.back().name;
+  double vectors = 0;
+  double points = 0;
+  const auto add = [&](const loop_ir::Block& body, double times) {
+    for (const GlobalAccess& access : global_accesses(kernel_, body)) {
+      vectors += times * cost_of_access(access, axis, proposed_lanes_, kernel_.symbols);
+      points += times * cost_of_access(access, axis, 1, kernel_.symbols);
+    }
+  };
+  for (const auto& stmt : *inner_) {
+    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
+    const Expr n = reduce ? count(reduce->axes) : Expr(1);
+    if (reduce)
+      add(reduce->body, n.is_constant() ? static_cast<double>(n.value()) : static_cast<double>(kWideReduction));
+    else
+      add({stmt}, 1);
+  }
+  return points < vectors;
 }
 
 Schedule GpuVectors::propose() const {

@@ -25,6 +25,7 @@ class GpuVectors {
 
  private:
   void read(const Schedule& schedule);
+  bool prefers_neighbours() const;
   tile_ir::Block convert(const loop_ir::Block& block) const;
 
   loop_ir::Kernel kernel_;  ///< with its outer axes merged

@@ -1,0 +1,110 @@
+"""Kernels' figures without a GPU (benchmarks/sass.py), and the schedules that they chose, run on the emulator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sass
+import torch
+import torch.nn.functional as F
+from devices import EMULATED
+from engines import Compiler, same
+from torch import nn
+
+import deplo
+
+pytestmark = pytest.mark.usefixtures("fresh_inference")
+pytest.importorskip("deplo._C")
+OPTIONS = {"target": "cuda", "cuda_driver": EMULATED, "nvrtc": EMULATED}
+
+
+def index_copied(x: torch.Tensor, places: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.index_copy(1, places, y)
+
+
+def gathered(weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    rows = F.embedding(ids, weight)
+    return torch.autograd.grad(rows.square().sum(), weight)[0]
+
+
+CASES: dict[str, tuple[Any, tuple[Any, ...], str]] = {
+    "group norm": (lambda x, w, b: F.group_norm(x, 4, w, b), ((2, 24, 8, 8), (24,), (24,)), "keep(registers)"),
+    "group norm, ragged": (lambda x, w, b: F.group_norm(x, 4, w, b), ((2, 20, 9, 7), (20,), (20,)), "vectorize"),
+    "batch norm": (lambda x: F.batch_norm(x, None, None, training=True), ((8, 3, 20, 20),), "gpu_rows"),
+    "batch norm, long": (lambda x: F.batch_norm(x, None, None, training=True), ((6, 2, 96, 64),), "gpu_rows"),
+    "contraction cut along k": (lambda x, w: F.relu(F.linear(x, w)), ((32, 4096), (48, 4096)), "gpu_contraction"),
+    "convolution cut along channels": (lambda x, w: F.conv2d(x, w, padding=1), ((1, 512, 5, 5), (32, 512, 3, 3)), "gpu_contraction"),
+    "pooling": (lambda x: F.max_pool2d(x, 3, 2, 1), ((2, 3, 16, 16),), "by=1"),
+    "slices": (lambda x: x[:, 1:-1] * 2 + x[:, 2:], ((64, 65),), "gpu_points"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_schedules_by_figures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fn, shapes, word = CASES[name]
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape) for shape in shapes]
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'}")
+    explained = deplo.explain(fn, *inputs, options=OPTIONS)
+    assert any(word in kernel.schedule for graph in explained.graphs for kernel in graph.kernels)
+    torch._dynamo.reset()
+    same(Compiler()(fn, OPTIONS)(*inputs), fn(*inputs), exact=fn(*(x.double() for x in inputs)))
+    assert " races=0 unwritten=0" in (tmp_path / "judge").read_text()
+
+
+def test_stores_that_may_meet_run_on_many_threads(tmp_path: Path):
+    x, y, places = torch.randn(2, 16, 24), torch.randn(2, 5, 24), torch.tensor([3, 9, 3, 0, 15])
+    expected = x.clone()
+    for k, place in enumerate(places.tolist()):  # the last one stays
+        expected[:, place] = y[:, k]
+    compiled = Compiler()(index_copied, {**OPTIONS, "dump_dir": str(tmp_path)})
+    assert torch.equal(compiled(x, places, y), expected)
+    explained = deplo.explain(index_copied, x, places, y, options=OPTIONS)
+    assert any("order(" in kernel.schedule for graph in explained.graphs for kernel in graph.kernels)
+
+
+def test_a_linear_layer_and_a_norm_are_two_kernels():
+    """Blocks multiply tiles; a kernel of rows would multiply element by element."""
+    model = nn.Sequential(nn.Linear(128, 64), nn.LayerNorm(64)).bfloat16().eval()
+    with torch.no_grad():
+        explained = deplo.explain(model, torch.randn(64, 128).bfloat16(), options=OPTIONS)
+    assert any(kernel.schedule.startswith(("gpu_matrix", "gpu_tiles")) for graph in explained.graphs for kernel in graph.kernels)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(sass, "CACHE", tmp_path / "codes")
+    path = tmp_path / "rows.json"
+    arguments = ["--devices", "a100,h100", "--size", "tiny", "--suites", "cases", "--match", "rms norm", "--train", "", "--all", "--json", str(path)]
+    monkeypatch.setattr("sys.argv", ["sass.py", *arguments])
+    assert sass.main() == 0
+    rows = json.loads(path.read_text())
+    assert {row["device"] for row in rows} == {"a100", "h100"} and all(row["kernel"]["spills"] == 0 for row in rows)
+    assert "a100: 0 kernels" in capsys.readouterr().out  # it is small
+    assert len(list((tmp_path / "codes").glob("*.json"))) == 2  # one for each architecture
+
+
+@pytest.mark.parametrize(
+    ("changes", "broken"),
+    [
+        ({}, []),
+        ({"spills": 1}, ["spills"]),
+        ({"bytes": 1.2e6}, ["bytes"]),
+        ({"sectors_per_request": 20.0}, ["sectors"]),
+        ({"wide_share": 0.5}, ["wide"]),
+        ({"work": "contraction", "bank_ways": 1.2, "limits": {"arithmetic": 0.0, "memory": 1.0}}, ["banks"]),
+        ({"work": "contraction", "limits": {"arithmetic": 2.0, "memory": 1.0}, "mix": {"FFMA": 70}}, ["units"]),
+        ({"work": "contraction", "limits": {"arithmetic": 2.0, "memory": 1.0}, "mix": {"HGMMA": 4, "shared": 1}}, ["units"]),
+        ({"work": "contraction", "limits": {"arithmetic": 2.0, "memory": 1.0}, "mix": {"HGMMA": 4}}, []),
+        ({"work": "attention"}, ["scores"]),
+        ({"work": "attention", "schedule": "gpu_online", "mix": {"HMMA": 4, "shared store": 1}}, ["scores"]),
+        ({"schedule": "gpu_serial threads(1)"}, ["serial"]),
+    ],
+)
+def test_limits(changes: dict[str, Any], broken: list[str]):
+    values = dict.fromkeys(sass.Judgement.__annotations__, 0)
+    values |= {"work": "points", "schedule": "gpu_points", "bytes": 1e6, "least_bytes": 1e6, "sectors_per_request": 16.0, "where": "loop"}
+    values |= {"least_sectors_per_request": 16.0, "wide_share": 1.0, "bank_ways": 1.0, "instructions": 100, "mix": {}, "limits": {}}
+    assert sass.broken_limits(sass.Judgement(**{**values, **changes}), "sm_90a") == broken
