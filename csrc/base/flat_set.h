@@ -10,7 +10,7 @@ namespace deplo {
 template <class T>
 class FlatSet {
  public:
-  using const_iterator = typename std::vector<T>::const_iterator;
+  using const_iterator = std::vector<T>::const_iterator;
 
   FlatSet() = default;
   template <class It>
