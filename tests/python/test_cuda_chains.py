@@ -137,12 +137,3 @@ def test_products_that_the_program_rounds_are_chains(tmp_path: Path):
 
     kernels = deplo.explain(wide, *inputs, options=gpu()).graphs[0].kernels
     assert not any(kernel.schedule.startswith("gpu_chain") for kernel in kernels)
-
-
-def test_gradients_of_any_length(tmp_path: Path):
-    """Sizes that are known at a call; also fewer keys than a block has."""
-    compiled = compiled_for_gpu(causal, {"dump_dir": str(tmp_path)}, dynamic=True)
-    for length in (150, 67):
-        inputs = [torch.randn(2, 2, length, 32).bfloat16() for _ in range(3)]
-        no_further(gradients(compiled, inputs), gradients(causal, inputs), gradients(causal, inputs, torch.float64))
-    assert kernels_of(tmp_path).count("gpu_chain") == 2

@@ -271,6 +271,9 @@ int64_t GpuChain::shared_bytes(int64_t rows, int64_t keys, int64_t stages) const
 
 bool GpuChain::fits(const SizeHints& hints, const std::string& arch) const {
   if (!possible_ || cuda_generation(arch) < 80 || sums_of(1, kMatrixDepth) > kMostSums) return false;
+  // Lengths that only a call knows are left to other schedules.
+  const auto is_known = [](const loop_ir::Axis& a) { return a.extent.is_constant(); };
+  if (!is_known(row_) || !std::all_of(chain_.keys.begin(), chain_.keys.end(), is_known)) return false;
   if (shared_bytes(kMatrixRows, kMatrixDepth, 2) + kOwnBytes > (static_cast<int64_t>(cuda_model(arch).shared_kb_block) << 10)) return false;
   return analysis::estimate(row_.extent, hints, kernel_.symbols) >= kLeastRows;
 }
