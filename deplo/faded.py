@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_library = torch.library.Library("deplo", "DEF")  # type: ignore[no-untyped-call]
+_library: Any = torch.library.Library("deplo", "DEF")  # type: ignore[no-untyped-call]
 _library.define("faded_sum(Tensor level, Tensor added, int dim) -> Tensor")
 
 

@@ -67,11 +67,11 @@ def _second(block: Any, x: torch.Tensor, mask: torch.Tensor | None) -> tuple[tor
     heads, groups, size, width, chunk = block.num_heads, block.n_groups, block.ssm_state_size, block.head_dim, block.chunk_size
     if mask is not None:
         x = (x * mask[:, :, None]).to(x.dtype)
-    gate, hidden, step = block.in_proj(x).split([block.intermediate_size, block.conv_dim, heads], dim=-1)
+    gate, hidden, step = torch.split(block.in_proj(x), [block.intermediate_size, block.conv_dim, heads], dim=-1)
     hidden, last = _convolution(block, hidden)
     if mask is not None:
         hidden = (hidden * mask[:, :, None]).to(x.dtype)
-    hidden, into, out = hidden.split([block.intermediate_size, groups * size, groups * size], dim=-1)
+    hidden, into, out = torch.split(hidden, [block.intermediate_size, groups * size, groups * size], dim=-1)
     step = F.softplus(step + block.dt_bias).clamp(block.time_step_limit[0], block.time_step_limit[1])
     chunks = (tokens + chunk - 1) // chunk
     more = chunks * chunk - tokens  # tokens that add nothing, and after which nothing decays
