@@ -32,8 +32,8 @@ def has_short_codes(model: Any) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor, as_stored: bool = False) -> int:
-    """Of a tensor's elements; of a subclass, as torchao's quantised weights, those of the tensors in it, of 4-bit values half a byte, or what they take
-    as stored."""
+    """Of a tensor's elements; of a subclass, as torchao's quantised weights, those of the tensors in it: of 4-bit values half a byte, or what they
+    take as stored."""
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         bits = 4 if _is_int4(tensor) and not as_stored else 8

@@ -42,7 +42,7 @@ def prepare(
     sizes = _checked_sizes(model, max_length, batch)
     if weights and "weights" in (options or {}):
         raise UserError("weights is given twice: by itself and among the options")
-    # Codes of four bits that lie in a byte each are read in half the time once they are packed, and take three times as much memory beside the copies.
+    # Codes of four bits that lie in a byte each are read in half the time once they are packed; beside the copies they would take twice as much.
     usual = "own" if has_short_codes(model) else "original"
     given = {"strict": True, "weights": weights or usual, "weight_checks": "versions", **(options or {})}
     read_options(options=given)

@@ -6,10 +6,10 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "program_ir/facts.h"
 #include "runtime/device_call.h"
 #include "runtime/guard.h"
 #include "runtime/kernel_error.h"
-#include "program_ir/facts.h"
 #include "runtime/owned.h"
 
 namespace deplo::runtime {

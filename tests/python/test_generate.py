@@ -139,6 +139,32 @@ def test_steps_go_to_the_program_by_their_arguments_alone(pair: tuple[Any, Any])
     assert (after.direct - decode.direct, after.through_dynamo - decode.through_dynamo) == (7, 0)
 
 
+def test_prepared_codes_of_four_bits_take_the_place_of_bytes(tmp_path: Any) -> None:
+    """One packed copy for prompts and single tokens; who asks for the state finds weights that system calls can read."""
+    from deplo.llm_bench import quantize
+
+    torch._dynamo.reset()
+    gc.collect()
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen3", **{**_SIZES, "hidden_size": 512, "intermediate_size": 768, "head_dim": 128, "initializer_range": 0.05})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
+    quantize(model, "int4")
+    eager = copy.deepcopy(model)
+    packed, gone = core().packed_bytes(), core().owned_bytes()
+    deplo.prepare(model, max_length=40, quiet=True)
+    codes = sum(p.qdata.numel() for p in model.parameters() if hasattr(p, "qdata"))
+    assert core().owned_bytes() - gone > 0.9 * codes
+    assert core().packed_bytes() - packed < codes  # panels of bytes would take more than that alone
+    for length in (3, 30):
+        assert torch.equal(generate(model, input_ids=prompt(length), **_GREEDY), generate(eager, input_ids=prompt(length), **_GREEDY))
+    weight = model.model.layers[0].mlp.up_proj.weight
+    state = {name: value.qdata for name, value in model.state_dict().items() if hasattr(value, "qdata")}
+    assert core().owned_bytes() == gone
+    torch.save(state, tmp_path / "state.pt", _use_new_zipfile_serialization=False)
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)["model.layers.0.mlp.up_proj.weight"]
+    assert torch.equal(saved, eager.model.layers[0].mlp.up_proj.weight.qdata) and torch.equal(weight.qdata, saved)
+
+
 def test_assisted(pair: tuple[Any, Any]) -> None:
     """Drafts of a prepared model, judged by another: both caches forget what is refused."""
     model, prepared = pair

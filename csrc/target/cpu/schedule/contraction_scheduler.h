@@ -477,6 +477,9 @@ class ContractionScheduler {
   bool can_fold(const Item& item, int64_t bits) const;
   /// Whether words of 4-bit codes may be widened a panel at a time.
   bool can_widen_words(const Item& item) const;
+  bool wants_widened_words(const Item& item) const;
+  /// Whether there are so few rows that words are taken apart in registers, for each of them.
+  bool folds_rows(const Item& item) const;
   /// Whether such words may be multiplied as bytes.
   bool can_multiply_codes(const Item& item) const;
   /// Of `vectors` vectors.

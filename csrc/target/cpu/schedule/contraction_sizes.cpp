@@ -91,6 +91,13 @@ std::optional<int64_t> whole_lines(const std::vector<Axis>& axes, int64_t wanted
 /// Rows of a register block at most, of `vectors` each, beside the registers that hold operands.
 int64_t most_register_rows(int64_t vectors, const PassContext& ctx) { return (ctx.target.vector_registers - 2 - vectors) / vectors; }
 
+/// The same beside numbers that take words apart, which code generation keeps in registers where there are many.
+int64_t most_widened_rows(int64_t vectors, const PassContext& ctx) {
+  constexpr int64_t kNumbers = 4;
+  const int64_t most = most_register_rows(vectors, ctx);
+  return ctx.target.vector_registers < 32 ? most : std::max<int64_t>(1, most - (kNumbers + vectors - 1) / vectors);
+}
+
 }  // namespace
 
 /// What `rows` rows cost in register blocks of mr: little where little is padding, each row of lanes that is read serves many, and enough
@@ -253,6 +260,8 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
     item.chain = std::min(item.chain, item.depth_block);
     item.pairs = item.pairs && item.depth_block % 2 == 0;
   }
+  if (std::any_of(items_.begin(), items_.end(), [&](const Item& i) { return wants_widened_words(i); }))
+    mr_ = std::min(mr_, most_widened_rows(vectors, ctx_));
   for (Item& item : items_) item.unroll = vectors > kBlockVectors ? kWideUnroll : kDepthUnroll;
   const bool matrix = std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return i.pairs && can_use_matrix(i); });
   for (Item& item : items_) item.matrix = matrix && rows >= kLeastMatrixRows;

@@ -176,6 +176,12 @@ std::vector<AssumedRange> ContractionScheduler::few_bits() const {
 
 bool ContractionScheduler::can_widen_words(const Item& item) const { return !item.bytes && can_widen(item) && can_fold(item, kFewestBits); }
 
+bool ContractionScheduler::wants_widened_words(const Item& item) const { return bits_ == kFewestBits && !folds_rows(item) && can_widen_words(item); }
+
+bool ContractionScheduler::folds_rows(const Item& item) const {
+  return item.bytes || (rows_extent_.is_constant() && rows_extent_.value() <= kFoldedRows && can_fold(item, 8));
+}
+
 int64_t ContractionScheduler::share_of_factors(const Item& item) {
   const int64_t group = item.linear()->group;
   return std::gcd(group > 0 ? group : item.depth.value(), std::gcd(item.depth_block, chunk(item)));
@@ -183,7 +189,7 @@ int64_t ContractionScheduler::share_of_factors(const Item& item) {
 
 void ContractionScheduler::choose_widened_words(Item& item) const {
   const int64_t width = lanes_of(folds_wide() ? kWordVectors : kBlockVectors);
-  if (bits_ != kFewestBits || !can_widen_words(item) || width % nr_ != 0) return;
+  if (!wants_widened_words(item) || width % nr_ != 0) return;
   item.bits = bits_;
   item.width = width;
   // Blocks of k are whole words, and whole groups where these are short.
@@ -194,7 +200,7 @@ void ContractionScheduler::choose_widened_words(Item& item) const {
 }
 
 void ContractionScheduler::choose_words(Item& item) const {
-  item.folded = item.bytes || (rows_extent_.is_constant() && rows_extent_.value() <= kFoldedRows && can_fold(item, 8));
+  item.folded = folds_rows(item);
   if (!item.folded) return choose_widened_words(item);
   item.bits = can_fold(item, bits_) ? bits_ : 8;
   item.width = folds_wide() ? lanes_of(kWordVectors) : nr_;
