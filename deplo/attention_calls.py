@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,12 +21,9 @@ _LEAST_ROWS = 8  # fewer leave matrix units idle: the library splits their keys
 
 def name_attention(gm: torch.fx.GraphModule) -> None:
     """Replaces such calls, in place, where only the result is used (no gradient will be computed from the rest) and deplo has a kernel that is as
-    fast: of 16-bit floats, at most 256 wide, with 8 rows of queries or more, without dropout. Gradients of the flash kernel follow from its result
-    and logarithms of sums alone, whoever made those."""
+    fast: of 16-bit floats, at most 256 wide, with 8 rows of queries or more, without dropout."""
     changed = False
     for node in list(gm.graph.nodes):
-        if node.op == "call_function" and node.target is _FLASH_GRADIENT:
-            changed = _replace_gradient(gm, node) or changed
         if node.op == "call_function" and node.target in _KERNELS and (users := _users(node)):
             changed = _replace(gm, node, users) or changed
     if changed:
@@ -53,25 +51,22 @@ def _has_kernel(query: Any, value: Any) -> bool:
     return not isinstance(query.shape[-2], int) or query.shape[-2] >= _LEAST_ROWS
 
 
-def _replace_gradient(gm: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+def call_of(node: torch.fx.Node) -> tuple[Any, Sequence[Any], dict[str, Any]]:
+    """The operator that a node is a call of, and its arguments; of a gradient of the flash kernel, which follows from the result and logarithms of
+    sums alone, whoever made those, that of the CPU, whose formula deplo has. The graph keeps the node: eager mode runs it."""
+    as_it_is = (node.target, node.args, node.kwargs)
+    if node.target is not _FLASH_GRADIENT:
+        return as_it_is
     of = _arguments(node)
     query, key, value = (of[name].meta.get("val") for name in ("query", "key", "value"))
     if of["dropout_p"] or of["cum_seq_q"] is not None or not _has_kernel(query, value):
-        return False
+        return as_it_is
     # The library's mask lies at the other corner where there are more keys than queries.
     if of["is_causal"] and str(query.shape[-2]) != str(key.shape[-2]):
-        return False
-    arguments = tuple(of[name] for name in ("grad_out", "query", "key", "value", "out", "logsumexp"))
-    with gm.graph.inserting_before(node):
-        made = gm.graph.call_function(
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-            (*arguments, 0.0, bool(of["is_causal"])),
-            {"scale": of["scale"]} if of["scale"] is not None else {},
-        )
-    made.meta = dict(node.meta)
-    node.replace_all_uses_with(made)
-    gm.graph.erase_node(node)
-    return True
+        return as_it_is
+    arguments = [of[name] for name in ("grad_out", "query", "key", "value", "out", "logsumexp")]
+    scale = {"scale": of["scale"]} if of["scale"] is not None else {}
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default, [*arguments, 0.0, bool(of["is_causal"])], scale
 
 
 def _replace(gm: torch.fx.GraphModule, node: torch.fx.Node, users: list[torch.fx.Node]) -> bool:

@@ -20,7 +20,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from . import sizes
-from .attention_calls import name_attention
+from .attention_calls import call_of, name_attention
 from .errors import UnsupportedError
 from .fx_nodes import function_of, packet_name, provenance, storage_of, where
 from .fx_strides import strides_of
@@ -362,7 +362,7 @@ class _Importer:
             self._pass_token(node)
             self._line(node, node.args[1], node.args[2:], node.kwargs, node)
         else:
-            self._line(node, node.target, node.args, node.kwargs, node)
+            self._line(node, *call_of(node), node)
 
     def _divisor(self, node: torch.fx.Node) -> None:
         """Remembers what a node divides a number by: sympy may cancel the division from the expressions in which the node is used."""

@@ -98,7 +98,8 @@ class _ValuesAlike:
 
     def __init__(self, region: torch.fx.GraphModule) -> None:
         (output,) = region.graph.find_nodes(op="output")
-        everything = any(packet_name(node) in BY_STORAGE for node in region.graph.nodes)
+        graphs = [part.graph for part in region.modules() if isinstance(part, torch.fx.GraphModule)]  # of regions that it calls, too
+        everything = any(packet_name(node) in BY_STORAGE for graph in graphs for node in graph.nodes)
         self.seen = None if everything else {storage for node in output.all_input_nodes for storage in _storages(node.meta.get("val"))}
 
     def __call__(self, copy: torch.fx.Node) -> None:

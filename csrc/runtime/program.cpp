@@ -185,22 +185,26 @@ const Identity& Program::identity(size_t argument, const CallArgument* arguments
 namespace {
 
 constexpr int64_t kPiece = int64_t{4} << 20;  // bytes
+constexpr int64_t kFewIntegers = 1 << 16;     // zero points of channels and groups
 
-/// All elements of a tensor on the device, piece by piece until one does not hold; those of a tensor with gaps, or of wider integers, count as if
-/// they did not.
+/// All elements of a tensor on the device, piece by piece until one does not hold; those of a tensor with gaps, or of many wider integers, count as
+/// if they did not.
 bool all_within_on_device(DeviceKernels& device, const TensorView& integers, int64_t lo, int64_t hi) {
   int64_t count = 1;
   for (int d = integers.rank; d-- > 0; count *= integers.sizes[d])
     if (integers.sizes[d] != 1 && integers.strides[d] != count) return false;
-  if (size_of(integers.dtype) != 1) return false;
+  const auto each = static_cast<int64_t>(size_of(integers.dtype));
+  if (each != 1 && count > kFewIntegers) return false;
   device.synchronize();
-  std::vector<char> piece(static_cast<size_t>(std::min(count, kPiece)));
-  for (int64_t at = 0; at < count; at += kPiece) {
-    const int64_t elements = std::min(count - at, kPiece);
+  const int64_t in_piece = kPiece / each;
+  std::vector<int64_t> piece(static_cast<size_t>((std::min(count, in_piece) * each + 7) / 8));
+  for (int64_t at = 0; at < count; at += in_piece) {
+    const int64_t elements = std::min(count - at, in_piece);
     const int64_t stride = 1;
-    device.copy_to_host(piece.data(), static_cast<uint64_t>(reinterpret_cast<uintptr_t>(integers.data)) + static_cast<uint64_t>(at), elements);
+    device.copy_to_host(piece.data(), static_cast<uint64_t>(reinterpret_cast<uintptr_t>(integers.data)) + static_cast<uint64_t>(at * each),
+                        elements * each);
     TensorView view = integers;
-    view.data = piece.data();
+    view.data = reinterpret_cast<char*>(piece.data());
     view.rank = 1;
     view.sizes = &elements;
     view.strides = &stride;
@@ -220,7 +224,8 @@ void Program::find_facts(const CallArgument* arguments, CallState& state, Host& 
     value = 0;
     const bool is_on_device = view.device >= 0;
     const bool may_hold = view.has_version && (!is_on_device || resident_);
-    if (!may_hold) continue;
+    // A stream that records launches will launch them again when weights were written: what is packed of them would be old.
+    if (!may_hold || (is_on_device && !code_.device->may_wait(host.stream()))) continue;
     std::optional<KnownFact> known;
     {
       std::lock_guard lock(mutex_);
@@ -233,8 +238,7 @@ void Program::find_facts(const CallArgument* arguments, CallState& state, Host& 
       value = known->value;
       continue;
     }
-    // Elements on a device are looked at once for each version of them, and not while the stream records what is to be launched again.
-    if (is_on_device && !code_.device->may_wait(host.stream())) continue;
+    // Elements on a device are looked at once for each version of them.
     value = (is_on_device ? all_within_on_device(*code_.device, view, facts[i].lo, facts[i].hi) : all_within(view, facts[i].lo, facts[i].hi)) ? 1 : 0;
     std::lock_guard lock(mutex_);
     facts_[i] =

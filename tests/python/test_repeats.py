@@ -69,16 +69,20 @@ def test_programs_are_those_of_layers_one_by_one(kind: str) -> None:
 
 
 class Regions(nn.Module):
-    """A region that is called for each layer and gives a value, a view of what it is made from, and a part of that, maybe by strides."""
+    """A region that is called for each layer and gives a value, a view of what it is made from, and a part of that, maybe by strides, which a region
+    in it may take."""
 
-    def __init__(self, by_strides: bool) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
         self.weights = nn.ParameterList(torch.randn(8, 8) / 8 for _ in range(4))
-        self.by_strides = by_strides
+
+        @torch.compiler.nested_compile_region
+        def inner(y: torch.Tensor) -> torch.Tensor:
+            return y.as_strided((4, 8), (8, 1)) * 2
 
         def step(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
             y = torch.tanh(x @ w.t()).relu()
-            z = y.as_strided((4, 8), (8, 1)) if by_strides else y[:4]
+            z = inner(y) if kind == "by strides within" else y.as_strided((4, 8), (8, 1)) if kind == "by strides" else y[:4]
             return y * 2, y.transpose(0, 1), z.t() + w[0, 0]
 
         self.step = torch.compiler.nested_compile_region(step)
@@ -91,10 +95,10 @@ class Regions(nn.Module):
         return results
 
 
-@pytest.mark.parametrize("kind", ["inference", "training", "by strides"])
+@pytest.mark.parametrize("kind", ["inference", "training", "by strides", "by strides within"])
 def test_regions_are_the_graph_of_layers_that_are_traced_one_by_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes of equal layers keep the values that the region was traced with: the graph is that of values for each."""
-    net = Regions(kind == "by strides")
+    net = Regions(kind)
     x = torch.randn(8, 8)
     texts, aliases = [], []
     for shared in (True, False):

@@ -365,6 +365,29 @@ struct Chainer {
     return found;
   }
 
+  /// Whether kernels that are joined already come both before and behind those of this chain.
+  bool makes_circle(const std::vector<Chain>& kept, const Chain& chain) {
+    const auto reaches = [&](const Chain& from, const Chain& to) {
+      return std::any_of(from.readers.begin(), from.readers.end(), [&](size_t a) {
+        return std::any_of(to.readers.begin(), to.readers.end(), [&](size_t b) { return a != b && graph.reaches(a, b); });
+      });
+    };
+    std::vector<const Chain*> behind{&chain};
+    std::set<const Chain*> seen;
+    while (!behind.empty()) {
+      const Chain* from = behind.back();
+      behind.pop_back();
+      for (const Chain& to : kept) {
+        const bool own = std::find(chain.readers.begin(), chain.readers.end(), to.readers[0]) != chain.readers.end();
+        if (own || to.readers.size() < 2 || seen.count(&to) > 0 || !reaches(*from, to)) continue;
+        if (reaches(to, chain)) return true;
+        seen.insert(&to);
+        behind.push_back(&to);
+      }
+    }
+    return false;
+  }
+
   static bool same_names(const std::vector<Axis>& a, const std::vector<Axis>& b) {
     return std::is_permutation(a.begin(), a.end(), b.begin(), b.end());
   }
@@ -438,7 +461,7 @@ struct Chainer {
     for (Chain& chain : chains) {
       const bool together = std::any_of(kept.begin(), kept.end(), [&](Chain& earlier) {
         auto both = joined(earlier, chain.readers[0]);
-        if (!both || !is_worth(*both)) return false;
+        if (!both || makes_circle(kept, *both) || !is_worth(*both)) return false;
         earlier = std::move(*both);
         return true;
       });

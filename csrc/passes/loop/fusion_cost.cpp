@@ -228,8 +228,13 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
     // Rows of a contraction may stay in cache if it gives up one axis; what prepares an operand stays apart.
     if (!contracts_a || pairs.empty() || a.nest.axes.size() > pairs.size() + 1) return false;
     if (gives_up_batch(a, pairs) || parts_rows(a, pairs)) return false;
-    // Blocks of a grid multiply tiles; rows of sums they have for attention alone.
-    if (target_of(context_).has_grid && !has_softmax(a.nest.body) && !has_softmax(b.nest.body)) return false;
+    // Blocks of a grid multiply tiles; rows of such sums they have for attention alone. Channels of their own (depthwise) are no matrices.
+    const auto multiplies = [](const analysis::Contraction& c) {
+      return !c.axes_of(analysis::AxisClass::m).empty() && !c.axes_of(analysis::AxisClass::n).empty();
+    };
+    const bool matrices = std::any_of(a.contractions.begin(), a.contractions.end(), multiplies) ||
+                          std::any_of(b.contractions.begin(), b.contractions.end(), multiplies);
+    if (matrices && target_of(context_).has_grid && !has_softmax(a.nest.body) && !has_softmax(b.nest.body)) return false;
     if (contracts_b && !chainable(a, b, flow)) return false;
     loop_ir::Names scratch = names;
     return keep_rows(a.nest, join(a.nest, b.nest, pairs, scratch), flow);

@@ -102,6 +102,10 @@ bool GpuChain::find_inner(const ProductChain::Inner& source) {
   const auto prepare = [&](MatrixTile& tile, const analysis::ContractionOperand& operand, const std::vector<loop_ir::Axis>& free, bool of_rows) {
     Block pool = chain_.rows;
     pool.insert(pool.end(), operand.slice.begin(), operand.slice.end());
+    // Tiles are filled before anything of the points is known.
+    std::set<std::string> used;
+    for (const auto& stmt : operand.slice) loop_ir::collect_uses(*stmt, used);
+    if (std::any_of(chain_.points.begin(), chain_.points.end(), [&](const auto& s) { return used.count(loop_ir::name_of(*s)) > 0; })) return false;
     auto found = find_matrix_tile(kernel_, statements_for(pool, {operand.value}), operand.value, inner.depth_axes, free, of_rows);
     if (!found) return false;
     tile = std::move(*found);

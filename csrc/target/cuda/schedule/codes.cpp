@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "loop_ir/places.h"
 #include "target/cuda/schedule/access.h"
 
 namespace deplo::loop_to_tile {
@@ -38,12 +39,6 @@ void collect_names(const loop_ir::Stmt& stmt, std::set<std::string>& out) {
     for (Expr e : load->index) collect_symbols(e, out);
     for (const Cond& c : load->guard) collect_symbols(c.expr, out);
   }
-}
-
-std::string name_of(const loop_ir::Stmt& stmt) {
-  if (const auto* let = std::get_if<loop_ir::Let>(&stmt.node)) return let->name;
-  if (const auto* load = std::get_if<loop_ir::Load>(&stmt.node)) return load->name;
-  return "";
 }
 
 /// Whether e is the same for 16 k side by side.
@@ -93,6 +88,9 @@ std::optional<MatrixTile> find_codes(const loop_ir::Kernel& kernel, const Matrix
     if (is_factor) continue;
     const auto step = linear_coefficient(offset, last.name);
     if (tile.copied || size_of(load->dtype) != 1 || load->dtype == DType::boolean || !step || !step->is(1)) return std::nullopt;
+    // A copy knows axes alone, not what was loaded (of matrices that an index chooses).
+    const auto is_computed = [&](const auto& s) { return uses(offset, loop_ir::name_of(*s)); };
+    if (std::any_of(computed.slice.begin(), computed.slice.end(), is_computed)) return std::nullopt;
     if (load->index.back() == Expr(0) || !param->strides.back().is(1)) return std::nullopt;
     const auto in_last = linear_coefficient(load->index.back(), last.name);
     if (!in_last || !in_last->is(1)) return std::nullopt;

@@ -40,7 +40,7 @@ std::string gpu_arch(const PassContext& ctx) { return ctx.target.features.empty(
 
 int64_t gpu_key_parts(const loop_ir::Kernel& kernel, const PassContext& ctx) { return GpuOnline(kernel).parts(ctx.hints, gpu_arch(ctx)); }
 
-bool gpu_chains(const loop_ir::Kernel& kernel, const PassContext& ctx) { return GpuChain(kernel).fits(ctx.hints, arch_of(ctx)); }
+bool gpu_chains(const loop_ir::Kernel& kernel, const PassContext& ctx) { return GpuChain(kernel).fits(ctx.hints, gpu_arch(ctx)); }
 
 Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx) {
   const std::string arch = gpu_arch(ctx);

@@ -39,6 +39,7 @@ constexpr int64_t kRegisters = 64 << 10;   // of an SM
 constexpr int64_t kOtherRegisters = 72;    // of a thread besides its sums
 constexpr double kOtherInstructions = 70;  // of a warp and stage, besides those that load and multiply matrices
 constexpr double kDivision = 15;           // more where stages are no power of two
+constexpr double kSpill = 1e15;            // clocks for each register too many
 constexpr double kWiden = 18;              // of a warp for 8 columns of 16 k that it makes from codes
 constexpr double kStart = 96;              // steps of k until a block is at work
 constexpr int64_t kEnoughWarps = 8;        // that hide each other's waits
@@ -184,8 +185,10 @@ Schedule GpuMatrix::propose(const SizeHints& hints, const std::string& arch) con
           continue;
         if (!takes_step(step * in_two_bytes)) continue;
         const int64_t factors = registers_of_factors(tiles.columns / tiles.warp_columns, step * in_two_bytes);
-        if (sums * static_cast<int64_t>(items_.size()) + factors > kMostSums + kFactors) continue;
-        const double clocks = cost(tiles, expected(rows_), expected(columns_), expected(batch_), expected(items_[0].k) / in_two_bytes, arch);
+        double clocks = cost(tiles, expected(rows_), expected(columns_), expected(batch_), expected(items_[0].k) / in_two_bytes, arch);
+        // What spills is chosen where everything does.
+        if (const int64_t over = sums * static_cast<int64_t>(items_.size()) + factors - kMostSums - kFactors; over > 0)
+          clocks += kSpill * static_cast<double>(over);
         if (best && clocks >= least) continue;
         best = tiles;
         best->step = step * in_two_bytes;
