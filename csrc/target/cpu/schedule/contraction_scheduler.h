@@ -30,12 +30,12 @@ constexpr int64_t kChunkWork = 65536;
 inline int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 inline Expr round_up(Expr a, int64_t b) { return ceildiv(a, b) * b; }
 
-constexpr int64_t kBlockVectors = 2;            // of a register block's rows
-constexpr int64_t kParts = 3;                   // bf16 numbers of 8 bits that hold the 24 bits of float32
-constexpr int64_t kWordVectors = 4;             // of a panel of words: so many lanes share what is loaded of the rows
-constexpr int64_t kLongestFold = 128;           // steps of k that are summed before they are added to a total, where no factors ask for less
-constexpr int64_t kDifferenceRows = 4;          // up to here, making exact numbers of bytes costs more than a second product
-constexpr int64_t kMatrixChain = 1024;          // of k, that a matrix unit sums in one chain
+constexpr int64_t kBlockVectors = 2;    // of a register block's rows
+constexpr int64_t kParts = 3;           // bf16 numbers of 8 bits that hold the 24 bits of float32
+constexpr int64_t kWordVectors = 4;     // of a panel of words: so many lanes share what is loaded of the rows
+constexpr int64_t kLongestFold = 128;   // steps of k that are summed before they are added to a total, where no factors ask for less
+constexpr int64_t kDifferenceRows = 4;  // up to here, making exact numbers of bytes costs more than a second product
+constexpr int64_t kMatrixChain = 1024;  // of k, that a matrix unit sums in one chain
 
 /// What a row costs in register blocks of mr rows of `vectors` vectors, beside its multiply-adds.
 double block_overhead(int64_t mr, int64_t vectors, double load_cost);
