@@ -57,7 +57,7 @@ struct Finder {
 };
 
 /// What the outermost perfect nest holds.
-const Block& inside(const Block& body) {
+Block inside(const Block& body) {
   const auto* loop = body.size() == 1 ? std::get_if<loop_ir::For>(&body[0]->node) : nullptr;
   return loop ? inside(loop->body) : body;
 }

@@ -193,7 +193,7 @@ bool all_within_on_device(DeviceKernels& device, const TensorView& integers, int
   int64_t count = 1;
   for (int d = integers.rank; d-- > 0; count *= integers.sizes[d])
     if (integers.sizes[d] != 1 && integers.strides[d] != count) return false;
-  const auto each = static_cast<int64_t>(size_of(integers.dtype));
+  const int64_t each = size_of(integers.dtype);
   if (each != 1 && count > kFewIntegers) return false;
   device.synchronize();
   const int64_t in_piece = kPiece / each;

@@ -110,7 +110,7 @@ Module share_kernels(Module module, const PassContext&) {
     if (!shared) {
       std::optional<Kernel> renumbered = canonical(*original);
       const bool is_numbered = renumbered.has_value();
-      Kernel kernel = is_numbered ? std::move(*renumbered) : *original;
+      Kernel kernel = is_numbered ? *renumbered : *original;
       kernel.provenance.clear();
       kernel.name.clear();
       std::string text = print(kernel);

@@ -283,13 +283,13 @@ Ref<tile_ir::Stmt> ContractionScheduler::widen_words(const Item& item) const {
   std::vector<std::string> values(static_cast<size_t>(word));
   for (const Numbers& number : four_bits(put, "nw" + t, /*pairs=*/false, code_offset(item))) {
     std::string value = number.even;
-    const std::string which = std::to_string(number.step);
+    const std::string name = fmt::format("value{}", number.step);
     if (!scale.empty() && !shift.empty())
-      value = put.let("value" + which, DType::f32, Fn::fma, {scale, value, shift});
+      value = put.let(name, DType::f32, Fn::fma, {scale, value, shift});
     else if (!scale.empty())
-      value = put.let("value" + which, DType::f32, Fn::mul, {scale, value});
+      value = put.let(name, DType::f32, Fn::mul, {scale, value});
     else if (!shift.empty())
-      value = put.let("value" + which, DType::f32, Fn::add, {value, shift});
+      value = put.let(name, DType::f32, Fn::add, {value, shift});
     values[static_cast<size_t>(number.step)] = std::move(value);
   }
   const int64_t lines = word / item.group();

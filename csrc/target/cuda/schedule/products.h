@@ -19,8 +19,6 @@ class GpuProducts {
  public:
   explicit GpuProducts(const loop_ir::Kernel& kernel);
 
-  bool fits() const { return fits_; }
-
  protected:
   struct Operand {
     loop_ir::Block slice;  ///< statements that compute it
