@@ -193,7 +193,7 @@ class StatePlans(Plans):
         if cache.length and tokens > 1:
             raise UserError(f"{tokens} tokens at once after others: {type(self.model).__name__} takes them one by one")
         mask = kwargs.get("attention_mask")
-        if mask is not None and rows == 1 and self.ignores_mask_of_one:
+        if mask is not None and ((rows == 1 and self.ignores_mask_of_one) or bool(mask.all())):
             mask = None
         why = self._why_not(kwargs, ids) or self._why_not_mask(mask, ids)
         if why:
@@ -207,7 +207,7 @@ class StatePlans(Plans):
         return result
 
     def _why_not_mask(self, mask: Any, ids: torch.Tensor) -> str:
-        if mask is None or bool(mask.all()) or (ids.shape[1] > 1 and mask.shape == ids.shape):
+        if mask is None or (ids.shape[1] > 1 and mask.shape == ids.shape):
             return ""
         return "its attention_mask leaves out a token after which there is none, or is no matrix of its tokens"
 

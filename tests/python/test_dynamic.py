@@ -661,3 +661,29 @@ def test_a_padding_that_takes_more_than_there_is_fails_as_in_eager_mode():
         for call in (fn, compiled):
             with pytest.raises(RuntimeError, match="negative"):
                 call(x, s, t)
+
+
+def test_layers_that_read_the_same_rows_pack_them_at_sizes_of_either() -> None:
+    """Few rows are packed for the wide layer alone: what the narrow one packs there is nothing."""
+
+    def layers(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return F.linear(x, a), F.linear(x, b)
+
+    compiled = torch.compile(layers, backend="deplo", options={"strict": True})
+    narrow, wide = torch.randn(8, 256), torch.randn(1024, 256)
+    for rows in (512, 3, 5):
+        x = torch.randn(rows, 256)
+        torch._dynamo.mark_dynamic(x, 0)
+        for got, wanted in zip(compiled(x, narrow, wide), layers(x.double(), narrow.double(), wide.double()), strict=True):
+            torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_an_epilogue_reads_rows_that_an_index_chooses() -> None:
+    layer, table = nn.Linear(256, 128), torch.randn(5, 16, 128)
+
+    def f(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        return layer(x) + table[chosen]
+
+    x, chosen = torch.randn(3, 16, 256), torch.tensor([4, 0, 2])
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(f, backend="deplo", options={"strict": True})(x, chosen), f(x, chosen), rtol=1e-4, atol=1e-4)

@@ -1,6 +1,7 @@
 #include "lower/lower.h"
 
 #include <map>
+#include <set>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -31,10 +32,19 @@ class Lowering {
       else
         out_.steps.push_back(step);
     }
+    if (!module_.steps.empty()) remove_uncalled();
     return std::move(out_);
   }
 
  private:
+  /// Kernels that pack what a step for another kernel has packed already.
+  void remove_uncalled() {
+    std::set<std::string> called;
+    for (const Step& step : out_.steps)
+      if (const auto* call = std::get_if<CallStep>(&step)) called.insert(call->kernel);
+    std::erase_if(out_.kernels, [&](const auto& kernel) { return called.count(kernel->name) == 0 && !module_.find_kernel(kernel->name); });
+  }
+
   /// The schedules that the options give: every entry is one kernel's, or text that names its kernels.
   void read_given() {
     for (const auto& [key, text] : ctx_.schedules)

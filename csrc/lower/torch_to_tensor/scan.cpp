@@ -45,7 +45,7 @@ std::vector<Value> logcumsumexp(Builder& b, const Call& call) {
   return {conform(b, b.apply(Fn::where, {infinite, state[0], value}), type)};
 }
 
-// deplo's own operator (deplo/recurrence.py): the sum over j <= t of exp(level[t] - level[j]) added[j], where levels never rise. Softmax's sums are
+// deplo's own operator (deplo/faded.py): the sum over j <= t of exp(level[t] - level[j]) added[j], where levels never rise. Softmax's sums are
 // relative to the largest number so far, which is -level[t].
 std::vector<Value> faded_sum(Builder& b, const Call& call) {
   TensorType type = call.result();

@@ -3,6 +3,7 @@
 
 #include "analysis/cost.h"
 #include "base/error.h"
+#include "loop_ir/places.h"
 #include "target/cpu/schedule/contraction_scheduler.h"
 
 namespace deplo::loop_to_tile {
@@ -71,6 +72,9 @@ tile_ir::Block ContractionScheduler::prefetch_finish(const Item& item, bool seve
     const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
     if (!load || statics_.count(load->buffer) > 0) continue;
     const Expr place = offset(load->buffer, load->index);
+    // What was loaded (a row that an index chooses) is known behind the sums alone.
+    const auto is_value = [&](const auto& s) { return !loop_ir::name_of(*s).empty() && uses(place, loop_ir::name_of(*s)); };
+    if (std::any_of(nest_.inner->begin(), nest_.inner->end(), is_value)) continue;
     const auto along = linear_coefficient(place, unit_.name);
     const bool varies = std::any_of(rows_.begin(), rows_.end(), [&](const Axis& a) { return uses(place, a.name); });
     if (!along || !along->is(1) || !varies) continue;

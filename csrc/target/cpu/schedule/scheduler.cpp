@@ -167,7 +167,9 @@ class CpuScheduler final : public Scheduler {
     for (const PackedOperand& p : packed->second) {
       std::vector<std::string> sources;
       for (const std::string& source : p.sources) sources.push_back(bound.at(source));
-      if (const Made* made = p.once ? nullptr : made_before(p, sources, out)) {
+      // As it was added: one that packs nothing at the sizes of another version is another kernel.
+      const std::string text = p.once ? "" : text_of(*out.find_kernel(p.kernel.name));
+      if (const Made* made = p.once ? nullptr : made_before(text, sources, out)) {
         extended.arguments.push_back(made->buffer);
         continue;
       }
@@ -179,7 +181,7 @@ class CpuScheduler final : public Scheduler {
       buffer.kind = p.once ? BufferKind::packed : BufferKind::temp;
       CallStep make{p.kernel.name, sources, p.once};
       make.arguments.push_back(buffer.name);
-      if (!p.once) made_.push_back({text_of(p.kernel), std::move(sources), buffer.name, out.steps.size()});
+      if (!p.once) made_.push_back({text, std::move(sources), buffer.name, out.steps.size()});
       extended.arguments.push_back(buffer.name);
       out.buffers.push_back(std::move(buffer));
       out.steps.emplace_back(std::move(make));
@@ -196,10 +198,8 @@ class CpuScheduler final : public Scheduler {
   };
 
   /// A step not long ago that packed the same: layers that read the same rows share what is packed of them.
-  const Made* made_before(const PackedOperand& p, const std::vector<std::string>& sources, const tile_ir::Module& out) {
+  const Made* made_before(const std::string& text, const std::vector<std::string>& sources, const tile_ir::Module& out) {
     std::erase_if(made_, [&](const Made& made) { return made.step + kSharedSteps < out.steps.size() || changed_since(made, out); });
-    if (made_.empty()) return nullptr;
-    const std::string text = text_of(p.kernel);
     const auto same = std::find_if(made_.begin(), made_.end(), [&](const Made& made) { return made.sources == sources && made.kernel == text; });
     return same == made_.end() ? nullptr : &*same;
   }
