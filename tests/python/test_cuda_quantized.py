@@ -122,3 +122,15 @@ def test_sums_of_bytes_are_exact(codes: torch.dtype, zero: int, rows: int, tmp_p
     check_judged(tmp_path / "judge")
     text = next(tmp_path.glob("*/*_kernels.cu")).read_text()
     assert f"deplo_mma_{'s' if codes == torch.int8 else 'u'}8_s8" in text
+
+
+def test_codes_that_an_index_chooses_are_read_as_they_lie() -> None:
+    weight = torch.randint(-128, 128, (3, N, K), dtype=torch.int8)
+
+    def f(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x, weight[chosen].to(x.dtype).transpose(1, 2))
+
+    x, chosen = torch.randn(2, 16, K).bfloat16(), torch.tensor([2, 0])
+    exact = x.double() @ weight[chosen].double().transpose(1, 2)
+    got = compiled_for_gpu(f, {"strict": True})(x, chosen).double()
+    assert (got - exact).abs().max() <= 2 * (f(x, chosen).double() - exact).abs().max()
