@@ -14,10 +14,7 @@ using loop_ir::For;
 using loop_ir::Let;
 using loop_ir::Load;
 using loop_ir::Reduce;
-using loop_ir::Stmt;
 using loop_ir::Store;
-
-bool is_straight(const Stmt& stmt) { return std::holds_alternative<Let>(stmt.node) || std::holds_alternative<Load>(stmt.node); }
 
 class Matcher {
  public:

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/text.h"
+#include "loop_ir/places.h"
 #include "loop_ir/rewrite.h"
 
 namespace deplo::analysis {
@@ -18,8 +19,6 @@ using loop_ir::Load;
 using loop_ir::Reduce;
 using loop_ir::Stmt;
 using loop_ir::Store;
-
-bool is_straight(const Stmt& stmt) { return std::holds_alternative<Let>(stmt.node) || std::holds_alternative<Load>(stmt.node); }
 
 /// The body's statements but for its last one, which stores at [axis] of a local; null if the body is not so.
 const Store* stored_at(const Block& body, const std::string& axis) {

@@ -23,6 +23,8 @@ std::string name_of(const Stmt& stmt) {
   return "";
 }
 
+bool is_straight(const Stmt& stmt) { return std::holds_alternative<Let>(stmt.node) || std::holds_alternative<Load>(stmt.node); }
+
 void collect_uses(const Stmt& stmt, std::set<std::string>& into) {
   auto add = [&](const std::vector<Expr>& index, const std::vector<Cond>& guard) {
     for (Expr e : index) collect_symbols(e, into);

@@ -14,6 +14,9 @@ int64_t count_uses(const Block& block, const std::string& buffer);
 /// The value that a let or a load defines; "" of other statements.
 std::string name_of(const Stmt& stmt);
 
+/// Whether it is a let or a load.
+bool is_straight(const Stmt& stmt);
+
 /// Adds the values and the symbols that a let, a load or a store itself takes.
 void collect_uses(const Stmt& stmt, std::set<std::string>& into);
 

@@ -24,8 +24,6 @@ using analysis::AxisClass;
 
 constexpr size_t kMostAxes = 6;  // of a nest, and of its keys, whose orders are tried
 
-bool is_straight(const Stmt& stmt) { return std::holds_alternative<Let>(stmt.node) || std::holds_alternative<Load>(stmt.node); }
-
 bool uses_any(const std::vector<Expr>& exprs, const std::vector<Axis>& axes) {
   return std::any_of(exprs.begin(), exprs.end(),
                      [&](Expr e) { return std::any_of(axes.begin(), axes.end(), [&](const Axis& a) { return uses(e, a.name); }); });

@@ -138,40 +138,41 @@ struct Splitter {
     return elements;
   }
 
+  struct Sides {
+    double batch = 1, m = 1, n = 1;
+    double tiles(double side) const { return batch * std::ceil(m / side) * std::ceil(n / side); }
+  };
+
+  /// Nothing where a length is not known.
+  std::optional<Sides> sides_of(const analysis::Contraction& contraction) const {
+    Sides sides;
+    for (const auto& axis : contraction.axes) {
+      if (!axis.extent.is_constant()) return std::nullopt;
+      if (axis.kind == analysis::AxisClass::batch) sides.batch *= size(axis.extent);
+      if (axis.kind == analysis::AxisClass::m) sides.m *= size(axis.extent);
+      if (axis.kind == analysis::AxisClass::n) sides.n *= size(axis.extent);
+    }
+    return sides;
+  }
+
   /// Chunks of k for a product of operands that change from call to call, whose tiles alone would leave cores idle.
   double chunks_of(const analysis::Contraction& contraction, double length) const {
     for (const auto* operand : {&contraction.a, &contraction.b})
       if (std::all_of(operand->buffers.begin(), operand->buffers.end(), [&](const std::string& b) { return graph.buffer(b).is_static; })) return 1;
-    double tiles = 1;
-    double m = 1;
-    double n = 1;
-    for (const auto& axis : contraction.axes) {
-      if (!axis.extent.is_constant()) return 1;
-      if (axis.kind == analysis::AxisClass::batch) tiles *= size(axis.extent);
-      if (axis.kind == analysis::AxisClass::m) m *= size(axis.extent);
-      if (axis.kind == analysis::AxisClass::n) n *= size(axis.extent);
-    }
-    if (m < kLeastSide || n < kLeastSide) return 1;
-    tiles *= std::ceil(m / kContractionTile) * std::ceil(n / kContractionTile);
+    const auto sides = sides_of(contraction);
+    if (!sides || sides->m < kLeastSide || sides->n < kLeastSide) return 1;
+    const double tiles = sides->tiles(kContractionTile);
     return std::min(std::ceil(kWantedTiles / tiles), std::floor(length / kLeastDepth));
   }
 
   /// The same for blocks of a grid, of which even constant operands are read by every block.
   double blocks_of_k(size_t at, const analysis::Contraction& contraction, double length) {
-    double tiles = 1;
-    double m = 1;
-    double n = 1;
-    for (const auto& axis : contraction.axes) {
-      if (!axis.extent.is_constant()) return 1;
-      if (axis.kind == analysis::AxisClass::batch) tiles *= size(axis.extent);
-      if (axis.kind == analysis::AxisClass::m) m *= size(axis.extent);
-      if (axis.kind == analysis::AxisClass::n) n *= size(axis.extent);
-    }
-    if (m < kFewestSide || n < kFewestSide || contraction.dtype != DType::f32) return 1;
+    const auto sides = sides_of(contraction);
+    if (!sides || sides->m < kFewestSide || sides->n < kFewestSide || contraction.dtype != DType::f32) return 1;
     for (const auto* operand : {&contraction.a, &contraction.b})
       for (const std::string& buffer : operand->buffers)
         if (!is_float(graph.buffer(buffer).dtype) || is_reduced(at, buffer)) return 1;
-    tiles *= std::ceil(m / kBlockTile) * std::ceil(n / kBlockTile);
+    const double tiles = sides->tiles(kBlockTile);
     return std::min({std::ceil(kEnoughTiles / tiles), std::floor(length / kBlockDepth), kMostParts});
   }
 

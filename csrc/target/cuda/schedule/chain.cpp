@@ -15,23 +15,16 @@ using analysis::ProductChain;
 using loop_ir::Block;
 using loop_ir::Let;
 using loop_ir::Load;
-using loop_ir::Store;
 using tile_ir::LoopKind;
 using tile_ir::Space;
 
 namespace {
 
-constexpr double kLeastRows = 16;       // fewer leave matrix units idle
-constexpr int64_t kMostDepth = 256;     // of a product, and columns of all results
-constexpr int64_t kMostSums = 160;      // of a thread
-constexpr int64_t kMostKept = 168;      // of these, and registers with what stays
-constexpr int64_t kOwnBytes = 1 << 10;  // of shared memory, that a block has besides
+constexpr double kLeastRows = 16;    // fewer leave matrix units idle
+constexpr int64_t kMostDepth = 256;  // of a product, and columns of all results
+constexpr int64_t kMostSums = 160;   // of a thread
+constexpr int64_t kMostKept = 168;   // of these, and registers with what stays
 constexpr double kLog2E = 1.4426950408889634;
-
-// What a schedule may ask for.
-constexpr int64_t kMostTile = 256, kMostWarps = 16, kMostStages = 4;
-
-int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 bool is_constant(const loop_ir::Stmt& stmt) {
   const auto* let = std::get_if<Let>(&stmt.node);
@@ -45,11 +38,7 @@ DType dtype_of(const loop_ir::Stmt& stmt) {
 
 }  // namespace
 
-GpuChain::GpuChain(const loop_ir::Kernel& kernel) : kernel_(kernel) {
-  names_.reserve(kernel);
-  for (const char* name : {"u", "h", "g", "c"}) names_.reserve(name);
-  possible_ = recognize();
-}
+GpuChain::GpuChain(const loop_ir::Kernel& kernel) : WarpRows(kernel) { possible_ = recognize(); }
 
 // ---- recognition -----------------------------------------------------------------------------------------------------
 
@@ -62,7 +51,6 @@ bool GpuChain::recognize() {
   chain_ = std::move(*found);
   limits_ = analysis::key_limits(chain_);
   if (!find_row()) return false;
-  row_axes_ = {row_};
   key_axes_ = {chain_.keys.back()};
   int64_t columns = 0;
   for (const auto& inner : chain_.inner)
@@ -76,21 +64,15 @@ bool GpuChain::recognize() {
   return columns <= kMostDepth && find_points() && reads_inputs_alone();
 }
 
-/// Of the axes that what stays has and what moves has not, the longest one, or the last one of those whose lengths are not known.
+/// Of the axes that what stays has and what moves has not.
 bool GpuChain::find_row() {
-  const loop_ir::Axis* best = nullptr;
-  for (const auto& a : nest_) {
+  const loop_ir::Axis* best = longest([&](const loop_ir::Axis& a) {
     const auto has = [&](const analysis::ContractionOperand& operand) { return operand.axes.count(a.name) > 0; };
-    if (!std::all_of(chain_.inner.begin(), chain_.inner.end(), [&](const auto& i) { return has(i.rows) && !has(i.moving); })) continue;
-    if (std::any_of(chain_.outer.begin(), chain_.outer.end(), [&](const auto& o) { return has(o.other); })) continue;
-    const bool longer = !best || !a.extent.is_constant() || (best->extent.is_constant() && a.extent.value() > best->extent.value());
-    if (longer) best = &a;
-  }
-  if (!best) return false;
-  row_ = *best;
-  for (const auto& a : nest_)
-    if (a.name != row_.name) batch_.push_back(a);
-  return true;
+    return std::all_of(chain_.inner.begin(), chain_.inner.end(), [&](const auto& i) { return has(i.rows) && !has(i.moving); }) &&
+           std::none_of(chain_.outer.begin(), chain_.outer.end(), [&](const auto& o) { return has(o.other); });
+  });
+  if (best) set_row(*best);
+  return best != nullptr;
 }
 
 bool GpuChain::find_inner(const ProductChain::Inner& source) {
@@ -170,15 +152,7 @@ std::optional<size_t> GpuChain::find_shared(const ProductChain::Outer& outer, co
 bool GpuChain::is_exact_enough(const ProductChain::Outer& outer) const {
   if (outer.rounded) return true;
   if (!analysis::ValueConditions(chain_.rows, {&chain_.points}).is_weight(outer.weight)) return false;
-  std::set<std::string> exact{outer.contraction.result};
-  for (const auto& s : outer.body) {
-    const auto* store = std::get_if<Store>(&s->node);
-    if (store && exact.count(store->value) > 0 && size_of(kernel_.find_param(store->buffer)->dtype) > 2) return false;
-    const auto* let = std::get_if<Let>(&s->node);
-    const bool follows = let && std::any_of(let->operands.begin(), let->operands.end(), [&](const auto& name) { return exact.count(name) > 0; });
-    if (follows && size_of(let->dtype) > 2) exact.insert(let->name);
-  }
-  return true;
+  return is_rounded(outer.contraction.result, outer.body);
 }
 
 /// Values that differ from key to key.
@@ -316,27 +290,10 @@ Schedule GpuChain::propose(const SizeHints& hints, const std::string& arch) cons
 void GpuChain::read(const Schedule& schedule) {
   ScheduleReader reader(kernel_.name, schedule);
   if (!possible_) reader.fail("the kernel's rows are no sums of bf16 or f16 operands times what follows from such sums");
-  auto tile = [&](const std::string& name) {
-    const Directive* d = reader.find("tile", name);
-    if (!d) reader.fail(fmt::format("it needs 'tile({}=...)'", name));
-    reader.only(*d, {name});
-    const int64_t n = reader.number(*d, name, kMatrixRows, kMostTile);
-    if (n % kMatrixRows != 0) reader.fail(*d, fmt::format("allowed: multiples of {}", kMatrixRows));
-    return n;
-  };
-  rows_ = tile(row_.name);
-  keys_ = tile(chain_.keys.back().name);
-  const Directive& warps = reader.one("warps");
-  reader.only(warps, {row_.name});
-  warps_ = reader.number(warps, row_.name, 1, kMostWarps);
-  if (rows_ % (warps_ * kMatrixRows) != 0) reader.fail(warps, fmt::format("allowed: what leaves each warp a multiple of {} rows", kMatrixRows));
+  read_tiles(reader, chain_.keys.back().name, 2);
   const int64_t sums = sums_of(units(), keys_);
-  if (sums > kMostSums) reader.fail(warps, fmt::format("each thread would have {} sums in registers, allowed: {}", sums, kMostSums));
-  const Directive& stages = reader.one("stages");
-  reader.only(stages, {""});
-  stages_ = reader.number(stages, "", 2, kMostStages);
-  const int64_t bytes = shared_bytes(rows_, keys_, stages_);
-  if (bytes > kMostSharedBytes) reader.fail(fmt::format("its tiles need {} bytes of shared memory, a block has at most {}", bytes, kMostSharedBytes));
+  if (sums > kMostSums) reader.fail(reader.one("warps"), fmt::format("each thread would have {} sums in registers, allowed: {}", sums, kMostSums));
+  check_shared(reader, shared_bytes(rows_, keys_, stages_));
   const auto keep = reader.all("keep");
   keeps_ = !keep.empty();
   for (const Directive* d : keep) reader.only(*d, {"registers"});
@@ -361,34 +318,11 @@ Substitution GpuChain::at_turn(Expr turn) const {
   return map;
 }
 
-/// Statements at a place. Exponentials are those of 2, within what rounding weights leaves of them.
-tile_ir::Block GpuChain::converted(const Block& block, const Substitution& map) const {
-  tile_ir::Block out;
-  for (const auto& stmt : block) {
-    if (const auto* let = std::get_if<Let>(&stmt->node)) out.push_back(make(substituted(*let, map)));
-    if (const auto* store = std::get_if<Store>(&stmt->node)) out.push_back(make(substituted(*store, map)));
-    if (const auto* load = std::get_if<Load>(&stmt->node)) out.push_back(make(substituted(*load, map)));
-  }
-  return out;
-}
-
 // ---- the block -------------------------------------------------------------------------------------------------------
 
 tile_ir::Block GpuChain::apply(const Schedule& schedule) {
   read(schedule);
-  block_ = names_.fresh("b");
-  thread_x_ = names_.fresh("tx");
-  thread_y_ = names_.fresh("ty");
-  const Expr tiles = ceildiv(row_.extent, rows_);
-  // Where later rows have more keys they go first, so that no long block runs alone at the end.
-  const bool later_longer = std::any_of(limits_.begin(), limits_.end(), [&](const analysis::KeyLimit& limit) {
-    const auto step = linear_coefficient(limit.limit, row_.name);
-    return limit.above && step && step->is_constant() && step->value() > 0;
-  });
-  const Expr tile = mod(sym(block_), tiles);
-  first_row_ = (later_longer ? tiles - 1 - tile : tile) * rows_;
-  batch_map_ = unflatten(batch_, floordiv(sym(block_), tiles));
-  return {on_grid(block_, count(batch_) * tiles, body())};
+  return on_rows([&] { return body(); });
 }
 
 tile_ir::Block GpuChain::body() {
@@ -432,7 +366,7 @@ tile_ir::Block GpuChain::load_row_values() {
   loop_ir::Renaming renaming;
   const Block statements = statements_for(pool, needed);
   for (const auto& s : statements) renaming.value(loop_ir::name_of(*s), names_.fresh(loop_ir::name_of(*s)));
-  tile_ir::Block inside = converted(loop_ir::copy_block(statements, renaming, nullptr), map);
+  tile_ir::Block inside = placed(loop_ir::copy_block(statements, renaming, nullptr), map);
   for (const auto& [name, array] : row_values_) inside.push_back(store_at(array, here, renaming.values.at(name)));
   if (whole(row_.extent, rows_))
     append(body, std::move(inside));
@@ -441,37 +375,9 @@ tile_ir::Block GpuChain::load_row_values() {
   return {per_row(std::move(body))};
 }
 
-/// Blocks of keys outside of which all weights of the block's rows are 0. Limits that loaded values of single rows decide are left to the points.
+/// Outside of these blocks of keys all weights of the block's rows are 0.
 void GpuChain::find_bounds(tile_ir::Block& into) {
-  Expr lo = 0;
-  const Expr extent = chain_.keys.back().extent;
-  Expr hi = extent;
-  const Expr last_row = min(first_row_ + rows_, row_.extent) - 1;
-  Block of_all;
-  for (const auto& [above, limit] : limits_) {
-    const auto step = linear_coefficient(limit, row_.name);
-    const Block statements = statements_for(chain_.rows, symbols_of(limit));
-    std::set<std::string> used;
-    for (const auto& s : statements) collect_uses(*s, used);
-    if (!step || !step->is_constant() || used.count(row_.name) > 0) continue;
-    for (const auto& s : statements)
-      if (std::find(of_all.begin(), of_all.end(), s) == of_all.end()) of_all.push_back(s);
-    Substitution map = batch_map_;
-    map[row_.name] = (step->value() >= 0) == above ? last_row : first_row_;
-    const Expr bound = substitute(limit, map);
-    // A loaded position may be the largest integer.
-    if (above)
-      hi = min(hi, min(bound, extent - 1) + 1);
-    else
-      lo = max(lo, min(bound, extent));
-  }
-  loop_ir::Renaming renaming;
-  for (const auto& s : of_all) renaming.value(loop_ir::name_of(*s), names_.fresh(loop_ir::name_of(*s)));
-  append(into, converted(loop_ir::copy_block(of_all, renaming, nullptr), batch_map_));
-  lo = substitute(lo, renaming.exprs);
-  hi = substitute(hi, renaming.exprs);
-  first_block_ = floordiv(lo, keys_);
-  last_block_ = ceildiv(max(hi, 0), keys_);
+  bound_keys(into, chain_.rows, chain_.keys.back().extent, [](const Block&) { return true; });
   turns_ = last_block_ - first_block_;
   if (!has_outer_keys()) return;
   span_ = max(turns_, 1);
@@ -563,7 +469,7 @@ tile_ir::Block GpuChain::weigh(Expr turn) {
   for (size_t i = 0; i < inner_.size(); ++i)
     inside.push_back(make(Load{chain_.inner[i].contraction.result, DType::f32, inner_[i].sums, place(), {}, {}}));
   for (const auto& [name, array] : row_values_) inside.push_back(make(Load{name, DType::f32, array, {sym("u"), sym("h")}, {}, {}}));
-  for (const auto& stmt : converted(points_, map)) {
+  for (const auto& stmt : placed(points_, map)) {
     const auto* exp = std::get_if<Let>(&stmt->node);
     if (!exp || exp->fn != Fn::exp || exp->dtype != DType::f32) {
       inside.push_back(stmt);
@@ -595,12 +501,12 @@ tile_ir::Block GpuChain::finish() {
     std::set<std::string> needed;
     for (const auto& s : source.body)
       if (!std::holds_alternative<loop_ir::Reduce>(s->node)) collect_uses(*s, needed);
-    tile_ir::Block of_column = converted(statements_for(chain_.rows, needed), inner);
+    tile_ir::Block of_column = placed(statements_for(chain_.rows, needed), inner);
     for (const auto& s : source.body) {
       if (std::holds_alternative<loop_ir::Reduce>(s->node))
         of_column.push_back(make(Load{source.contraction.result, DType::f32, outer_[o].sums, place(), {}, {}}));
       else
-        append(of_column, converted({s}, inner));
+        append(of_column, placed({s}, inner));
     }
     if (!whole(source.column.extent, outer_[o].width)) of_column = {make(tile_ir::If{{less(column(), source.column.extent)}, std::move(of_column)})};
     rest.push_back(over_groups(outer_[o].width / kMatrixColumns, std::move(of_column)));

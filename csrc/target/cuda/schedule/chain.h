@@ -69,14 +69,8 @@ class GpuChain : private WarpRows {
   Expr block_of(Expr turn) const { return first_block_ + (has_outer_keys() ? mod(turn, span_) : turn); }
   bool has_outer_keys() const { return chain_.keys.size() > 1; }
   Substitution at_turn(Expr turn) const;
-  tile_ir::Block converted(const loop_ir::Block& block, const Substitution& map) const;
-  int64_t key_groups() const { return keys_ / kMatrixColumns; }
 
-  const loop_ir::Kernel& kernel_;
   analysis::ProductChain chain_;
-  std::vector<analysis::KeyLimit> limits_;
-  loop_ir::Axis row_;
-  std::vector<loop_ir::Axis> nest_, batch_, row_axes_, key_axes_;
   std::vector<Inner> inner_;
   std::vector<Outer> outer_;
   loop_ir::Block points_;                          ///< what is computed at each row and key
@@ -84,11 +78,8 @@ class GpuChain : private WarpRows {
   bool reads_memory_ = false;
   bool possible_ = false;
 
-  int64_t keys_ = 0, stages_ = 0;
   bool keeps_ = false;  ///< rows in registers
-  std::string block_;
-  Expr first_block_, last_block_, span_, turns_;  ///< of blocks of keys; turns of the main loop
-  Substitution batch_map_;
+  Expr span_, turns_;   ///< blocks of keys; turns of the main loop
 };
 
 }  // namespace deplo::loop_to_tile

@@ -33,24 +33,14 @@ constexpr int64_t kFewBytes = 48 << 10;
 constexpr double kLongKeys = 512;
 constexpr double kLeastBlocks = 2;  // of keys in a part
 constexpr double kMostParts = 64;
-constexpr double kBlocksOfSm = 2;       // of one warp, with copies under way
-constexpr int64_t kOwnBytes = 1 << 10;  // of shared memory, that a block has besides
-constexpr double kMostGrowth = 8;       // of weights, as an exponent of 2
+constexpr double kBlocksOfSm = 2;  // of one warp, with copies under way
+constexpr double kMostGrowth = 8;  // of weights, as an exponent of 2
 constexpr double kLog2E = 1.4426950408889634;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// What a schedule may ask for.
-constexpr int64_t kMostTile = 256, kMostWarps = 16, kMostStages = 4;
-
-int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
 }  // namespace
 
-GpuOnline::GpuOnline(const loop_ir::Kernel& kernel) : kernel_(kernel) {
-  names_.reserve(kernel);
-  for (const char* name : {"u", "h", "g", "c"}) names_.reserve(name);
-  possible_ = recognize();
-}
+GpuOnline::GpuOnline(const loop_ir::Kernel& kernel) : WarpRows(kernel) { possible_ = recognize(); }
 
 // ---- recognition -----------------------------------------------------------------------------------------------------
 
@@ -72,19 +62,13 @@ bool GpuOnline::recognize() {
   return find_row() && find_operands() && reads_inputs_alone();
 }
 
-/// Of the axes that queries alone have, the longest one, or the last one of those whose lengths are not known. Where there is none, one row.
+/// Of the axes that queries alone have. Where there is none, one row.
 bool GpuOnline::find_row() {
   const WeightedSum::Contractions& pair = *sum_.contractions;
-  const loop_ir::Axis* best = nullptr;
-  for (const auto& a : nest_) {
-    if (pair.queries.axes.count(a.name) == 0 || pair.keys.axes.count(a.name) > 0 || pair.value.axes.count(a.name) > 0) continue;
-    const bool longer = !best || !a.extent.is_constant() || (best->extent.is_constant() && a.extent.value() > best->extent.value());
-    if (longer) best = &a;
-  }
-  row_ = best ? *best : loop_ir::Axis{names_.fresh("row"), 1};
-  for (const auto& a : nest_)
-    if (a.name != row_.name) batch_.push_back(a);
-  row_axes_ = {row_};
+  const loop_ir::Axis* best = longest([&](const loop_ir::Axis& a) {
+    return pair.queries.axes.count(a.name) > 0 && pair.keys.axes.count(a.name) == 0 && pair.value.axes.count(a.name) == 0;
+  });
+  set_row(best ? *best : loop_ir::Axis{names_.fresh("row"), 1});
   key_axes_ = {sum_.key};
   column_axes_ = {sum_.column};
   return true;
@@ -116,15 +100,7 @@ bool GpuOnline::find_operands() {
   if (!prepare(values_, pair.value, column, pair.values.reduce->axes, column_axes_, false, "v")) return false;
   if (queries_.dtype != keys_tile_.dtype) return false;
   // Weights are rounded to 16 bits, which results of more would show.
-  std::set<std::string> exact;
-  if (!sum_.rounded) exact.insert(pair.values.result);
-  for (const auto& s : sum_.column_body) {
-    const auto* store = std::get_if<Store>(&s->node);
-    if (store && exact.count(store->value) > 0 && size_of(kernel_.find_param(store->buffer)->dtype) > 2) return false;
-    const auto* let = std::get_if<Let>(&s->node);
-    const bool follows = let && std::any_of(let->operands.begin(), let->operands.end(), [&](const auto& name) { return exact.count(name) > 0; });
-    if (follows && size_of(let->dtype) > 2) exact.insert(let->name);
-  }
+  if (!sum_.rounded && !is_rounded(pair.values.result, sum_.column_body)) return false;
   score_ = statements_for(outside, {sum_.scored});
   Block pool = sum_.rows;
   pool.insert(pool.end(), sum_.read.begin(), sum_.read.end());
@@ -292,28 +268,12 @@ Schedule GpuOnline::propose(const SizeHints& hints, const std::string& arch) con
 void GpuOnline::read(const Schedule& schedule) {
   ScheduleReader reader(kernel_.name, schedule);
   if (!possible_) reader.fail("the kernel's rows are no sums of values of bf16 or f16 weighted by a softmax of scores");
-  auto tile = [&](const std::string& name) {
-    const Directive* d = reader.find("tile", name);
-    if (!d) reader.fail(fmt::format("it needs 'tile({}=...)'", name));
-    reader.only(*d, {name});
-    const int64_t n = reader.number(*d, name, kMatrixRows, kMostTile);
-    if (n % kMatrixRows != 0) reader.fail(*d, fmt::format("allowed: multiples of {}", kMatrixRows));
-    return n;
-  };
-  rows_ = tile(row_.name);
-  keys_ = tile(sum_.key.name);
+  read_tiles(reader, sum_.key.name, 1);
   if (part_ && keys_ != analysis::kKeyBlock) reader.fail(fmt::format("its keys are in parts, by blocks of {}", analysis::kKeyBlock));
-  const Directive& warps = reader.one("warps");
-  reader.only(warps, {row_.name});
-  warps_ = reader.number(warps, row_.name, 1, kMostWarps);
-  if (rows_ % (warps_ * kMatrixRows) != 0) reader.fail(warps, fmt::format("allowed: what leaves each warp a multiple of {} rows", kMatrixRows));
   const int64_t sums = units() * (width_ + keys_) / 2;
-  if (sums > kMostSums) reader.fail(warps, fmt::format("each thread would have {} scores and sums in registers, allowed: {}", sums, kMostSums));
-  const Directive& stages = reader.one("stages");
-  reader.only(stages, {""});
-  stages_ = reader.number(stages, "", 1, kMostStages);
-  const int64_t bytes = shared_bytes(rows_, keys_, stages_);
-  if (bytes > kMostSharedBytes) reader.fail(fmt::format("its tiles need {} bytes of shared memory, a block has at most {}", bytes, kMostSharedBytes));
+  if (sums > kMostSums)
+    reader.fail(reader.one("warps"), fmt::format("each thread would have {} scores and sums in registers, allowed: {}", sums, kMostSums));
+  check_shared(reader, shared_bytes(rows_, keys_, stages_));
   reader.finish("tile, warps and stages");
   queries_.set_shape(rows_, depth_);
   keys_tile_.set_shape(keys_, depth_);
@@ -332,18 +292,14 @@ Substitution GpuOnline::at(Expr row, Expr key) const {
 
 /// Statements at a row and key; scores are read in registers.
 tile_ir::Block GpuOnline::converted(const Block& block, const Substitution& map) const {
-  tile_ir::Block out;
-  for (const auto& stmt : block) {
-    if (const auto* let = std::get_if<Let>(&stmt->node)) out.push_back(make(substituted(*let, map)));
-    if (const auto* store = std::get_if<Store>(&stmt->node)) out.push_back(make(substituted(*store, map)));
+  tile_ir::Block out = placed(block, map);
+  for (auto& stmt : out) {
     const auto* load = std::get_if<Load>(&stmt->node);
-    if (!load) continue;
-    Load copy = substituted(*load, map);
-    if (copy.buffer == sum_.local) {
-      copy.buffer = scores_;
-      copy.index = place();
-    }
-    out.push_back(make(std::move(copy)));
+    if (!load || load->buffer != sum_.local) continue;
+    Load copy = *load;
+    copy.buffer = scores_;
+    copy.index = place();
+    stmt = make(std::move(copy));
   }
   return out;
 }
@@ -352,24 +308,12 @@ tile_ir::Block GpuOnline::converted(const Block& block, const Substitution& map)
 
 tile_ir::Block GpuOnline::apply(const Schedule& schedule) {
   read(schedule);
-  block_ = names_.fresh("b");
-  thread_x_ = names_.fresh("tx");
-  thread_y_ = names_.fresh("ty");
   scores_ = names_.fresh("scores");
   sums_ = names_.fresh("sums");
   base_ = names_.fresh("base");
   most_ = names_.fresh("most");
   total_ = names_.fresh("total");
-  const Expr tiles = ceildiv(row_.extent, rows_);
-  // Where later rows have more keys they go first, so that no long block runs alone at the end.
-  const bool later_longer = std::any_of(limits_.begin(), limits_.end(), [&](const analysis::KeyLimit& limit) {
-    const auto step = linear_coefficient(limit.limit, row_.name);
-    return limit.above && step && step->is_constant() && step->value() > 0;
-  });
-  const Expr tile = mod(sym(block_), tiles);
-  first_row_ = (later_longer ? tiles - 1 - tile : tile) * rows_;
-  batch_map_ = unflatten(batch_, floordiv(sym(block_), tiles));
-  return {on_grid(block_, count(batch_) * tiles, body())};
+  return on_rows([&] { return body(); });
 }
 
 tile_ir::Block GpuOnline::body() {
@@ -400,37 +344,9 @@ tile_ir::Block GpuOnline::start_rows() {
   return {clear(sums_, column_groups()), per_row(std::move(start))};
 }
 
-/// Blocks of keys outside of which all of the block's rows read -inf. Limits that loaded values of single rows decide are left to the guards.
+/// Outside of these blocks of keys all of the block's rows read -inf.
 void GpuOnline::find_bounds(tile_ir::Block& into) {
-  Expr lo = 0;
-  Expr hi = sum_.key.extent;
-  const Expr last_row = min(first_row_ + rows_, row_.extent) - 1;
-  Block of_all;
-  for (const auto& [above, limit] : limits_) {
-    const auto step = linear_coefficient(limit, row_.name);
-    const Block statements = statements_for(sum_.rows, symbols_of(limit));
-    std::set<std::string> used;
-    for (const auto& s : statements) collect_uses(*s, used);
-    if (!step || !step->is_constant() || used.count(row_.name) > 0 || !is_early(statements)) continue;
-    for (const auto& s : statements)
-      if (std::find(of_all.begin(), of_all.end(), s) == of_all.end()) of_all.push_back(s);
-    Substitution map = batch_map_;
-    map[row_.name] = (step->value() >= 0) == above ? last_row : first_row_;
-    const Expr bound = substitute(limit, map);
-    // A loaded position may be the largest integer.
-    if (above)
-      hi = min(hi, min(bound, sum_.key.extent - 1) + 1);
-    else
-      lo = max(lo, min(bound, sum_.key.extent));
-  }
-  // Scores are made of values of the same names.
-  loop_ir::Renaming renaming;
-  for (const auto& s : of_all) renaming.value(loop_ir::name_of(*s), names_.fresh(loop_ir::name_of(*s)));
-  append(into, converted(loop_ir::copy_block(of_all, renaming, nullptr), batch_map_));
-  lo = substitute(lo, renaming.exprs);
-  hi = substitute(hi, renaming.exprs);
-  first_block_ = floordiv(lo, keys_);
-  last_block_ = ceildiv(max(hi, 0), keys_);
+  bound_keys(into, sum_.rows, sum_.key.extent, [&](const Block& statements) { return is_early(statements); });
   if (part_) first_block_ = first_block_ + mod(substitute(sym(part_->axis.name), batch_map_) - first_block_, stride());
 }
 

@@ -51,17 +51,13 @@ class GpuOnline : private WarpRows {
 
   tile_ir::Block converted(const loop_ir::Block& block, const Substitution& map) const;
   Substitution at(Expr row, Expr key) const;
-  int64_t key_groups() const { return keys_ / kMatrixColumns; }
   int64_t column_groups() const { return width_ / kMatrixColumns; }
   /// From one block of keys to the next one that counts.
   int64_t stride() const { return part_ ? part_->axis.extent.value() : 1; }
 
-  const loop_ir::Kernel& kernel_;
   analysis::WeightedSum sum_;
-  std::vector<analysis::KeyLimit> limits_;
   std::optional<analysis::KeyPart> part_;  ///< which blocks of keys count
-  loop_ir::Axis row_;
-  std::vector<loop_ir::Axis> nest_, batch_, depth_axes_, row_axes_, key_axes_, column_axes_;
+  std::vector<loop_ir::Axis> depth_axes_, column_axes_;
   MatrixTile queries_, keys_tile_, values_;
   loop_ir::Block score_;  ///< what makes a score of a sum of products
   loop_ir::Block read_;   ///< what the softmax reads of it
@@ -73,10 +69,7 @@ class GpuOnline : private WarpRows {
   bool possible_ = false;
   int64_t depth_ = 0, width_ = 0;  ///< of scores and columns, up to whole matrices
 
-  int64_t keys_ = 0, stages_ = 0;
-  std::string block_, scores_, sums_, base_, most_, total_;
-  Expr first_block_, last_block_;  ///< of keys
-  Substitution batch_map_;
+  std::string scores_, sums_, base_, most_, total_;
 };
 
 }  // namespace deplo::loop_to_tile

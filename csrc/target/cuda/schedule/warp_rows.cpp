@@ -1,10 +1,23 @@
 #include "target/cuda/schedule/warp_rows.h"
 
+#include <algorithm>
 #include <iterator>
+#include <set>
+
+#include "base/error.h"
+#include "loop_ir/places.h"
+#include "loop_ir/rewrite.h"
 
 namespace deplo::loop_to_tile {
 
 using tile_ir::LoopKind;
+
+namespace {
+
+// What a schedule may ask for.
+constexpr int64_t kMostTile = 256, kMostWarps = 16, kMostStages = 4;
+
+}  // namespace
 
 void append(tile_ir::Block& to, tile_ir::Block from) { std::move(from.begin(), from.end(), std::back_inserter(to)); }
 
@@ -15,6 +28,127 @@ Ref<tile_ir::Stmt> unroll(const std::string& name, int64_t trips, tile_ir::Block
 Ref<tile_ir::Stmt> store_at(const std::string& array, std::vector<Expr> index, const std::string& value) {
   return make(tile_ir::Store{array, std::move(index), value, {}, Combiner::set});
 }
+
+WarpRows::WarpRows(const loop_ir::Kernel& kernel) : kernel_(kernel) {
+  names_.reserve(kernel);
+  for (const char* name : {"u", "h", "g", "c"}) names_.reserve(name);
+}
+
+// ---- recognition -----------------------------------------------------------------------------------------------------
+
+const loop_ir::Axis* WarpRows::longest(const std::function<bool(const loop_ir::Axis&)>& may) const {
+  const loop_ir::Axis* best = nullptr;
+  for (const auto& a : nest_) {
+    const bool longer = !best || !a.extent.is_constant() || (best->extent.is_constant() && a.extent.value() > best->extent.value());
+    if (longer && may(a)) best = &a;
+  }
+  return best;
+}
+
+void WarpRows::set_row(loop_ir::Axis row) {
+  row_ = std::move(row);
+  row_axes_ = {row_};
+  for (const auto& a : nest_)
+    if (a.name != row_.name) batch_.push_back(a);
+}
+
+bool WarpRows::is_rounded(const std::string& sum, const loop_ir::Block& body) const {
+  std::set<std::string> exact{sum};
+  for (const auto& s : body) {
+    const auto* store = std::get_if<loop_ir::Store>(&s->node);
+    if (store && exact.count(store->value) > 0 && size_of(kernel_.find_param(store->buffer)->dtype) > 2) return false;
+    const auto* let = std::get_if<loop_ir::Let>(&s->node);
+    const bool follows = let && std::any_of(let->operands.begin(), let->operands.end(), [&](const auto& name) { return exact.count(name) > 0; });
+    if (follows && size_of(let->dtype) > 2) exact.insert(let->name);
+  }
+  return true;
+}
+
+// ---- the schedule as data --------------------------------------------------------------------------------------------
+
+void WarpRows::read_tiles(ScheduleReader& reader, const std::string& key, int64_t least_stages) {
+  auto tile = [&](const std::string& name) {
+    const Directive* d = reader.find("tile", name);
+    if (!d) reader.fail(fmt::format("it needs 'tile({}=...)'", name));
+    reader.only(*d, {name});
+    const int64_t n = reader.number(*d, name, kMatrixRows, kMostTile);
+    if (n % kMatrixRows != 0) reader.fail(*d, fmt::format("allowed: multiples of {}", kMatrixRows));
+    return n;
+  };
+  rows_ = tile(row_.name);
+  keys_ = tile(key);
+  const Directive& warps = reader.one("warps");
+  reader.only(warps, {row_.name});
+  warps_ = reader.number(warps, row_.name, 1, kMostWarps);
+  if (rows_ % (warps_ * kMatrixRows) != 0) reader.fail(warps, fmt::format("allowed: what leaves each warp a multiple of {} rows", kMatrixRows));
+  const Directive& stages = reader.one("stages");
+  reader.only(stages, {""});
+  stages_ = reader.number(stages, "", least_stages, kMostStages);
+}
+
+void WarpRows::check_shared(const ScheduleReader& reader, int64_t bytes) {
+  if (bytes > kMostSharedBytes) reader.fail(fmt::format("its tiles need {} bytes of shared memory, a block has at most {}", bytes, kMostSharedBytes));
+}
+
+// ---- the block -------------------------------------------------------------------------------------------------------
+
+tile_ir::Block WarpRows::on_rows(const std::function<tile_ir::Block()>& body) {
+  block_ = names_.fresh("b");
+  thread_x_ = names_.fresh("tx");
+  thread_y_ = names_.fresh("ty");
+  const Expr tiles = ceildiv(row_.extent, rows_);
+  const bool later_longer = std::any_of(limits_.begin(), limits_.end(), [&](const analysis::KeyLimit& limit) {
+    const auto step = linear_coefficient(limit.limit, row_.name);
+    return limit.above && step && step->is_constant() && step->value() > 0;
+  });
+  const Expr tile = mod(sym(block_), tiles);
+  first_row_ = (later_longer ? tiles - 1 - tile : tile) * rows_;
+  batch_map_ = unflatten(batch_, floordiv(sym(block_), tiles));
+  return {on_grid(block_, count(batch_) * tiles, body())};
+}
+
+void WarpRows::bound_keys(tile_ir::Block& into, const loop_ir::Block& rows, Expr extent,
+                          const std::function<bool(const loop_ir::Block&)>& may_come_first) {
+  Expr lo = 0;
+  Expr hi = extent;
+  const Expr last_row = min(first_row_ + rows_, row_.extent) - 1;
+  loop_ir::Block of_all;
+  for (const auto& [above, limit] : limits_) {
+    const auto step = linear_coefficient(limit, row_.name);
+    const loop_ir::Block statements = statements_for(rows, symbols_of(limit));
+    std::set<std::string> used;
+    for (const auto& s : statements) collect_uses(*s, used);
+    if (!step || !step->is_constant() || used.count(row_.name) > 0 || !may_come_first(statements)) continue;
+    for (const auto& s : statements)
+      if (std::find(of_all.begin(), of_all.end(), s) == of_all.end()) of_all.push_back(s);
+    Substitution map = batch_map_;
+    map[row_.name] = (step->value() >= 0) == above ? last_row : first_row_;
+    const Expr bound = substitute(limit, map);
+    // A loaded position may be the largest integer.
+    if (above)
+      hi = min(hi, min(bound, extent - 1) + 1);
+    else
+      lo = max(lo, min(bound, extent));
+  }
+  // Later statements make values of the same names.
+  loop_ir::Renaming renaming;
+  for (const auto& s : of_all) renaming.value(loop_ir::name_of(*s), names_.fresh(loop_ir::name_of(*s)));
+  append(into, placed(loop_ir::copy_block(of_all, renaming, nullptr), batch_map_));
+  first_block_ = floordiv(substitute(lo, renaming.exprs), keys_);
+  last_block_ = ceildiv(max(substitute(hi, renaming.exprs), 0), keys_);
+}
+
+tile_ir::Block WarpRows::placed(const loop_ir::Block& block, const Substitution& map) {
+  tile_ir::Block out;
+  for (const auto& stmt : block) {
+    if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) out.push_back(make(substituted(*let, map)));
+    if (const auto* store = std::get_if<loop_ir::Store>(&stmt->node)) out.push_back(make(substituted(*store, map)));
+    if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) out.push_back(make(substituted(*load, map)));
+  }
+  return out;
+}
+
+// ---- statements ------------------------------------------------------------------------------------------------------
 
 std::string WarpRows::let(tile_ir::Block& into, Fn fn, std::vector<std::string> operands, DType dtype) {
   const std::string name = names_.fresh("w");

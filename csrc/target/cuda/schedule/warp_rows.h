@@ -1,8 +1,11 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "analysis/conditions.h"
+#include "schedule/reader.h"
 #include "target/cuda/schedule/matrix_tile.h"
 
 namespace deplo::loop_to_tile {
@@ -11,6 +14,30 @@ namespace deplo::loop_to_tile {
 /// arrays [unit of 16 rows][half][group of 8 columns][2].
 class WarpRows {
  protected:
+  explicit WarpRows(const loop_ir::Kernel& kernel);
+
+  // ---- recognition
+  /// Of the axes of the nest that may be rows, the longest one, or the last one of those whose lengths are not known.
+  const loop_ir::Axis* longest(const std::function<bool(const loop_ir::Axis&)>& may) const;
+  /// All other axes of the nest are batches.
+  void set_row(loop_ir::Axis row);
+  /// Whether what is stored of the sum has 16 bits, which do not show that its factors were rounded to as many.
+  bool is_rounded(const std::string& sum, const loop_ir::Block& body) const;
+
+  // ---- the schedule as data
+  /// Rows and keys of a block, warps and stages.
+  void read_tiles(ScheduleReader& reader, const std::string& key, int64_t least_stages);
+  static void check_shared(const ScheduleReader& reader, int64_t bytes);
+
+  // ---- the block
+  /// A grid of blocks of rows. Where later rows have more keys they go first, so that no long block runs alone at the end.
+  tile_ir::Block on_rows(const std::function<tile_ir::Block()>& body);
+  /// Sets first_block_ and last_block_, outside of which the limits of all rows of the block leave every key out; `into` gets what they take of
+  /// `rows`. Limits that loaded values of single rows decide, or what may not come first, are left to the guards.
+  void bound_keys(tile_ir::Block& into, const loop_ir::Block& rows, Expr extent, const std::function<bool(const loop_ir::Block&)>& may_come_first);
+  /// Statements at a place.
+  static tile_ir::Block placed(const loop_ir::Block& block, const Substitution& map);
+
   /// for unit, half, group, lane: body, over the thread's own places.
   Ref<tile_ir::Stmt> per_thread(int64_t groups, tile_ir::Block body) const;
   Ref<tile_ir::Stmt> per_row(tile_ir::Block body) const;
@@ -42,10 +69,21 @@ class WarpRows {
   Expr column() const { return sym("g") * kMatrixColumns + sym(thread_x_) * 2 + sym("c"); }
   static bool whole(Expr extent, int64_t tile) { return extent.is_constant() && extent.value() % tile == 0; }
 
+  int64_t key_groups() const { return keys_ / kMatrixColumns; }
+
+  static constexpr int64_t kOwnBytes = 1 << 10;  ///< of shared memory, that a block has besides its tiles
+  static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+  const loop_ir::Kernel& kernel_;
   loop_ir::Names names_;
-  int64_t rows_ = 0, warps_ = 0;  ///< of a block
-  std::string thread_x_, thread_y_;
+  std::vector<analysis::KeyLimit> limits_;
+  loop_ir::Axis row_;
+  std::vector<loop_ir::Axis> nest_, batch_, row_axes_, key_axes_;
+  int64_t rows_ = 0, keys_ = 0, warps_ = 0, stages_ = 0;  ///< of a block
+  std::string block_, thread_x_, thread_y_;
   Expr first_row_;
+  Expr first_block_, last_block_;  ///< of keys
+  Substitution batch_map_;
 };
 
 void append(tile_ir::Block& to, tile_ir::Block from);
