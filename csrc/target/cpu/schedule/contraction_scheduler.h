@@ -35,7 +35,7 @@ constexpr int64_t kParts = 3;           // bf16 numbers of 8 bits that hold the 
 constexpr int64_t kWordVectors = 4;     // of a panel of words: so many lanes share what is loaded of the rows
 constexpr int64_t kLongestFold = 128;   // steps of k that are summed before they are added to a total, where no factors ask for less
 constexpr int64_t kDifferenceRows = 4;  // up to here, making exact numbers of bytes costs more than a second product
-constexpr int64_t kMostUnroll = 16;             // steps of k: beyond, code grows out of proportion
+constexpr int64_t kMostUnroll = 16;     // steps of k: beyond, code grows out of proportion
 constexpr int64_t kMatrixChain = 1024;  // of k, that a matrix unit sums in one chain
 
 /// What a row costs in register blocks of mr rows of `vectors` vectors, beside its multiply-adds.

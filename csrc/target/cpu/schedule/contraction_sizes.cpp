@@ -38,7 +38,6 @@ constexpr int64_t kWantedBlocks = 8;        // parallel iterations that keep a f
 constexpr int64_t kManyBlocks = 512;        // parallel iterations that any number of threads shares well
 constexpr double kBetterShare = 0.97;       // gain that pays for lanes of another width than the usual
 
-
 /// a cut into equal parts of at most `most`: the size of a part.
 int64_t balanced(int64_t a, int64_t most) {
   int64_t parts = (a + most - 1) / most;
