@@ -288,9 +288,7 @@ class Plans:
         if rows < store.batch:  # what the other rows compute, nobody reads
             ids = torch.nn.functional.pad(ids, (0, 0, 0, store.batch - rows))
             places = torch.nn.functional.pad(places, (0, 0, 0, store.batch - rows))
-        if not places.is_contiguous():
-            places = places.contiguous()
-        return ids, places
+        return plain(ids), plain(places)
 
     def _run(self, cache: Any, ids: torch.Tensor, positions: torch.Tensor, kwargs: dict[str, Any], rows: int, tokens: int) -> torch.Tensor | None:
         store = cache.store
@@ -330,6 +328,12 @@ class Plans:
     def report(self) -> str:
         """How calls of both programs went."""
         return f"prefill: {call_report(self.prefill)}\ndecode: {call_report(self.decode)}"
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with strides that follow from its sizes: `prompt[:, :1]` counts as contiguous with any stride along its one column, and Dynamo would
+    compile another program for each."""
+    return tensor.reshape(-1).view(tensor.shape)
 
 
 def _is_ours(error: BaseException | None) -> bool:

@@ -57,8 +57,11 @@ DeviceCall::DeviceCall(DeviceKernels& kernels, const kernel_ir::Module& module, 
   for (size_t i = 0; i < names.size(); ++i) symbols_[names[i]] = plan.symbols[i];
   // Packed buffers are on the host between calls; only packing itself makes them.
   bool packs = !steps.empty() && layout.steps[steps.front()].once;
-  for (const Buffer& buffer : module.buffers)
-    homes_.push_back(buffer.kind == BufferKind::input || (buffer.kind == BufferKind::packed && !packs) ? Home::host : Home::nowhere);
+  for (size_t b = 0; b < module.buffers.size(); ++b) {
+    const BufferKind kind = module.buffers[b].kind;
+    const bool is_packed = kind == BufferKind::packed && !packs && pointers[b];  // null: not kept, as no kernel reads it
+    homes_.push_back(kind == BufferKind::input || is_packed ? Home::host : Home::nowhere);
+  }
   kernels.fill(block_.pointer() + static_cast<uint64_t>(places_.errors), 0, places_.bytes - places_.errors);
 }
 

@@ -258,6 +258,25 @@ std::vector<std::vector<Reader>> find_readers(const kernel_ir::Module& module, c
   return readers;
 }
 
+PackedNeeds packed_needs(const kernel_ir::Module& module, const Layout& layout, const std::vector<std::vector<Reader>>& readers,
+                         const std::vector<bool>& possible) {
+  PackedNeeds needs{std::vector<bool>(module.buffers.size()), std::vector<bool>(layout.steps.size())};
+  for (size_t b = 0; b < module.buffers.size(); ++b)
+    if (module.buffers[b].kind == BufferKind::packed)
+      needs.kept[b] = std::any_of(readers[b].begin(), readers[b].end(), [&](const Reader& reader) { return possible[reader.step]; });
+  std::vector<bool> wanted = needs.kept;
+  for (size_t s = layout.steps.size(); s-- > 0;) {
+    const Layout::Step& step = layout.steps[s];
+    if (!step.once || !step.kernel) continue;
+    const auto& params = module.kernels[*step.kernel]->params;
+    for (size_t p = 0; p < step.buffers.size(); ++p)
+      if (params[p].kind == loop_ir::ParamKind::out && wanted[step.buffers[p]]) needs.made[s] = true;
+    if (!needs.made[s]) continue;
+    for (size_t buffer : step.buffers) wanted[buffer] = true;
+  }
+  return needs;
+}
+
 std::shared_ptr<PackedBlock> share_packed(uint64_t content, const std::vector<Identity>& inputs, const std::function<void(PackedBlock&)>& make) {
   std::shared_ptr<PackedBlock> block;
   {

@@ -50,13 +50,17 @@ struct Reader {
 /// The readers of each buffer.
 std::vector<std::vector<Reader>> find_readers(const kernel_ir::Module& module, const Layout& layout);
 
+/// `possible` are the steps that may run (program_ir/facts.h).
+PackedNeeds packed_needs(const kernel_ir::Module& module, const Layout& layout, const std::vector<std::vector<Reader>>& readers,
+                         const std::vector<bool>& possible);
+
 /// What one group made from one content of its inputs.
 struct PackedBlock {
   Memory memory;
   DeviceBlock device;      ///< in its place where the inputs are on a device
   void* stream = nullptr;  ///< that filled it, up to `filled`
   std::shared_ptr<void> filled{};
-  std::vector<char*> pointers;  ///< by OnceGroup::packed
+  std::vector<char*> pointers;  ///< by OnceGroup::packed; null for what only other `once` steps read
   int64_t bytes = 0;
   std::vector<std::shared_ptr<void>> watches;  ///< keep the inputs' identities from being reused
 

@@ -48,6 +48,12 @@ struct Layout {
 /// Throws InternalError for a name that the module does not have.
 Layout make_layout(const kernel_ir::Module& module);
 
+/// What `once` steps make that some step may read, at whatever sizes, while facts are what they are.
+struct PackedNeeds {
+  std::vector<bool> kept;  ///< by buffer: packed, and read by a step that is no `once` step
+  std::vector<bool> made;  ///< by step: `once`, and what is kept follows from it
+};
+
 /// A program with its sizes resolved to numbers: made once per tuple of symbol values.
 struct Plan {
   /// How long calls take that nothing holds up: the least of the first few.
@@ -84,6 +90,7 @@ struct Plan {
   int64_t peak_bytes = 0;
   int64_t scratch_bytes = 0;  ///< per thread, the most of any kernel
   mutable Duration duration;
+  std::shared_ptr<const PackedNeeds> needs;  ///< null without `once` steps
 
   /// Of a program whose tensors are on its kernels' device: kernels made ready to start.
   std::shared_ptr<DeviceLaunches> launches;

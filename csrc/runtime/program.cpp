@@ -46,8 +46,8 @@ int64_t parts_for(int64_t chunks, int threads) {
   return chunks >= fine ? fine : std::min<int64_t>(chunks, threads);
 }
 
-/// Packed buffers may depend on sizes, too.
-Identity identity_of_size(int64_t value) { return {nullptr, nullptr, static_cast<uint64_t>(value), 0}; }
+/// What is packed depends on sizes, too, and on what of it is kept.
+Identity identity_of_choice(int64_t value) { return {nullptr, nullptr, static_cast<uint64_t>(value), 0}; }
 
 }  // namespace
 
@@ -60,7 +60,7 @@ struct Program::CallState {
 
 /// What was packed from one state of the static inputs.
 struct Program::PackedState {
-  std::vector<Identity> identities;  ///< of every group's inputs, then its symbol values, group after group
+  std::vector<Identity> identities;  ///< of every group's inputs, then of its choices, group after group
   uint64_t generation = 0;
   std::vector<std::shared_ptr<PackedBlock>> blocks;  ///< by group; none where no call so far ran a step that reads it
 };
@@ -115,7 +115,7 @@ Program::Program(kernel_ir::Module module, KernelCode code, LibraryFactory libra
     libraries_.push_back(library(step, context));
   }
   times_.resize(layout_.steps.size());
-  if (options_.own) readers_ = find_readers(module_, layout_);
+  if (!groups_.empty()) readers_ = find_readers(module_, layout_);
   if (options_.device >= 0 && code_.device)
     resident_ = std::make_unique<Resident>(*code_.device, module_, layout_, solver_.names(), options_.device, options_.replay);
 }
@@ -138,6 +138,7 @@ std::shared_ptr<const Plan> Program::plan_for(const std::vector<int64_t>& symbol
   DEPLO_CHECK(options_.memory_limit == 0 || plan->arena_bytes <= options_.memory_limit,
               "program {} needs {} bytes of temporaries, more than memory_limit = {}", module_.name, plan->arena_bytes, options_.memory_limit);
   if (resident_) resident_->prepare(*plan);
+  if (!groups_.empty()) plan->needs = needs_for(symbols);
   std::lock_guard lock(mutex_);
   plans_.push_front(plan);
   if (plans_.size() > static_cast<size_t>(options_.plans_kept)) plans_.pop_back();
@@ -173,7 +174,23 @@ void Program::check_overlaps(const CallArgument* arguments, const Plan& plan) co
 }
 
 bool Program::is_wanted(const OnceGroup& group, const Plan& plan) {
-  return std::any_of(group.steps.begin(), group.steps.end(), [&](size_t step) { return plan.steps[step].runs; });
+  return std::any_of(group.steps.begin(), group.steps.end(), [&](size_t step) { return plan.steps[step].runs && plan.needs->made[step]; });
+}
+
+std::shared_ptr<const PackedNeeds> Program::needs_for(const std::vector<int64_t>& symbols) {
+  std::vector<int64_t> facts;
+  for (const auto& fact : solver_.facts()) facts.push_back(symbols[fact.symbol]);
+  std::lock_guard lock(mutex_);
+  auto& needs = needs_[facts];
+  if (!needs) needs = std::make_shared<const PackedNeeds>(packed_needs(module_, layout_, readers_, possible_steps_of(symbols)));
+  return needs;
+}
+
+template <class Visit>
+void Program::visit_choices(const OnceGroup& group, const Plan& plan, Visit visit) {
+  for (size_t step : group.steps)
+    for (int64_t value : plan.steps[step].symbols) visit(value);
+  for (size_t buffer : group.packed) visit(plan.needs->kept[buffer] ? 1 : 0);
 }
 
 const Identity& Program::identity(size_t argument, const CallArgument* arguments, CallState& state) const {
@@ -253,9 +270,9 @@ bool Program::same_identities(const PackedState& state, const CallArgument* argu
   for (const OnceGroup& group : groups_) {
     for (size_t buffer : group.inputs)
       if (*at++ != identity(argument_of_[buffer], arguments, call)) return false;
-    for (size_t step : group.steps)
-      for (int64_t value : plan.steps[step].symbols)
-        if (*at++ != identity_of_size(value)) return false;
+    bool same = true;
+    visit_choices(group, plan, [&](int64_t value) { same = *at++ == identity_of_choice(value) && same; });
+    if (!same) return false;
   }
   return true;
 }
@@ -285,7 +302,7 @@ std::shared_ptr<const Program::PackedState> Program::packed_for(const CallArgume
   }
   if (fresh && same_identities(*current, arguments, state, plan)) {
     if (options_.own && weights_shown() > 0) {
-      const std::vector<bool> possible = possible_steps_of(plan);
+      const std::vector<bool> possible = possible_steps_of(plan.symbols);
       for (const OnceGroup& group : groups_)
         for (size_t buffer : group.inputs)
           if (!reader_of(buffer, possible)) let_go_again(arguments[argument_of_[buffer]].tensor.data);
@@ -299,8 +316,7 @@ std::shared_ptr<const Program::PackedState> Program::packed_for(const CallArgume
   for (const OnceGroup& group : groups_) {
     starts.push_back(made->identities.size());
     for (size_t buffer : group.inputs) made->identities.push_back(identity(argument_of_[buffer], arguments, state));
-    for (size_t step : group.steps)
-      for (int64_t value : plan.steps[step].symbols) made->identities.push_back(identity_of_size(value));
+    visit_choices(group, plan, [&](int64_t value) { made->identities.push_back(identity_of_choice(value)); });
   }
   starts.push_back(made->identities.size());
   for (size_t g = 0; g < groups_.size(); ++g) {
@@ -326,24 +342,38 @@ std::shared_ptr<const Program::PackedState> Program::packed_for(const CallArgume
 }
 
 void Program::pack(const OnceGroup& group, const CallState& state, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block) {
-  std::vector<int64_t> offsets;
+  // What only other steps of the group read goes when they have run.
+  int64_t passing_bytes = 0;
   block.bytes = 0;
+  std::vector<int64_t> offsets;
   for (size_t buffer : group.packed) {
-    offsets.push_back(block.bytes);
-    block.bytes += round_up(plan.shapes[buffer].bytes, kAlignment);
+    int64_t& bytes = plan.needs->kept[buffer] ? block.bytes : passing_bytes;
+    offsets.push_back(bytes);
+    bytes += round_up(plan.shapes[buffer].bytes, kAlignment);
   }
-  if (resident_)
+  Memory passing_memory;
+  DeviceBlock passing_device;
+  if (resident_) {
     block.device = host.allocate_on_device(block.bytes);
-  else
+    passing_device = host.allocate_on_device(passing_bytes);
+  } else {
     block.memory = Memory(block.bytes);
-  if (!resident_) block.memory.keep_tail_small(block.bytes);
+    block.memory.keep_tail_small(block.bytes);
+    passing_memory = Memory(passing_bytes);
+  }
   char* data = resident_ ? block.device.data : block.memory.data();
+  char* passing = resident_ ? passing_device.data : passing_memory.data();
   block.pointers.clear();
   std::vector<char*> pointers(module_.buffers.size(), nullptr);
   for (size_t i = 0; i < group.packed.size(); ++i) {
-    block.pointers.push_back(data + offsets[i]);
-    pointers[group.packed[i]] = block.pointers.back();
+    const size_t buffer = group.packed[i];
+    const bool is_kept = plan.needs->kept[buffer];
+    pointers[buffer] = (is_kept ? data : passing) + offsets[i];
+    block.pointers.push_back(is_kept ? pointers[buffer] : nullptr);
   }
+  std::vector<size_t> steps;
+  for (size_t step : group.steps)
+    if (plan.needs->made[step]) steps.push_back(step);
   block.watches.clear();
   for (size_t buffer : group.inputs) {
     pointers[buffer] = state.pointers[buffer];
@@ -351,19 +381,22 @@ void Program::pack(const OnceGroup& group, const CallState& state, const Plan& p
   }
   if (resident_) {
     DeviceBlock scratch = host.allocate_on_device(plan.launches->scratch_bytes());
-    for (size_t step : group.steps) resident_->start(step, plan, pointers.data(), scratch.data, host.stream());
+    for (size_t step : steps) resident_->start(step, plan, pointers.data(), scratch.data, host.stream());
     block.stream = host.stream();
     block.filled = host.mark();
     return;
   }
   if (code_.device) {
-    DeviceCall call(*code_.device, module_, layout_, plan, solver_.names(), group.steps, pointers.data());
-    for (size_t step : group.steps) call.launch(step);
-    call.finish(group.packed);
+    DeviceCall call(*code_.device, module_, layout_, plan, solver_.names(), steps, pointers.data());
+    for (size_t step : steps) call.launch(step);
+    std::vector<size_t> kept;
+    for (size_t i = 0; i < group.packed.size(); ++i)
+      if (block.pointers[i]) kept.push_back(group.packed[i]);
+    call.finish(kept);
     return;
   }
   Memory scratch(round_up(plan.scratch_bytes, kScratchAlignment) * team.threads());
-  for (size_t step : group.steps) run_kernel(step, plan, pointers.data(), scratch.data(), team);
+  for (size_t step : steps) run_kernel(step, plan, pointers.data(), scratch.data(), team);
 }
 
 namespace {
@@ -410,12 +443,11 @@ KnownUnpackings& known_unpackings() {
 
 }  // namespace
 
-std::shared_ptr<const Unpacking> Program::unpacking_of(const OnceGroup& group, size_t input, const PackedBlock& block, const CallState& state,
-                                                       const Plan& plan, TeamLease& team) {
+std::shared_ptr<const Unpacking> Program::unpacking_of(const OnceGroup& group, size_t input, const CallState& state, const Plan& plan,
+                                                       TeamLease& team) {
   const size_t buffer = group.inputs[input];
   std::vector<uint64_t> key{group.content, input};
-  for (size_t step : group.steps)
-    for (int64_t value : plan.steps[step].symbols) key.push_back(static_cast<uint64_t>(value));
+  visit_choices(group, plan, [&](int64_t value) { key.push_back(static_cast<uint64_t>(value)); });
   KnownUnpackings& known = known_unpackings();
   {
     std::lock_guard lock(known.mutex);
@@ -424,20 +456,23 @@ std::shared_ptr<const Unpacking> Program::unpacking_of(const OnceGroup& group, s
   const auto extents = extents_in_memory(plan.shapes[buffer]);
   if (!extents || extents->empty()) return nullptr;
   const auto [rows, cols] = rows_and_columns(*extents);
-  Zeros memory(block.bytes);
+  int64_t bytes = 0;
+  for (size_t packed : group.packed) bytes += round_up(plan.shapes[packed].bytes, kAlignment);
+  Zeros memory(bytes);
   std::vector<char*> pointers(module_.buffers.size(), nullptr);
   for (size_t other : group.inputs) pointers[other] = state.pointers[other];
   std::vector<Bytes> outputs;
   int64_t offset = 0;
   for (size_t packed : group.packed) {
     pointers[packed] = memory.data() + offset;
-    outputs.push_back({pointers[packed], plan.shapes[packed].bytes});
+    outputs.push_back({pointers[packed], plan.needs->kept[packed] ? plan.shapes[packed].bytes : 0});
     offset += round_up(plan.shapes[packed].bytes, kAlignment);
   }
   Memory scratch(round_up(plan.scratch_bytes, kScratchAlignment) * team.threads());
   auto found = find_unpacking(module_.buffers[buffer].dtype, rows, cols, outputs, [&](const char* elements) {
     pointers[buffer] = const_cast<char*>(elements);
-    for (size_t step : group.steps) run_kernel(step, plan, pointers.data(), scratch.data(), team);
+    for (size_t step : group.steps)
+      if (plan.needs->made[step]) run_kernel(step, plan, pointers.data(), scratch.data(), team);
   });
   std::shared_ptr<const Unpacking> how;
   if (found) how = std::make_shared<const Unpacking>(std::move(*found));
@@ -445,9 +480,9 @@ std::shared_ptr<const Unpacking> Program::unpacking_of(const OnceGroup& group, s
   return known.by_content.try_emplace(std::move(key), std::move(how)).first->second;
 }
 
-std::vector<bool> Program::possible_steps_of(const Plan& plan) const {
+std::vector<bool> Program::possible_steps_of(const std::vector<int64_t>& symbols) const {
   std::map<std::string, int64_t> facts;
-  for (const auto& fact : solver_.facts()) facts[solver_.names()[fact.symbol]] = plan.symbols[fact.symbol];
+  for (const auto& fact : solver_.facts()) facts[solver_.names()[fact.symbol]] = symbols[fact.symbol];
   return possible_steps(module_, facts);
 }
 
@@ -460,7 +495,7 @@ const Reader* Program::reader_of(size_t buffer, const std::vector<bool>& possibl
 void Program::own_inputs(const OnceGroup& group, const std::shared_ptr<PackedBlock>& block, const CallArgument* arguments, const CallState& state,
                          const Plan& plan, Host& host, TeamLease& team) {
   constexpr int64_t kLeast = 1 << 17;  // bytes of weights that are worth it
-  const std::vector<bool> possible = possible_steps_of(plan);
+  const std::vector<bool> possible = possible_steps_of(plan.symbols);
   for (size_t i = 0; i < group.inputs.size(); ++i) {
     const size_t buffer = group.inputs[i];
     const size_t argument = argument_of_[buffer];
@@ -471,7 +506,7 @@ void Program::own_inputs(const OnceGroup& group, const std::shared_ptr<PackedBlo
       if (!view.has_version) return "it is an inference tensor, whose writes leave no trace";
       char* memory = host.report_end(argument, forget_memory);
       if (!memory) return "PyTorch's allocator did not make its memory: a mapped file, shared memory or another library's";
-      auto how = unpacking_of(group, i, *block, state, plan, team);
+      auto how = unpacking_of(group, i, state, plan, team);
       if (!how) return "its packed copy does not hold all of it";
       return own({view.data, plan.shapes[buffer].bytes, memory, identity_of(view, true).sample, block, std::move(how)});
     };
@@ -529,6 +564,10 @@ void Program::run_guarded(size_t step, const Plan& plan, char* const* pointers, 
     for (size_t a = 0; a < at.buffers.size(); ++a) {
       const Buffer& buffer = module_.buffers[at.buffers[a]];
       bool is_written = kernel.params[a].kind != loop_ir::ParamKind::in;
+      if (buffer.kind == BufferKind::packed && !pointers[at.buffers[a]]) {  // not kept, as no kernel reads it
+        buffers.push_back(nullptr);
+        continue;
+      }
       buffers.push_back(call.add(buffer.name, pointers[at.buffers[a]], plan.shapes[at.buffers[a]], size_of(buffer.dtype),
                                  buffer.kind != BufferKind::input, is_written));
     }

@@ -90,8 +90,13 @@ class Program {
   const Identity& identity(size_t argument, const CallArgument* arguments, CallState& state) const;
   /// Symbols that follow from elements: looked at again where an argument's identity is another.
   void find_facts(const CallArgument* arguments, CallState& state, Host& host);
+  /// Of the facts among these values.
+  std::shared_ptr<const PackedNeeds> needs_for(const std::vector<int64_t>& symbols);
   /// Whether a step that runs at these sizes reads what the group packs.
   static bool is_wanted(const OnceGroup& group, const Plan& plan);
+  /// Beside the inputs, what a group's block follows from: calls `visit` with symbol values, and whether each packed buffer is kept.
+  template <class Visit>
+  static void visit_choices(const OnceGroup& group, const Plan& plan, Visit visit);
   bool same_identities(const PackedState& state, const CallArgument* arguments, CallState& call, const Plan& plan) const;
   std::shared_ptr<const PackedState> packed_for(const CallArgument* arguments, CallState& state, const Plan& plan, Host& host, TeamLease& team);
   void pack(const OnceGroup& group, const CallState& state, const Plan& plan, Host& host, TeamLease& team, PackedBlock& block);
@@ -99,11 +104,10 @@ class Program {
   void own_inputs(const OnceGroup& group, const std::shared_ptr<PackedBlock>& block, const CallArgument* arguments, const CallState& state,
                   const Plan& plan, Host& host, TeamLease& team);
   /// Steps that may run at some sizes while the facts are those of the plan: a weight that is written has others, and stays.
-  std::vector<bool> possible_steps_of(const Plan& plan) const;
+  std::vector<bool> possible_steps_of(const std::vector<int64_t>& symbols) const;
   /// A possible step that reads the input beside `once` steps; null: none.
   const Reader* reader_of(size_t buffer, const std::vector<bool>& possible) const;
-  std::shared_ptr<const Unpacking> unpacking_of(const OnceGroup& group, size_t input, const PackedBlock& block, const CallState& state,
-                                                const Plan& plan, TeamLease& team);
+  std::shared_ptr<const Unpacking> unpacking_of(const OnceGroup& group, size_t input, const CallState& state, const Plan& plan, TeamLease& team);
   /// Has the call's stream wait until packed blocks are filled.
   static void await_packed(const PackedState& packed, Host& host);
   void run_steps(CallState& state, const Plan& plan, Host& host, TeamLease& team);
@@ -123,13 +127,14 @@ class Program {
   SymbolSolver solver_;
   std::vector<OnceGroup> groups_;
   std::vector<size_t> argument_of_;           ///< place in the calling order of each input buffer
-  std::vector<std::vector<Reader>> readers_;  ///< by buffer, with the option `own`
+  std::vector<std::vector<Reader>> readers_;  ///< by buffer; none without `once` steps
   std::vector<KernelFn> functions_;           ///< by step; null for library steps, and where no function is
   std::vector<std::unique_ptr<LibraryOp>> libraries_;
   std::unique_ptr<Resident> resident_;  ///< of a program whose tensors are on a device
 
-  mutable std::mutex mutex_;                      ///< of the members below
-  std::list<std::shared_ptr<const Plan>> plans_;  ///< the latest first
+  mutable std::mutex mutex_;                                                  ///< of the members below
+  std::list<std::shared_ptr<const Plan>> plans_;                              ///< the latest first
+  std::map<std::vector<int64_t>, std::shared_ptr<const PackedNeeds>> needs_;  ///< by the facts' values
   std::shared_ptr<const PackedState> packed_;
   std::map<std::string, std::string> kept_twice_;
   std::vector<std::unique_ptr<CallState>> idle_;
