@@ -48,8 +48,9 @@ _METADATA_CHECKS = {"aten._assert_tensor_metadata.default"}
 # What Python divides numbers by; a divisor of 0 raises ZeroDivisionError.
 _DIVISIONS = (operator.floordiv, operator.mod, operator.truediv)
 
-# Up to which sizes a graph that gets all has programs of their own, and what those are scheduled for: one row (of a matrix, a token), a few, many.
-_SMALLER = ((1, 1), (32, 2))
+# Up to which sizes a graph that gets all has programs of their own, and what those are scheduled for: a row (of a matrix, a token) or two, a few,
+# many.
+_SMALLER = ((2, 2), (32, 3))
 _LARGE = 128
 
 # Packets that address the storage of their argument, not its elements.

@@ -80,7 +80,7 @@ class Imported:
     def options(self, options: Options) -> str:
         """What the core reads to compile the program, or to restore it.
 
-        The program for few rows keeps packed weights in any case: that for more shares them.
+        The programs for few rows keep packed weights in any case: that for more shares them.
         """
-        weights = "pack" if self.smaller and options.weights == "auto" else options.weights
-        return options.replace(target=self.target, weights=weights).to_json(self.hints, self.training, self.device)
+        shared = {"auto": "pack", "own": "own pack"} if self.smaller else {}
+        return options.replace(target=self.target).to_json(self.hints, self.training, self.device, shared.get(options.weights, ""))

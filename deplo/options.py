@@ -227,15 +227,15 @@ class Options:
         text = os.environ.get(key.variable) if key.variable else None
         return key.variable if text is not None and key.read(text) == getattr(self, name) else f"option {name!r}"
 
-    def to_json(self, hints: Mapping[str, int] | None = None, training: bool = False, device: int = -1) -> str:
+    def to_json(self, hints: Mapping[str, int] | None = None, training: bool = False, device: int = -1, weights: str = "") -> str:
         """What the core reads. For costs only, `hints` are example values of symbols, and parameters change between calls if it is `training`.
 
-        `device` is the ordinal of the target's device that the tensors are on; -1: they are on the CPU.
+        `device` is the ordinal of the target's device that the tensors are on; -1: they are on the CPU. `weights` stands in the option's place.
         """
         from .targets import find_target, packaged
 
         values: dict[str, Any] = {**vars(self), "cache_dir": self.cache_folder(), "disable": list(self.disable)}
-        values |= {"hints": dict(hints or {}), "training": training, "device": device}
+        values |= {"hints": dict(hints or {}), "training": training, "device": device, "weights": weights or self.weights}
         for name, places in find_target(self.target).packages.items():
             if places and not values.get(name):
                 values[name] = packaged(places)

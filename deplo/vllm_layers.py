@@ -1,4 +1,5 @@
-"""Linears of vLLM's models as PyTorch's, with their weights as parameters of the graph; and the head, which vLLM calls outside of it."""
+"""Linears of vLLM's models as PyTorch's, with their weights as parameters of the graph; the head, which vLLM calls outside of it; and embeddings,
+whose weight may be the head's."""
 
 from __future__ import annotations
 
@@ -8,8 +9,40 @@ from typing import Any
 
 import torch
 
+from .core import core
 from .executable import repack
+from .sizes import unguarded
 from .vllm_plugin import BACKEND, is_chosen, with_defaults
+
+_EMBEDDING = "deplo_vllm::embedding"
+
+
+def embedding(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The rows of `weight` [vocabulary, hidden] that `ids` (int64) name, as [*ids.shape, hidden]. A weight of which only the head's packed copy is in
+    memory is read from that. Raises IndexError."""
+    result = weight.new_empty((*ids.shape, weight.shape[1]))
+    ids = ids.contiguous()
+    if ids.numel() == 0:
+        return result
+    least, most = torch.aminmax(ids)
+    if least < 0 or most >= weight.shape[0] or ids.dtype != torch.int64 or not weight.is_contiguous():
+        raise IndexError(f"rows {int(least)} to {int(most)} of an embedding of {weight.shape[0]} contiguous ones, in {ids.dtype}")
+    core().read_rows(weight.data_ptr(), weight.shape[1] * weight.element_size(), ids.data_ptr(), ids.numel(), result.data_ptr())
+    return result
+
+
+def _embedding_of_fakes(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return weight.new_empty((*ids.shape, weight.shape[1]))
+
+
+@functools.cache
+def _library() -> Any:
+    namespace, _, name = _EMBEDDING.partition("::")
+    library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define(f"{name}(Tensor ids, Tensor weight) -> Tensor")
+    library.impl(name, embedding, "CPU")
+    torch.library.register_fake(_EMBEDDING, _embedding_of_fakes, lib=library)
+    return library
 
 
 class Head(torch.nn.Module):
@@ -24,28 +57,35 @@ class Head(torch.nn.Module):
 
 
 def compiled_head(weight: torch.nn.Parameter) -> Any:
-    """A function (x [rows, hidden], weight, bias) -> [rows, vocabulary]: a program for one row, and one for all other numbers of rows.
+    """A function (x [rows, hidden], weight, bias) -> [rows, vocabulary]: one graph for any number of rows, as the model's.
 
     Where the layer's parameter has been replaced since, the given one is used.
     """
-    kept = [Head(weight)]
-    compiled = [torch.compile(kept[0], backend=BACKEND, dynamic=True)]
+    kept: list[Any] = [None, None]
 
     def head(x: torch.Tensor, weight: torch.nn.Parameter, bias: torch.Tensor | None) -> Any:
         if torch.compiler.is_compiling():  # a graph that holds the head
             return torch.nn.functional.linear(x, weight, bias)
-        if weight is not kept[0].weight:
+        is_new = kept[0] is None or weight is not kept[0].weight
+        if is_new:
             kept[0] = Head(weight)
-            compiled[0] = torch.compile(kept[0], backend=BACKEND, dynamic=True)
-        with with_defaults():
-            return compiled[0](x, bias)
+            kept[1] = torch.compile(kept[0], backend=BACKEND)
+            torch._dynamo.mark_dynamic(x, 0)
+        token = unguarded.set(True)
+        try:
+            with with_defaults(), torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+                return kept[1](x, bias)
+        finally:
+            unguarded.reset(token)
 
     return head
 
 
 def install() -> None:
     """Has linears of models that deplo compiles stay in the graph, their programs made before the first request, and new weights packed."""
+    _library()
     _install_linears()
+    _install_embeddings()
     _install_warm_up()
     _install_repack()
 
@@ -111,7 +151,7 @@ def _install_linears() -> None:
     dispatch = utils.dispatch_cpu_unquantized_gemm
     if getattr(dispatch, "_deplo", False):
         return
-    head_type = importlib.import_module("vllm.model_executor.layers.vocab_parallel_embedding").ParallelLMHead
+    embedding_type = importlib.import_module("vllm.model_executor.layers.vocab_parallel_embedding").VocabParallelEmbedding
 
     @functools.wraps(dispatch)
     def dispatch_cpu_unquantized_gemm(layer: torch.nn.Module, remove_weight: bool) -> None:
@@ -120,14 +160,28 @@ def _install_linears() -> None:
             dispatch(layer, remove_weight)
             return
         layer_: Any = layer
-        if isinstance(layer, head_type):
-            layer_.cpu_linear = compiled_head(weight)
+        if isinstance(layer, embedding_type):  # a head, or an embedding that may be one, too
+            layer_.cpu_linear, layer_._deplo = compiled_head(weight), True
         else:
             layer_.cpu_linear = torch.nn.functional.linear
 
     dispatch_: Any = dispatch_cpu_unquantized_gemm
     dispatch_._deplo = True
     utils.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm
+
+
+def _install_embeddings() -> None:
+    method = importlib.import_module("vllm.model_executor.layers.vocab_parallel_embedding").UnquantizedEmbeddingMethod
+    if getattr(method, "_deplo", False):
+        return
+    usual = method.embedding
+    operator = torch.ops.deplo_vllm.embedding.default
+
+    @functools.wraps(usual)
+    def read(self: Any, layer: Any, input_: torch.Tensor) -> Any:
+        return operator(input_, layer.weight) if getattr(layer, "_deplo", False) else usual(self, layer, input_)
+
+    method.embedding, method._deplo = read, True
 
 
 def _compiles_with_deplo() -> bool:

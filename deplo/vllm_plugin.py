@@ -23,14 +23,15 @@ log = logging.getLogger(__name__)
 
 BACKEND = "deplo"
 VARIABLE = "DEPLO_VLLM"
-# Weights change where vLLM loads them, which the plugin sees (vllm_layers): no call needs to look for other writes.
-_DEFAULTS = {"weight_checks": "versions"}
+# Weights change where vLLM loads them, which the plugin sees (vllm_layers): no call needs to look for other writes. What is packed takes their place.
+_DEFAULTS = {"weight_checks": "versions", "weights": "own"}
 # deplo.vllm_attention calls these by name; a vLLM without them is another version's.
 _NEEDED = (
     ("vllm.platforms.cpu", "CpuPlatform", ("check_and_update_config", "apply_config_platform_defaults")),
     ("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm", ()),
     ("vllm.model_executor.layers.attention.attention", "Attention", ("forward",)),
-    ("vllm.model_executor.layers.vocab_parallel_embedding", "ParallelLMHead", ()),
+    ("vllm.model_executor.layers.vocab_parallel_embedding", "VocabParallelEmbedding", ()),
+    ("vllm.model_executor.layers.vocab_parallel_embedding", "UnquantizedEmbeddingMethod", ("embedding",)),
     ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner", ("load_model", "get_model", "reload_weights", "warming_up_model", "_dummy_run")),
     ("vllm.v1.worker.worker_base", "WorkerBase", ("apply_model",)),
     ("vllm.compilation.wrapper", "TorchCompileWithNoGuardsWrapper", ("aot_compile", "__call__")),

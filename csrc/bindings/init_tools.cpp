@@ -155,6 +155,14 @@ void init_tools(py::module_& module) {
   module.def("owned_bytes", &runtime::owned_bytes, "Bytes of weights that are in memory as packed copies alone.");
   module.def("restore_weights", &runtime::restore_weights, py::call_guard<py::gil_scoped_release>(),
              "Makes all weights again that are in memory as packed copies alone, until the next call of a program that packs them.");
+  module.def(
+      "read_rows",
+      [](uintptr_t data, int64_t row_bytes, uintptr_t rows, int64_t count, uintptr_t out) {
+        runtime::read_rows(reinterpret_cast<const char*>(data), row_bytes, reinterpret_cast<const int64_t*>(rows), count,
+                           reinterpret_cast<char*>(out));
+      },
+      py::arg("data"), py::arg("row_bytes"), py::arg("rows"), py::arg("count"), py::arg("out"), py::call_guard<py::gil_scoped_release>(),
+      "Copies rows of a matrix at an address, whose numbers (int64) lie at another one, without bringing back a weight that is packed alone.");
   module.def("trim_memory", &trim_memory, "Gives memory that is kept for reuse back to the system.");
 }
 

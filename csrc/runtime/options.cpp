@@ -46,9 +46,11 @@ struct Reader {
         {"training", [&](const json& v) { options.context.training = v.get<bool>(); }},
         {"weights",
          [&](const json& v) {
+           // own pack: as pack does, for graphs of which several programs share what is packed.
            const auto text = v.get<std::string>();
-           options.context.weights = text == "original" ? Weights::original : text == "pack" ? Weights::packed : Weights::automatic;
-           options.own = text == "own";
+           const bool packs = text == "pack" || text == "own pack";
+           options.context.weights = text == "original" ? Weights::original : packs ? Weights::packed : Weights::automatic;
+           options.own = text.starts_with("own");
          }},
         {"hints", [&](const json& v) { options.context.hints = v.get<SizeHints>(); }},
     };

@@ -471,6 +471,34 @@ void restore_weights() {
   }
 }
 
+void read_rows(const char* data, int64_t row_bytes, const int64_t* rows, int64_t count, char* out) {
+  Registry& all = registry();
+  std::shared_ptr<PackedBlock> block;
+  std::shared_ptr<const Unpacking> how;
+  const char* begin = nullptr;
+  const char* end = nullptr;
+  if (all.known.load(std::memory_order_relaxed) > 0) {
+    Registry::Lock lock(all);
+    const auto at = find_by_data(all, data);
+    if (at != all.regions.end() && (at->second.state == State::gone || at->second.state == State::returning)) {
+      begin = at->first;
+      end = at->second.end;
+      block = at->second.block;
+      how = at->second.how;
+    }
+  }
+  for (int64_t i = 0; i < count; ++i, out += row_bytes) {
+    const char* first = data + rows[i] * row_bytes;
+    const char* last = first + row_bytes;
+    // What lies beside the whole pages is in memory.
+    const char* gone = how ? std::clamp(begin, first, last) : last;
+    const char* back = how ? std::clamp(end, gone, last) : last;
+    std::copy(first, gone, out);
+    if (gone < back) how->read(block->pointers[how->output], (gone - data) / how->element, (back - data) / how->element, out + (gone - first));
+    std::copy(back, last, out + (back - first));
+  }
+}
+
 int64_t weights_shown() {
   Registry& all = registry();
   return all.known.load(std::memory_order_relaxed) == 0 ? 0 : all.shown.load(std::memory_order_relaxed);

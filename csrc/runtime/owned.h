@@ -44,6 +44,9 @@ void drop_unused_copies();
 /// Makes all weights again that are gone, until they are let go again. Throws ExecutionError where memory is missing.
 void restore_weights();
 
+/// Rows of a matrix of `row_bytes` each, to `out` one behind another, without bringing back a weight that is gone.
+void read_rows(const char* data, int64_t row_bytes, const int64_t* rows, int64_t count, char* out);
+
 /// Weights that are there again because somebody read them.
 int64_t weights_shown();
 /// Bytes of weights that are gone.

@@ -596,8 +596,12 @@ bool ContractionScheduler::unit_along(const Operand& operand, const std::string&
 }
 
 std::optional<std::vector<Cond>> ContractionScheduler::streamed() const {
-  std::vector<Cond> cases{less(count(rows_) * count(lanes_) * items_[0].depth, kLeastWork)};
   const bool known_rows = count(rows_).is_constant();
+  // Few rows of any number read what calls of more rows have packed.
+  const bool shares = ctx_.weights == Weights::packed && !known_rows &&
+                      std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.lanes.is_static && !i.lanes.per_call; });
+  if (shares && decide(less(count(lanes_) * items_[0].depth, kLeastWork), ranges_) == false) return std::vector<Cond>{};
+  std::vector<Cond> cases{less(count(rows_) * count(lanes_) * items_[0].depth, kLeastWork)};
   // Bytes without factors are streamed as fast as words.
   const bool folds = known_rows && std::all_of(items_.begin(), items_.end(),
                                                [&](const Item& i) { return can_fold(i, bits_) && (bits_ < 8 || i.linear()->group > 0); });

@@ -32,6 +32,7 @@ constexpr int64_t kLeastRows = 128;         // its rows at least where few block
 constexpr int64_t kTileElements = 1 << 17;  // of the tile of sums: it shares L2 with the packed operands
 constexpr int64_t kWidenedTiles = 3;        // register blocks of a tile that pay for widening a panel beforehand
 constexpr int64_t kWideRows = 4;            // up to here, loads of the rows cost more than what is multiplied, unless many lanes share them
+constexpr int64_t kFewRows = 32;            // up to which a program of few rows, of any number, has blocks of its own
 constexpr int64_t kTailRows = 4;            // of the register blocks that end a tile of any size: fewer hide less of the latency
 constexpr int64_t kFewBlocks = 4;           // fewer parallel iterations leave one of a few threads idle for long
 constexpr int64_t kWantedBlocks = 8;        // parallel iterations that keep a few threads busy
@@ -226,6 +227,9 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
   // One version serves all sizes beyond a few rows.
   int64_t rows = rows_extent_.is_constant() ? rows_extent_.value() : std::max(hint(rows_extent_), kDynamicRows);
   mr_ = rows_extent_.is_constant() ? register_rows(rows, vectors, ctx_) : most_register_rows(vectors, ctx_);
+  // Of few rows, half of such a block would be padding.
+  if (const auto few = bounds(rows_extent_, ranges_).hi; few && *few <= kFewRows && !rows_extent_.is_constant())
+    mr_ = std::min({mr_, std::max<int64_t>(*few, 1), 2 * kTailRows});
   for (Item& item : items_) {
     item.bytes = can_multiply_codes(item);
     item.pairs = !item.bytes && ctx_.target.features.count("avx512bf16") > 0 && can_pair(item);
