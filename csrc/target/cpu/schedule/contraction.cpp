@@ -5,6 +5,7 @@
 
 #include "loop_ir/build.h"
 #include "loop_ir/rewrite.h"
+#include "lower/loop_to_tile/forward_taps.h"
 #include "lower/loop_to_tile/layers.h"
 #include "lower/loop_to_tile/merge_axes.h"
 #include "target/cpu/schedule/contraction_scheduler.h"
@@ -14,6 +15,11 @@ namespace deplo {
 using namespace loop_to_tile;
 
 namespace {
+
+/// The kernel as schedules see it.
+loop_ir::Kernel prepared(const loop_ir::Kernel& kernel, const std::set<std::string>& statics) {
+  return with_row(with_forward_taps(merge_outer_axes(kernel)), statics);
+}
 
 struct Best {
   ProposedContraction proposed;
@@ -56,7 +62,7 @@ std::optional<Best> propose_best(const loop_ir::Kernel& merged, const std::set<s
 std::optional<ProposedContraction> propose_cpu_contraction(const loop_ir::Kernel& kernel, const std::set<std::string>& statics,
                                                            const PassContext& ctx) {
   constexpr double kSmallGain = 1.05;  // of packed weights, which is not worth a copy of them
-  const loop_ir::Kernel merged = with_row(merge_outer_axes(kernel), statics);
+  const loop_ir::Kernel merged = prepared(kernel, statics);
   auto best = propose_best(merged, statics, ctx);
   if (!best) return std::nullopt;
   if (ctx.weights == Weights::automatic && best->plain) {
@@ -70,7 +76,7 @@ std::optional<ProposedContraction> propose_cpu_contraction(const loop_ir::Kernel
 
 std::vector<Schedule> propose_cpu_contractions(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx) {
   constexpr double kAny = std::numeric_limits<double>::max();
-  const loop_ir::Kernel merged = with_row(merge_outer_axes(kernel), statics);
+  const loop_ir::Kernel merged = prepared(kernel, statics);
   std::vector<Schedule> all;
   auto add = [&](const PassContext& context, auto propose) {
     ContractionScheduler scheduler(merged, statics, context);
@@ -100,7 +106,7 @@ std::vector<Schedule> propose_cpu_contractions(const loop_ir::Kernel& kernel, co
 }
 
 std::optional<FewBits> propose_few_bits(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx) {
-  const loop_ir::Kernel merged = with_row(merge_outer_axes(kernel), statics);
+  const loop_ir::Kernel merged = prepared(kernel, statics);
   ContractionScheduler scheduler(merged, statics, ctx, /*bits=*/4);
   auto schedule = scheduler.propose();
   if (!schedule) return std::nullopt;
@@ -110,7 +116,7 @@ std::optional<FewBits> propose_few_bits(const loop_ir::Kernel& kernel, const std
 
 ScheduledContraction apply_cpu_contraction(const loop_ir::Kernel& kernel, const Schedule& schedule, const std::set<std::string>& statics,
                                            const PassContext& ctx) {
-  return ContractionScheduler(with_row(merge_outer_axes(kernel), statics), statics, ctx).apply(schedule);
+  return ContractionScheduler(prepared(kernel, statics), statics, ctx).apply(schedule);
 }
 
 int64_t contraction_rows(int64_t rows, const PassContext& ctx) { return round_up(rows, register_rows(rows, kBlockVectors, ctx)); }

@@ -91,8 +91,8 @@ tile_ir::Block ContractionScheduler::allocations() const {
       scratch("pa", window_shape());
       continue;
     }
-    if (!item.rows.is_static && rows_lie_across()) scratch("pa", {item.depth_block, row_tiles_ * mr_ + item.rows.padding});
-    if (!item.rows.is_static && !item.rows.in_place && !rows_lie_across()) {
+    if (!item.rows.is_static && packs_rows_in_lines(item)) scratch("pa", {item.depth_block, row_tiles_ * mr_ + item.rows.padding});
+    if (!item.rows.is_static && !item.rows.in_place && !packs_rows_in_lines(item)) {
       std::vector<Expr> shape{row_tiles_ * mr_, item.depth_block + item.rows.padding * (item.words || item.bytes ? 4 : 1)};
       if (item.parts > 1) shape.insert(shape.begin(), item.parts);
       scratch("pa", std::move(shape), item.pairs ? DType::bf16 : item.words || item.bytes ? DType::u8 : item.dtype());
@@ -190,7 +190,8 @@ tile_ir::Block ContractionScheduler::packs(const Item& item) const {
   if (window_)
     for (auto& s : pack_window(item)) block.push_back(s);
   else if (!item.rows.is_static && !item.rows.in_place)
-    for (auto& s : rows_lie_across() ? pack_lines(item, item.rows, "r", "pa", row_lines(), padded_rows()) : pack_rows(item)) block.push_back(s);
+    for (auto& s : packs_rows_in_lines(item) ? pack_lines(item, item.rows, "r", "pa", row_lines(), padded_rows()) : pack_rows(item))
+      block.push_back(s);
   if (item.folded)
     for (auto& s : prepare_rows(item)) block.push_back(s);
   return block;
@@ -382,7 +383,7 @@ std::vector<Expr> ContractionScheduler::packed_row(const Item& item, const RowBl
   if (window_)
     return {at.channel, line_of(item, rows, row) * window_->line.step + at.line_tap * window_->line.tap_step,
             point_of(item, rows, row) * window_->point.step + at.point_tap * window_->point.tap_step};
-  if (!item.rows.is_static && rows_lie_across()) return {at.k, row_of(item, rows, row)};
+  if (!item.rows.is_static && packs_rows_in_lines(item)) return {at.k, row_of(item, rows, row)};
   if (!item.rows.is_static) return {row_of(item, rows, row), at.k * item.group() + half};
   std::vector<Expr> index = outer_index(item.rows);
   index.insert(index.end(), {floordiv(first_row_, mr_) + sym("rt" + item.tag), sym("kb" + item.tag) * item.depth_block + at.k, row});

@@ -60,6 +60,7 @@ Schedule ContractionScheduler::describe() const {
       rows.push_back({"windows", {}});
     else if (!item.rows.is_static && !item.rows.in_place)
       rows.push_back({"pad", item.rows.padding});
+    if (item.rows.in_lines) rows.push_back({"lines", {}});
     add("pack", std::move(rows));
   }
   if (in_registers_) add("epilogue", {{"registers", {}}});
@@ -199,8 +200,12 @@ void ContractionScheduler::read_pack(ScheduleReader& reader, const Item& item, O
                   padded            ? "pad"
                   : side == "lanes" ? "widen"
                                     : "at",
-                  side == "lanes" ? "fold" : "at", side == "lanes" ? "bits" : "at", side == "lanes" ? "width" : "at"});
+                  side == "lanes" ? "fold"
+                  : padded        ? "lines"
+                                  : "at",
+                  side == "lanes" ? "bits" : "at", side == "lanes" ? "width" : "at"});
   operand.padding = padded ? reader.number(d, "pad", 0, 1024, 0) : 0;
+  operand.in_lines = padded && std::any_of(d.arguments.begin(), d.arguments.end(), [](const Argument& a) { return a.name == "lines"; });
 }
 
 void ContractionScheduler::read_lanes(ScheduleReader& reader) {
@@ -324,6 +329,10 @@ void ContractionScheduler::read_epilogue(ScheduleReader& reader) {
 void ContractionScheduler::read_tiles(ScheduleReader& reader) {
   int64_t rows = in_rows_ ? round_up(in_rows_->count, mr_) : read_number(reader, "tile", row_tile_name(), kMostTile);
   for (const Item& item : items_)
+    if (item.rows.in_lines && !can_pack_in_lines(item))
+      reader.fail(needed(reader, "pack", item.contraction->result + ".rows"),
+                  "'lines' takes one axis of float32 rows, beside lanes along the stores");
+  for (const Item& item : items_)
     if (item.rows.in_place && !can_read_in_place(item))
       reader.fail(fmt::format("rows that are read where they lie are float32 numbers of memory along k, in blocks that divide all of them"));
   const int64_t unit = window_ ? block_lines_ : mr_;
@@ -348,8 +357,8 @@ void ContractionScheduler::read_tiles(ScheduleReader& reader) {
     if (window_)
       scratch += product(window_shape()).value();
     else if (!item.rows.is_static && !item.rows.in_place)
-      scratch += rows_lie_across() ? item.depth_block * (rows + item.rows.padding)
-                                   : rows * (item.depth_block + item.rows.padding) * (item.parts > 1 ? item.parts - 1 : 1);
+      scratch += packs_rows_in_lines(item) ? item.depth_block * (rows + item.rows.padding)
+                                           : rows * (item.depth_block + item.rows.padding) * (item.parts > 1 ? item.parts - 1 : 1);
     if (!item.lanes.is_static) scratch += item.depth_block * lane_block_;
     if (item.widened) scratch += chunk(item) * nr_;
   }

@@ -122,6 +122,16 @@ void ContractionScheduler::prefetch_operand(const Item& item, const Operand& ope
   prefetch_at(operand, ahead, into);
 }
 
+std::optional<int64_t> ContractionScheduler::run_of_lines(const Item& item, const Operand& operand) const {
+  const std::vector<Axis>& axes = item.contraction->reduce->axes;
+  const auto step = step_along(operand, axes.back().name);
+  if (axes.size() < 2 || !axes.back().extent.is_constant() || !step || !step->is_constant() || std::abs(step->value()) < kCacheLine)
+    return std::nullopt;
+  const int64_t run = axes.back().extent.value();
+  if (run < kPrefetchLines || item.depth_block % run != 0) return std::nullopt;
+  return run;
+}
+
 bool ContractionScheduler::knows_place(const Operand& operand) {
   const loop_ir::Load* main = main_load(operand);
   if (!main) return false;
@@ -415,7 +425,18 @@ tile_ir::Block ContractionScheduler::pack_lines(const Item& item, const Operand&
   Substitution map = outer_map_;
   join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
   tile_ir::Block out;
-  if (lines.two) {
+  if (const auto run = lines.two ? std::nullopt : run_of_lines(item, operand)) {
+    // Places are found once a run of the innermost axis, not for each step of k.
+    const Expr first = sym("kb" + t) * item.depth_block + sym(k_name + "_run") * *run;
+    Substitution ahead = outer_map_;
+    for (Substitution* at : {&map, &ahead}) join(*at, unflatten(lines.axes, lines.first + sym(p_name)));
+    join(map, depth_map(item, first + k));
+    join(ahead, depth_map(item, first + min(k + kPrefetchLines, *run - 1)));
+    tile_ir::Block copy = store_operand(operand, map, buffer, {sym(k_name + "_run") * *run + k, sym(p_name)}, suffix);
+    prefetch_at(operand, ahead, copy);
+    copy = {loop(k_name, 0, *run, LoopKind::serial, {loop(p_name, 0, lines.valid, LoopKind::lanes, std::move(copy))})};
+    out.push_back(loop(k_name + "_run", 0, floordiv(depth, *run), LoopKind::serial, std::move(copy)));
+  } else if (lines.two) {
     std::string u_name = "u" + side + t;
     map[lines.axes[0].name] = lines.first_line + sym(u_name);
     map[lines.axes[1].name] = sym(p_name);

@@ -133,7 +133,7 @@ double ContractionScheduler::padded_work() const {
   const double copy = hint(count(lanes_) * items_[0].depth) * 4 > l3 ? near + kFarCopy : near;
   if (!items_[0].lanes.is_static) packed += copy * static_cast<double>(lanes * row_blocks);
   if (items_[0].lanes.per_call) packed += kCallCopy * static_cast<double>(lanes);
-  const bool in_lines = unit_along(items_[0].rows, items_[0].contraction->reduce->axes.back().name);
+  const bool in_lines = wants_lines(items_[0]) || unit_along(items_[0].rows, items_[0].contraction->reduce->axes.back().name);
   if (!items_[0].rows.is_static) packed += (in_lines ? kLineCopy : kCopy) * static_cast<double>(hint(rows_extent_ * lane_groups()));
   const bool split = items_[0].parts > 1;
   const double products = split                                ? kSplitCost

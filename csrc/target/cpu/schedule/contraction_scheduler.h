@@ -24,6 +24,7 @@ constexpr int64_t kDepthUnroll = 4;
 constexpr int64_t kDynamicRows = 256;  // its rows: they pay for that pack
 constexpr int64_t kCacheLine = 16;     // float32 elements
 constexpr int64_t kRowPadding = 16;    // keeps packed rows off each other's cache sets
+constexpr int64_t kPrefetchLines = 8;  // steps of k ahead of a pack of lines in runs
 constexpr int64_t kPrefetchSteps = 4;  // of the outermost reduce axis, ahead of the pack
 constexpr int64_t kChunkWork = 65536;
 
@@ -52,6 +53,7 @@ struct Operand {
   bool is_static = false;  ///< packed beforehand, in panels
   bool per_call = false;   ///< by a step of each call
   bool in_place = false;   ///< not packed: read where it lies
+  bool in_lines = false;   ///< rows that are packed [k][row], for memory runs along them
   int64_t padding = kRowPadding;
   std::string param;  ///< of the packed buffer when static
 
@@ -263,6 +265,8 @@ class ContractionScheduler {
 
   /// With lanes off the stores' contiguous axis: whether memory runs along the rows, which are packed [k][row] then.
   bool rows_lie_across() const;
+  /// Whether a tile of rows is packed [k][row]: so, or because of memory that runs along them.
+  bool packs_rows_in_lines(const Item& item) const { return item.rows.in_lines || rows_lie_across(); }
   static const loop_ir::Load* main_load(const Operand& operand);
   /// Whether the place of that load is known ahead: an index that is computed or loaded (a gather) is known only where the value is.
   static bool knows_place(const Operand& operand);
@@ -285,6 +289,10 @@ class ContractionScheduler {
   bool can_word(const Item& item) const;
   /// Whether the rows may be read where they lie, in register blocks without padding.
   bool can_read_in_place(const Item& item) const;
+  /// Whether rows may be packed [k][row]: as numbers of float32, one step of k at a time. Copies are lines then, not transposed squares.
+  bool can_pack_in_lines(const Item& item) const;
+  /// Whether that is as memory runs.
+  bool wants_lines(const Item& item) const { return can_pack_in_lines(item) && unit_along(item.rows, rows_[0].name); }
   /// Whether the operand is a plain float32 load whose memory runs along k.
   bool lies_in_rows(const Item& item) const;
   /// Reads rows where they lie if that pays, in register blocks that divide them.
@@ -389,6 +397,8 @@ class ContractionScheduler {
   static tile_ir::Block store_parts(const Operand& operand, const Substitution& map, const std::string& buffer, const std::vector<Expr>& index,
                                     size_t part, const std::string& suffix);
 
+  /// The extent of the innermost reduce axis where each of its steps is a line of its own, and blocks of k hold whole runs of it.
+  std::optional<int64_t> run_of_lines(const Item& item, const Operand& operand) const;
   /// A hint to fetch what the pack will read kPrefetchSteps steps of the outermost reduce axis later: rows of one k lie far apart, so that
   /// no hardware prefetcher sees them coming.
   void prefetch_operand(const Item& item, const Operand& operand, const Substitution& map, Expr k, tile_ir::Block& into) const;

@@ -147,6 +147,10 @@ void ContractionScheduler::choose_sizes() {
     item.widened = !item.folded && can_widen(item) && (item.bits > 0 || item.needs_widening() || tile_rows() / mr_ >= kWidenedTiles);
   }
   choose_in_place();
+  for (Item& item : items_) {
+    item.rows.in_lines = wants_lines(item);
+    if (item.rows.in_lines) item.rows.padding = round_up(tile_rows(), kCacheLine) + kRowPadding - tile_rows();
+  }
   in_registers_ = wants_registers();
   rows_outside_ = wants_rows_outside();
   outer_inside_ = wants_outer_inside();
@@ -298,7 +302,7 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
   int64_t tiles = std::max<int64_t>(1, most / mr_);
   if (rows_extent_.is_constant()) tiles = balanced((rows + mr_ - 1) / mr_, tiles);
   row_tiles_ = tiles;
-  if (per_call_ && across_ && rows_extent_.is_constant()) share_rows();
+  if (per_call_ && rows_extent_.is_constant() && (across_ || !rows_static)) share_rows();
   if (lanes_static() && !across_ && !per_call_) share_lanes();
   const bool any_size = !rows_extent_.is_constant() && std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
   if (any_size && items_[0].matrix)
@@ -344,6 +348,11 @@ bool ContractionScheduler::can_pair(const Item& item) const {
     return narrow && narrow->dtype == DType::bf16;
   };
   return is_bf16(item.rows) && is_bf16(item.lanes) && item.depth.value() % 2 == 0;
+}
+
+bool ContractionScheduler::can_pack_in_lines(const Item& item) const {
+  const bool plain = item.group() == 1 && item.parts == 1 && !item.matrix && !item.folded && item.dtype() == DType::f32;
+  return plain && !item.rows.is_static && !across_ && !window_ && !in_rows_ && rows_.size() == 1;
 }
 
 bool ContractionScheduler::lies_in_rows(const Item& item) const {
