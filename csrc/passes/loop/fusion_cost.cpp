@@ -22,6 +22,7 @@ constexpr double kCores = 8;                ///< that read a shared operand each
 constexpr double kLeastPart = 128;          ///< elements of a part of a reduction that has a kernel of its own
 constexpr double kMostWidth = 256;          ///< of the heads of attention that blocks of a grid take as a whole
 constexpr double kMostChained = 1 << 20;    ///< bytes of an operand of one of two contractions in one kernel, without a softmax between them
+constexpr double kSmallProduct = 8192;      ///< multiply-adds up to which a contraction is as fast without packed operands
 constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
 
 // Enough iterations to share among threads, or too little work to need it.
@@ -64,6 +65,17 @@ bool parts_rows(const FusionGroup& a, const AxisPairs& pairs) {
     if (shares(analysis::AxisClass::m) && shares(analysis::AxisClass::n)) return true;
   }
   return false;
+}
+
+// A contraction all of whose rows read all that the other one gives (a gradient of keys): no row of either stays in a near cache, and no schedule
+// multiplies such a nest in blocks.
+bool shares_no_rows(const FusionGroup& b, const AxisPairs& pairs) {
+  return std::none_of(b.contractions.begin(), b.contractions.end(), [&](const auto& c) {
+    return std::any_of(c.axes.begin(), c.axes.end(), [&](const auto& axis) {
+      const bool shared = std::any_of(pairs.begin(), pairs.end(), [&](const auto& pair) { return pair.second == axis.name; });
+      return shared && axis.kind != analysis::AxisClass::batch;
+    });
+  });
 }
 
 bool has_softmax(const Block& body) {
@@ -235,6 +247,7 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
     const bool matrices = std::any_of(a.contractions.begin(), a.contractions.end(), multiplies) ||
                           std::any_of(b.contractions.begin(), b.contractions.end(), multiplies);
     if (matrices && target_of(context_).has_grid && !has_softmax(a.nest.body) && !has_softmax(b.nest.body)) return false;
+    if (contracts_b && !target_of(context_).has_grid && b.points / shared > kSmallProduct && shares_no_rows(b, pairs)) return false;
     if (contracts_b && !chainable(a, b, flow)) return false;
     loop_ir::Names scratch = names;
     return keep_rows(a.nest, join(a.nest, b.nest, pairs, scratch), flow);
