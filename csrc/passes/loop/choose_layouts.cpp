@@ -18,6 +18,7 @@ using namespace loop_ir;
 
 constexpr double kLeastReads = 4;      ///< of each element of a parameter in a call: a training step copies anew
 constexpr double kOperandReads = 512;  ///< of each element of an operand: blocks of a contraction pack it again and again
+constexpr double kGatheredReads = 64;  ///< of each element that a contraction would gather, for its lanes lie apart: a copy costs less
 constexpr double kLongAxis = 16;       ///< iterations; shorter ones do not fill vectors
 constexpr double kMoreAlong = 1.5;     ///< times as many accesses that another dimension should serve
 constexpr double kLeastSay =
@@ -52,6 +53,7 @@ struct KernelAccesses {
   std::vector<Layer> layers;
   size_t contractions = 0;
   std::set<std::string> operands;  ///< buffers that contractions read
+  std::set<std::string> lanes;     ///< those whose elements vary along the axis along which results lie
   std::set<std::string> summed;    ///< axes that they sum over
   /// Of sums of products of bytes: axes whose steps are multiplied four at a time, of the operand that changes, and those that only parameters have,
   /// which get the lanes.
@@ -105,7 +107,21 @@ struct Chooser {
       }
       found.all.push_back(std::move(access));
     });
+    note_lanes(kernel, at, found);
     return found;
+  }
+
+  /// Operands that vary along the axis along which their results lie, which gets the lanes of a CPU's vectors.
+  void note_lanes(const Kernel& kernel, size_t at, KernelAccesses& found) {
+    std::string unit;
+    for (const Access& access : found.all)
+      for (const Axis& axis : access.loops)
+        if (auto step = linear_coefficient(access.offset, axis.name); step && step->is(1) && graph.nodes()[at].writes.count(access.buffer))
+          unit = axis.name;
+    for (const auto& c : analysis::find_contractions(kernel))
+      for (const auto* operand : {&c.a, &c.b})
+        if (operand->axes.count(unit) > 0 && (operand == &c.a ? c.b : c.a).axes.count(unit) == 0 && operand->buffers.size() == 1)
+          found.lanes.insert(operand->buffers.front());
   }
 
   void note_layer(const analysis::Contraction& c, KernelAccesses& found) const {
@@ -434,6 +450,39 @@ struct Chooser {
     return found;
   }
 
+  /// The dimension of an operand's lanes where memory runs along what is summed, in several axes: points of an image, whose channels get the lanes
+  /// of a gradient of weights. Taps of a window, which are fewer than the points that they are added to, do not matter.
+  std::optional<size_t> dimension_of_lanes(const Access& access, const std::set<std::string>& summed) const {
+    std::optional<size_t> found;
+    bool runs = false;
+    for (const Axis& axis : access.loops) {
+      auto along = linear_coefficient(access.offset, axis.name);
+      if (!along) return std::nullopt;
+      if (along->is(0)) continue;
+      if (summed.count(axis.name)) {
+        runs = runs || along->is(1);
+        continue;
+      }
+      auto own = std::find(access.index.begin(), access.index.end(), Expr::symbol(axis.name));
+      if (own == access.index.end()) {
+        if (is_tap(access, axis, summed)) continue;
+        return std::nullopt;
+      }
+      if (along->is(1) || found || size(axis.extent) < kLongAxis) return std::nullopt;
+      found = static_cast<size_t>(own - access.index.begin());
+    }
+    return runs ? found : std::nullopt;
+  }
+
+  /// Whether the axis is added to a longer one that is summed over.
+  bool is_tap(const Access& access, const Axis& axis, const std::set<std::string>& summed) const {
+    return std::any_of(access.index.begin(), access.index.end(), [&](const Expr& index) {
+      return uses(index, axis.name) && std::any_of(access.loops.begin(), access.loops.end(), [&](const Axis& other) {
+               return summed.count(other.name) > 0 && uses(index, other.name) && size(other.extent) > size(axis.extent);
+             });
+    });
+  }
+
   void lay_out_operands(size_t at) {
     if (!is_fused(at)) return;
     const auto shared = accesses_of(at);
@@ -442,14 +491,19 @@ struct Chooser {
       if (!graph.find_buffer(name) || graph.is_versioned(name) || is_parameter(name) || graph.nodes()[at].writes.count(name)) continue;
       std::optional<size_t> d;
       double points = 0;
+      double reads = kOperandReads;
       size_t loads = 0;
       for (const Access& access : accesses.all) {
         if (access.buffer != name) continue;
         d = dimension_to_pack_along(access, accesses.summed);
+        if (!d && !target_of(context).has_grid && accesses.summed.size() > 1 && accesses.lanes.count(name)) {
+          d = dimension_of_lanes(access, accesses.summed);
+          reads = kGatheredReads;
+        }
         points = access.points;
         ++loads;
       }
-      if (loads == 1 && d && points >= kOperandReads * size(product(graph.buffer(name).shape))) redirect(at, name, copy_of(at, name, *d), *d);
+      if (loads == 1 && d && points >= reads * size(product(graph.buffer(name).shape))) redirect(at, name, copy_of(at, name, *d), *d);
     }
   }
 
