@@ -116,33 +116,70 @@ uint64_t sample_of_all(const TensorView& view, int64_t count) {
   return hash.value();
 }
 
-/// Of one element in each row, each column, and so on: the longest axis is walked from its start to its end, the others with scattering steps, so
-/// that parts which users write (rows, columns, blocks, a triangle, a diagonal's side) hold some of them. Such a weight is seldom in a cache: the
-/// places of a block are fetched while those of the block before are looked at, and nothing branches on where an axis wraps.
+constexpr int64_t kLine = 64;  // bytes that one access to memory brings
+
+struct Piece {
+  const char* begin;
+  int64_t bytes;  // up to a line
+};
+
+/// Tells its content: any change of one word changes it. Products of different words do not wait for one another.
+uint64_t bits_of_piece(const Piece& piece) {
+  constexpr size_t kWords = kLine / sizeof(uint64_t);
+  std::array<uint64_t, kWords> words{};
+  std::memcpy(words.data(), piece.begin, static_cast<size_t>(piece.bytes));
+  uint64_t factor = 0x9e3779b97f4a7c15ULL;
+  uint64_t all = 0;
+  for (uint64_t word : words) {
+    all += (word ^ word >> 32) * factor;
+    factor += 0xd1342543de82ef96ULL;  // odd ones stay odd
+  }
+  return all;
+}
+
+/// Of one piece of memory in each row, such that they hold an element of each column, and so on. A piece is a line of memory:
+/// innermost axes that follow one another count as one until it fills some. The axis with the most places is walked from its start to its end, the
+/// others with scattering steps, so that parts which users write (rows, columns, blocks, a triangle, a diagonal's side) hold some of them. Such a
+/// weight is seldom in a cache: the places of a block are fetched while those of the block before are looked at, and nothing branches on where an
+/// axis wraps.
 template <class Bits>
 uint64_t sample_of_some(const TensorView& view) {
+  constexpr auto kSize = static_cast<int64_t>(sizeof(Bits));
+  constexpr int64_t kInPiece = kLine / kSize;
+  std::vector<std::pair<int64_t, int64_t>> places;  // extents and strides, in elements
+  for (int d = 0; d < view.rank; ++d)
+    if (view.sizes[d] > 1) places.emplace_back(view.sizes[d], view.strides[d]);
+  int64_t run = 1;
+  while (run <= kInPiece) {
+    const auto next = std::find_if(places.begin(), places.end(), [&](const auto& p) { return p.second == run; });
+    if (next == places.end()) break;
+    run *= next->first;
+    places.erase(next);
+  }
+  const int64_t pieces = (run + kInPiece - 1) / kInPiece;
+  places.emplace_back(pieces, kInPiece);
+  const auto longest = std::max_element(places.begin(), places.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
+  const int64_t samples = longest->first;
+
   struct Axis {
     int64_t index, size, step, advance, wrap;  // the last two in bytes
   };
   std::vector<Axis> axes;
-  int longest = 0;
-  for (int d = 1; d < view.rank; ++d)
-    if (view.sizes[d] > view.sizes[longest]) longest = d;
-  for (int d = 0; d < view.rank; ++d) {
-    const int64_t size = view.sizes[d];
-    const int64_t step = d == longest ? 1 : scattering_step(size);
-    const int64_t stride = view.strides[d] * static_cast<int64_t>(sizeof(Bits));
-    if (size > 1) axes.push_back({0, size, step, step * stride, size * stride});
+  for (const auto& p : places) {
+    const int64_t step = p.first == 1 ? 0 : &p == &*longest ? 1 : scattering_step(p.first);
+    axes.push_back({0, p.first, step, step * p.second * kSize, p.first * p.second * kSize});
   }
   constexpr int64_t kBlock = 64;
-  std::array<std::array<const char*, kBlock>, 2> places{};
+  std::array<std::array<Piece, kBlock>, 2> fetched{};
   const char* place = view.data;
-  const int64_t samples = view.sizes[longest];
+  const bool is_aligned = reinterpret_cast<uintptr_t>(place) % kLine == 0 &&
+                          std::all_of(places.begin(), places.end(), [](const auto& p) { return p.second * kSize % kLine == 0; });
+  // Places first: between prefetches nothing else takes room in the window of instructions that the processor has under way.
   auto fetch = [&](int64_t first) {
-    auto& block = places[static_cast<size_t>(first / kBlock % 2)];
-    for (int64_t k = 0, n = std::min(kBlock, samples - first); k < n; ++k) {
-      block[static_cast<size_t>(k)] = place;
-      __builtin_prefetch(place);
+    auto& block = fetched[static_cast<size_t>(first / kBlock % 2)];
+    const int64_t count = std::min(kBlock, samples - first);
+    for (int64_t k = 0; k < count; ++k) {
+      block[static_cast<size_t>(k)] = {place, std::min(kLine, (run - axes.back().index * kInPiece) * kSize)};
       for (Axis& axis : axes) {
         axis.index += axis.step;
         const int64_t wraps = -static_cast<int64_t>(axis.index >= axis.size);
@@ -150,13 +187,16 @@ uint64_t sample_of_some(const TensorView& view) {
         place += axis.advance - (axis.wrap & wraps);
       }
     }
+    for (int64_t k = 0; k < count; ++k) __builtin_prefetch(block[static_cast<size_t>(k)].begin);
+    if (is_aligned) return;
+    for (int64_t k = 0; k < count; ++k) __builtin_prefetch(block[static_cast<size_t>(k)].begin + block[static_cast<size_t>(k)].bytes - 1);
   };
   Hash hash;
   fetch(0);
   for (int64_t first = 0; first < samples; first += kBlock) {
     if (first + kBlock < samples) fetch(first + kBlock);
-    const auto& block = places[static_cast<size_t>(first / kBlock % 2)];
-    for (int64_t k = 0, n = std::min(kBlock, samples - first); k < n; ++k) hash.add(bits_at<Bits>(block[static_cast<size_t>(k)]));
+    const auto& block = fetched[static_cast<size_t>(first / kBlock % 2)];
+    for (int64_t k = 0, n = std::min(kBlock, samples - first); k < n; ++k) hash.add(bits_of_piece(block[static_cast<size_t>(k)]));
   }
   return hash.value();
 }
