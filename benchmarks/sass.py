@@ -8,7 +8,7 @@ equal kernels once. What was compiled stays in build/sass. The limits:
 
     spills      no access of local memory
     bytes       points, reductions: at most 1.1 times the least bytes move
-    sectors     the same: nine tenths of the bytes of the sectors that they touch are used
+    sectors     the same: nine tenths of the sectors that requests touch are as many as their bytes need, one at least
     wide        the same: nine tenths of the bytes go in accesses of 16 bytes a thread
     banks       contractions, convolutions, attention: at most 1.1 turns of the banks a request
     units       where arithmetic bounds a contraction: half of the main loop's instructions are matrix instructions (none touches registers on

@@ -327,7 +327,7 @@ def _judge(about: Mapping[str, Any], code: CodeFigures, device: Mapping[str, Any
         asked_bytes=memory["global_bytes"],
         least_bytes=about["bytes"],
         sectors_per_request=memory["global_sectors"] / requests,
-        least_sectors_per_request=memory["global_bytes"] / 32 / requests,
+        least_sectors_per_request=memory["least_sectors"] / requests,
         wide_share=memory["wide_bytes"] / max(memory["global_bytes"], 1.0),
         bank_ways=memory["shared_ways"] / max(memory["shared_requests"], 1.0) if memory["shared_requests"] else 1.0,
         barriers=memory["barriers"],

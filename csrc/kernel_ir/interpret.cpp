@@ -313,7 +313,10 @@ struct Machine {
     std::vector<Lanes> given;
     for (Thread* t : threads) given.push_back(t->values.at(s.operand));
     for (size_t k = 0; k < threads.size(); ++k) {
-      const size_t lane = s.from ? static_cast<size_t>(s.lane) : k % 32 ^ static_cast<size_t>(s.lane);
+      const auto named = static_cast<size_t>(s.lane);
+      const size_t lane = s.partner == Partner::number    ? named
+                          : s.partner == Partner::differs ? k % 32 ^ named
+                                                          : k % 32 - (k % 32 >= named ? named : 0);
       const size_t other = k / 32 * 32 + lane;
       DEPLO_ASSERT(other < threads.size(), "kernel @{}: thread {} exchanges {} with thread {}, of {}", kernel.name, k, s.operand, other,
                    threads.size());

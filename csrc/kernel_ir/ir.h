@@ -45,7 +45,8 @@ namespace deplo::kernel_ir {
 // and by the interpreter. `first n` is the mask of lanes l < n (n may be negative or exceed the lanes). `if` takes a guard over scalars, or a scalar
 // bool value. Functions of the scalar table apply lane by lane, all operands of one lane count. `error code if c` sets the error word when any lane
 // of the bool value c is true.
-// A GPU's threads read each other's values by `v: f32 = exchange x xor 16` and `v: f32 = exchange x from 0`, among the 32 of a warp.
+// A GPU's threads read each other's values by `v: f32 = exchange x xor 16`, `v: f32 = exchange x from 0` and `v: f32 = exchange x below 4`, among the
+// 32 of a warp; where no thread is so many numbers below, a thread gets its own.
 // A GPU's threads copy from global to shared memory without waiting: `copy_async t[o] = x[p] by 8 first n if c` copies the elements below n of 8, 0
 // for the others and where c does not hold; `copy_commit` closes a group of a thread's copies and `copy_wait 2` waits until at most two of its groups
 // are under way. A copy takes place at any time until then. Other threads see it behind a barrier after the wait.
@@ -128,14 +129,17 @@ struct Shuffle {
   bool operator==(const Shuffle&) const = default;
 };
 
-/// A scalar of another thread of the same 32 (consecutive in thread_x, then thread_y): the one whose number differs by `lane` in the exclusive or, or
-/// with `from` number `lane`. All 32 take part.
+/// How a thread names another one.
+enum class Partner : uint8_t { differs, number, below };
+
+/// A scalar of another thread of the same 32 (consecutive in thread_x, then thread_y): the one whose number differs by `lane` in the exclusive or, is
+/// `lane`, or is `lane` lower (its own where there is none). All 32 take part.
 struct Exchange {
   std::string name;
   DType dtype = DType::f32;
   std::string operand;
   int lane = 0;
-  bool from = false;
+  Partner partner = Partner::differs;
   bool operator==(const Exchange&) const = default;
 };
 

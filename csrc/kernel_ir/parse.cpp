@@ -284,9 +284,9 @@ struct Parser {
     }
     if (word && lexer.accept("exchange")) {
       std::string operand = name();
-      bool from = lexer.accept("from");
-      if (!from) lexer.expect("xor");
-      return {Exchange{target, t.dtype, operand, lexer.small_integer("a thread"), from}};
+      const Partner partner = lexer.accept("from") ? Partner::number : lexer.accept("below") ? Partner::below : Partner::differs;
+      if (partner == Partner::differs) lexer.expect("xor");
+      return {Exchange{target, t.dtype, operand, lexer.small_integer("a thread"), partner}};
     }
     if (word && lexer.accept("load_matrix")) {
       LoadMatrix s{target, t, "", 0, false};

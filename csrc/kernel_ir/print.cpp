@@ -46,7 +46,8 @@ struct Printer {
     line(indent, head(s.name, s.type) + fmt::format("shuffle {}{} [{}]", s.a, s.b.empty() ? "" : ", " + s.b, joined(lanes)));
   }
   void statement(const Exchange& s, const std::string& indent) {
-    line(indent, head(s.name, {s.dtype, 1}) + fmt::format("exchange {} {} {}", s.operand, s.from ? "from" : "xor", s.lane));
+    const char* how = s.partner == Partner::differs ? "xor" : s.partner == Partner::number ? "from" : "below";
+    line(indent, head(s.name, {s.dtype, 1}) + fmt::format("exchange {} {} {}", s.operand, how, s.lane));
   }
   void statement(const Load& s, const std::string& indent) {
     std::string value = "load " + place(s.buffer, s.offset);

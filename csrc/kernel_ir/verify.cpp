@@ -195,7 +195,7 @@ class Verifier {
   }
   void statement(const Exchange& s) {
     DEPLO_REQUIRE((use(s.operand, s.name) == Type{s.dtype, 1}), s.name, s.operand + " must be a scalar of the result's dtype");
-    DEPLO_REQUIRE(s.lane >= (s.from ? 0 : 1) && s.lane < 32, s.name, fmt::format("thread {} of 32", s.lane));
+    DEPLO_REQUIRE(s.lane >= (s.partner == Partner::number ? 0 : 1) && s.lane < 32, s.name, fmt::format("thread {} of 32", s.lane));
     DEPLO_REQUIRE(!kernel_.block.empty(), s.name, "a CPU's threads exchange nothing");
     define(s.name, {s.dtype, 1});
   }

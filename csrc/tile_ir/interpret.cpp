@@ -124,22 +124,61 @@ struct Machine {
     return static_cast<size_t>(std::find_if(s.axes.begin(), s.axes.end(), [](const Axis& axis) { return !is_thread(axis); }) - s.axes.begin());
   }
 
-  /// One result for all threads that differ in the reduced thread loops alone.
-  void run_jointly(const Reduce& s, const std::vector<Thread*>& threads) {
-    const size_t own = own_axes(s);
-    std::map<std::vector<int64_t>, std::pair<Accumulator, std::vector<Thread*>>> groups;
+  /// Those that differ in thread loops among the axes alone, in their order.
+  std::vector<std::vector<Thread*>> groups_of(const std::vector<Axis>& axes, const std::vector<Thread*>& threads) const {
+    std::map<std::vector<int64_t>, std::vector<Thread*>> groups;
     for (Thread* t : threads) {
       std::vector<int64_t> place;
       for (const std::string& loop : thread_loops) {
-        bool reduced = std::any_of(s.axes.begin(), s.axes.begin() + static_cast<int64_t>(own), [&](const Axis& axis) { return axis.name == loop; });
-        if (auto at = t->integers.find(loop); !reduced && at != t->integers.end()) place.push_back(at->second);
+        const bool combined = std::any_of(axes.begin(), axes.end(), [&](const Axis& axis) { return is_thread(axis) && axis.name == loop; });
+        if (auto at = t->integers.find(loop); !combined && at != t->integers.end()) place.push_back(at->second);
       }
-      auto& group = groups.try_emplace(place, Accumulator(s.combiner, s.dtypes[0], mode), std::vector<Thread*>{}).first->second;
-      reduce(s, own, group.first, *t);
-      group.second.push_back(t);
+      groups[place].push_back(t);
     }
-    for (auto& [place, group] : groups)
-      for (Thread* t : group.second) define_results(s, group.first, *t);
+    std::vector<std::vector<Thread*>> out;
+    for (auto& [place, group] : groups) out.push_back(std::move(group));
+    return out;
+  }
+
+  /// One result for all threads that differ in the reduced thread loops alone.
+  void run_jointly(const Reduce& s, const std::vector<Thread*>& threads) {
+    for (const std::vector<Thread*>& group : groups_of(s.axes, threads)) {
+      Accumulator accumulator(s.combiner, s.dtypes[0], mode);
+      for (Thread* t : group) reduce(s, own_axes(s), accumulator, *t);
+      for (Thread* t : group) define_results(s, accumulator, *t);
+    }
+  }
+
+  void run_jointly(const Scan& s, const std::vector<Thread*>& threads) {
+    for (const std::vector<Thread*>& group : groups_of(s.axes, threads)) {
+      Accumulator accumulator(s.combiner, s.dtypes[0], mode);
+      scan(s, 0, accumulator, group);
+    }
+  }
+
+  /// The elements of the axes from `at` on, which the threads have, one of them where the thread loop lies outside.
+  void scan(const Scan& s, size_t at, Accumulator& accumulator, const std::vector<Thread*>& threads) {
+    if (at == s.axes.size()) {
+      Thread& t = *threads[0];
+      run(s.body, t);
+      accumulator.add(operands(s.operands, t));
+      define_results(s, accumulator, t);
+      return run(s.then, t);
+    }
+    const Axis& axis = s.axes[at];
+    if (is_thread(axis)) {
+      for (Thread* t : threads) scan(s, at + 1, accumulator, {t});
+      return;
+    }
+    const int64_t lo = evaluate(axis.lo, threads[0]->integers);
+    const int64_t hi = evaluate(axis.hi, threads[0]->integers);
+    for (Thread* t : threads)
+      DEPLO_ASSERT(evaluate(axis.lo, t->integers) == lo && evaluate(axis.hi, t->integers) == hi,
+                   "tile @{}: threads scan together, whose pieces {} differ", kernel.name, axis.name);
+    for (int64_t i = lo; i < hi; i += axis.step) {
+      for (Thread* t : threads) t->integers[axis.name] = i;
+      scan(s, at + 1, accumulator, threads);
+    }
   }
 
   template <class Combination>
@@ -156,12 +195,7 @@ struct Machine {
 
   void run(const Scan& s, Thread& t) {
     Accumulator accumulator(s.combiner, s.dtypes[0], mode);
-    for_axis(s.axis, t, [&] {
-      run(s.body, t);
-      accumulator.add(operands(s.operands, t));
-      define_results(s, accumulator, t);
-      run(s.then, t);
-    });
+    scan(s, 0, accumulator, {&t});
   }
 
   void run(const Alloc& s, Thread& t) {
@@ -335,6 +369,7 @@ struct Machine {
   void run_jointly(const Stmt& stmt, const std::vector<Thread*>& threads) {
     if (threads.empty() || std::holds_alternative<Barrier>(stmt.node)) return;
     if (const auto* combined = std::get_if<Reduce>(&stmt.node)) return run_jointly(*combined, threads);
+    if (const auto* running = std::get_if<Scan>(&stmt.node)) return run_jointly(*running, threads);
     if (const auto* load = std::get_if<LoadMatrix>(&stmt.node)) return run_jointly(*load, threads);
     if (const auto* product = std::get_if<Mma>(&stmt.node)) return run_jointly(*product, threads);
     if (const auto* branch = std::get_if<If>(&stmt.node)) {
@@ -372,7 +407,8 @@ bool find_barriers(const Block& block, std::set<const Stmt*>& joint) {
   bool found = false;
   for (const auto& stmt : block) {
     bool inside = std::visit(
-        Overloaded{[](const Barrier&) { return true; }, [](const Reduce& s) { return is_thread(s.axes[0]); }, [](const LoadMatrix&) { return true; },
+        Overloaded{[](const Barrier&) { return true; }, [](const Reduce& s) { return is_thread(s.axes[0]); },
+                   [](const Scan& s) { return std::any_of(s.axes.begin(), s.axes.end(), is_thread); }, [](const LoadMatrix&) { return true; },
                    [](const Mma&) { return true; }, [&](const For& s) { return find_barriers(s.body, joint); },
                    [&](const If& s) { return find_barriers(s.body, joint); }, [](const auto&) { return false; }},
         stmt->node);

@@ -69,7 +69,10 @@ namespace deplo::tile_ir {
 // runs its body when the guard holds; a guard may use axes. `barrier` joins a GPU block. `prefetch` is a hint. Values, loads, stores, checks and
 // reductions mean what they mean in Loop IR. Reduce axes are loops with kinds (outer first). The first ones may be thread loops around the reduction,
 // of kind thread_x or thread_y with their names and extents: what their threads reduce is combined, and all of them get the result; all threads of
-// the block must then be there, and there is an element where the combination is online_softmax.
+// the block must then be there, and there is an element where the combination is online_softmax. The axes of a scan say the order of its elements,
+// outer first: one serial loop, or at most one serial or unrolled loop of pieces, a thread loop around the scan, and a thread's own elements side by
+// side, of an unrolled or a lanes loop. Results of one thread's elements then count what threads before it had; all threads of the block are there,
+// and what `then` does lets threads see nothing of each other.
 
 struct Stmt;
 using Block = Refs<Stmt>;
@@ -118,7 +121,7 @@ struct Scan {
   std::vector<DType> dtypes;
   Combiner combiner = Combiner::sum;
   std::vector<std::string> operands;
-  Axis axis;  ///< serial
+  std::vector<Axis> axes;  ///< outer first
   Block body;
   Block then;
   bool operator==(const Scan&) const = default;

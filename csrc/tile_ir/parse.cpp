@@ -225,7 +225,8 @@ struct Parser {
     auto c = parse_combination(lexer, scope);
     Scan s{c.results, c.dtypes, c.combiner, c.operands, {}, {}, {}};
     lexer.accept("over");
-    s.axis = axis();
+    do s.axes.push_back(axis());
+    while (lexer.accept(","));
     s.body = block();
     lexer.expect("then");
     s.then = block();

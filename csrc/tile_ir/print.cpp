@@ -87,7 +87,9 @@ struct Printer {
     block(s.body, indent + "  ");
   }
   void statement(const Scan& s, const std::string& indent) {
-    line(indent, fmt::format("scan {} over {}:", loop_ir::print_combination(s.results, s.dtypes, s.combiner, s.operands), print_axis(s.axis)));
+    std::vector<std::string> axes;
+    for (const Axis& axis : s.axes) axes.push_back(print_reduce_axis(axis));
+    line(indent, fmt::format("scan {} over {}:", loop_ir::print_combination(s.results, s.dtypes, s.combiner, s.operands), joined(axes)));
     block(s.body, indent + "  ");
     line(indent, "then:");
     block(s.then, indent + "  ");

@@ -9,6 +9,7 @@
 #include "expr/check.h"
 #include "program_ir/text.h"
 #include "scalar/warp.h"
+#include "tile_ir/rewrite.h"
 #include "tile_ir/text.h"
 
 namespace deplo::tile_ir {
@@ -160,9 +161,46 @@ class Verifier : loop_ir::StatementVerifier {
     for (size_t k = 0; k < s.results.size(); ++k) define(scope, s.results[k], s.dtypes[k]);
   }
 
+  /// The names at the end of the body of a scan over threads.
+  Scope shared_scan(const Scan& s, const Scope& scope) {
+    const auto thread = std::find_if(s.axes.begin(), s.axes.end(), is_thread);
+    DEPLO_REQUIRE(thread - s.axes.begin() <= 1 && s.axes.end() - thread == 2,
+                  "a scan over threads has an axis of pieces at most, one of threads, and one of a thread's elements");
+    const bool known = thread->hi.is_constant() && (thread->hi.value() & (thread->hi.value() - 1)) == 0;
+    auto loop = scope.kinds.find(thread->name);
+    DEPLO_REQUIRE(loop != scope.kinds.end() && loop->second == thread->kind,
+                  fmt::format("{}: it is no {} loop around the scan", thread->name, to_string(thread->kind)));
+    DEPLO_REQUIRE(known, thread->name + ": a power of two of threads scans");
+    DEPLO_REQUIRE(!scope.reduces, thread->name + ": threads scan inside of a reduction");
+    const Axis& own = s.axes.back();
+    DEPLO_REQUIRE(own.kind == LoopKind::lanes || own.kind == LoopKind::unroll,
+                  fmt::format("{}: a thread's elements are those of an unrolled or a lanes loop", own.name));
+    Scope inner = scope;
+    inner.reduces = true;
+    for (const Axis& axis : s.axes) {
+      if (is_thread(axis)) continue;
+      const bool pieces = &axis != &own;
+      DEPLO_REQUIRE(!pieces || axis.kind == LoopKind::serial || axis.kind == LoopKind::unroll,
+                    fmt::format("{}: a {} axis has no pieces", axis.name, to_string(axis.kind)));
+      DEPLO_REQUIRE(!pieces || (!uses(axis.lo, thread->name) && !uses(axis.hi, thread->name)), axis.name + ": all threads have the same pieces");
+      define_axis(inner, axis);
+    }
+    for (const Block* block : {&s.body, &s.then})
+      visit_all(*block, [&](const Stmt& stmt) {
+        const bool plain = std::holds_alternative<Let>(stmt.node) || std::holds_alternative<Load>(stmt.node) ||
+                           std::holds_alternative<Store>(stmt.node) || std::holds_alternative<Check>(stmt.node) ||
+                           std::holds_alternative<If>(stmt.node);
+        DEPLO_REQUIRE(plain, "in a scan over threads there are values, accesses, checks and `if` alone");
+      });
+    for (const auto& stmt : s.body) statement(*stmt, inner);
+    return inner;
+  }
+
   void statement(const Scan& s, Scope& scope) {
-    DEPLO_REQUIRE(s.axis.kind == LoopKind::serial, s.axis.name + ": a scan is serial");
-    Scope inner = reduced({s.axis}, s.body, scope);
+    DEPLO_REQUIRE(!s.axes.empty(), "a scan has no axis");
+    const bool shared = std::any_of(s.axes.begin(), s.axes.end(), is_thread);
+    DEPLO_REQUIRE(shared || (s.axes.size() == 1 && s.axes[0].kind == LoopKind::serial), s.axes[0].name + ": a scan is serial");
+    Scope inner = shared ? shared_scan(s, scope) : reduced(s.axes, s.body, scope);
     combination(s.results, s.dtypes, s.combiner, s.operands, inner);
     for (size_t k = 0; k < s.results.size(); ++k) define(inner, s.results[k], s.dtypes[k]);
     block(s.then, std::move(inner));

@@ -596,6 +596,47 @@ TEST_CASE("rows and columns that threads share by hand are right at their edges"
   CHECK(print(kernels_for_cuda(turned.text, turned.name)).find("turned0") != std::string::npos);
 }
 
+TEST_CASE("running results that threads share are right at their edges") {
+  const std::string frame = R"(tensor @running(%x: f32[ROWS, COLUMNS] strides [COLUMNS, 1] user)WHERE
+  %d: f64[ROWS, COLUMNS] = cast(%x)
+SCAN  %y: f32[ROWS, COLUMNS] = cast(%s)
+  return %y strides [COLUMNS, 1]
+)";
+  const std::map<std::string, std::string> scans = {
+      {"sum", "  %s: f64[ROWS, COLUMNS] = scan sum(%d) axis=AXIS\n"},
+      {"product", "  %s: f64[ROWS, COLUMNS] = scan prod(%d) axis=AXIS\n"},
+      {"extreme",
+       "  %n: i64[ROWS, COLUMNS] = index (i, j) -> -i - j\n  %v: f32[ROWS, COLUMNS], %k: i64[ROWS, COLUMNS] = scan argmax(%x, %n) axis=AXIS\n"
+       "  %w: f64[ROWS, COLUMNS] = cast(%v)\n  %i: f64[ROWS, COLUMNS] = cast(%k)\n  %s: f64[ROWS, COLUMNS] = add(%w, %i)\n"},
+      {"exponentials",
+       "  %m: f64[ROWS, COLUMNS], %r: f64[ROWS, COLUMNS] = scan online_softmax(%d) axis=AXIS\n"
+       "  %l: f64[ROWS, COLUMNS] = log(%r)\n  %s: f64[ROWS, COLUMNS] = add(%m, %l)\n"}};
+  auto running = [&](const std::string& kind, int axis, const std::string& rows, const std::string& columns, Sizes sizes = {}) {
+    std::string text = std::regex_replace(frame, std::regex("SCAN"), scans.at(kind));
+    const std::string where = sizes.empty() ? "" : " where s0 in 1.., s1 in 1..";
+    for (const auto& [from, to] :
+         {std::pair<std::string, std::string>{"ROWS", rows}, {"COLUMNS", columns}, {"WHERE", where}, {"AXIS", std::to_string(axis)}})
+      text = std::regex_replace(text, std::regex(from), to);
+    return Case{"running", text, std::move(sizes)};
+  };
+  JudgeFile file;
+  for (const auto& [kind, text] : scans) {
+    INFO(kind);
+    check_emulated(running(kind, 1, "5", "300"));  // two warps a row
+    check_emulated(running(kind, 0, "70", "24"));
+  }
+  check_emulated(running("sum", 1, "3", "301"));  // rows begin anywhere in a vector
+  check_emulated(running("extreme", 1, "2", "301"), "schedule @k0: gpu_rows threads(32) vectorize(by=2) rows(1)");
+  check_emulated(running("sum", 1, "2", "270"), "schedule @k0: gpu_rows threads(64) vectorize(by=2) rows(2)");
+  check_emulated(running("sum", 1, "2", "39"), "schedule @k0: gpu_rows threads(32) vectorize(by=1) rows(2)");
+  check_emulated(running("sum", 0, "100", "70"), "schedule @k0: gpu_points threads(16) vectorize(i0, by=2) split(4)");
+  check_emulated(running("sum", 0, "33", "70"), "schedule @k0: gpu_points threads(32) vectorize(i0, by=2)");
+  for (int axis : {0, 1}) check_emulated(running("sum", axis, "s0", "s1", {{"s0", 65}, {"s1", 257}}));
+  Behaviour behaviour("judge=" + file.path);
+  for (int axis : {0, 1}) check_on(CudaDevice::open(DEPLO_FAKE_CUDA), running("exponentials", axis, "66", "130"), DEPLO_FAKE_CUDA);
+  CHECK(file.text().find("races=0") != std::string::npos);
+}
+
 TEST_CASE("every contraction stages both operands in shared memory") {
   const std::string relu = "  %zero: f32SHAPE = constant 0.0\n  %a: f32SHAPE = max(%x, %zero)\n";
   const std::string sigmoid =

@@ -196,6 +196,7 @@ unsigned exchange(unsigned value, unsigned line, unsigned lane) { return meet(&v
 // Places of exchanges that no lane tells apart.
 constexpr unsigned kAtMma = 2 * kWarp;
 constexpr unsigned kAtLoad = kAtMma + 6;
+constexpr unsigned kAtBelow = kAtLoad + 64;  // and how far below
 
 void take_place(const Copy& copy) {
   std::memset(copy.to, 0, kCopyBytes);
@@ -229,6 +230,12 @@ unsigned __shfl_xor_sync(unsigned /*mask*/, unsigned value, int lane) {
 
 unsigned __shfl_sync(unsigned /*mask*/, unsigned value, int lane) {
   return exchange(value, kWarp + static_cast<unsigned>(lane), static_cast<unsigned>(lane));
+}
+
+unsigned __shfl_up_sync(unsigned /*mask*/, unsigned value, int lane) {
+  const unsigned own = current->number % kWarp;
+  const auto below = static_cast<unsigned>(lane);
+  return exchange(value, kAtBelow + below, own >= below ? own - below : own);
 }
 
 void deplo_emulate_copy(void* to, const void* from, int bytes) {

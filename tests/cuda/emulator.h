@@ -32,6 +32,7 @@ extern double deplo_shared[];
 void __syncthreads();
 unsigned __shfl_xor_sync(unsigned mask, unsigned value, int lane);
 unsigned __shfl_sync(unsigned mask, unsigned value, int lane);
+unsigned __shfl_up_sync(unsigned mask, unsigned value, int lane);
 
 // What the prelude's functions of hardware instructions do here; a warp's threads meet at those of matrices.
 void deplo_emulate_copy(void* to, const void* from, int bytes);  // of 16; the others are 0

@@ -38,6 +38,16 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "contraction cut along k": (lambda x, w: F.relu(F.linear(x, w)), ((32, 4096), (48, 4096)), "gpu_contraction"),
     "convolution cut along channels": (lambda x, w: F.conv2d(x, w, padding=1), ((1, 512, 5, 5), (32, 512, 3, 3)), "gpu_contraction"),
     "pooling": (lambda x: F.max_pool2d(x, 3, 2, 1), ((2, 3, 16, 16),), "by=1"),
+    "running sums": (lambda x: torch.relu(x).cumsum(-1) * 2, ((3, 700),), "gpu_rows"),
+    "running sums of a softmax": (lambda x: torch.softmax(x, -1).cumsum(-1), ((6, 301),), "keep(registers)"),
+    "running sums backwards": (lambda x: x.flip(-1).cumsum(-1).flip(-1), ((3, 260),), "gpu_rows"),
+    "running products": (lambda x: (x.abs() + 0.2).cumprod(-1), ((3, 300),), "gpu_rows"),
+    "running extremes": (lambda x: x.cummax(-1), ((3, 300),), "gpu_rows"),
+    "running sums of columns": (lambda x: x.cumsum(0), ((130, 20),), "split(32)"),
+    "running sums of exponentials": (lambda x: x.logcumsumexp(1), ((2, 70, 12),), "split(32)"),
+    "rows of odd size": (lambda x: torch.softmax(x, -1), ((5, 301),), "vectorize(by=4)"),
+    "points of odd number": (lambda x: torch.relu(x) + 1, ((13, 21),), "by=4"),
+    "a transpose": (lambda x: torch.relu(x.t() + x), ((70, 70),), "gpu_transpose"),
     "slices": (lambda x: x[:, 1:-1] * 2 + x[:, 2:], ((64, 65),), "gpu_points"),
 }
 

@@ -61,16 +61,31 @@ Offsets offsets_of(const Strides& strides, const Block& body, const Ranges& rang
   return out;
 }
 
-bool mergeable(const Offsets& offsets, const Axis& outer, const Axis& inner) {
+/// `some_stay`: accesses that do not use the inner axis may use the outer one alone.
+bool mergeable(const Offsets& offsets, const Axis& outer, const Axis& inner, bool some_stay = false) {
   if (inner.extent.is(0)) return false;  // by which nothing can be divided
   for (Expr e : offsets.others)
     if (uses(e, outer.name) || uses(e, inner.name)) return false;
   for (Expr e : offsets.accesses) {
+    if (some_stay && !uses(e, inner.name)) continue;
     auto along = linear_coefficient(e, inner.name);
     auto across = linear_coefficient(e, outer.name);
     if (!along || !across || *across != *along * inner.extent) return false;
   }
   return true;
+}
+
+/// Makes one axis of number `at` and the next one.
+void merge_pair(std::vector<Axis>& axes, size_t at, Block& body) {
+  const Axis outer = axes[at];
+  const Axis inner = axes[at + 1];
+  Axis merged{outer.name + "_" + inner.name, outer.extent * inner.extent};
+  Renaming renaming;
+  renaming.exprs[outer.name] = floordiv(Expr::symbol(merged.name), inner.extent);
+  renaming.exprs[inner.name] = mod(Expr::symbol(merged.name), inner.extent);
+  body = copy_block(body, renaming, nullptr);
+  axes[at] = merged;
+  axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(at) + 1);
 }
 
 /// Merges neighbours among the axes of a nest of loops, or of a reduction, over body. Returns whether any were.
@@ -81,14 +96,8 @@ bool merge(std::vector<Axis>& axes, Block& body, const Strides& strides, Ranges&
     const Axis outer = axes[i - 1];
     const Axis inner = axes[i];
     if (!mergeable(offsets_of(strides, body, ranges), outer, inner)) continue;
-    Axis merged{outer.name + "_" + inner.name, outer.extent * inner.extent};
-    ranges[merged.name] = axis_range(merged.extent);
-    Renaming renaming;
-    renaming.exprs[outer.name] = floordiv(Expr::symbol(merged.name), inner.extent);
-    renaming.exprs[inner.name] = mod(Expr::symbol(merged.name), inner.extent);
-    body = copy_block(body, renaming, nullptr);
-    axes[i - 1] = merged;
-    axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(i));
+    merge_pair(axes, i - 1, body);
+    ranges[axes[i - 1].name] = axis_range(axes[i - 1].extent);
     changed = true;
   }
   return changed;
@@ -124,6 +133,19 @@ Kernel merge_outer_axes(const Kernel& kernel) {
   Ranges ranges = kernel.symbols;
   Kernel out = kernel;
   if (merge(nest.axes, nest.body, strides_of(kernel), ranges)) out.body = make_nest(nest.axes, nest.body);
+  return out;
+}
+
+Kernel join_rows(const Kernel& kernel) {
+  Nest nest = peel(kernel.body);
+  if (nest.axes.size() < 2) return kernel;
+  Ranges ranges = kernel.symbols;
+  for (const Axis& a : nest.axes) ranges[a.name] = axis_range(a.extent);
+  const size_t last = nest.axes.size() - 1;
+  if (!mergeable(offsets_of(strides_of(kernel), nest.body, ranges), nest.axes[last - 1], nest.axes[last], true)) return kernel;
+  merge_pair(nest.axes, last - 1, nest.body);
+  Kernel out = kernel;
+  out.body = make_nest(nest.axes, nest.body);
   return out;
 }
 

@@ -11,4 +11,8 @@ loop_ir::Kernel merge_outer_axes(const loop_ir::Kernel& kernel);
 /// The same for the axes of each reduction and of loops inside of the outer nest: the sum over an image's rows and columns runs along one axis.
 loop_ir::Kernel merge_inner_axes(const loop_ir::Kernel& kernel);
 
+/// The kernel with the last two of its outer axes as one, where memory goes on from row to row; what the last one does not move is then computed from
+/// the place in all rows.
+loop_ir::Kernel join_rows(const loop_ir::Kernel& kernel);
+
 }  // namespace deplo::loop_to_tile

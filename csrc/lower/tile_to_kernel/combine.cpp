@@ -10,18 +10,24 @@ namespace deplo::tile_to_kernel {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// Of float64.
+constexpr int64_t kFractionBits = 52, kExponentMask = 2047, kExponentBias = 1023;
+constexpr int64_t kSubnormalShift = 64;  ///< by which subnormal numbers become normal ones
 
 }  // namespace
 
-Combination::Combination(Emitter& emit, std::string name, Combiner combiner, std::vector<DType> results, size_t operand_count, bool scans)
+Combination::Combination(Emitter& emit, std::string name, Combiner combiner, std::vector<DType> results, size_t operand_count, Use use)
     : emit_(emit), name_(std::move(name)), combiner_(combiner), results_(std::move(results)), operands_(operand_count) {
   DType own = compute_type(results_.at(0));
+  const bool scans = use != Use::reduces;
   if (scans && own == DType::f32 && (combiner == Combiner::sum || combiner == Combiner::prod)) own = DType::f64;
   switch (combiner) {
     case Combiner::prod:
       dtypes_ = {own};
       // Each factor rounds, in whatever order: what was lost is kept beside. Scans give every partial product, and round as eager's do.
       if (own == DType::f64 && !scans) dtypes_.push_back(own);
+      has_exponent_ = own == DType::f64 && use == Use::scans_parts;
+      if (has_exponent_) dtypes_.push_back(DType::i64);
       break;
     case Combiner::sum:
     case Combiner::min:
@@ -98,7 +104,12 @@ State Combination::step(const State& state, const std::vector<std::string>& oper
     case Combiner::online_softmax:
       if (operands_ == 2) return merge_softmax(state, x);
       return merge_softmax(state, {x[0], number(dtypes_[0], lanes(state), 1)});
-    default: return parts() == 2 ? merge_product(state, x) : State{op(function(), state[0], x[0])};
+    default:
+      if (has_exponent_) {  // the few elements of a thread, each below 2, need no exponent taken out of their product
+        const State one = with_exponent(x[0], emit_.constant({DType::i64, lanes(state)}, Scalar::of_int(DType::i64, 0)));
+        return {op(Fn::mul, state[0], one[0]), op(Fn::add, state[1], one[1])};
+      }
+      return parts() == 2 ? merge_product(state, x) : State{op(function(), state[0], x[0])};
   }
 }
 
@@ -112,7 +123,9 @@ State Combination::merge(const State& a, const State& b) {
     case Combiner::argmax: return merge_extreme(a, b);
     case Combiner::welford: return merge_welford(a, b);
     case Combiner::online_softmax: return merge_softmax(a, b);
-    default: return parts() == 2 ? merge_product(a, b) : State{op(function(), a[0], b[0])};
+    default:
+      if (has_exponent_) return with_exponent(op(Fn::mul, a[0], b[0]), op(Fn::add, a[1], b[1]));
+      return parts() == 2 ? merge_product(a, b) : State{op(function(), a[0], b[0])};
   }
 }
 
@@ -152,6 +165,41 @@ State Combination::merge_product(const State& a, const State& b) {
   lost = emit_.let(name_, type, Fn::fma, {a[1], b[0], lost});
   if (b.size() == 2) lost = emit_.let(name_, type, Fn::fma, {a[0], b[1], lost});
   return {product, lost};
+}
+
+// x * 2^exponent with 1 <= |x| < 2: zeros, infinities and NaN stay what they are, and what stands beside them means nothing.
+State Combination::with_exponent(const std::string& x, const std::string& exponent) {
+  const int n = lanes({x});
+  const Type real{DType::f64, n};
+  const Type whole{DType::i64, n};
+  auto integer = [&](int64_t value) { return emit_.constant(whole, Scalar::of_int(DType::i64, value)); };
+  auto field = [&](const std::string& bits) { return op(Fn::bit_and, op(Fn::shr, bits, integer(kFractionBits)), integer(kExponentMask)); };
+  auto bits_of = [&](const std::string& value) { return emit_.let(name_, whole, Fn::bitcast, {value}); };
+  const std::string small = op(Fn::eq, field(bits_of(x)), integer(0));
+  const std::string shifted = op(Fn::mul, x, number(DType::f64, n, std::ldexp(1.0, kSubnormalShift)));
+  const std::string normal = emit_.let(name_, real, Fn::where, {small, shifted, x});
+  const std::string bits = bits_of(normal);
+  const std::string own = field(bits);
+  const std::string special = op(Fn::bit_or, op(Fn::eq, own, integer(0)), op(Fn::eq, own, integer(kExponentMask)));
+  const std::string fraction = op(Fn::bit_and, bits, integer(~(kExponentMask << kFractionBits)));
+  const std::string near_one = emit_.let(name_, real, Fn::bitcast, {op(Fn::bit_or, fraction, integer(kExponentBias << kFractionBits))});
+  const std::string bias = emit_.let(name_, whole, Fn::where, {small, integer(kExponentBias + kSubnormalShift), integer(kExponentBias)});
+  const std::string more = op(Fn::add, exponent, op(Fn::sub, own, bias));
+  return {emit_.let(name_, real, Fn::where, {special, x, near_one}), emit_.let(name_, whole, Fn::where, {special, exponent, more})};
+}
+
+// By two powers of 2, since one would not reach subnormal numbers; only the last product rounds.
+std::string Combination::without_exponent(const State& state) {
+  const int n = lanes(state);
+  const Type whole{DType::i64, n};
+  auto integer = [&](int64_t value) { return emit_.constant(whole, Scalar::of_int(DType::i64, value)); };
+  auto limited = [&](const std::string& e) { return op(Fn::max, op(Fn::min, e, integer(kExponentBias)), integer(1 - kExponentBias)); };
+  auto power = [&](const std::string& e) {
+    return emit_.let(name_, {DType::f64, n}, Fn::bitcast, {op(Fn::shl, op(Fn::add, e, integer(kExponentBias)), integer(kFractionBits))});
+  };
+  const std::string first = limited(state[1]);
+  const std::string rest = limited(op(Fn::sub, state[1], first));
+  return op(Fn::mul, op(Fn::mul, state[0], power(first)), power(rest));
 }
 
 // Milakov, Gimelshein 2018: each sum is rescaled to the larger maximum. Equal maxima need no factor, and infinite ones have none.
@@ -217,6 +265,7 @@ State Combination::results(const State& state, const std::string& nonempty) {
       return {cast(state[0], results_[0]), cast(s, results_[1])};
     }
     default: {
+      if (has_exponent_) return {cast(without_exponent(state), results_[0])};
       if (parts() == 1) return {cast(state[0], results_[0])};
       // Zeros keep their sign; where the product left the range of its dtype, the error means nothing.
       Type type = emit_.type(state[0]);

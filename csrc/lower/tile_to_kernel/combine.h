@@ -8,13 +8,16 @@
 namespace deplo::tile_to_kernel {
 
 /// The running state of a reduction or scan in registers: one value per part, all of one lane count.
-/// sum, prod, min, max: (value); prod of float64: (value, error). argmin, argmax: (value, index). welford: (count, mean, m2). online_softmax: (m, s).
+/// sum, prod, min, max: (value); prod of float64: (value, error), or (value, exponent). argmin, argmax: (value, index). welford: (count, mean, m2).
+/// online_softmax: (m, s).
 using State = std::vector<std::string>;
 
 class Combination {
  public:
-  /// `scans`: every partial result counts; sums and products of float32 run in float64.
-  Combination(Emitter& emit, std::string name, Combiner combiner, std::vector<DType> results, size_t operand_count, bool scans);
+  /// Whether every partial result counts, and whether parts from the middle are combined before what comes first. In scans sums and products of
+  /// float32 run in float64; products of parts, which may leave its range where no partial result does, have an exponent of their own.
+  enum class Use : uint8_t { reduces, scans, scans_parts };
+  Combination(Emitter& emit, std::string name, Combiner combiner, std::vector<DType> results, size_t operand_count, Use use);
 
   size_t parts() const { return dtypes_.size(); }
   DType dtype(size_t part) const { return dtypes_[part]; }
@@ -39,6 +42,8 @@ class Combination {
   State merge_welford(const State& a, const State& b);
   State merge_product(const State& a, const State& b);
   State merge_softmax(const State& a, const State& b);
+  State with_exponent(const std::string& x, const std::string& exponent);
+  std::string without_exponent(const State& state);
   Fn function() const;
 
   Emitter& emit_;
@@ -47,6 +52,7 @@ class Combination {
   std::vector<DType> results_;
   std::vector<DType> dtypes_;
   size_t operands_;
+  bool has_exponent_ = false;  ///< of a product
 };
 
 }  // namespace deplo::tile_to_kernel

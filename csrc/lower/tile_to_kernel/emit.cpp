@@ -158,11 +158,11 @@ std::string Emitter::extract(const std::string& operand, int lane) {
               kernel_ir::Extract{"", dtype, operand, lane});
 }
 
-std::string Emitter::exchange(const std::string& operand, int lane, bool from) {
+std::string Emitter::exchange(const std::string& operand, int lane, kernel_ir::Partner partner) {
   const Type type = this->type(operand);
   std::string name = fresh(operand + "_x");
   define(name, type, depth());
-  append(kernel_ir::Exchange{name, type.dtype, operand, lane, from});
+  append(kernel_ir::Exchange{name, type.dtype, operand, lane, partner});
   return name;
 }
 

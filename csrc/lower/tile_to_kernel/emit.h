@@ -39,7 +39,7 @@ class Emitter {
   std::string reduce_lanes(Fn fn, const std::string& operand);
   std::string extract(const std::string& operand, int lane);
   /// A scalar of another thread; all threads of the warp must be here.
-  std::string exchange(const std::string& operand, int lane, bool from);
+  std::string exchange(const std::string& operand, int lane, kernel_ir::Partner partner);
   /// Tells that nothing stores to a buffer while the kernel runs.
   void declare_constant(const std::string& buffer) { constant_.insert(buffer); }
   std::string load(const std::string& hint, kernel_ir::Load load);

@@ -24,6 +24,11 @@ std::optional<int64_t> capped(Expr e) {
   return std::nullopt;
 }
 
+/// Whether it is max(0, e).
+bool is_cut(Expr lo) {
+  return lo.kind() == ExprKind::max && std::any_of(lo.operands().begin(), lo.operands().end(), [](Expr e) { return e.is(0); });
+}
+
 int64_t statements(const Block& body, bool* nested) {
   int64_t count = 0;
   visit_all(body, [&](const Stmt& stmt) {
@@ -69,6 +74,14 @@ bool Lowering::loads_uniformly(const LanesLoop& loop) const {
 void Lowering::for_lanes(const LanesLoop& loop, Expr lo, Expr hi, const Body& body) {
   Expr n = simplify(hi - lo, ranges_);
   if (n.is_constant() && n.value() <= 0) return;
+  // A thread's piece of a row, whose beginning lies before the row's: its first lanes are off.
+  if (auto most = hi.is_constant() ? std::optional<int64_t>(hi.value()) : capped(hi); most && *most <= loop.lanes && is_cut(lo)) {
+    const Expr first = lo.operands()[lo.operands()[0].is(0) ? 1 : 0];
+    LaneCopy copy{0, emit_.let("mask", {DType::boolean, loop.lanes}, Fn::bit_not, {emit_.first(loop.lanes, tidy(first))}), hi, false};
+    copy.is_cut = true;
+    if (!hi.is_constant() || *most < loop.lanes) copy.mask = all_of(copy.mask, emit_.first(loop.lanes, tidy(hi)));
+    return with_copies(loop, {copy}, lo, hi, body);
+  }
   if (loop.capacity > 0) return straight(loop, lo, hi, body);
   if (auto vectors = simplify(ceildiv(n, loop.lanes), ranges_).as_constant(); n.is_constant() && *vectors <= loop.few)
     return straight(loop, lo, hi, body);

@@ -22,6 +22,7 @@ struct LaneCopy {
   std::string mask;      ///< lanes that take part; empty: all
   Expr live;             ///< where there is a mask: it is on in lanes below this
   bool padding = false;  ///< the lanes that are off lie past the end of the loop's constant range
+  bool is_cut = false;   ///< or before its beginning
 };
 
 /// The lanes loop being lowered.
@@ -73,7 +74,8 @@ struct RegisterArray {
   bool per_copy = false;
 };
 
-/// Lowers one kernel. Split over lower.cpp (statements), access.cpp (memory, expressions, masks), lanes.cpp (lanes loops), shuffles.cpp, reduce.cpp.
+/// Lowers one kernel. Split over lower.cpp (statements), access.cpp (memory, expressions, masks), lanes.cpp (lanes loops), shuffles.cpp, reduce.cpp,
+/// scan.cpp.
 class Lowering {
  public:
   Lowering(const tile_ir::Kernel& kernel, const PassContext& context);
@@ -211,6 +213,22 @@ class Lowering {
   void merge_into(Reduction& r, const std::vector<State>& into, const std::vector<State>& from);
   std::optional<int64_t> most_trips(const Reduction& r, size_t from) const;
   std::string nonempty(const std::vector<tile_ir::Axis>& axes);
+  State combined_by_exchange(Combination& combination, State own, int64_t threads);
+
+  // ---- scan.cpp ------------------------------------------------------------------------------------------------------
+  struct Scanning;
+  struct Element;
+  void scan_in_order(const tile_ir::Scan& s);
+  void scan_piece(Scanning& x, Expr half);
+  void scan_elements(Scanning& x, Expr half);
+  void scan_lanes(Scanning& x, Expr half);
+  Element remembered(const Body& body);
+  void recall(const Element& element);
+  void make_partials(Scanning& x, size_t copies, int lanes);
+  std::vector<State> before_thread(Scanning& x, const std::vector<State>& own, Expr half);
+  State before_along_x(Scanning& x, const State& own, Expr half, State* all);
+  State before_along_y(Scanning& x, const std::vector<State>& own, size_t copy, Expr half, State* all);
+  std::string side_by_side(std::vector<std::string> scalars);
 
   const tile_ir::Kernel& kernel_;
   const PassContext& context_;

@@ -82,6 +82,12 @@ struct Varying {
   void statement(const MultiplyTiles&) {}
 };
 
+std::vector<const Axis*> addresses(const std::vector<Axis>& axes) {
+  std::vector<const Axis*> out;
+  for (const Axis& axis : axes) out.push_back(&axis);
+  return out;
+}
+
 // ---- widths --------------------------------------------------------------------------------------------------------
 
 struct LanesLoop {
@@ -135,12 +141,8 @@ struct Planner {
   }
 
   void statement(const For& s) { nest(s, {&s.axis}); }
-  void statement(const Reduce& s) {
-    std::vector<const Axis*> own;
-    for (const Axis& axis : s.axes) own.push_back(&axis);
-    nest(s, own);
-  }
-  void statement(const Scan& s) { nest(s, {&s.axis}, &s.then); }
+  void statement(const Reduce& s) { nest(s, addresses(s.axes)); }
+  void statement(const Scan& s) { nest(s, addresses(s.axes), &s.then); }
   void statement(const If& s) { block(s.body); }
   void statement(const Alloc& s) {
     if (s.space != Space::reg) return;
@@ -187,11 +189,13 @@ struct Planner {
     use.loops.insert(current->node);
     if (use.inside == current->node) use.irregular = true;
     auto k = linear_coefficient(index.back(), current->axis->name);
-    if (!k || !k->is(1) || !current->axis->lo.is_constant()) {
+    // A vector whose first lanes are off begins at 0.
+    const Expr lo = current->axis->lo.kind() == ExprKind::max ? Expr(0) : current->axis->lo;
+    if (!k || !k->is(1) || !lo.is_constant()) {
       use.irregular = true;
       return;
     }
-    Expr rest = index.back() - Expr::symbol(current->axis->name) + current->axis->lo;
+    Expr rest = index.back() - Expr::symbol(current->axis->name) + lo;
     use.alignment = std::gcd(use.alignment, divisor(rest));
   }
 
@@ -216,7 +220,7 @@ struct Planner {
   int natural_width(const LanesLoop& loop) const {
     if (target_of(context).has_grid) {
       // A thread's piece of a row is one vector, however many registers and accesses that takes.
-      Expr n = loop.axis->hi - loop.axis->lo;
+      Expr n = loop.axis->lo.kind() == ExprKind::max ? loop.axis->hi : loop.axis->hi - loop.axis->lo;
       if (n.kind() == ExprKind::min) n = n.operands()[n.operands()[0].is_constant() ? 0 : 1];
       if (auto lanes = n.as_constant(); lanes && *lanes >= 1 && *lanes <= kMostGridLanes)
         return static_cast<int>(std::bit_ceil(static_cast<uint64_t>(*lanes)));
@@ -250,10 +254,8 @@ struct Planner {
     };
     visit_all(*loop.body, [&](const Stmt& stmt) {
       std::visit(
-          Overloaded{[&](const For& s) { uniform(s.axis); }, [&](const Scan& s) { uniform(s.axis); },
-                     [&](const Reduce& s) {
-                       for (const Axis& axis : s.axes) uniform(axis);
-                     },
+          Overloaded{[&](const For& s) { uniform(s.axis); }, [&](const Scan& s) { std::for_each(s.axes.begin(), s.axes.end(), uniform); },
+                     [&](const Reduce& s) { std::for_each(s.axes.begin(), s.axes.end(), uniform); },
                      [&](const Alloc& s) { possible = possible && s.space == Space::reg && !arrays.at(s.name).irregular; }, [](const auto&) {}},
           stmt.node);
     });
@@ -373,15 +375,13 @@ struct Planner {
   }
   void trace(const For& s, std::set<std::string>& stores) { trace_nest(s, {&s.axis}, stores, {}); }
   void trace(const Reduce& s, std::set<std::string>& stores) {
-    std::vector<const Axis*> own;
-    for (const Axis& axis : s.axes) own.push_back(&axis);
     reductions[&s] = &s;
-    trace_nest(s, own, stores, s.operands);
+    trace_nest(s, addresses(s.axes), stores, s.operands);
     for (const std::string& r : s.results) definitions[r].push_back(&s);
   }
   void trace(const Scan& s, std::set<std::string>& stores) {
     for (const std::string& r : s.results) definitions[r].push_back(&s);
-    trace_nest(s, {&s.axis}, stores, s.operands, &s.then);
+    trace_nest(s, addresses(s.axes), stores, s.operands, &s.then);
   }
   void trace(const If& s, std::set<std::string>& stores) {
     use(s.guard);

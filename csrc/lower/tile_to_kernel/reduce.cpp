@@ -57,7 +57,7 @@ struct Lowering::Reduction {
 void Lowering::statement(const Reduce& s) {
   const std::set<std::string>& stores = plan_.stores.at(&s);
   keep_values(stores, plan_.order.at(&s));
-  Reduction r{s, Combination(emit_, s.results[0], s.combiner, s.dtypes, s.operands.size(), false)};
+  Reduction r{s, Combination(emit_, s.results[0], s.combiner, s.dtypes, s.operands.size(), Combination::Use::reduces)};
   r.lanes = lanes_axis(s, plan_);
   r.vectors = r.lanes || (lanes_ && lanes_->varying.count(s.results[0]));
   if (r.lanes) {
@@ -257,6 +257,16 @@ void Lowering::finish(Reduction& r, const std::vector<State>& accumulators) {
   }
 }
 
+// As a tree, of groups of as many threads.
+State Lowering::combined_by_exchange(Combination& combination, State own, int64_t threads) {
+  for (int64_t distance = threads / 2; distance > 0; distance /= 2) {
+    State other;
+    for (const std::string& part : own) other.push_back(emit_.exchange(part, static_cast<int>(distance), kernel_ir::Partner::differs));
+    own = combination.merge(own, other);
+  }
+  return own;
+}
+
 // The threads of a warp combine by exchanging what they have, as a tree. What is left of it, a value for each warp or for each row of threads, goes
 // through shared memory, one barrier, and is combined alike.
 State Lowering::across_threads(Reduction& r, State state) {
@@ -274,13 +284,9 @@ State Lowering::across_threads(Reduction& r, State state) {
   // Rounding depends on the order in some combinations: all threads then take what the first one has.
   const bool ordered = r.s.combiner == Combiner::welford || r.s.combiner == Combiner::online_softmax || r.combination.parts() > 1;
   auto exchanged = [&](State own, int64_t threads) {
-    for (int64_t distance = threads / 2; distance > 0; distance /= 2) {
-      State other;
-      for (const std::string& part : own) other.push_back(emit_.exchange(part, static_cast<int>(distance), false));
-      own = r.combination.merge(own, other);
-    }
+    own = combined_by_exchange(r.combination, std::move(own), threads);
     if (ordered && threads == kWarp)
-      for (std::string& part : own) part = emit_.exchange(part, 0, true);
+      for (std::string& part : own) part = emit_.exchange(part, 0, kernel_ir::Partner::number);
     return own;
   };
   if (along_x) state = exchanged(std::move(state), std::min(across, kWarp));
@@ -324,7 +330,7 @@ State Lowering::across_threads(Reduction& r, State state) {
   if (along_x && across >= kWarp && partials <= kWarp) {
     State combined = exchanged(stored(mod(x, partials)), partials);
     if (ordered && partials < kWarp)
-      for (std::string& part : combined) part = emit_.exchange(part, 0, true);
+      for (std::string& part : combined) part = emit_.exchange(part, 0, kernel_ir::Partner::number);
     return combined;
   }
   State combined = stored(0);
@@ -346,40 +352,6 @@ std::string Lowering::nonempty(const std::vector<Axis>& axes) {
     if (auto known = decide(cond, ranges_); !known || !*known) all = all_of(all, truth(cond));
   }
   return all;
-}
-
-// In increasing order, with the state carried from one index to the next. Float sums run in float64, as eager's do.
-void Lowering::statement(const Scan& s) {
-  const std::set<std::string>& stores = plan_.stores.at(&s);
-  keep_values(stores, plan_.order.at(&s));
-  Combination combination(emit_, s.results[0], s.combiner, s.dtypes, s.operands.size(), true);
-  bool vectors = lanes_ && lanes_->varying.count(s.results[0]);
-  State identity = combination.identity(vectors ? width() : 1);
-  std::vector<State> states;
-  for (size_t c = 0; c < (vectors ? copies() : 1); ++c) {
-    State state;
-    for (const std::string& init : identity) state.push_back(emit_.var(s.results[0] + "_a", emit_.type(init), init));
-    states.push_back(std::move(state));
-  }
-  serial(s.axis.name, s.axis.name, resolve(s.axis.lo), resolve(s.axis.hi), s.axis.step, static_cast<int>(s.axis.by), stores, [&] {
-    block(s.body);
-    std::vector<State> results;
-    for (size_t c = 0; c < states.size(); ++c) {
-      std::vector<std::string> operands;
-      for (const std::string& name : s.operands) operands.push_back(vectors ? operand(name, c) : scalar_operand(name));
-      State next = combination.step(states[c], operands);
-      for (size_t p = 0; p < next.size(); ++p) emit_.assign(states[c][p], next[p]);
-      results.push_back(combination.results(next, ""));
-    }
-    for (size_t k = 0; k < s.results.size(); ++k) {
-      Value value;
-      value.dtype = s.dtypes[k];
-      value.varying = vectors;
-      for (const State& result : results) value.copies.push_back(result[k]);
-      bind(s.results[k], &s, std::move(value));
-    }
-    block(s.then);
-  });
 }
 
 }  // namespace deplo::tile_to_kernel

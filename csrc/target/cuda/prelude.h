@@ -84,6 +84,13 @@ template <class T> __device__ inline T deplo_exchange_from(T v, int lane) {
   for (int k = 0; k < (int)((sizeof(T) + 3) / 4); ++k) u.word[k] = __shfl_sync(0xffffffffu, u.word[k], lane);
   return u.value;
 }
+template <class T> __device__ inline T deplo_exchange_below(T v, int lane) {
+  deplo_words<T> u;
+  u.word[0] = 0;
+  u.value = v;
+  for (int k = 0; k < (int)((sizeof(T) + 3) / 4); ++k) u.word[k] = __shfl_up_sync(0xffffffffu, u.word[k], lane);
+  return u.value;
+}
 template <int N, class T> __device__ inline void deplo_copy_elements(T* to, const T* from, long long count) {
   #pragma unroll 1
   for (int k = 0; k < N; ++k) {

@@ -97,10 +97,10 @@ class CudaTarget final : public Target {
     std::string buffers;
     for (const auto& [name, bytes] : t.of_buffers) buffers += fmt::format(R"({}"{}": {})", buffers.empty() ? "" : ", ", name, bytes);
     return fmt::format(
-        R"({{"global_bytes": {}, "global_sectors": {}, "global_requests": {}, "shared_requests": {}, "shared_ways": {}, "barriers": {}, )"
+        R"({{"global_bytes": {}, "global_sectors": {}, "least_sectors": {}, "global_requests": {}, "shared_requests": {}, "shared_ways": {}, "barriers": {}, )"
         R"("wide_bytes": {}, "instructions": {}, "clocks": {}, "complete": {}, "of_buffers": {{{}}}}})",
-        t.global_bytes, t.global_sectors, t.global_requests, t.shared_requests, t.shared_ways, t.barriers, t.wide_bytes, t.instructions, t.clocks,
-        t.complete, buffers);
+        t.global_bytes, t.global_sectors, t.least_sectors, t.global_requests, t.shared_requests, t.shared_ways, t.barriers, t.wide_bytes,
+        t.instructions, t.clocks, t.complete, buffers);
   }
 
   bool multiplies_bytes(const TargetInfo& machine) const override {

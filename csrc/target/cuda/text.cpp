@@ -220,6 +220,7 @@ class BodyWriter {
     DType dtype = DType::f32;
     int lanes = 1;
     Form form = Form::one;
+    bool backwards = false;  ///< the last lane of a pack comes first in memory
   };
 
   const Known& known(const std::string& name) const { return values_.at(name); }
@@ -228,7 +229,7 @@ class BodyWriter {
     switch (known(name).form) {
       case Form::one: return id(name);
       case Form::lanes: return fmt::format("{}_L{}", id(name), l);
-      case Form::pack: return fmt::format("{}.lane[{}]", id(name), l);
+      case Form::pack: return fmt::format("{}.lane[{}]", id(name), known(name).backwards ? known(name).lanes - 1 - l : l);
       case Form::matrices: throw InternalError(fmt::format("kernel {}: {} is a part of a warp's matrices", kernel_.name, name));
     }
     return "";
@@ -300,23 +301,39 @@ class BodyWriter {
     });
   }
   void statement(const Exchange& s) {
-    define(s.name, {s.dtype, 1}, true, [&](int) { return fmt::format("deplo_exchange_{}({}, {})", s.from ? "from" : "xor", id(s.operand), s.lane); });
+    const char* how = s.partner == Partner::differs ? "xor" : s.partner == Partner::number ? "from" : "below";
+    define(s.name, {s.dtype, 1}, true, [&](int) { return fmt::format("deplo_exchange_{}({}, {})", how, id(s.operand), s.lane); });
   }
 
   // ---- memory --------------------------------------------------------------------------------------------------------
 
-  /// Whether lanes side by side are one access, or a few of 16 bytes: where they lie at a multiple of its size.
+  /// Whether lanes side by side are one access, or a few of 16 bytes: where they lie at a multiple of its size. Those of a thread some of whose lanes
+  /// are off are single elements.
   template <class Access>
   bool is_packed(const Access& s, DType dtype, int lanes) {
-    if (lanes == 1 || (lanes & (lanes - 1)) != 0 || !s.gather.empty() || !s.stride.is(1) || !is_uniform(s.mask)) return false;
+    if (lanes == 1 || (lanes & (lanes - 1)) != 0 || !s.gather.empty() || !(s.stride.is(1) || s.stride.is(-1))) return false;
     const int64_t piece = std::min<int64_t>(lanes, kAccessBytes / size_of(dtype));
     if (params_.count(s.buffer) && !index_.assumes()) return false;
-    if (!index_.is_multiple(s.offset, piece)) return false;
+    if (!index_.is_multiple(first_of(s, lanes), piece)) return false;
     if (params_.count(s.buffer)) {
       int64_t& bytes = aligned_[s.buffer];
       bytes = std::max(bytes, piece * size_of(dtype));
     }
     return true;
+  }
+
+  /// The lowest place of lanes side by side, upwards or downwards.
+  template <class Access>
+  static Expr first_of(const Access& s, int lanes) {
+    return s.stride.is(-1) ? s.offset - (lanes - 1) : s.offset;
+  }
+
+  /// That all lanes of a mask are on.
+  std::string all_on(const std::string& mask) const {
+    if (is_uniform(mask)) return id(mask);
+    std::string all;
+    for (int l = 0; l < known(mask).lanes; ++l) all += (l ? " && " : "") + lane(mask, l);
+    return all;
   }
 
   template <class Access>
@@ -332,18 +349,21 @@ class BodyWriter {
     if (s.type.dtype == DType::i64 && s.type.lanes == 1) index_.define_unknown(s.name);
     if (is_packed(s, s.type.dtype, s.type.lanes)) {
       const bool of_window = !s.mask.empty() && params_.count(s.buffer) > 0 && varies(s.offset);
-      const std::string from = of_window ? pointer(s.buffer, s.offset) : fmt::format("{} + {}", id(s.buffer), expr(s.offset));
+      const Expr first = first_of(s, s.type.lanes);
+      const std::string from = of_window ? pointer(s.buffer, first) : fmt::format("{} + {}", id(s.buffer), expr(first));
+      values_[s.name] = {s.type.dtype, s.type.lanes, Form::pack, s.stride.is(-1)};
       const std::string read = fmt::format("deplo_get<{}>({})", s.type.lanes, from);
       const std::string type = fmt::format("deplo_pack<{}, {}>", memory_type(s.type.dtype), s.type.lanes);
       if (s.mask.empty()) {
         line("const {} {} = {};", type, id(s.name), read);
       } else {
         std::string lanes;
-        for (int l = 0; l < s.type.lanes; ++l) lanes += (l ? ", " : "") + otherwise(l);
+        for (int l = 0; l < s.type.lanes; ++l) lanes += (l ? ", " : "") + otherwise(s.stride.is(-1) ? s.type.lanes - 1 - l : l);
         line("{} {}{{{{{}}}}};", type, id(s.name), lanes);
-        line("if ({}) {} = {};", id(s.mask), id(s.name), read);
+        line("if ({}) {} = {};", all_on(s.mask), id(s.name), read);
+        for (int l = 0; !is_uniform(s.mask) && l < s.type.lanes; ++l)
+          line("{}if ({}) {} = {};{}", l ? "  " : "else { ", lane(s.mask, l), lane(s.name, l), place(s, l), l + 1 < s.type.lanes ? "" : " }");
       }
-      values_[s.name] = {s.type.dtype, s.type.lanes, Form::pack};
       return;
     }
     const bool uniform = s.gather.empty() && s.stride.is(0) && is_uniform(s.mask) && is_uniform(s.passthrough);
@@ -355,9 +375,11 @@ class BodyWriter {
     const Known value = known(s.value);
     if (s.combiner == Combiner::set && is_packed(s, value.dtype, value.lanes)) {
       std::string lanes;
-      for (int l = 0; l < value.lanes; ++l) lanes += (l ? ", " : "") + lane(s.value, l);
-      line("{}deplo_put({} + {}, deplo_pack<{}, {}>{{{{{}}}}});", s.mask.empty() ? "" : fmt::format("if ({}) ", id(s.mask)), id(s.buffer),
-           expr(s.offset), memory_type(value.dtype), value.lanes, lanes);
+      for (int l = 0; l < value.lanes; ++l) lanes += (l ? ", " : "") + lane(s.value, s.stride.is(-1) ? value.lanes - 1 - l : l);
+      line("{}deplo_put({} + {}, deplo_pack<{}, {}>{{{{{}}}}});", s.mask.empty() ? "" : fmt::format("if ({}) ", all_on(s.mask)), id(s.buffer),
+           expr(first_of(s, value.lanes)), memory_type(value.dtype), value.lanes, lanes);
+      for (int l = 0; !is_uniform(s.mask) && l < value.lanes; ++l)
+        line("{}if ({}) {} = {};{}", l ? "  " : "else { ", lane(s.mask, l), place(s, l), lane(s.value, l), l + 1 < value.lanes ? "" : " }");
       return;
     }
     for (int l = 0; l < value.lanes; ++l) {

@@ -1,6 +1,7 @@
 #include "target/cuda/traffic.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <utility>
 #include <vector>
@@ -89,12 +90,19 @@ class Warp {
       threads_[t].erase(s.name);
       if (auto known = s.fn == Fn::index ? (s.type.lanes == 1 ? value(s.index, t) : std::nullopt) : value(s, t)) threads_[t][s.name] = *known;
     }
-    if (s.fn != Fn::bit_and || s.type.dtype != DType::boolean || s.operands.size() != 2) return;
-    // Both masks: of those that are known, the shorter one.
+    if (s.type.dtype != DType::boolean) return;
+    if (s.fn == Fn::bit_not)
+      if (auto found = first_.find(s.operands[0]); found != first_.end() && found->second.from.is(0))
+        first_[s.name] = {found->second.upto, s.type.lanes};
+    if (s.fn != Fn::bit_and) return;
+    // Both masks, as far as they are known.
     for (const std::string& operand : s.operands)
-      if (auto found = first_.find(operand); found != first_.end()) first_[s.name] = found->second;
+      if (auto found = first_.find(operand); found != first_.end()) {
+        auto [both, is_new] = first_.emplace(s.name, found->second);
+        if (!is_new) both->second = {max(both->second.from, found->second.from), min(both->second.upto, found->second.upto)};
+      }
   }
-  void statement(const FirstLanes& s, const Active& /*active*/, double /*weight*/) { first_[s.name] = s.count; }
+  void statement(const FirstLanes& s, const Active& /*active*/, double /*weight*/) { first_[s.name] = {0, s.count}; }
   void statement(const Splat& s, const Active& active, double /*weight*/) {
     lanes_[s.name] = s.type.lanes;
     for (size_t t : active) {
@@ -182,6 +190,7 @@ class Warp {
         const int64_t sectors = (line_bytes + kSector - 1) / kSector;
         const int64_t requests = (line_bytes + kBanks * kBank - 1) / (kBanks * kBank);
         out_.global_sectors += weight * lines * static_cast<double>(sectors);
+        out_.least_sectors += weight * lines * static_cast<double>(sectors);
         out_.global_requests += weight * lines * static_cast<double>(requests);
         out_.wide_bytes += weight * lines * static_cast<double>(line_bytes);
       }
@@ -244,13 +253,14 @@ class Warp {
     loads_ = loaded;
   }
 
-  /// The lanes of a thread that take part.
-  int64_t lanes_on(const std::string& mask, size_t thread, int64_t lanes) const {
-    if (auto known = threads_[thread].find(mask); known != threads_[thread].end()) return known->second ? lanes : 0;
+  /// The lanes of a thread that take part: from the first number up to the second one.
+  std::pair<int64_t, int64_t> lanes_on(const std::string& mask, size_t thread, int64_t lanes) const {
+    if (auto known = threads_[thread].find(mask); known != threads_[thread].end()) return {0, known->second ? lanes : 0};
     auto found = first_.find(mask);
-    if (found == first_.end()) return lanes;
-    auto count = value(found->second, thread);
-    return count ? std::clamp<int64_t>(*count, 0, lanes) : lanes;
+    if (found == first_.end()) return {0, lanes};
+    const auto from = value(found->second.from, thread);
+    const auto upto = value(found->second.upto, thread);
+    return {std::clamp<int64_t>(from.value_or(0), 0, lanes), std::clamp<int64_t>(upto.value_or(lanes), 0, lanes)};
   }
 
   template <class Access>
@@ -259,22 +269,34 @@ class Warp {
     auto space = spaces_.find(s.buffer);
     const bool shared = space != spaces_.end() && space->second == Space::shared;
     if (space != spaces_.end() && space->second == Space::stack) return;
-    // What the text makes one access of: lanes side by side, at a multiple of their size, all of them on.
+    // What the text makes one access of: lanes side by side, at a multiple of their size. Threads some of whose lanes are off go lane by lane.
     int64_t piece = std::min(lanes, kWidest / bytes);
-    if (!s.gather.empty() || !s.stride.is(1)) piece = 1;
+    const bool backwards = s.stride.is(-1);
+    if (!s.gather.empty() || !(s.stride.is(1) || backwards)) piece = 1;
+    Active whole;
+    Active parts;
     for (size_t t : active) {
       auto at = value(s.offset, t);
-      if (!at || *at % piece != 0 || lanes_on(s.mask, t, lanes) % piece != 0) piece = 1;
+      if (!at || (backwards ? *at - (lanes - 1) : *at) % piece != 0) piece = 1;
+      const auto [from, upto] = lanes_on(s.mask, t, lanes);
+      if (from < upto) (upto - from == lanes ? whole : parts).push_back(t);
     }
+    access(s, whole, lanes, piece, bytes, shared, weight);
+    access(s, parts, lanes, 1, bytes, shared, weight);
+  }
+
+  template <class Access>
+  void access(const Access& s, const Active& active, int64_t lanes, int64_t piece, int64_t bytes, bool shared, double weight) {
     for (int64_t lane = 0; lane < lanes; lane += piece) {
       std::vector<std::optional<int64_t>> places;
       for (size_t t : active) {
-        if (lane >= lanes_on(s.mask, t, lanes)) continue;
+        const auto [from, upto] = lanes_on(s.mask, t, lanes);
+        if (lane < from || lane >= upto) continue;
         auto at = value(s.offset, t);
         auto stride = value(s.stride, t);
         const bool known = at && stride && s.gather.empty();
         out_.complete = out_.complete && known;
-        places.push_back(known ? std::optional<int64_t>((*at + lane * *stride) * bytes) : std::nullopt);
+        places.push_back(known ? std::optional<int64_t>((*at + (lane + (*stride < 0 ? piece - 1 : 0)) * *stride) * bytes) : std::nullopt);
       }
       loads_ = loads_ || (!shared && std::is_same_v<Access, Load>);
       if (!places.empty()) shared ? count_shared(places, piece * bytes, weight) : count_global(s.buffer, places, piece * bytes, weight);
@@ -292,10 +314,12 @@ class Warp {
     std::set<int64_t> distinct;
     for (const auto& at : places)
       if (at) distinct.insert(*at);
-    const double asked = weight * (static_cast<double>(distinct.size()) + unknown) * static_cast<double>(bytes);
+    const double needed = (static_cast<double>(distinct.size()) + unknown) * static_cast<double>(bytes);
+    const double asked = weight * needed;
     out_.global_bytes += asked;
     out_.of_buffers[buffer] += asked;
     out_.global_sectors += weight * (static_cast<double>(sectors.size()) + unknown);
+    out_.least_sectors += weight * std::ceil(needed / static_cast<double>(kSector));
     out_.global_requests += weight;
     if (bytes == kWidest) out_.wide_bytes += asked;
     issue(1, weight);
@@ -322,7 +346,10 @@ class Warp {
   std::map<std::string, DType> dtypes_;
   std::map<std::string, Space> spaces_;
   std::map<std::string, int> lanes_;
-  std::map<std::string, Expr> first_;
+  struct Interval {
+    Expr from, upto;
+  };
+  std::map<std::string, Interval> first_;  ///< lanes of masks
   double clocks_ = 0;
   bool loads_ = false;  ///< the present turn of the innermost loop loads what has not been waited for
 };

@@ -13,6 +13,7 @@ struct Traffic {
   double global_bytes = 0;                   ///< asked for
   std::map<std::string, double> of_buffers;  ///< the same by parameter
   double global_sectors = 0;                 ///< of 32 bytes, touched by the requests of warps, each request by itself
+  double least_sectors = 0;                  ///< as many as the bytes of each request need, one at least
   double global_requests = 0;                ///< of warps, up to 16 bytes a thread
   double wide_bytes = 0;                     ///< of those asked for, in accesses of 16 bytes a thread
   double shared_requests = 0;

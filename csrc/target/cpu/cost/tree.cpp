@@ -58,7 +58,7 @@ Shapes shapes_of(const Block& block) {
                           [&](const Reduce& s) {
                             for (const Axis& axis : s.axes) add_axis(axis);
                           },
-                          [&](const Scan& s) { add_axis(s.axis); },
+                          [&](const Scan& s) { add_axis(s.axes[0]); },
                           [&](const If& s) {
                             for (const Cond& cond : s.guard) add(cond.expr);
                           },
@@ -186,7 +186,7 @@ class Builder {
   void add(Body& body, const Scan& s) {
     Block both = s.body;
     both.insert(both.end(), s.then.begin(), s.then.end());
-    loop(body, s.axis, &s, both, 1, {});
+    loop(body, s.axes[0], &s, both, 1, {});
   }
 
   void add(Body& body, const If& s) {

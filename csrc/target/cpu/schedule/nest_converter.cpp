@@ -350,8 +350,13 @@ void NestConverter::lower(const loop_ir::Reduce& s, bool vectorize, tile_ir::Blo
 }
 
 void NestConverter::lower(const loop_ir::Scan& s, bool /*vectorize*/, tile_ir::Block& out) {
-  out.push_back(make(tile_ir::Scan{s.results, s.dtypes, s.combiner, s.operands, axis(s.axis.name, 0, substitute(s.axis.extent, map_)),
-                                   convert(s.body, false), convert(s.then, false)}));
+  out.push_back(make(tile_ir::Scan{s.results,
+                                   s.dtypes,
+                                   s.combiner,
+                                   s.operands,
+                                   {axis(s.axis.name, 0, substitute(s.axis.extent, map_))},
+                                   convert(s.body, false),
+                                   convert(s.then, false)}));
 }
 
 }  // namespace deplo::loop_to_tile

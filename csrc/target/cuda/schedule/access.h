@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
+#include "expr/node.h"
 #include "lower/loop_to_tile/convert.h"
 
 namespace deplo::loop_to_tile {
@@ -27,6 +29,7 @@ inline std::vector<GlobalAccess> global_accesses(const loop_ir::Kernel& kernel, 
     if (const auto* loop = std::get_if<loop_ir::For>(&stmt.node)) ranges[loop->axis] = axis_range(loop->extent);
     if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node))
       for (const loop_ir::Axis& axis : reduce->axes) ranges[axis.name] = axis_range(axis.extent);
+    if (const auto* scan = std::get_if<loop_ir::Scan>(&stmt.node)) ranges[scan->axis.name] = axis_range(scan->axis.extent);
   });
   auto add = [&](const std::string& buffer, const std::vector<Expr>& index, bool stores) {
     const loop_ir::Param* param = kernel.find_param(buffer);
@@ -42,13 +45,30 @@ inline std::vector<GlobalAccess> global_accesses(const loop_ir::Kernel& kernel, 
   return out;
 }
 
-/// Elements of a vector along an axis of `extent` elements: as many of the narrowest that lies along it as an access takes, as far as they divide a
-/// constant extent; 1 where nothing lies along it.
+/// Whether e is a multiple whatever the axes are; `sizes`: and if those that occur are.
+inline bool multiples_of(Expr e, int64_t of, const Ranges& sizes = {}) {
+  const std::vector<Term> terms = terms_of(e);
+  return std::all_of(terms.begin(), terms.end(), [&](const Term& term) {
+    return term.coefficient % of == 0 ||
+           std::any_of(term.atoms.begin(), term.atoms.end(), [&](Expr atom) { return atom.is_symbol() && sizes.count(atom.name()) > 0; });
+  });
+}
+
+/// Whether the accesses of a vector are whole: side by side, upwards or downwards, and at multiples of their length, if those of sizes are.
+inline bool lies_whole(const GlobalAccess& access, const std::string& axis, int64_t lanes, const Ranges& sizes) {
+  const auto step = linear_coefficient(access.offset, axis);
+  const int64_t piece = std::min(lanes, kAccessBytes / access.bytes);
+  if (step && step->is(-1)) return multiples_of(access.offset + sym(axis) + 1, piece, sizes);  // of what ends there
+  return step && step->is(1) && multiples_of(access.offset - sym(axis), piece, sizes);
+}
+
+/// Elements of a vector along an axis of `extent` elements: as many of the narrowest that lies along it, in either direction, as an access takes, as
+/// far as they divide a constant extent; 1 where nothing lies along it.
 inline int64_t lanes_along(const std::vector<GlobalAccess>& accesses, const std::string& axis, Expr extent) {
   int64_t narrowest = 0;
   for (const GlobalAccess& access : accesses) {
     auto step = linear_coefficient(access.offset, axis);
-    if (step && step->is(1)) narrowest = narrowest == 0 ? access.bytes : std::min(narrowest, access.bytes);
+    if (step && (step->is(1) || step->is(-1))) narrowest = narrowest == 0 ? access.bytes : std::min(narrowest, access.bytes);
   }
   if (narrowest == 0) return 1;
   int64_t lanes = std::min(kMostLanes, kAccessBytes / narrowest);

@@ -290,7 +290,7 @@ void GpuNest::lower(const loop_ir::Scan& s, Share share, tile_ir::Block& out) {
                      s.dtypes,
                      s.combiner,
                      s.operands,
-                     axis(s.axis.name, 0, substitute(s.axis.extent, map_)),
+                     {axis(s.axis.name, 0, substitute(s.axis.extent, map_))},
                      convert(s.body, Share::alone),
                      convert(s.then, Share::alone)};
   if (share == Share::alone) {

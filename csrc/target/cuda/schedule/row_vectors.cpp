@@ -14,10 +14,11 @@ using tile_ir::Space;
 namespace {
 
 constexpr int64_t kWarp = 32;
-constexpr int64_t kFewElements = 32;   ///< shorter rows are a thread's own
-constexpr int64_t kMostElements = 32;  ///< of a row in a thread's registers, if each is of 4 bytes
-constexpr int64_t kMostSteps = 4;      ///< of the threads along a row, where there are threads enough
-constexpr int64_t kMostWarpSteps = 8;  ///< of a warp along a row of its own
+constexpr int64_t kFewElements = 32;        ///< shorter rows are a thread's own
+constexpr int64_t kMostElements = 32;       ///< of a row in a thread's registers, if each is of 4 bytes
+constexpr int64_t kMostSteps = 4;           ///< of the threads along a row, where there are threads enough
+constexpr int64_t kMostWarpSteps = 8;       ///< of a warp along a row of its own
+constexpr int64_t kLongestUnshifted = 128;  ///< rows of odd size so long whose vectors begin where memory's do
 constexpr int64_t kMostRowThreads = 1024;
 constexpr int64_t kLongRowThreads = 512;  ///< for rows that do not stay in registers
 
@@ -82,6 +83,13 @@ bool GpuRowVectors::match() {
       if (!match_loop(flat.axes, flat.body)) return false;
       continue;
     }
+    if (const auto* scan = std::get_if<loop_ir::Scan>(&stmt->node)) {
+      loop_ir::Block both = scan->body;
+      both.insert(both.end(), scan->then.begin(), scan->then.end());
+      if (!match_loop({scan->axis}, both) || scan->dtypes[0] == DType::boolean) return false;
+      reduces = true;
+      continue;
+    }
     const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
     if (!reduce || !match_loop(reduce->axes, reduce->body)) return false;
     if (reduce->dtypes[0] == DType::boolean) return false;
@@ -92,6 +100,8 @@ bool GpuRowVectors::match() {
   for (const auto& [name, local] : locals_)
     if (product(local->shape) != extent_ || local->shape.size() != 1 || !extent_.is_constant()) return false;
   threads_ = kWarp;
+  shifts_ = is_shifted();
+  if (shifts_) least_lanes_ = whole_lanes_;
   lanes_ = least_lanes_;
   if (extent_.is_constant()) {
     while (lanes_ > 1 && extent_.value() / lanes_ < kWarp) lanes_ /= 2;
@@ -111,12 +121,23 @@ bool GpuRowVectors::match() {
   return true;
 }
 
+/// Whether rows of odd size have vectors that begin where memory's do, all accesses of a row in the same places.
+bool GpuRowVectors::is_shifted() const {
+  if (!extent_.is_constant() || extent_.value() < kLongestUnshifted || whole_lanes_ <= least_lanes_ || starts_.empty()) return false;
+  std::set<std::string> axes;
+  for (const loop_ir::Axis& a : outer_) axes.insert(a.name);
+  for (const std::string& name : symbols_of(starts_[0]))
+    if (axes.count(name) == 0) return false;
+  return std::all_of(starts_.begin(), starts_.end(), [&](Expr start) { return multiples_of(start - starts_[0], whole_lanes_); });
+}
+
 /// What an element takes of a thread's registers between two loops: what was loaded, and the same in 8 bytes where that is what is computed with.
 int64_t GpuRowVectors::registers_of_element() const {
   int64_t widest = 4;
   const auto look = [&](DType dtype) { widest = std::max(widest, size_of(dtype)); };
   visit_all(*inner_, [&](const loop_ir::Stmt& stmt) {
     if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node)) look(reduce->dtypes[0]);
+    if (const auto* scan = std::get_if<loop_ir::Scan>(&stmt.node)) look(scan->dtypes[0]);
     if (const auto* local = std::get_if<loop_ir::Local>(&stmt.node)) look(local->dtype);
   });
   return widest > 4 ? 3 : 1;
@@ -150,6 +171,16 @@ bool GpuRowVectors::match_loop(const std::vector<loop_ir::Axis>& axes, const loo
     while (last.extent.is_constant() && lanes > 1 && last.extent.value() % lanes != 0) lanes /= 2;
   }
   if (axes.size() > 1 && !last.extent.is_constant()) lanes = 1;
+  int64_t whole = axes.size() > 1 ? lanes : kMostLanes;
+  if (axes.size() == 1)
+    for (const GlobalAccess& access : global_accesses(kernel_, body)) {
+      auto step = linear_coefficient(access.offset, last.name);
+      if (step && step->is(-1)) whole = lanes;
+      if (!step || !step->is(1)) continue;
+      whole = std::min(whole, kAccessBytes / access.bytes);
+      starts_.push_back(access.offset - sym(last.name));
+    }
+  whole_lanes_ = whole_lanes_ == 0 ? whole : std::min(whole_lanes_, whole);
   least_lanes_ = least_lanes_ == 0 ? lanes : std::min(least_lanes_, lanes);
   return true;
 }
@@ -172,6 +203,7 @@ void GpuRowVectors::read(const Schedule& schedule) {
   reader.only(vectorize, {"by"});
   lanes_ = reader.number(vectorize, "by", 1, kMostLanes);
   if (lanes_ > least_lanes_ || (lanes_ & (lanes_ - 1)) != 0) reader.fail(vectorize, fmt::format("allowed: powers of two up to {}", least_lanes_));
+  if (shifts_ && lanes_ > 1 && extent_.value() % lanes_ != 0) shift_ = 0;
   const Directive& rows = reader.one("rows");
   reader.only(rows, {""});
   rows_ = reader.number(rows, "", 1, kMostGpuThreads / threads_);
@@ -187,7 +219,10 @@ void GpuRowVectors::read(const Schedule& schedule) {
   reader.finish("threads, vectorize, rows and keep");
 }
 
-int64_t GpuRowVectors::steps() const { return (extent_.value() + threads_ * lanes_ - 1) / (threads_ * lanes_); }
+int64_t GpuRowVectors::steps() const {
+  const int64_t before = shift_ ? lanes_ - 1 : 0;  // of a first vector that begins before the row
+  return (extent_.value() + before + threads_ * lanes_ - 1) / (threads_ * lanes_);
+}
 
 // ---- the block -----------------------------------------------------------------------------------------------------
 
@@ -204,6 +239,11 @@ tile_ir::Block GpuRowVectors::apply(const Schedule& schedule) {
     row = min(row, all - 1);
   }
   row_map_ = unflatten(outer_, row);
+  if (shift_) {
+    const Expr start = substitute(starts_[0], row_map_);
+    shift_ = start - floordiv(start, lanes_) * lanes_;
+    before_ = mod(start, lanes_);
+  }
   tile_ir::Block body;
   for (const auto& stmt : *inner_) lower(*stmt, body);
   tile_ir::Block threads{make(tile_ir::For{axis(thread_, 0, threads_, LoopKind::thread_x), std::move(body)})};
@@ -211,22 +251,23 @@ tile_ir::Block GpuRowVectors::apply(const Schedule& schedule) {
   return {make(tile_ir::For{axis(block, 0, ceildiv(all, rows_), LoopKind::block_x), std::move(threads)})};
 }
 
-GpuRowVectors::Pieces GpuRowVectors::pieces(const std::vector<loop_ir::Axis>& axes) {
+GpuRowVectors::Pieces GpuRowVectors::pieces(const std::vector<loop_ir::Axis>& axes, bool in_order) {
   Pieces out;
   piece_ = names_.fresh("c");
   lane_ = names_.fresh("v");
-  const bool whole = extent_.is_constant() && extent_.value() % (threads_ * lanes_) == 0;
-  const Expr extent = substitute(extent_, row_map_);  // the last chunk of a long reduction is shorter
+  const bool whole = !shift_ && extent_.is_constant() && extent_.value() % (threads_ * lanes_) == 0;
+  const Expr extent = substitute(extent_, row_map_) + before_;  // the last chunk of a long reduction is shorter
   // Quotients of elements, by which several axes are told, show that a vector lies in one line if its number is what runs.
-  const bool numbered = keeps_ || (axes.size() > 1 && extent_.is_constant());
+  const bool numbered = in_order || keeps_ || (axes.size() > 1 && extent_.is_constant());
   Expr first = numbered ? (sym(piece_) * threads_ + sym(thread_)) * lanes_ : sym(piece_);
   if (numbered)
-    out.axes.push_back(axis(piece_, 0, steps(), keeps_ ? LoopKind::unroll : LoopKind::serial));
+    out.axes.push_back(axis(piece_, 0, shift_ ? Expr(steps()) : ceildiv(extent, threads_ * lanes_), keeps_ ? LoopKind::unroll : LoopKind::serial));
   else
     out.axes.push_back(axis(piece_, sym(thread_) * lanes_, extent, LoopKind::serial, threads_ * lanes_));
-  out.axes.push_back(axis(lane_, 0, whole ? Expr(lanes_) : min(lanes_, extent - first), LoopKind::lanes));
+  const Expr from = shift_ ? max(0, before_ - first) : Expr(0);
+  out.axes.push_back(axis(lane_, from, whole ? Expr(lanes_) : min(lanes_, extent - first), LoopKind::lanes));
   out.map = row_map_;
-  const Expr element = first + sym(lane_);
+  const Expr element = first + sym(lane_) - shift_.value_or(0);
   Substitution map = axes.size() == 1 ? Substitution{{axes[0].name, element}} : unflatten(axes, element);
   // What all lanes load is loaded behind the row's end, too.
   if (axes.size() > 1 && !whole) map[axes[0].name] = min(map[axes[0].name], axes[0].extent - 1);
@@ -261,17 +302,35 @@ tile_ir::Block GpuRowVectors::convert(const loop_ir::Block& block, const Substit
   return out;
 }
 
+void GpuRowVectors::lower(const loop_ir::Scan& s, tile_ir::Block& out) {
+  Pieces p = pieces({s.axis}, true);
+  const Expr extent = substitute(extent_, row_map_);
+  const Expr element = p.map.at(s.axis.name);
+  tile_ir::Block then = convert(s.then, p.map, true);
+  // Single elements behind the end are the last one again: nothing that counts follows them.
+  if (lanes_ == 1 && !(extent_.is_constant() && extent_.value() % threads_ == 0)) {
+    p.axes.back().hi = 1;
+    p.map[s.axis.name] = min(element, extent - 1);
+    then = {make(tile_ir::If{{less(element, extent)}, std::move(then)})};
+  }
+  tile_ir::Scan scan{s.results, s.dtypes, s.combiner, s.operands, {}, convert(s.body, p.map, true), std::move(then)};
+  scan.axes = {p.axes[0], axis(thread_, 0, threads_, LoopKind::thread_x), p.axes[1]};
+  out.push_back(make(std::move(scan)));
+}
+
 void GpuRowVectors::lower(const loop_ir::Stmt& stmt, tile_ir::Block& out) {
   if (const auto* local = std::get_if<loop_ir::Local>(&stmt.node)) {
     out.push_back(make(tile_ir::Alloc{local->name, local->dtype, {steps(), lanes_}, Space::reg}));
   } else if (const auto* loop = std::get_if<loop_ir::For>(&stmt.node)) {
     const Flat flat = flatten(*loop);
-    Pieces p = pieces(flat.axes);
+    Pieces p = pieces(flat.axes, false);
     tile_ir::Block body = convert(flat.body, p.map, true);
     for (size_t k = p.axes.size(); k-- > 0;) body = {make(tile_ir::For{p.axes[k], std::move(body)})};
     out.push_back(body[0]);
+  } else if (const auto* scan = std::get_if<loop_ir::Scan>(&stmt.node)) {
+    lower(*scan, out);
   } else if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node)) {
-    Pieces p = pieces(reduce->axes);
+    Pieces p = pieces(reduce->axes, false);
     tile_ir::Reduce made{reduce->results, reduce->dtypes, reduce->combiner, reduce->operands, {}, convert(reduce->body, p.map, true)};
     made.axes.push_back(axis(thread_, 0, threads_, LoopKind::thread_x));
     made.axes.insert(made.axes.end(), p.axes.begin(), p.axes.end());

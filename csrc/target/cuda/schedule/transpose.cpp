@@ -13,9 +13,9 @@ using tile_ir::Space;
 
 namespace {
 
-constexpr int64_t kSide = 32;  ///< of a tile: a warp along it
-constexpr int64_t kRows = 8;   ///< of the tile that a block's threads take at once
-constexpr int64_t kPad = 1;    ///< puts a tile's columns in banks of their own
+constexpr int64_t kLeastSide = 32;  ///< of a tile: a warp along it
+constexpr int64_t kThreads = 256;
+constexpr int64_t kBankBytes = 4;
 constexpr size_t kMostTiles = 4;
 
 bool runs_along(Expr offset, const std::string& axis) {
@@ -70,12 +70,37 @@ bool GpuTranspose::match() {
   }
   for (const auto& a : nest.axes)
     if (a.name != stored_.name && a.name != loaded_.name) others_.push_back(a);
-  auto is_long = [](Expr extent) { return !extent.is_constant() || extent.value() >= kSide / 2; };
+  auto is_long = [](Expr extent) { return !extent.is_constant() || extent.value() >= kLeastSide / 2; };
+  set_vectors();
   return !turned_.empty() && turned_.size() <= kMostTiles && is_long(stored_.extent) && is_long(loaded_.extent);
 }
 
+/// As wide as all that runs along an axis allows.
+void GpuTranspose::set_vectors() {
+  std::vector<GlobalAccess> of_stores;
+  std::vector<GlobalAccess> of_loads;
+  for (const auto& stmt : *inner_) {
+    const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+    for (GlobalAccess& access : global_accesses(kernel_, {stmt}))
+      (load && turned_.count(load->name) ? of_loads : of_stores).push_back(std::move(access));
+  }
+  auto lanes_of = [&](const std::vector<GlobalAccess>& accesses, const loop_ir::Axis& axis) {
+    const int64_t lanes = lanes_along(accesses, axis.name, axis.extent);
+    const bool whole = std::all_of(accesses.begin(), accesses.end(), [&](const GlobalAccess& access) {
+      return !runs_along(access.offset, axis.name) || lies_whole(access, axis.name, lanes, kernel_.symbols);
+    });
+    return whole ? lanes : 1;
+  };
+  most_stored_ = lanes_of(of_stores, stored_);
+  most_loaded_ = lanes_of(of_loads, loaded_);
+}
+
 Schedule GpuTranspose::propose() const {
-  return {"gpu_transpose", {{"tile", {{stored_.name, kSide}, {loaded_.name, kSide}}}, {"threads", {{"", kSide * kRows}}}}};
+  const int64_t side = std::max(kLeastSide, std::max(most_stored_, most_loaded_) * kLeastSide / kBankBytes);
+  Schedule s{"gpu_transpose", {{"tile", {{stored_.name, side}, {loaded_.name, side}}}, {"threads", {{"", kThreads}}}}};
+  if (most_stored_ > 1) s.directives.push_back({"vectorize", {{stored_.name, {}}, {"by", most_stored_}}});
+  if (most_loaded_ > 1) s.directives.push_back({"vectorize", {{loaded_.name, {}}, {"by", most_loaded_}}});
+  return s;
 }
 
 void GpuTranspose::read(const Schedule& schedule) {
@@ -83,50 +108,62 @@ void GpuTranspose::read(const Schedule& schedule) {
   if (!fits_) reader.fail("the kernel loads nothing along another axis than it stores along");
   const Directive& tile = reader.one("tile");
   reader.only(tile, {stored_.name, loaded_.name});
-  for (const loop_ir::Axis* axis : {&stored_, &loaded_}) reader.number(tile, axis->name, kSide, kSide);
+  side_ = reader.number(tile, stored_.name, kLeastSide, 2 * kLeastSide);
+  if ((side_ & (side_ - 1)) != 0) reader.fail(tile, "allowed: powers of two");
+  reader.number(tile, loaded_.name, side_, side_);
   const Directive& threads = reader.one("threads");
   reader.only(threads, {""});
-  reader.number(threads, "", kSide * kRows, kSide * kRows);
-  reader.finish("tile and threads");
+  reader.number(threads, "", kThreads, kThreads);
+  auto lanes = [&](const loop_ir::Axis& axis, int64_t most) -> int64_t {
+    const Directive* vectorize = reader.find("vectorize", axis.name);
+    if (!vectorize) return 1;
+    reader.only(*vectorize, {axis.name, "by"});
+    const int64_t by = reader.number(*vectorize, "by", 1, kMostLanes);
+    if (by > most || (by & (by - 1)) != 0) reader.fail(*vectorize, fmt::format("allowed: powers of two up to {}", most));
+    return by;
+  };
+  lanes_stored_ = lanes(stored_, most_stored_);
+  lanes_loaded_ = lanes(loaded_, most_loaded_);
+  reader.finish("tile, threads and vectorize");
 }
 
 tile_ir::Block GpuTranspose::apply(const Schedule& schedule) {
   read(schedule);
   const std::string block = names_.fresh("b");
   thread_ = names_.fresh("t");
-  row_ = names_.fresh("y");
-  step_ = names_.fresh("u");
-  const Expr across = ceildiv(stored_.extent, kSide);
-  const Expr down = ceildiv(loaded_.extent, kSide);
-  first_stored_ = mod(sym(block), across) * kSide;
-  first_loaded_ = mod(floordiv(sym(block), across), down) * kSide;
+  const Expr across = ceildiv(stored_.extent, side_);
+  const Expr down = ceildiv(loaded_.extent, side_);
+  first_stored_ = mod(sym(block), across) * side_;
+  first_loaded_ = mod(floordiv(sym(block), across), down) * side_;
   Substitution map = unflatten(others_, floordiv(sym(block), across * down));
-  const Expr along = sym(thread_);
-  const Expr beside = sym(row_) + sym(step_) * kRows;
 
   tile_ir::Block body;
   tile_ir::Block fill;
   std::map<std::string, std::string> tiles;
+  const Places filled = places(lanes_loaded_);
   Substitution at_load = map;
-  at_load[stored_.name] = first_stored_ + beside;
-  at_load[loaded_.name] = first_loaded_ + along;
+  at_load[stored_.name] = first_stored_ + filled.beside;
+  at_load[loaded_.name] = first_loaded_ + filled.element;
   for (const auto& stmt : *inner_) {
     const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
     if (!load || !turned_.count(load->name)) continue;
     const std::string& tile = tiles[load->name] = names_.fresh("turned");
-    body.push_back(make(tile_ir::Alloc{tile, load->dtype, {kSide, kSide + kPad}, Space::shared}));
+    // An odd number of banks from line to line: what threads read across lines lies in different ones.
+    const int64_t pad = std::max<int64_t>(1, kBankBytes / size_of(load->dtype));
+    body.push_back(make(tile_ir::Alloc{tile, load->dtype, {side_, side_ + pad}, Space::shared}));
     loop_ir::Load first = substituted(*load, at_load);
     first.name = names_.fresh(load->name);
     fill.push_back(make(first));
-    fill.push_back(make(tile_ir::Store{tile, {beside, along}, first.name, {}, Combiner::set}));
+    fill.push_back(make(tile_ir::Store{tile, {filled.beside, filled.element}, first.name, {}, Combiner::set}));
   }
-  for (auto& s : over_tile(first_stored_ + beside, first_loaded_ + along, std::move(fill))) body.push_back(s);
+  for (auto& s : over_tile(filled, false, std::move(fill))) body.push_back(s);
   body.push_back(make(tile_ir::Barrier{}));
 
   tile_ir::Block rest;
+  const Places stored = places(lanes_stored_);
   Substitution at_store = map;
-  at_store[stored_.name] = first_stored_ + along;
-  at_store[loaded_.name] = first_loaded_ + beside;
+  at_store[stored_.name] = first_stored_ + stored.element;
+  at_store[loaded_.name] = first_loaded_ + stored.beside;
   for (const auto& stmt : *inner_)
     std::visit(Overloaded{[&](const loop_ir::Let& s) { rest.push_back(make(substituted(s, at_store))); },
                           [&](const loop_ir::Load& s) {
@@ -134,21 +171,40 @@ tile_ir::Block GpuTranspose::apply(const Schedule& schedule) {
                             if (tile == tiles.end())
                               rest.push_back(make(substituted(s, at_store)));
                             else
-                              rest.push_back(make(tile_ir::Load{s.name, s.dtype, tile->second, {along, beside}, {}, {}}));
+                              rest.push_back(make(tile_ir::Load{s.name, s.dtype, tile->second, {stored.element, stored.beside}, {}, {}}));
                           },
                           [&](const loop_ir::Store& s) { rest.push_back(make(substituted(s, at_store))); },
                           [&](const loop_ir::Check& s) { rest.push_back(make(substituted(s, at_store))); }, [](const auto&) {}},
                stmt->node);
-  for (auto& s : over_tile(first_stored_ + along, first_loaded_ + beside, std::move(rest))) body.push_back(s);
-  tile_ir::Block threads{make(tile_ir::For{axis(thread_, 0, kSide, LoopKind::thread_x), std::move(body)})};
-  threads = {make(tile_ir::For{axis(row_, 0, kRows, LoopKind::thread_y), std::move(threads)})};
-  return {make(tile_ir::For{axis(block, 0, count(others_) * down * across, LoopKind::block_x), std::move(threads)})};
+  for (auto& s : over_tile(stored, true, std::move(rest))) body.push_back(s);
+  return gpu_grid(block, count(others_) * down * across, thread_, kThreads, std::move(body));
 }
 
-/// body for each of a thread's elements of the tile, where they lie in the kernel's axes.
-tile_ir::Block GpuTranspose::over_tile(Expr along_stores, Expr along_loads, tile_ir::Block body) const {
-  tile_ir::Block inside{make(tile_ir::If{{less(along_stores, stored_.extent), less(along_loads, loaded_.extent)}, std::move(body)})};
-  return {make(tile_ir::For{axis(step_, 0, kSide / kRows, LoopKind::unroll), std::move(inside)})};
+GpuTranspose::Places GpuTranspose::places(int64_t lanes) {
+  Places at{names_.fresh("u"), "", lanes, 0, 0, 0};
+  const Expr vector = sym(at.step) * kThreads + sym(thread_);
+  at.along = mod(vector, side_ / lanes) * lanes;
+  at.beside = floordiv(vector, side_ / lanes);
+  at.element = at.along;
+  if (lanes == 1) return at;
+  at.lane = names_.fresh("v");
+  at.element = at.along + sym(at.lane);
+  return at;
+}
+
+/// body for each of a thread's vectors of the tile that lie within the kernel's axes.
+tile_ir::Block GpuTranspose::over_tile(const Places& at, bool stores, tile_ir::Block body) const {
+  const loop_ir::Axis& axis_along = stores ? stored_ : loaded_;
+  const loop_ir::Axis& axis_beside = stores ? loaded_ : stored_;
+  const Expr first = (stores ? first_stored_ : first_loaded_) + at.along;
+  const Expr line = (stores ? first_loaded_ : first_stored_) + at.beside;
+  if (at.lanes > 1) {
+    const bool whole = axis_along.extent.is_constant() && axis_along.extent.value() % at.lanes == 0;
+    const Expr end = whole ? Expr(at.lanes) : min(at.lanes, axis_along.extent - first);
+    body = {make(tile_ir::For{axis(at.lane, 0, end, LoopKind::lanes), std::move(body)})};
+  }
+  tile_ir::Block inside{make(tile_ir::If{{less(first, axis_along.extent), less(line, axis_beside.extent)}, std::move(body)})};
+  return {make(tile_ir::For{axis(at.step, 0, side_ * side_ / at.lanes / kThreads, LoopKind::unroll), std::move(inside)})};
 }
 
 }  // namespace deplo::loop_to_tile

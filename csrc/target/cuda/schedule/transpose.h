@@ -10,7 +10,7 @@
 namespace deplo::loop_to_tile {
 
 /// Schedules of kind gpu_transpose: what is stored along one axis and loaded along another one passes through a tile of shared memory, so that a warp
-/// reads and writes global memory side by side.
+/// reads and writes global memory side by side, in vectors of both axes.
 class GpuTranspose {
  public:
   explicit GpuTranspose(const loop_ir::Kernel& kernel);
@@ -21,8 +21,18 @@ class GpuTranspose {
 
  private:
   bool match();
+  void set_vectors();
   void read(const Schedule& schedule);
-  tile_ir::Block over_tile(Expr along_stores, Expr along_loads, tile_ir::Block body) const;
+  /// A thread's places of the tile, of vectors along one of its sides.
+  struct Places {
+    std::string step, lane;
+    int64_t lanes = 1;
+    Expr along;  ///< of the vector's first element
+    Expr element;
+    Expr beside;
+  };
+  Places places(int64_t lanes);
+  tile_ir::Block over_tile(const Places& at, bool stores, tile_ir::Block body) const;
 
   loop_ir::Kernel kernel_;  ///< with its outer axes merged
   loop_ir::Names names_;
@@ -31,8 +41,10 @@ class GpuTranspose {
   const loop_ir::Block* inner_ = nullptr;
   std::set<std::string> turned_;  ///< names of those loads
   bool fits_ = false;
+  int64_t most_stored_ = 1, most_loaded_ = 1;  ///< elements of vectors along both axes
 
-  std::string thread_, row_, step_;
+  int64_t side_ = 32, lanes_stored_ = 1, lanes_loaded_ = 1;
+  std::string thread_;
   Expr first_stored_, first_loaded_;
 };
 

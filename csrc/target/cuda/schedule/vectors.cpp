@@ -1,10 +1,10 @@
 #include "target/cuda/schedule/vectors.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "base/text.h"
-#include "expr/node.h"
 #include "lower/loop_to_tile/merge_axes.h"
 #include "target/cuda/schedule/access.h"
 
@@ -23,22 +23,14 @@ constexpr int64_t kWideReduction = 32;  ///< that threads share
 constexpr int64_t kManyColumns[] = {32, 8};
 constexpr int64_t kFewColumns[] = {8, 32};
 constexpr int64_t kEnoughBlocks = 132;
+constexpr int64_t kFewVectors = 4;                       ///< of a row, of which one in part is no gain
+constexpr int64_t kScanned = 16;                         ///< elements that a thread scans before threads combine
+constexpr int64_t kAhead = 4;                            ///< of those that a thread scans alone, loaded together
+constexpr int64_t kEnoughThreads = kEnoughBlocks * 512;  ///< which scan columns of their own
 
 // What a warp's request costs: the instruction, and each of the lines of 128 bytes that it touches.
 constexpr double kRequestCost = 0.5;
 constexpr double kSectorCost = 0.25;
-
-/// Whether the accesses of a vector are whole: side by side, and at multiples of their length, if those of sizes are.
-bool lies_whole(const GlobalAccess& access, const std::string& axis, int64_t lanes, const Ranges& sizes) {
-  const auto step = linear_coefficient(access.offset, axis);
-  if (!step || !step->is(1)) return false;
-  const int64_t piece = std::min(lanes, kAccessBytes / access.bytes);
-  const std::vector<Term> terms = terms_of(access.offset - sym(axis));
-  return std::all_of(terms.begin(), terms.end(), [&](const Term& term) {
-    return term.coefficient % piece == 0 ||
-           std::any_of(term.atoms.begin(), term.atoms.end(), [&](Expr atom) { return atom.is_symbol() && sizes.count(atom.name()) > 0; });
-  });
-}
 
 /// Of one access, for 32 points side by side along the axis, if a thread makes `lanes` of them.
 double cost_of_access(const GlobalAccess& access, const std::string& axis, int64_t lanes, const Ranges& sizes) {
@@ -50,10 +42,37 @@ double cost_of_access(const GlobalAccess& access, const std::string& axis, int64
   return kRequestCost + kSectorCost * std::min(32.0, apart);
 }
 
-/// Statements of a point, with loops that are short enough for one thread.
+bool has_loops(const loop_ir::Block& body) {
+  return std::any_of(body.begin(), body.end(), [](const auto& stmt) { return std::holds_alternative<loop_ir::For>(stmt->node); });
+}
+
+/// Whether rows of plain points are no whole number of vectors.
+bool ends_in_parts(const loop_ir::Kernel& kernel) {
+  const OuterNest nest = outer_nest(kernel);
+  const auto plain = [](const auto& stmt) {
+    return std::holds_alternative<loop_ir::Let>(stmt->node) || std::holds_alternative<loop_ir::Load>(stmt->node) ||
+           std::holds_alternative<loop_ir::Store>(stmt->node);
+  };
+  if (nest.axes.empty() || !std::all_of(nest.inner->begin(), nest.inner->end(), plain)) return false;
+  const loop_ir::Axis& last = nest.axes.back();
+  const std::vector<GlobalAccess> accesses = global_accesses(kernel, *nest.inner);
+  return lanes_along(accesses, last.name, last.extent) < lanes_along(accesses, last.name, sym(last.name));
+}
+
+/// Whether no thread reads what another one stores.
+bool stores_apart(const loop_ir::Kernel& kernel) {
+  const std::vector<GlobalAccess> accesses = global_accesses(kernel, kernel.body);
+  return std::none_of(accesses.begin(), accesses.end(), [&](const GlobalAccess& a) {
+    return a.stores && std::any_of(accesses.begin(), accesses.end(), [&](const GlobalAccess& b) { return !b.stores && b.buffer == a.buffer; });
+  });
+}
+
+/// Statements of a point, with reductions, scans and loops over values alone.
 bool is_simple(const loop_ir::Block& body, bool inside) {
   return std::all_of(body.begin(), body.end(), [&](const auto& stmt) {
+    if (const auto* loop = std::get_if<loop_ir::For>(&stmt->node)) return !inside && is_simple(loop->body, true);
     if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) return !inside && is_simple(reduce->body, true);
+    if (const auto* scan = std::get_if<loop_ir::Scan>(&stmt->node)) return !inside && is_simple(scan->body, true) && is_simple(scan->then, true);
     return std::holds_alternative<loop_ir::Let>(stmt->node) || std::holds_alternative<loop_ir::Load>(stmt->node) ||
            std::holds_alternative<loop_ir::Store>(stmt->node) || std::holds_alternative<loop_ir::Check>(stmt->node);
   });
@@ -62,11 +81,13 @@ bool is_simple(const loop_ir::Block& body, bool inside) {
 }  // namespace
 
 GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes(kernel)) {
+  if (has_loops(*outer_nest(kernel_).inner)) kernel_ = merge_inner_axes(kernel_);
+  if (ends_in_parts(kernel_)) kernel_ = join_rows(kernel_);
   OuterNest nest = outer_nest(kernel_);
   outer_ = nest.axes;
   inner_ = nest.inner;
   names_.reserve(kernel_);
-  if (outer_.empty() || !colliding_stores(kernel_).empty() || !is_simple(*inner_, false)) return;
+  if (!is_possible()) return;
   const std::vector<GlobalAccess> accesses = global_accesses(kernel_, *inner_);
   // Along the axis where most bytes lie side by side; stores that do not cost most.
   size_t best = outer_.size();
@@ -85,35 +106,56 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
   std::rotate(outer_.begin() + static_cast<int64_t>(best), outer_.begin() + static_cast<int64_t>(best) + 1, outer_.end());
   int64_t along_reductions = 0;
   int64_t along_points = 0;  // of what reductions load
-  for (const auto& stmt : *inner_) {
-    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
-    if (!reduce) continue;
-    const Expr n = count(reduce->axes);
+  bool scans = false;
+  auto look = [&](const loop_ir::Block& body, const Expr& n, const std::string& last) {
     wide_ = wide_ || !n.is_constant() || n.value() >= kWideReduction;
-    for (const GlobalAccess& access : global_accesses(kernel_, reduce->body)) {
-      if (auto step = linear_coefficient(access.offset, reduce->axes.back().name); step && step->is(1)) along_reductions += access.bytes;
+    for (const GlobalAccess& access : global_accesses(kernel_, body)) {
+      if (auto step = linear_coefficient(access.offset, last); step && step->is(1)) along_reductions += access.bytes;
       if (auto step = linear_coefficient(access.offset, outer_.back().name); step && step->is(1)) along_points += access.bytes;
     }
+  };
+  for (const auto& stmt : *inner_) {
+    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) look(reduce->body, count(reduce->axes), reduce->axes.back().name);
+    const auto* scan = std::get_if<loop_ir::Scan>(&stmt->node);
+    if (!scan) continue;
+    scans = true;
+    look(scan->body, scan->axis.extent, scan->axis.name);
+    look(scan->then, scan->axis.extent, scan->axis.name);
   }
-  if (wide_ && along_reductions >= along_points) return;
+  if (wide_ ? along_reductions >= along_points : has_loops(*inner_)) return;
   proposed_lanes_ = lanes_along(accesses, outer_.back().name, outer_.back().extent);
+  // Where no row but the last one of all ends with a part of a vector.
+  const int64_t whole = lanes_along(accesses, outer_.back().name, sym(outer_.back().name));
+  const bool begins_whole = std::all_of(accesses.begin(), accesses.end(), [&](const GlobalAccess& access) {
+    auto step = linear_coefficient(access.offset, outer_.back().name);
+    return !step || !step->is(1) || lies_whole(access, outer_.back().name, whole, {});
+  });
+  const Expr extent = outer_.back().extent;
+  if (begins_whole && (!extent.is_constant() || extent.value() >= kFewVectors * whole)) proposed_lanes_ = whole;
   const bool sided = !wide_ && proposed_lanes_ > 1 && prefers_neighbours();
   if (sided) proposed_lanes_ = 1;
   int64_t bytes = 0;
   for (const GlobalAccess& access : accesses)
     if (auto step = linear_coefficient(access.offset, outer_.back().name); !access.stores && step && step->is(1))
       bytes += access.bytes * proposed_lanes_;
-  const bool reduces = std::any_of(inner_->begin(), inner_->end(), [](const auto& s) { return std::holds_alternative<loop_ir::Reduce>(s->node); });
+  const bool reduces =
+      scans || std::any_of(inner_->begin(), inner_->end(), [](const auto& s) { return std::holds_alternative<loop_ir::Reduce>(s->node); });
   while (!reduces && bytes > 0 && proposed_vectors_ < 2 && bytes * proposed_vectors_ < kBytesInFlight) proposed_vectors_ *= 2;
   // Few points keep all threads busy alone.
   const Expr n = count(outer_);
   if (n.is_constant() && n.value() < int64_t{1} << 20) proposed_vectors_ = 1;
   fits_ = proposed_lanes_ > 1 || wide_ || sided;
   if (!wide_) return;
+  if (scans && n.is_constant() && n.value() / proposed_lanes_ >= kEnoughThreads) return;
   const Expr columns = ceildiv(n, proposed_lanes_ * kManyColumns[0]);
   const bool many = !columns.is_constant() || columns.value() >= kEnoughBlocks;
   proposed_threads_ = many ? kManyColumns[0] : kFewColumns[0];
   proposed_split_ = many ? kManyColumns[1] : kFewColumns[1];
+}
+
+bool GpuVectors::is_possible() const {
+  if (outer_.empty() || !colliding_stores(kernel_).empty() || !is_simple(*inner_, false)) return false;
+  return !has_loops(*inner_) || stores_apart(kernel_);
 }
 
 /// Whether threads do better with points side by side than with a vector each: windows and strides leave most vectors in pieces.
@@ -147,8 +189,7 @@ Schedule GpuVectors::propose() const {
 
 void GpuVectors::read(const Schedule& schedule) {
   ScheduleReader reader(kernel_.name, schedule);
-  if (outer_.empty() || !colliding_stores(kernel_).empty() || !is_simple(*inner_, false))
-    reader.fail("only points without loops, locals and stores that may meet have vectors");
+  if (!is_possible()) reader.fail("only points without locals, loops in loops and stores that may meet have vectors");
   threads_ = read_threads(reader);
   const Directive& vectorize = reader.one("vectorize");
   const std::vector<std::string> axes = reader.names(vectorize);
@@ -197,7 +238,8 @@ tile_ir::Block GpuVectors::apply(const Schedule& schedule) {
     // Threads beyond the last point do its work once more, for all must be there when they combine, and store nothing.
     row_ = names_.fresh("y");
     stores_ = {equal(sym(row_), 0)};
-    if (!exact) stores_.push_back(less(linear, n));
+    if (!exact) in_range_ = {less(linear, n)};
+    stores_.insert(stores_.end(), in_range_.begin(), in_range_.end());
     if (!exact) linear = min(linear, n - 1);
   }
   const Expr first = (others.empty() ? linear : mod(linear, in_row)) * lanes_;
@@ -216,7 +258,61 @@ tile_ir::Block GpuVectors::apply(const Schedule& schedule) {
   return gpu_grid(block, ceildiv(n, threads_ * vectors_), thread, threads_, std::move(body));
 }
 
-tile_ir::Block GpuVectors::convert(const loop_ir::Block& block) const {
+Ref<tile_ir::Stmt> GpuVectors::convert(const loop_ir::Reduce& s) {
+  tile_ir::Reduce reduce{s.results, s.dtypes, s.combiner, s.operands, {}, convert(s.body)};
+  if (split_ > 1) reduce.axes.push_back(axis(row_, 0, split_, LoopKind::thread_y));
+  for (const auto& a : s.axes) reduce.axes.push_back(axis(a.name, 0, substitute(a.extent, map_)));
+  if (split_ == 1) return make(std::move(reduce));
+  // The longest axis is shared.
+  size_t longest = 0;
+  for (size_t k = 0; k < s.axes.size(); ++k) {
+    const Expr n = s.axes[k].extent;
+    const Expr most = s.axes[longest].extent;
+    if (most.is_constant() && (!n.is_constant() || n.value() > most.value())) longest = k;
+  }
+  tile_ir::Axis& shared = reduce.axes[1 + longest];
+  shared.lo = sym(row_);
+  shared.step = split_;
+  return make(std::move(reduce));
+}
+
+Ref<tile_ir::Stmt> GpuVectors::convert(const loop_ir::For& s) {
+  const std::vector<Cond> stores = std::exchange(stores_, in_range_);
+  tile_ir::Axis own = axis(s.axis, split_ > 1 ? sym(row_) : Expr(0), substitute(s.extent, map_), LoopKind::serial, split_, kAhead);
+  auto loop = make(tile_ir::For{std::move(own), convert(s.body)});
+  stores_ = stores;
+  return loop;
+}
+
+/// Threads that share a column have some elements each, side by side, piece by piece.
+Ref<tile_ir::Stmt> GpuVectors::convert(const loop_ir::Scan& s) {
+  const Expr extent = substitute(s.axis.extent, map_);
+  tile_ir::Scan scan{s.results, s.dtypes, s.combiner, s.operands, {}, {}, {}};
+  if (split_ == 1) {
+    scan.axes = {axis(s.axis.name, 0, extent, LoopKind::serial, 1, kAhead)};
+    scan.body = convert(s.body);
+    scan.then = convert(s.then);
+    return make(std::move(scan));
+  }
+  const int64_t each = std::max<int64_t>(1, kScanned / lanes_);
+  const std::string piece = names_.fresh("p");
+  const std::string own = names_.fresh("e");
+  scan.axes = {axis(piece, 0, ceildiv(extent, split_ * each)), axis(row_, 0, split_, LoopKind::thread_y), axis(own, 0, each, LoopKind::unroll)};
+  const Expr element = (sym(piece) * split_ + sym(row_)) * each + sym(own);
+  const bool whole = extent.is_constant() && extent.value() % (split_ * each) == 0;
+  // What lies behind the end is the last element again: nothing that counts follows it.
+  map_[s.axis.name] = whole ? element : min(element, extent - 1);
+  scan.body = convert(s.body);
+  map_[s.axis.name] = element;
+  const std::vector<Cond> stores = std::exchange(stores_, in_range_);
+  scan.then = convert(s.then);
+  stores_ = stores;
+  if (!whole) scan.then = {make(tile_ir::If{{less(element, extent)}, std::move(scan.then)})};
+  map_.erase(s.axis.name);
+  return make(std::move(scan));
+}
+
+tile_ir::Block GpuVectors::convert(const loop_ir::Block& block) {
   tile_ir::Block out;
   for (const auto& stmt : block)
     std::visit(Overloaded{[&](const loop_ir::Let& s) { out.push_back(make(substituted(s, map_))); },
@@ -226,25 +322,8 @@ tile_ir::Block GpuVectors::convert(const loop_ir::Block& block) const {
                             out.push_back(stores_.empty() ? store : make(tile_ir::If{stores_, {store}}));
                           },
                           [&](const loop_ir::Check& s) { out.push_back(make(substituted(s, map_))); },
-                          [&](const loop_ir::Reduce& s) {
-                            tile_ir::Reduce reduce{s.results, s.dtypes, s.combiner, s.operands, {}, convert(s.body)};
-                            if (split_ > 1) reduce.axes.push_back(axis(row_, 0, split_, LoopKind::thread_y));
-                            for (const auto& a : s.axes) reduce.axes.push_back(axis(a.name, 0, substitute(a.extent, map_)));
-                            // The longest axis is shared.
-                            if (split_ > 1) {
-                              size_t longest = 0;
-                              for (size_t k = 0; k < s.axes.size(); ++k) {
-                                const Expr n = s.axes[k].extent;
-                                const Expr most = s.axes[longest].extent;
-                                if (most.is_constant() && (!n.is_constant() || n.value() > most.value())) longest = k;
-                              }
-                              tile_ir::Axis& shared = reduce.axes[1 + longest];
-                              shared.lo = sym(row_);
-                              shared.step = split_;
-                            }
-                            out.push_back(make(std::move(reduce)));
-                          },
-                          [](const auto&) {}},
+                          [&](const loop_ir::Reduce& s) { out.push_back(convert(s)); }, [&](const loop_ir::Scan& s) { out.push_back(convert(s)); },
+                          [&](const loop_ir::For& s) { out.push_back(convert(s)); }, [](const auto&) {}},
                stmt->node);
   return out;
 }

@@ -9,8 +9,8 @@
 namespace deplo::loop_to_tile {
 
 /// Schedules of kind gpu_points with `vectorize`: a thread makes one or more vectors of points along the axis on which memory runs, which is the
-/// fastest one of the grid as well, so that a warp's accesses are 16 bytes a thread side by side. With `split`, the points are sums of columns, whose
-/// rows that many threads of a block share.
+/// fastest one of the grid as well, so that a warp's accesses are 16 bytes a thread side by side. With `split`, the points are sums of columns, or
+/// running sums along them, whose rows that many threads of a block share.
 class GpuVectors {
  public:
   explicit GpuVectors(const loop_ir::Kernel& kernel);
@@ -25,8 +25,12 @@ class GpuVectors {
 
  private:
   void read(const Schedule& schedule);
+  bool is_possible() const;
   bool prefers_neighbours() const;
-  tile_ir::Block convert(const loop_ir::Block& block) const;
+  tile_ir::Block convert(const loop_ir::Block& block);
+  Ref<tile_ir::Stmt> convert(const loop_ir::Reduce& s);
+  Ref<tile_ir::Stmt> convert(const loop_ir::Scan& s);
+  Ref<tile_ir::Stmt> convert(const loop_ir::For& s);
 
   loop_ir::Kernel kernel_;  ///< with its outer axes merged
   loop_ir::Names names_;
@@ -42,7 +46,8 @@ class GpuVectors {
   int64_t vectors_ = 1;  ///< of a thread
   int64_t split_ = 1;    ///< threads that share a point's reductions
   std::string row_;
-  std::vector<Cond> stores_;  ///< under which a thread stores
+  std::vector<Cond> in_range_;  ///< that the points exist; empty: they do
+  std::vector<Cond> stores_;    ///< under which a thread stores
   Substitution map_;
 };
 
