@@ -51,6 +51,7 @@ class Lexer;
 //   rows(R), keep(registers)        rows of a GPU block; a row stays in the registers of its threads
 //   warps(i=R, j=C), stages(S)      R x C warps share a GPU block's tile; S tiles of k lie in its shared memory at once
 //   raster(R)                       a GPU's blocks go down R rows of tiles before the next column of tiles
+//   stage(v, ...)                   what these loads reach from a GPU block's tile is copied to its shared memory
 //   blocks(B)                       blocks of a GPU's grid, at most; each then goes on with further points or rows
 //   order(a, b, ...)                a GPU's thread runs through the axes in their order, for stores may meet along them; others have threads
 //
@@ -65,6 +66,7 @@ class Lexer;
 //   gpu_chain                           tile warps stages keep
 //   gpu_tiles                           tile stages raster
 //   gpu_points                          threads blocks order, or threads vectorize split unroll
+//   gpu_stencil                         tile vectorize register_block stage
 //   gpu_transpose                       tile threads
 //   gpu_rows                            threads blocks, or threads vectorize rows keep
 //   gpu_serial                          threads

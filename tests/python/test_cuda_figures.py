@@ -37,7 +37,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "batch norm, long": (lambda x: F.batch_norm(x, None, None, training=True), ((6, 2, 96, 64),), "gpu_rows"),
     "contraction cut along k": (lambda x, w: F.relu(F.linear(x, w)), ((32, 4096), (48, 4096)), "gpu_contraction"),
     "convolution cut along channels": (lambda x, w: F.conv2d(x, w, padding=1), ((1, 512, 5, 5), (32, 512, 3, 3)), "gpu_contraction"),
-    "pooling": (lambda x: F.max_pool2d(x, 3, 2, 1), ((2, 3, 16, 16),), "by=1"),
+    "pooling": (lambda x: F.max_pool2d(x, 3, 2, 1), ((2, 3, 16, 16),), "gpu_stencil"),
     "running sums": (lambda x: torch.relu(x).cumsum(-1) * 2, ((3, 700),), "gpu_rows"),
     "running sums of a softmax": (lambda x: torch.softmax(x, -1).cumsum(-1), ((6, 301),), "keep(registers)"),
     "running sums backwards": (lambda x: x.flip(-1).cumsum(-1).flip(-1), ((3, 260),), "gpu_rows"),

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "analysis/cost.h"
+#include "analysis/neighbours.h"
 #include "passes/loop/split_for_reader.h"
 #include "target/target.h"
 
@@ -234,6 +235,9 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
       if (axis.name == name) shared *= size(axis.extent);
   bool contracts_a = !a.contractions.empty();
   bool contracts_b = !b.contractions.empty();
+  // Blocks of a grid copy windows for tiles of points, which loops inside of other points are not.
+  const auto has_windows = [](const FusionGroup& g) { return analysis::sums_neighbours(g.nest.axes, g.nest.body); };
+  if (target_of(context_).has_grid && !(whole_a && whole_b) && (has_windows(a) || has_windows(b))) return false;
   if (contracts_a || contracts_b) {
     if (contracts_a && contracts_b && whole_a && whole_b) return gated_pair(a, b);
     if (whole_a && whole_b) return contracts_a;  // an epilogue; prologues are fuse_producers' business

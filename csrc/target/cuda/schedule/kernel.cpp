@@ -8,6 +8,7 @@
 #include "target/cuda/schedule/nest.h"
 #include "target/cuda/schedule/online.h"
 #include "target/cuda/schedule/row_vectors.h"
+#include "target/cuda/schedule/stencil.h"
 #include "target/cuda/schedule/tiles.h"
 #include "target/cuda/schedule/transpose.h"
 #include "target/cuda/schedule/vectors.h"
@@ -28,6 +29,7 @@ tile_ir::Block apply_kind(const loop_ir::Kernel& kernel, const Schedule& schedul
   if (schedule.kind == "gpu_online") return GpuOnline(kernel).apply(schedule);
   if (schedule.kind == "gpu_chain") return GpuChain(kernel).apply(schedule);
   if (schedule.kind == "gpu_contraction") return GpuContraction(kernel).apply(schedule);
+  if (schedule.kind == "gpu_stencil") return GpuStencil(kernel).apply(schedule);
   if (schedule.kind == "gpu_transpose") return GpuTranspose(kernel).apply(schedule);
   if (schedule.kind == "gpu_points" && has_vectors(schedule)) return GpuVectors(kernel).apply(schedule);
   if (schedule.kind == "gpu_rows" && has_vectors(schedule)) return GpuRowVectors(kernel).apply(schedule);
@@ -49,6 +51,7 @@ Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx) {
   if (GpuOnline online(kernel); online.fits(ctx.hints, arch)) return online.propose(ctx.hints, arch);
   if (GpuChain chain(kernel); chain.fits(ctx.hints, arch)) return chain.propose(ctx.hints, arch);
   if (GpuContraction contraction(kernel); contraction.fits()) return contraction.propose(ctx.hints);
+  if (GpuStencil stencil(kernel); stencil.fits()) return stencil.propose(ctx.hints, arch);
   if (GpuVectors columns(kernel); columns.is_columns()) return columns.propose();
   if (GpuRowVectors rows(kernel); rows.fits()) return rows.propose();
   GpuNest nest(kernel);
