@@ -1,7 +1,7 @@
 """What CUDA kernels would do on devices that need not be here, over benchmarks/cases.py, more layers, and the models of benchmarks/zoo.py.
 
     python benchmarks/sass.py [--devices a100,h100,rtx5090] [--match TEXT] [--suites cases,layers,models] [--dtypes float32,bfloat16]
-                              [--train bert-base,...] [--size tiny] [--worst 20] [--all] [--no-code] [--json FILE]
+                              [--train bert-base,...] [--size tiny] [--worst 20] [--all] [--no-code] [--neighbours] [--json FILE]
 
 No GPU is asked: graphs are captured on the CPU, their kernels compiled by NVRTC, read as SASS, and judged by the figures of `deplo explain --device`;
 equal kernels once. What was compiled stays in build/sass. The limits:
@@ -15,6 +15,7 @@ equal kernels once. What was compiled stays in build/sass. The limits:
                 sm_90a), of float32 eight tenths FFMA
     scores      attention keeps its scores in registers
     serial      no kernel runs on one thread
+    beaten      with --neighbours: no schedule one step from a product's (half or twice a tile, a stage more or less) is better by 5 %
 
 Kernels whose least bytes take less than a tenth of a launch, and what runs once for weights, count in the last line only. Exits with 1 where a limit
 is broken, but for --no-fail.
@@ -30,6 +31,7 @@ import hashlib
 import importlib.metadata
 import json
 import math
+import re
 import sys
 import warnings
 from collections import Counter
@@ -43,6 +45,7 @@ import torch.nn.functional as F
 import zoo
 
 from deplo.capture import capture
+from deplo.errors import UnsupportedError, UserError
 from deplo.machine_code import LAUNCH_SECONDS, CodeFigures, Judgement, code_of, find_device, judge
 from deplo.options import Options, read_options
 from deplo.terminal import seconds, table_text
@@ -242,7 +245,41 @@ class Codes:
         return figures
 
 
-def judged(subject: Subject, devices: Sequence[str], codes: Codes) -> Iterator[tuple[str, Row | str]]:
+_TILED = ("gpu_matrix", "gpu_tiles", "gpu_groups", "gpu_online", "gpu_chain")
+_NUMBER = re.compile(r"(?P<word>tile|warps|groups|split|stages)\([^)]*\)")
+
+
+def neighbours(schedule: str) -> list[str]:
+    """Schedules of products on matrix units one step away: one number of a tile, of warps or of groups twice or half, or a stage more or less."""
+    if not schedule.startswith(_TILED):
+        return []
+    found = []
+    for directive in _NUMBER.finditer(schedule):
+        for number in re.finditer(r"(?<![\w.])\d+(?=[,)])", directive[0]):
+            n = int(number[0])
+            for other in (n - 1, n + 1) if directive["word"] == "stages" else (n // 2, 2 * n):
+                if other > 0:
+                    at = directive.start() + number.start()
+                    found.append(f"{schedule[:at]}{other}{schedule[at + len(number[0]) :]}")
+    return found
+
+
+def beaten(kernel: Judgement, again: Callable[[dict[str, str]], list[Judgement]]) -> str:
+    """A neighbour of the kernel's schedule, without a spill, whose estimate is better by more than 5 %; empty: there is none. `again` judges with
+    schedules by hand."""
+    best, least = "", kernel.seconds / 1.05
+    for schedule in neighbours(kernel.schedule):
+        try:
+            others = {other.name: other for other in again({kernel.name: schedule})}
+        except (UserError, UnsupportedError):
+            continue  # tiles that do not fit
+        other = others.get(kernel.name)
+        if other and not other.spills and other.seconds < least:
+            best, least = schedule, other.seconds
+    return best
+
+
+def judged(subject: Subject, devices: Sequence[str], codes: Codes, compare: bool = False) -> Iterator[tuple[str, Row | str]]:
     """The rows of a subject, or why a part of it has none."""
     torch.manual_seed(0)
     fn, inputs = subject.make()
@@ -258,9 +295,19 @@ def judged(subject: Subject, devices: Sequence[str], codes: Codes) -> Iterator[t
     for name in devices:
         target, device = find_device(name)
         for record in records:
-            if record.torch_ir:
-                for kernel in judge(record.torch_ir, record.hints, record.kind != "inference", target, device, options, codes):
-                    yield subject.name, Row(subject.name, name, kernel, broken_limits(kernel, device["arch"], codes.folder is not None))
+            if not record.torch_ir:
+                continue
+
+            def again(schedules: dict[str, str], record: Any = record, target: Any = target, device: Any = device) -> list[Judgement]:
+                hand = options.replace(schedule=schedules)
+                return judge(record.torch_ir, record.hints, record.kind != "inference", target, device, hand, codes)
+
+            for kernel in again({}):
+                row = Row(subject.name, name, kernel, broken_limits(kernel, device["arch"], codes.folder is not None))
+                if compare and (better := beaten(kernel, again)):
+                    row.broken.append("beaten")
+                    print(f"{subject.name}: {name}: {kernel.schedule} is beaten by {better}", file=sys.stderr, flush=True)
+                yield subject.name, row
 
 
 # ---- showing -------------------------------------------------------------------------------------------------------
@@ -356,6 +403,7 @@ def main() -> int:
     parser.add_argument("--worst", type=int, default=20, help="rows of a device that are shown: those that break limits, most time lost first")
     parser.add_argument("--all", action="store_true", help="every row")
     parser.add_argument("--no-code", action="store_true", help="without NVRTC: only what addresses tell")
+    parser.add_argument("--neighbours", action="store_true", help="compile each product's schedule one step away as well: none may be better by 5 %%")
     parser.add_argument("--no-fail", action="store_true", help="exit with 0 where limits are broken")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -368,7 +416,7 @@ def main() -> int:
     )
     for subject in (s for s in found if args.match in s.name):
         print(f"{subject.name}", file=sys.stderr, flush=True)
-        for name, row in judged(subject, devices, codes):
+        for name, row in judged(subject, devices, codes, args.neighbours):
             rows.append(row) if isinstance(row, Row) else refused.append((name, row))
         gc.collect()
     rows = distinct(rows)

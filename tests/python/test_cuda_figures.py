@@ -96,6 +96,23 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert len(list((tmp_path / "codes").glob("*.json"))) == 2  # one for each architecture
 
 
+def test_a_neighbour_that_is_better_is_named():
+    schedule = "gpu_matrix tile(i0=16) tile(r0.k0=64) warps(i0=1, i1=2) stages(3) raster(8)"
+    near = sass.neighbours(schedule)
+    assert schedule.replace("(i0=16)", "(i0=32)") in near and schedule.replace("k0=64", "k0=32") in near and schedule.replace("(3)", "(4)") in near
+    assert len(near) == 9 and not sass.neighbours("gpu_points threads(256)")
+    values = {**dict.fromkeys(sass.Judgement.__annotations__, 0), "name": "k0", "schedule": schedule, "seconds": 2.0}
+    times = {near[0]: (1.95, 0), near[1]: (1.0, 1), near[2]: (1.5, 0), near[3]: (1.8, 0)}
+
+    def again(schedules: dict[str, str]) -> list[sass.Judgement]:
+        if schedules["k0"] not in times:
+            raise deplo.UserError("it does not fit")
+        seconds, spills = times[schedules["k0"]]
+        return [sass.Judgement(**{**values, "seconds": seconds, "spills": spills})]
+
+    assert sass.beaten(sass.Judgement(**values), again) == near[2]
+
+
 @pytest.mark.parametrize(
     ("changes", "broken"),
     [
