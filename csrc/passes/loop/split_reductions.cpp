@@ -40,6 +40,8 @@ constexpr double kMostParts = 16;          ///< whose sums are added where they 
 constexpr double kStepSeconds = 2.8e-8;    ///< of a block for one k of float32
 constexpr double kHalfStepSeconds = 7e-9;  ///< of 16-bit operands, on matrix units
 constexpr double kBytesPerSecond = 1.5e12;
+constexpr double kRowsOfWarps = 64;  ///< or columns, of which a block's warps add up parts of k
+constexpr double kWarpParts = 4;
 
 struct Splitter {
   ProgramGraph graph;
@@ -184,7 +186,12 @@ struct Splitter {
     bool narrow = true;
     for (const auto* operand : {&contraction.a, &contraction.b})
       narrow = narrow && !operand->buffers.empty() && size_of(graph.buffer(operand->buffers[0]).dtype) == 2;
-    const double alone = length * (narrow ? kHalfStepSeconds : kStepSeconds);
+    double alone = length * (narrow ? kHalfStepSeconds : kStepSeconds);
+    if (const auto sides = sides_of(contraction); narrow && sides && std::min(sides->m, sides->n) <= kRowsOfWarps) {
+      // Warps of a block share k; what memory takes, parts of k do not shorten.
+      const double bytes = 2 * sides->batch * (sides->m + sides->n) * length;
+      alone = std::max(0.0, alone / kWarpParts - bytes / kBytesPerSecond);
+    }
     return alone * (1 - 1 / chunks) > kSecondLaunch + 2 * chunks * results * size_of(contraction.dtype) / kBytesPerSecond;
   }
 

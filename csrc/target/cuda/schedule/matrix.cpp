@@ -21,12 +21,14 @@ constexpr int64_t kStages[] = {3, 4, 6, 8};
 constexpr int64_t kSteps[] = {32, 64, 128};  // of k per stage
 // More of either is for few rows, whose columns' operand streams by: what matters is how much of it is on its way.
 constexpr int64_t kMostStagesOfTiles = 4, kMostStepOfTiles = 64;
-constexpr int64_t kRaster = 8;  // rows of tiles that blocks make one after the other: their columns' tiles stay in the L2
+constexpr int64_t kSplits[] = {1, 2, 4, 8};  // of k, between warps
+constexpr int64_t kRaster = 8;               // rows of tiles that blocks make one after the other: their columns' tiles stay in the L2
 
 // What a schedule may ask for.
-constexpr int64_t kMostTile = 256, kMostWarps = 16, kMostStages = 8, kMostRaster = 64;
-constexpr int64_t kMostSums = 128;  // of a thread
-constexpr int64_t kFactors = 32;    // registers of factors that are left beside so many sums
+constexpr int64_t kMostTile = 256, kMostWarps = 16, kMostStages = 8, kMostRaster = 64, kMostSplit = 16;
+constexpr int64_t kMostSplitWarps = 8, kMostSplitRows = 64;  // of what is proposed
+constexpr int64_t kMostSums = 128;                           // of a thread
+constexpr int64_t kFactors = 32;                             // registers of factors that are left beside so many sums
 constexpr int64_t kWidestLanes = 8;
 
 // Of the costs below.
@@ -44,6 +46,7 @@ constexpr double kWiden = 18;              // of a warp for 8 columns of 16 k th
 constexpr double kStart = 96;              // steps of k until a block is at work
 constexpr int64_t kEnoughWarps = 8;        // that hide each other's waits
 constexpr double kThin = 1.15;             // where there are fewer
+constexpr double kCombine = 150;           // that parts of k take to meet, besides what travels
 
 }  // namespace
 
@@ -92,6 +95,13 @@ bool GpuMatrix::takes_step(int64_t step) const {
   });
 }
 
+bool GpuMatrix::takes_split(int64_t split, int64_t step) const {
+  return split == 1 || std::all_of(items_.begin(), items_.end(), [&](const Item& item) {
+           const Expr depth = count(item.k);
+           return depth.is_constant() && depth.value() % (split * step) == 0;
+         });
+}
+
 int64_t GpuMatrix::registers_of_factors(int64_t warp_columns, int64_t step) const {
   int64_t most = 0;
   for (size_t p = 0; p < products_.size(); ++p)
@@ -105,6 +115,11 @@ std::vector<Codes> GpuMatrix::codes() const {
   for (size_t p = 0; possible_ && p < products_.size(); ++p)
     if (const MatrixTile& columns = products_[p].columns; columns.has_codes() && !columns.halves) out.push_back({columns.copied, items_[p].k});
   return out;
+}
+
+/// Of what parts of k but the first one put into shared memory, with what keeps them in different banks.
+int64_t GpuMatrix::bytes_of_parts(int64_t split, int64_t rows, int64_t columns) const {
+  return (split - 1) * rows * columns * 4 * 9 / 8 * static_cast<int64_t>(items_.size());
 }
 
 int64_t GpuMatrix::bytes_of(int64_t rows, int64_t columns, int64_t step) const {
@@ -135,20 +150,21 @@ int64_t GpuMatrix::lanes_for(int64_t wanted, int64_t columns_of_warp) {
 double GpuMatrix::cost(const Tiles& tiles, double rows, double columns, double batch, double depth, const std::string& arch) const {
   const CudaModel& model = cuda_model(arch);
   const auto items = static_cast<double>(items_.size());
-  const int64_t warps = tiles.warp_rows * tiles.warp_columns;
+  const int64_t warps = tiles.warp_rows * tiles.warp_columns * tiles.split;
   const int64_t warp_rows = tiles.rows / tiles.warp_rows;
   const int64_t warp_columns = tiles.columns / tiles.warp_columns;
   const int64_t sums = warp_rows * warp_columns / kWarp * static_cast<int64_t>(items_.size());
   const int64_t in_two_bytes = depth_of_step() / kMatrixDepth;
-  const int64_t bytes = bytes_of(tiles.rows, tiles.columns, tiles.step * in_two_bytes);
+  const int64_t bytes = tiles.split * bytes_of(tiles.rows, tiles.columns, tiles.step * in_two_bytes);
   const int64_t resident = std::max<int64_t>(1, std::min({model.warps_sm / warps, kRegisters / ((sums + kOtherRegisters) * warps * kWarp),
                                                           (model.shared_kb_sm << 10) / (bytes * tiles.stages + 1024)}));
   const double flops_per_clock = model.bf16_tflops * 1e3 / (model.sms * model.boost_ghz);
-  const double multiply = 2.0 * static_cast<double>(tiles.rows * tiles.columns * tiles.step) / flops_per_clock;
+  const auto volume = static_cast<double>(tiles.rows * tiles.columns * tiles.step * tiles.split);
+  const double multiply = 2.0 * volume / flops_per_clock;
   const auto read = static_cast<double>(warps * (warp_rows + warp_columns) * tiles.step * 2);
   const double shared = (static_cast<double>(bytes) + read) / kSharedBytesPerClock;
   const double global = static_cast<double>(bytes) / kL2BytesPerClock;
-  const double products = static_cast<double>(tiles.rows * tiles.columns * tiles.step) / (kMatrixRows * kMatrixColumns * kMatrixDepth);
+  const double products = volume / (kMatrixRows * kMatrixColumns * kMatrixDepth);
   const double others = kOtherInstructions + ((tiles.stages & (tiles.stages - 1)) == 0 ? 0 : kDivision);
   const double widened = has_codes() ? kWiden * static_cast<double>(warp_columns * tiles.step) / (kMatrixColumns * kMatrixDepth) : 0;
   const double issue = (products + read / 512 + (others + widened) * static_cast<double>(warps)) / 4;
@@ -159,9 +175,12 @@ double GpuMatrix::cost(const Tiles& tiles, double rows, double columns, double b
   const auto most = static_cast<double>(resident);
   auto round = [&](double held) { return std::max(held * work, kLatency / static_cast<double>(tiles.stages - 1)); };
   const double left = std::fmod(each, most);
-  const double steps = std::ceil(depth / static_cast<double>(tiles.step)) + kStart / static_cast<double>(tiles.step);
+  const double steps = std::ceil(depth / static_cast<double>(tiles.step * tiles.split)) + kStart / static_cast<double>(tiles.step);
+  const double combine =
+      tiles.split == 1 ? 0 : kCombine + static_cast<double>(2 * (tiles.split - 1) * tiles.rows * tiles.columns * 4) / kSharedBytesPerClock;
   // Of tiles that wait for copies alike, those that compute least beyond the edges.
-  return items * steps * (std::floor(each / most) * round(most) + (left > 0 ? round(left) : 0) + kTie * each * work);
+  return items *
+         (steps * (std::floor(each / most) * round(most) + (left > 0 ? round(left) : 0) + kTie * each * work) + combine * std::ceil(each / most));
 }
 
 Schedule GpuMatrix::propose(const SizeHints& hints, const std::string& arch) const {
@@ -174,16 +193,18 @@ Schedule GpuMatrix::propose(const SizeHints& hints, const std::string& arch) con
   const int64_t most = cuda_model(arch).shared_kb_block << 10;
   // Bytes are multiplied, and lie in tiles, as half as many elements of 16 bits.
   const int64_t in_two_bytes = depth_of_step() / kMatrixDepth;
-  for (Tiles tiles : kChoices)
+  const auto consider = [&](Tiles tiles) {
     for (int64_t step : kSteps)
       for (int64_t stages : kStages) {
         if (tiles.rows > kMatrixRows && (stages > kMostStagesOfTiles || step > (has_halves() ? 2 : 1) * kMostStepOfTiles)) continue;
         tiles.step = step;
         tiles.stages = stages;
         const int64_t sums = tiles.rows / tiles.warp_rows * (tiles.columns / tiles.warp_columns) / kWarp;
-        if (sums * static_cast<int64_t>(items_.size()) > kMostSums || stages * bytes_of(tiles.rows, tiles.columns, step * in_two_bytes) > most)
+        const int64_t parts = bytes_of_parts(tiles.split, tiles.rows, tiles.columns);
+        if (sums * static_cast<int64_t>(items_.size()) > kMostSums ||
+            parts + tiles.split * stages * bytes_of(tiles.rows, tiles.columns, step * in_two_bytes) > most)
           continue;
-        if (!takes_step(step * in_two_bytes)) continue;
+        if (!takes_step(step * in_two_bytes) || !takes_split(tiles.split, step * in_two_bytes)) continue;
         const int64_t factors = registers_of_factors(tiles.columns / tiles.warp_columns, step * in_two_bytes);
         double clocks = cost(tiles, expected(rows_), expected(columns_), expected(batch_), expected(items_[0].k) / in_two_bytes, arch);
         // What spills is chosen where everything does.
@@ -194,11 +215,19 @@ Schedule GpuMatrix::propose(const SizeHints& hints, const std::string& arch) con
         best->step = step * in_two_bytes;
         least = clocks;
       }
+  };
+  for (Tiles tiles : kChoices)
+    for (int64_t split : kSplits) {
+      if (split > 1 && (tiles.rows > kMostSplitRows || tiles.warp_rows * tiles.warp_columns * split > kMostSplitWarps)) continue;
+      tiles.split = split;
+      consider(tiles);
+    }
   const std::string rows = group_of(rows_);
   const std::string columns = group_of(columns_);
   Schedule s{"gpu_matrix", {{"tile", {{rows, best->rows}}}, {"tile", {{columns, best->columns}}}}};
   for (const Item& item : items_) s.directives.push_back({"tile", {{item.depth_name, best->step}}});
   s.directives.push_back({"warps", {{rows, best->warp_rows}, {columns, best->warp_columns}}});
+  if (best->split > 1) s.directives.push_back({"split", {{"", best->split}}});
   s.directives.push_back({"stages", {{"", best->stages}}});
   s.directives.push_back({"raster", {{"", kRaster}}});
   return s;
@@ -238,16 +267,23 @@ void GpuMatrix::read(const Schedule& schedule) {
   if (tile_rows_ % (warps_down_ * kMatrixRows) != 0 || tile_columns_ % (warps_across_ * 2 * kMatrixColumns) != 0)
     reader.fail(warps, fmt::format("allowed: what leaves each warp a multiple of {} x {} of the tile, {} x {}", kMatrixRows, 2 * kMatrixColumns,
                                    tile_rows_, tile_columns_));
+  for (const Directive* split : reader.all("split")) {
+    reader.only(*split, {""});
+    split_ = reader.number(*split, "", 1, kMostSplit);
+    if (!takes_split(split_, step_)) reader.fail(*split, fmt::format("allowed: what leaves equal parts of whole tiles of k of {}", step_));
+  }
   threads_ = warps_down_ * warps_across_ * kWarp;
-  if (threads_ > kMostGpuThreads) reader.fail(warps, fmt::format("allowed: up to {} threads", kMostGpuThreads));
+  if (threads_ * split_ > kMostGpuThreads) reader.fail(warps, fmt::format("allowed: up to {} threads", kMostGpuThreads));
   const int64_t chunk = products_[0].rows.chunk();
   if (threads_ > tile_rows_ * step_ / chunk || threads_ > tile_columns_ * step_ / chunk)
     if ((tile_rows_ * step_ / chunk) % threads_ != 0 && threads_ % (tile_rows_ * step_ / chunk) != 0) reader.fail(warps, "allowed: powers of two");
   const int64_t sums = tile_rows_ * tile_columns_ / threads_ * static_cast<int64_t>(items_.size());
   if (sums > kMostSums) reader.fail(warps, fmt::format("each thread would have {} sums in registers, allowed: {}", sums, kMostSums));
+  const int64_t parts = bytes_of_parts(split_, tile_rows_, tile_columns_);
+  threads_ *= split_;
   stages_ = only_number("stages", 2, kMostStages);
   raster_ = only_number("raster", 1, kMostRaster);
-  const int64_t bytes = stages_ * bytes_of(tile_rows_, tile_columns_, step_);
+  const int64_t bytes = split_ * stages_ * bytes_of(tile_rows_, tile_columns_, step_) + parts;
   if (bytes > kMostSharedBytes) reader.fail(fmt::format("its tiles need {} bytes of shared memory, a block has at most {}", bytes, kMostSharedBytes));
   lanes_ = lanes_for(wanted_lanes(), tile_columns_ / warps_across_);
   for (Product& product : products_)
@@ -255,7 +291,7 @@ void GpuMatrix::read(const Schedule& schedule) {
       tile->lanes = lanes_;
       tile->set_shape(tile->of_rows ? tile_rows_ : tile_columns_, step_);
     }
-  reader.finish("tile, warps, stages and raster");
+  reader.finish("tile, warps, split, stages and raster");
 }
 
 // ---- the block -----------------------------------------------------------------------------------------------------
@@ -274,7 +310,7 @@ tile_ir::Block GpuMatrix::apply(const Schedule& schedule) {
   tile_ir::Block body;
   for (size_t p = 0; p < products_.size(); ++p)
     for (auto& s : stage(p)) body.push_back(s);
-  for (auto& s : finish()) body.push_back(s);
+  for (auto& s : split_ > 1 ? combine() : finish()) body.push_back(s);
   return gpu_grid(block_, count(batch_) * tiles, thread_, threads_, std::move(body));
 }
 
@@ -305,13 +341,12 @@ Ref<tile_ir::Stmt> GpuMatrix::clear(const std::string& array) {
 tile_ir::Block GpuMatrix::stage(size_t product) {
   const Item& item = items_[product];
   Product& operands = products_[product];
-  const Expr depth = count(item.k);
-  const Expr steps = ceildiv(depth, step_);
+  const Expr steps = steps_of(product);
   tile_ir::Block out;
   for (MatrixTile* source : {&operands.rows, &operands.columns}) {
     // Later products use the same memory.
     source->tile = source->of_rows ? products_[0].rows.tile : products_[0].columns.tile;
-    if (product == 0) out.push_back(make(tile_ir::Alloc{source->tile, source->dtype, {stages_ * source->elements()}, Space::shared}));
+    if (product == 0) out.push_back(make(tile_ir::Alloc{source->tile, source->dtype, {split_ * stages_ * source->elements()}, Space::shared}));
   }
   out.push_back(make(tile_ir::Alloc{
       item.sums, sum_type(), {tile_rows_ / warps_down_ / kMatrixRows, 2, tile_columns_ / warps_across_ / (4 * lanes_), lanes_}, Space::reg}));
@@ -342,11 +377,11 @@ tile_ir::Block GpuMatrix::stage(size_t product) {
 /// A stage of one operand's tile into shared memory.
 TileCopy GpuMatrix::copy_of(size_t product, const MatrixTile& tile, Expr stage) const {
   TileCopy copy;
-  copy.thread = sym(thread_);
-  copy.threads = threads_;
-  copy.begin = mod(stage, stages_) * tile.elements();
+  copy.thread = thread_of_part();
+  copy.threads = threads_ / split_;
+  copy.begin = begin_of(tile, stage);
   copy.first = tile.of_rows ? first_row_ : first_column_;
-  copy.depth = stage * step_;
+  copy.depth = depth_of(product, stage);
   copy.k = &items_[product].k;
   copy.free = tile.of_rows ? &rows_ : &columns_;
   copy.batch = &batch_map_;
@@ -355,8 +390,9 @@ TileCopy GpuMatrix::copy_of(size_t product, const MatrixTile& tile, Expr stage) 
 
 /// Whether what is computed of an operand waits in registers for its loads while matrices are multiplied.
 bool GpuMatrix::is_pipelined(const MatrixTile& tile) const {
-  return !tile.copied && turns_of(tile, threads_) * threads_ == tile.lines * (tile.filled / tile.chunk()) &&
-         turns_of(tile, threads_) >= step_ / depth_of_step();
+  const int64_t threads = threads_ / split_;
+  return !tile.copied && turns_of(tile, threads) * threads == tile.lines * (tile.filled / tile.chunk()) &&
+         turns_of(tile, threads) >= step_ / depth_of_step();
 }
 
 /// The products of one stage. Where operands are computed, a part of a later stage is loaded before each step of k and stored behind it. Behind the
@@ -385,8 +421,8 @@ tile_ir::Block GpuMatrix::multiply(size_t product, Expr stage, Expr steps) {
       MatrixTile tile = *source;
       tile.next = names_.fresh(source->next + "_");
       TileCopy copy = copy_of(product, tile, later);
-      copy.depth = min(later, steps - 1) * step_;
-      const int64_t all = turns_of(tile, threads_);
+      copy.depth = depth_of(product, min(later, steps - 1));
+      const int64_t all = turns_of(tile, threads_ / split_);
       copy.from = all * turn / turns;
       copy.to = all * (turn + 1) / turns;
       out.push_back(make(tile_ir::Alloc{tile.next, tile.dtype, {*copy.to - copy.from, tile.chunk()}, Space::reg}));
@@ -404,7 +440,6 @@ tile_ir::Block GpuMatrix::multiply(size_t product, Expr stage, Expr steps) {
 
 /// The products of 16 k of a stage: a warp holds all its columns of them, and goes through its rows.
 tile_ir::Block GpuMatrix::multiply_step(size_t product, Expr stage, Expr step) {
-  const Expr buffer = mod(stage, stages_);
   const Item& item = items_[product];
   const Product& operands = products_[product];
   const int64_t warp_rows = tile_rows_ / warps_down_;
@@ -412,8 +447,8 @@ tile_ir::Block GpuMatrix::multiply_step(size_t product, Expr stage, Expr step) {
   const Expr depth = step * depth_of_step();
   const auto load = [&](const std::string& name, const MatrixTile& tile, Expr first) -> tile_ir::Block {
     if (tile.has_codes()) return widen_codes(tile, codes_at(product, tile, stage, first, step.value()), name, names_);
-    return {make(
-        tile_ir::LoadMatrix{name, tile.dtype, tile.tile, {tile.row_of_matrix(lane(), buffer * tile.elements(), first, depth)}, 4, !tile.along_k})};
+    return {
+        make(tile_ir::LoadMatrix{name, tile.dtype, tile.tile, {tile.row_of_matrix(lane(), begin_of(tile, stage), first, depth)}, 4, !tile.along_k})};
   };
   tile_ir::Block body;
   std::vector<std::string> columns;
@@ -438,11 +473,11 @@ tile_ir::Block GpuMatrix::multiply_step(size_t product, Expr stage, Expr step) {
 CodesAt GpuMatrix::codes_at(size_t product, const MatrixTile& tile, Expr stage, Expr first, int64_t step) const {
   CodesAt at;
   at.lane = lane();
-  at.begin = mod(stage, stages_) * tile.elements();
+  at.begin = begin_of(tile, stage);
   at.first = first;
   at.step = step;
   at.origin = tile.of_rows ? first_row_ : first_column_;
-  at.depth = stage * step_;
+  at.depth = depth_of(product, stage);
   at.k = &items_[product].k;
   at.free = tile.of_rows ? &rows_ : &columns_;
   at.batch = &batch_map_;
@@ -460,6 +495,48 @@ tile_ir::Block GpuMatrix::load_factors_of(size_t product, Expr stage) {
       for (auto& s :
            load_factors(columns, codes_at(product, columns, stage, warp_column() * warp_columns + pair * 2 * kMatrixColumns, step), seen, names_))
         out.push_back(s);
+  return out;
+}
+
+/// The first part's threads add up what those of the others put into shared memory, in their order, and finish.
+tile_ir::Block GpuMatrix::combine() {
+  const int64_t groups = tile_columns_ / warps_across_ / (4 * lanes_);
+  const int64_t vectors = tile_rows_ / warps_down_ / kMatrixRows * 2 * groups;  // of a thread
+  const int64_t threads = threads_ / split_;
+  const Expr vector = (sym(row_) * 2 + sym(half_)) * groups + sym(group_);
+  // Accesses of 16 bytes that are 32 apart lie in different banks if four threads' are apart by 16 more.
+  const int64_t apart = lanes_ > 4 ? 4 : 0;
+  const int64_t length = threads * lanes_ + threads / 4 * apart;
+  const auto place = [&](Expr part) {
+    return (part * vectors + vector) * length + thread_of_part() * lanes_ + floordiv(thread_of_part(), 4) * apart + sym(column_);
+  };
+  const std::vector<Expr> own{sym(row_), sym(half_), sym(group_), sym(column_)};
+  tile_ir::Block out;
+  tile_ir::Block put;
+  tile_ir::Block add;
+  for (const Item& item : items_) {
+    const std::string parts = names_.fresh("parts");
+    out.push_back(make(tile_ir::Alloc{parts, sum_type(), {(split_ - 1) * vectors * length}, Space::shared}));
+    const std::string given = names_.fresh("given");
+    put.push_back(per_thread({make(tile_ir::Load{given, sum_type(), item.sums, own, {}, {}}),
+                              make(tile_ir::Store{parts, {place(part() - 1)}, given, {}, Combiner::set})}));
+    tile_ir::Block body;
+    std::string sum = names_.fresh("sum");
+    body.push_back(make(tile_ir::Load{sum, sum_type(), item.sums, own, {}, {}}));
+    for (int64_t p = 0; p + 1 < split_; ++p) {
+      const std::string more = names_.fresh("more");
+      const std::string next = names_.fresh("sum");
+      body.push_back(make(tile_ir::Load{more, sum_type(), parts, {place(p)}, {}, {}}));
+      body.push_back(make(tile_ir::Let{next, sum_type(), Fn::add, {sum, more}, {}, 0}));
+      sum = next;
+    }
+    body.push_back(make(tile_ir::Store{item.sums, own, sum, {}, Combiner::set}));
+    add.push_back(per_thread(std::move(body)));
+  }
+  out.push_back(make(tile_ir::If{{less(0, part())}, std::move(put)}));
+  out.push_back(make(tile_ir::Barrier{}));
+  for (auto& s : finish()) add.push_back(s);
+  out.push_back(make(tile_ir::If{{less(part(), 1)}, std::move(add)}));
   return out;
 }
 

@@ -37,6 +37,7 @@ class GpuMatrix : public GpuProducts {
   };
   struct Tiles {
     int64_t rows = 0, columns = 0, warp_rows = 0, warp_columns = 0, step = 0, stages = 0;
+    int64_t split = 1;
   };
 
   void read(const Schedule& schedule);
@@ -48,8 +49,11 @@ class GpuMatrix : public GpuProducts {
   bool takes_step(int64_t step) const;
   /// Of a thread, that factors of a stage's codes take.
   int64_t registers_of_factors(int64_t warp_columns, int64_t step) const;
+  /// Whether so many parts of k are equal, and of whole steps.
+  bool takes_split(int64_t split, int64_t step) const;
   /// Of the tiles of a stage.
   int64_t bytes_of(int64_t rows, int64_t columns, int64_t step) const;
+  int64_t bytes_of_parts(int64_t split, int64_t rows, int64_t columns) const;
   double cost(const Tiles& tiles, double rows, double columns, double batch, double depth, const std::string& arch) const;
 
   tile_ir::Block stage(size_t product);
@@ -59,14 +63,23 @@ class GpuMatrix : public GpuProducts {
   tile_ir::Block multiply_step(size_t product, Expr stage, Expr step);
   CodesAt codes_at(size_t product, const MatrixTile& tile, Expr stage, Expr first, int64_t step) const;
   tile_ir::Block load_factors_of(size_t product, Expr stage);
+  tile_ir::Block combine();
   tile_ir::Block finish();
   Ref<tile_ir::Stmt> clear(const std::string& array);
   Ref<tile_ir::Stmt> per_thread(tile_ir::Block body) const;
   Expr thread_row() const;
   Expr thread_column() const;
   Expr lane() const { return mod(sym(thread_), kWarp); }
-  Expr warp_row() const { return floordiv(floordiv(sym(thread_), kWarp), warps_across_); }
-  Expr warp_column() const { return mod(floordiv(sym(thread_), kWarp), warps_across_); }
+  /// Which part of k the thread's warp adds up, and the thread's number among those of the same part.
+  Expr part() const { return split_ > 1 ? floordiv(sym(thread_), threads_ / split_) : Expr(0); }
+  Expr thread_of_part() const { return split_ > 1 ? mod(sym(thread_), threads_ / split_) : sym(thread_); }
+  Expr warp_row() const { return floordiv(floordiv(thread_of_part(), kWarp), warps_across_); }
+  Expr warp_column() const { return mod(floordiv(thread_of_part(), kWarp), warps_across_); }
+  /// Steps of k of a part.
+  Expr steps_of(size_t product) const { return ceildiv(ceildiv(count(items_[product].k), step_), split_); }
+  /// Where the part's stage lies in its operand's array, and in k.
+  Expr begin_of(const MatrixTile& tile, Expr stage) const { return (part() * stages_ + mod(stage, stages_)) * tile.elements(); }
+  Expr depth_of(size_t product, Expr stage) const { return (part() * steps_of(product) + stage) * step_; }
   int64_t wanted_lanes() const;
   static int64_t lanes_for(int64_t wanted, int64_t columns_of_warp);
 
@@ -76,6 +89,7 @@ class GpuMatrix : public GpuProducts {
   std::string block_, thread_, row_, half_, group_, column_;  ///< names of the block's, the thread's and its sums' indices
   int64_t tile_rows_ = 0, tile_columns_ = 0, step_ = 0, stages_ = 0, raster_ = 0;
   int64_t warps_down_ = 0, warps_across_ = 0, threads_ = 0;
+  int64_t split_ = 1;  ///< parts of k that warps of their own add up
   int64_t lanes_ = 2;
   Expr first_row_, first_column_;
   Substitution batch_map_;
