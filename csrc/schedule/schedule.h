@@ -67,7 +67,7 @@ class Lexer;
 //   gpu_tiles                           tile stages raster
 //   gpu_points                          threads blocks order, or threads vectorize split unroll
 //   gpu_stencil                         tile vectorize register_block stage
-//   gpu_transpose                       tile threads
+//   gpu_transpose                       tile threads vectorize
 //   gpu_rows                            threads blocks, or threads vectorize rows keep
 //   gpu_serial                          threads
 

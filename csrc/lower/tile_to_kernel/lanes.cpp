@@ -86,7 +86,11 @@ void Lowering::for_lanes(const LanesLoop& loop, Expr lo, Expr hi, const Body& bo
   if (auto vectors = simplify(ceildiv(n, loop.lanes), ranges_).as_constant(); n.is_constant() && *vectors <= loop.few)
     return straight(loop, lo, hi, body);
   // A thread's piece of a row: one vector, which ends with the row.
-  if (auto most = capped(n); most && *most <= loop.lanes * loop.in_flight && target_of(context_).has_grid) return straight(loop, lo, hi, body);
+  if (target_of(context_).has_grid) {
+    auto most = capped(n);
+    if (!most) most = bounds(n, ranges_).hi;
+    if (most && *most > 0 && *most <= loop.lanes * loop.in_flight) return straight(loop, lo, hi, body);
+  }
   bool runs = provably_nonnegative(n - 1, ranges_);
   if (runs || !loads_uniformly(loop)) return lanes_pieces(loop, lo, hi, runs, body);
   branch({less(lo, hi)}, [&] { lanes_pieces(loop, lo, hi, true, body); });

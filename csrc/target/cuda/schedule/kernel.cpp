@@ -8,6 +8,7 @@
 #include "target/cuda/schedule/nest.h"
 #include "target/cuda/schedule/online.h"
 #include "target/cuda/schedule/row_vectors.h"
+#include "target/cuda/schedule/scan_readers.h"
 #include "target/cuda/schedule/stencil.h"
 #include "target/cuda/schedule/tiles.h"
 #include "target/cuda/schedule/transpose.h"
@@ -23,7 +24,8 @@ bool has_vectors(const Schedule& schedule) {
   return std::any_of(schedule.directives.begin(), schedule.directives.end(), [](const Directive& d) { return d.word == "vectorize"; });
 }
 
-tile_ir::Block apply_kind(const loop_ir::Kernel& kernel, const Schedule& schedule) {
+tile_ir::Block apply_kind(const loop_ir::Kernel& given, const Schedule& schedule) {
+  const loop_ir::Kernel kernel = join_scan_readers(given);
   if (schedule.kind == "gpu_tiles") return GpuTiles(kernel).apply(schedule);
   if (schedule.kind == "gpu_matrix") return GpuMatrix(kernel).apply(schedule);
   if (schedule.kind == "gpu_online") return GpuOnline(kernel).apply(schedule);
@@ -44,7 +46,8 @@ int64_t gpu_key_parts(const loop_ir::Kernel& kernel, const PassContext& ctx) { r
 
 bool gpu_chains(const loop_ir::Kernel& kernel, const PassContext& ctx) { return GpuChain(kernel).fits(ctx.hints, gpu_arch(ctx)); }
 
-Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx) {
+Schedule propose_gpu(const loop_ir::Kernel& given, const PassContext& ctx) {
+  const loop_ir::Kernel kernel = join_scan_readers(given);
   const std::string arch = gpu_arch(ctx);
   if (GpuTiles tiles(kernel); tiles.fits(ctx.hints, arch)) return tiles.propose(ctx.hints, arch);
   if (GpuMatrix matrix(kernel); matrix.fits(arch)) return matrix.propose(ctx.hints, arch);
