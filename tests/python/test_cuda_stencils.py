@@ -1,5 +1,5 @@
-"""Points that reach their neighbours (depthwise convolutions, pooling, blurs) from windows in shared memory, on the emulator, which reports races and reads of what
-nobody wrote; eager mode and float64 judge the numbers."""
+"""Points that reach neighbours (depthwise convolutions, pooling, blurs), from windows in shared memory; eager mode and float64 judge the numbers,
+the emulator races, reads of what nobody wrote, and conflicts of banks."""
 
 from __future__ import annotations
 
