@@ -227,6 +227,7 @@ struct Machine {
       sum = mode == Mode::typed ? Scalar::of_float(DType::f32, sum.f + more) : Scalar{DType::f32, sum.f + more, 0};
     }
   }
+  void run(const MultiplyGroup& s, Thread& t) { run_jointly(s, {&t}); }
   void run(const LoadMatrix& s, Thread& t) { run_jointly(s, {&t}); }
   void run(const Mma& s, Thread& t) { run_jointly(s, {&t}); }
   void run(const JoinMatrix& s, Thread& t) {
@@ -368,7 +369,39 @@ struct Machine {
     });
   }
 
+  void run_jointly(const MultiplyGroup& s, const std::vector<Thread*>& threads) const {
+    const GroupProducts& p = s.products;
+    DEPLO_ASSERT(threads.size() % kGroupThreads == 0, "kernel @{}: products of groups of {}, of which {} threads are no whole number", kernel.name,
+                 kGroupThreads, threads.size());
+    if (p.depth == 0) return;
+    for (size_t first = 0; first < threads.size(); first += kGroupThreads) {
+      Thread* const* group = &threads[first];
+      const auto factor = [&](const GroupFactor& f) {
+        return [&, array = group[0]->buffers.at(f.tile).array, from = evaluate(f.at, group[0]->integers)](int64_t row, int64_t k) {
+          const int64_t at = f.place(from, row, k, size_of(array->dtype));
+          inside(*array, f.tile, at);
+          const Scalar element = array->get(at);
+          return is_float(element.dtype) ? element.f : static_cast<double>(element.i);
+        };
+      };
+      const auto add = [&](int64_t thread, int64_t h, int64_t g, int64_t c, double more) {
+        Scalar& sum = group[thread]->values.at(s.sums[s.var_of(h, g)])[static_cast<size_t>(g % (p.lanes / 2) * 2 + c)];
+        sum = sum_of_products(sum, more, mode);
+      };
+      if (p.matrices.empty()) {
+        multiply_group(p, factor(p.a), factor(p.b), add);
+        continue;
+      }
+      const auto matrix = [&](int64_t row, int64_t k) {
+        const Lanes& lanes = group[matrix_thread(row, k)]->values.at(p.matrices[static_cast<size_t>(k / kGroupDepth)]);
+        return lanes[static_cast<size_t>(matrix_element(row, k))].f;
+      };
+      multiply_group(p, matrix, factor(p.b), add);
+    }
+  }
+
   void run_jointly(const Stmt& stmt, const std::vector<Thread*>& threads) {
+    if (const auto* group = std::get_if<MultiplyGroup>(&stmt.node)) return run_jointly(*group, threads);
     if (const auto* load = std::get_if<LoadMatrix>(&stmt.node)) return run_jointly(*load, threads);
     if (const auto* product = std::get_if<Mma>(&stmt.node)) return run_jointly(*product, threads);
     if (const auto* exchange = std::get_if<Exchange>(&stmt.node)) return run_jointly(*exchange, threads);
@@ -421,15 +454,15 @@ struct Machine {
 bool find_barriers(const Block& block, std::set<const Stmt*>& joint) {
   bool found = false;
   for (const auto& stmt : block) {
-    bool inside =
-        std::visit(Overloaded{[](const Barrier&) { return true; }, [](const Exchange&) { return true; }, [](const LoadMatrix&) { return true; },
-                              [](const Mma&) { return true; }, [&](const For& s) { return find_barriers(s.body, joint); },
-                              [&](const If& s) {
-                                bool then = find_barriers(s.then, joint);
-                                return find_barriers(s.otherwise, joint) || then;
-                              },
-                              [](const auto&) { return false; }},
-                   stmt->node);
+    bool inside = std::visit(Overloaded{[](const Barrier&) { return true; }, [](const Exchange&) { return true; },
+                                        [](const LoadMatrix&) { return true; }, [](const Mma&) { return true; },
+                                        [](const MultiplyGroup&) { return true; }, [&](const For& s) { return find_barriers(s.body, joint); },
+                                        [&](const If& s) {
+                                          bool then = find_barriers(s.then, joint);
+                                          return find_barriers(s.otherwise, joint) || then;
+                                        },
+                                        [](const auto&) { return false; }},
+                             stmt->node);
     if (inside) joint.insert(stmt.get());
     found = found || inside;
   }

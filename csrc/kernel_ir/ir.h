@@ -11,6 +11,7 @@
 #include "base/ref.h"
 #include "expr/expr.h"
 #include "loop_ir/ir.h"
+#include "program_ir/groups.h"
 #include "program_ir/module.h"
 #include "program_ir/tiles.h"
 #include "scalar/functions.h"
@@ -59,10 +60,12 @@ namespace deplo::kernel_ir {
 // not each, and adds to sums of i32, which are exact and wrap. `a: bf16x8 = join_matrix p, q, r, s lane 2` makes such matrices of what threads have:
 // of each f32 value lanes 2 and 3, rounded, for one of them. `multiply_tiles a, b, c, d += x by ... * w by ...` is what a block's threads do together
 // to tiles that come by copies of their own
-// (`program_ir/tiles.h`); the vars hold two columns of f32 each, of rows h = 0 and 1 of one g after the other.
-// `matrix` statements work on the eight registers of a matrix unit, each 16 rows of 64 bytes: t0 holds 16 x 16 f32 or 16 x 32 bf16. `matrix t0 = 0`,
-// `matrix t0 = c[p] stride s` and `matrix c[p] stride s = t0` (rows s elements apart), and `matrix t0 += t4 * t6`, which adds, for row i and column
-// j, the products of a[i, 2p] with b[p, 2j] and of a[i, 2p + 1] with b[p, 2j + 1] for the 16 p, in the unit's order; subnormals may count as 0.
+// (`program_ir/tiles.h`); the vars hold two columns of f32 each, of rows h = 0 and 1 of one g after the other. `multiply_group a, b += x ... * w ...`
+// is what groups of 128 threads do with tiles in shared memory (`program_ir/groups.h`); a var holds the sums of lanes / 2 values of g, of one h, in
+// the same order. `matrix` statements work on the eight registers of a matrix unit, each 16 rows of 64 bytes: t0 holds 16 x 16 f32 or 16 x 32 bf16.
+// `matrix t0 = 0`, `matrix t0 = c[p] stride s` and `matrix c[p] stride s = t0` (rows s elements apart), and `matrix t0 += t4 * t6`, which adds, for
+// row i and column j, the products of a[i, 2p] with b[p, 2j] and of a[i, 2p + 1] with b[p, 2j + 1] for the 16 p, in the unit's order; subnormals may
+// count as 0.
 
 struct Type {
   DType dtype = DType::f32;
@@ -290,6 +293,16 @@ struct MultiplyTiles {
   bool operator==(const MultiplyTiles&) const = default;
 };
 
+/// Products of groups of threads added to vars.
+struct MultiplyGroup {
+  std::vector<std::string> sums;
+  GroupProducts products;
+  bool operator==(const MultiplyGroup&) const = default;
+
+  /// The var of sums of a half of a group of 8 columns; they are its lanes g % (lanes / 2) * 2 and the next one.
+  size_t var_of(int64_t h, int64_t g) const { return static_cast<size_t>(g / (products.lanes / 2) * 2 + h); }
+};
+
 struct Barrier {
   bool operator==(const Barrier&) const = default;
 };
@@ -302,7 +315,7 @@ struct SetError {
 
 struct Stmt {
   std::variant<Let, Splat, FirstLanes, ReduceLanes, Extract, Shuffle, Exchange, Load, Store, Var, Assign, For, If, Alloc, Prefetch, Barrier, SetError,
-               Matrix, CopyAsync, CopyGroup, LoadMatrix, JoinMatrix, Mma, MultiplyTiles>
+               Matrix, CopyAsync, CopyGroup, LoadMatrix, JoinMatrix, Mma, MultiplyTiles, MultiplyGroup>
       node;
   Location location{};
   bool operator==(const Stmt&) const = default;

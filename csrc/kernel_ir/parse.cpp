@@ -133,6 +133,13 @@ struct Parser {
       s.products = parse_tile_products(lexer);
       return {s};
     }
+    if (lexer.accept("multiply_group")) {
+      MultiplyGroup s{{name()}, {}};
+      while (lexer.accept(",")) s.sums.push_back(name());
+      lexer.expect("+=");
+      s.products = parse_group_products(lexer);
+      return {s};
+    }
     if (lexer.accept("error")) {
       SetError s;
       Token where = lexer.peek();

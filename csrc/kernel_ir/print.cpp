@@ -111,6 +111,9 @@ struct Printer {
   void statement(const MultiplyTiles& s, const std::string& indent) {
     line(indent, fmt::format("multiply_tiles {} += {}", joined(s.sums), deplo::print(s.products)));
   }
+  void statement(const MultiplyGroup& s, const std::string& indent) {
+    line(indent, fmt::format("multiply_group {} += {}", joined(s.sums), deplo::print(s.products)));
+  }
   void statement(const SetError& s, const std::string& indent) {
     line(indent, fmt::format("error {} if {}", loop_ir::to_string(s.code), s.condition));
   }

@@ -88,6 +88,10 @@ struct Mapper {
   void fields(MultiplyTiles& s) {
     for_each_expr(s.products, [&](Expr& e) { index(e); });
   }
+  void fields(MultiplyGroup& s) {
+    for (std::string& matrix : s.products.matrices) value(matrix);
+    for_each_place(s.products, [&](Expr& e) { index(e); });
+  }
   void fields(SetError& s) { value(s.condition); }
 };
 

@@ -361,6 +361,37 @@ class Verifier {
     DEPLO_REQUIRE(shared_.count(p.flags) > 0 && buffer(p.flags, where) == DType::i64, where, p.flags + " is no shared array of i64");
     in_range(points_, p.flags, 2 * p.stages - 1, where);
   }
+  void statement(const MultiplyGroup& s) {
+    const GroupProducts& p = s.products;
+    const std::string where = "products of groups";
+    const std::string problem = problem_of(p);
+    DEPLO_REQUIRE(problem.empty(), where, problem);
+    const DType dtype = buffer(p.b.tile, where);
+    const int64_t bytes = size_of(dtype);
+    DEPLO_REQUIRE(is_matrix_dtype(dtype), where, p.b.tile + " is not of bf16, f16 or bytes");
+    const int64_t vars = p.columns / (2 * p.lanes);
+    DEPLO_REQUIRE(static_cast<int64_t>(s.sums.size()) == vars, where, fmt::format("{} vars, needed are {}", s.sums.size(), vars));
+    for (const std::string& sum : s.sums)
+      DEPLO_REQUIRE((vars_.count(sum) > 0 && use(sum, where) == Type{bytes == 1 ? DType::i32 : DType::f32, static_cast<int>(p.lanes)}), where,
+                    fmt::format("{} is no var of {} sums", sum, p.lanes));
+    if (p.depth == 0) return;
+    DEPLO_REQUIRE(bytes == 2 || (p.depth % (2 * kGroupDepth) == 0 && !p.a.turned && !p.b.turned && p.matrices.empty()), where,
+                  "bytes are multiplied from lines of k in shared memory, 32 at a time");
+    const int64_t length = 2 * kGroupLine / bytes;  // of a line: what begins within one stays there
+    const auto factor = [&](const GroupFactor& f, int64_t rows) {
+      const DType own = buffer(f.tile, where);
+      DEPLO_REQUIRE(shared_.count(f.tile) > 0 && (own == dtype || (bytes == 1 && size_of(own) == 1)), where,
+                    fmt::format("{} is no shared array of {}", f.tile, to_string(dtype)));
+      index(f.at, where);
+      if (is_fixed(f.at))
+        for (int64_t row : {int64_t{0}, rows - 1})
+          for (int64_t k : {int64_t{0}, p.depth - 1}) in_range(points_, f.tile, f.at + f.place(0, row, k, bytes) / length * length, where);
+    };
+    factor(p.b, p.columns);
+    if (p.matrices.empty()) return factor(p.a, kGroupRows);
+    for (const std::string& matrix : p.matrices)
+      DEPLO_REQUIRE((use(matrix, where) == Type{dtype, 8}), where, fmt::format("{} is no matrix of 16 rows of {}", matrix, to_string(dtype)));
+  }
   void statement(const SetError& s) { DEPLO_REQUIRE(use(s.condition, "error").dtype == DType::boolean, "error", s.condition + " is not bool"); }
 
   /// The points of an inner scope are a copy. Returns those of the outer one, to be put back.

@@ -64,6 +64,12 @@ inline void multiply_matrices(const std::vector<std::vector<Scalar>>& a, const s
     }
 }
 
+/// A sum, of f32 or i32, and further products; typed floats are rounded once, integers are exact and wrap.
+inline Scalar sum_of_products(const Scalar& sum, double more, Mode mode) {
+  if (sum.dtype == DType::i32) return Scalar::of_int(DType::i32, static_cast<int32_t>(static_cast<uint32_t>(sum.i + static_cast<int64_t>(more))));
+  return mode == Mode::typed ? Scalar::of_float(DType::f32, sum.f + more) : Scalar{DType::f32, sum.f + more, 0};
+}
+
 /// A thread's copies under way.
 class PendingCopies {
  public:

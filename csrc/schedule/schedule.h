@@ -50,6 +50,8 @@ class Lexer;
 //   split(R), unroll(U)             R threads share the reductions of each of a GPU block's points; vectors of each of a GPU's threads
 //   rows(R), keep(registers)        rows of a GPU block; a row stays in the registers of its threads
 //   warps(i=R, j=C), stages(S)      R x C warps share a GPU block's tile; S tiles of k lie in its shared memory at once
+//   split(S)                        of a product: S sets of its warps each add up a part of k
+//   groups(i=G)                     G groups of four warps of a GPU's block multiply together, straight from shared memory
 //   raster(R)                       a GPU's blocks go down R rows of tiles before the next column of tiles
 //   stage(v, ...)                   what these loads reach from a GPU block's tile is copied to its shared memory
 //   blocks(B)                       blocks of a GPU's grid, at most; each then goes on with further points or rows
@@ -61,10 +63,10 @@ class Lexer;
 //   online        parallel share dot, the tiles of rows and keys, and two register blocks: rows by keys, and rows by columns of the values
 //   nest          parallel reorder tile transpose vectorize register_block window; every kernel has schedules of this kind
 //   pack          parallel tile; follows from the kernel that it packs for
-//   gpu_contraction, gpu_matrix         tile register_block threads; tile warps stages raster
-//   gpu_online                          tile warps stages
+//   gpu_contraction, gpu_matrix         tile register_block threads; tile warps split stages raster
+//   gpu_online                          tile warps stages, or tile groups stages
 //   gpu_chain                           tile warps stages keep
-//   gpu_tiles                           tile stages raster
+//   gpu_tiles, gpu_groups               tile stages raster
 //   gpu_points                          threads blocks order, or threads vectorize split unroll
 //   gpu_stencil                         tile vectorize register_block stage
 //   gpu_transpose                       tile threads vectorize

@@ -295,6 +295,7 @@ struct Machine {
       sums.set(at, mode == Mode::typed ? Scalar::of_float(DType::f32, sum) : Scalar{DType::f32, sum, 0});
     }
   }
+  void run(const MultiplyGroup& s, Thread& t) { run_jointly(s, {&t}); }
   void run(const JoinMatrix& s, Thread& t) {
     std::vector<Scalar> lanes;
     for (const std::vector<Expr>& index : s.places)
@@ -347,6 +348,36 @@ struct Machine {
     });
   }
 
+  void run_jointly(const MultiplyGroup& s, const std::vector<Thread*>& threads) const {
+    const GroupProducts& p = s.products;
+    DEPLO_ASSERT(threads.size() % kGroupThreads == 0, "tile @{}: products of groups of {}, of which {} threads are no whole number", kernel.name,
+                 kGroupThreads, threads.size());
+    if (p.depth == 0) return;
+    for (size_t first = 0; first < threads.size(); first += kGroupThreads) {
+      Thread* const* group = &threads[first];
+      const auto factor = [&](const GroupFactor& f) {
+        return [&f, array = group[0]->buffers.at(f.tile), from = place(*group[0], f.tile, {f.at})](int64_t row, int64_t k) {
+          const Scalar element = array->get(f.place(from, row, k, size_of(array->dtype)));
+          return is_float(element.dtype) ? element.f : static_cast<double>(element.i);
+        };
+      };
+      const auto add = [&](int64_t thread, int64_t h, int64_t g, int64_t c, double more) {
+        Array& sums = *group[thread]->buffers.at(s.array);
+        const int64_t at = place(*group[thread], s.array, {s.unit, h, g / (p.lanes / 2), g % (p.lanes / 2) * 2 + c});
+        sums.set(at, sum_of_products(sums.get(at), more, mode));
+      };
+      if (p.matrices.empty()) {
+        multiply_group(p, factor(p.a), factor(p.b), add);
+        continue;
+      }
+      const auto matrix = [&](int64_t row, int64_t k) {
+        const auto& lanes = group[matrix_thread(row, k)]->fragments.at(p.matrices[static_cast<size_t>(k / kGroupDepth)]);
+        return lanes[static_cast<size_t>(matrix_element(row, k))].f;
+      };
+      multiply_group(p, matrix, factor(p.b), add);
+    }
+  }
+
   // Prefetching outside a buffer is allowed.
   void run(const Prefetch& /*s*/, Thread& /*t*/) {}
 
@@ -372,6 +403,7 @@ struct Machine {
     if (const auto* running = std::get_if<Scan>(&stmt.node)) return run_jointly(*running, threads);
     if (const auto* load = std::get_if<LoadMatrix>(&stmt.node)) return run_jointly(*load, threads);
     if (const auto* product = std::get_if<Mma>(&stmt.node)) return run_jointly(*product, threads);
+    if (const auto* product = std::get_if<MultiplyGroup>(&stmt.node)) return run_jointly(*product, threads);
     if (const auto* branch = std::get_if<If>(&stmt.node)) {
       bool taken = holds(*threads[0], branch->guard);
       for (Thread* t : threads)
@@ -406,12 +438,12 @@ struct Machine {
 bool find_barriers(const Block& block, std::set<const Stmt*>& joint) {
   bool found = false;
   for (const auto& stmt : block) {
-    bool inside = std::visit(
-        Overloaded{[](const Barrier&) { return true; }, [](const Reduce& s) { return is_thread(s.axes[0]); },
-                   [](const Scan& s) { return std::any_of(s.axes.begin(), s.axes.end(), is_thread); }, [](const LoadMatrix&) { return true; },
-                   [](const Mma&) { return true; }, [&](const For& s) { return find_barriers(s.body, joint); },
-                   [&](const If& s) { return find_barriers(s.body, joint); }, [](const auto&) { return false; }},
-        stmt->node);
+    bool inside = std::visit(Overloaded{[](const Barrier&) { return true; }, [](const Reduce& s) { return is_thread(s.axes[0]); },
+                                        [](const Scan& s) { return std::any_of(s.axes.begin(), s.axes.end(), is_thread); },
+                                        [](const LoadMatrix&) { return true; }, [](const Mma&) { return true; },
+                                        [](const MultiplyGroup&) { return true; }, [&](const For& s) { return find_barriers(s.body, joint); },
+                                        [&](const If& s) { return find_barriers(s.body, joint); }, [](const auto&) { return false; }},
+                             stmt->node);
     if (inside) joint.insert(stmt.get());
     found = found || inside;
   }

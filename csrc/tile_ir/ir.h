@@ -8,6 +8,7 @@
 #include "base/ref.h"
 #include "expr/expr.h"
 #include "loop_ir/ir.h"
+#include "program_ir/groups.h"
 #include "program_ir/tiles.h"
 #include "schedule/schedule.h"
 
@@ -65,7 +66,9 @@ namespace deplo::tile_ir {
 // `a = join_matrix bf16 s[i, 0, 2, 0], s[i, 1, 2, 0]` takes matrices from such places of f32 numbers instead, two numbers of each.
 // Rows of bytes have 16 elements; sums of products of bytes are i32.
 // `multiply_tiles acc += x by ... * w by ...` is what a block's threads do together to tiles that come by copies of their own
-// (`program_ir/tiles.h`); a thread's sums are acc[h, g, c], f32[2, columns / 8, 2] in registers. `if`
+// (`program_ir/tiles.h`); a thread's sums are acc[h, g, c], f32[2, columns / 8, 2] in registers. `multiply_group acc[u] += x ... * w ...` is what
+// groups of 128 threads do with tiles that lie in shared memory (`program_ir/groups.h`); a thread's sums are acc[u, h, g, c], f32[units, 2,
+// columns / (4 lanes), lanes] in registers. `if`
 // runs its body when the guard holds; a guard may use axes. `barrier` joins a GPU block. `prefetch` is a hint. Values, loads, stores, checks and
 // reductions mean what they mean in Loop IR. Reduce axes are loops with kinds (outer first). The first ones may be thread loops around the reduction,
 // of kind thread_x or thread_y with their names and extents: what their threads reduce is combined, and all of them get the result; all threads of
@@ -230,9 +233,17 @@ struct MultiplyTiles {
   bool operator==(const MultiplyTiles&) const = default;
 };
 
+/// Products of groups of threads added to sums in registers.
+struct MultiplyGroup {
+  std::string array;
+  Expr unit;  ///< its first index
+  GroupProducts products;
+  bool operator==(const MultiplyGroup&) const = default;
+};
+
 struct Stmt {
   std::variant<Let, Load, Store, For, Reduce, Scan, Alloc, If, Check, Barrier, Prefetch, Matrix, CopyAsync, CopyGroup, LoadMatrix, JoinMatrix, Mma,
-               MultiplyTiles>
+               MultiplyTiles, MultiplyGroup>
       node;
   Location location{};
   bool operator==(const Stmt&) const = default;

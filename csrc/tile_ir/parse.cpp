@@ -183,6 +183,16 @@ struct Parser {
       s.products = parse_tile_products(lexer);
       return {s};
     }
+    if (keyword && lexer.accept("multiply_group")) {
+      MultiplyGroup s;
+      s.array = lexer.identifier("a register array");
+      lexer.expect("[");
+      s.unit = parse_expr(lexer);
+      lexer.expect("]");
+      lexer.expect("+=");
+      s.products = parse_group_products(lexer);
+      return {s};
+    }
     if (!keyword && lexer.peek(2).text == "load_matrix") return {load_matrix()};
     if (!keyword && lexer.peek(2).text == "join_matrix") return {join_matrix()};
     if (keyword && lexer.accept("alloc")) return {alloc()};

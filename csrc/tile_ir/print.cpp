@@ -68,6 +68,9 @@ struct Printer {
   void statement(const MultiplyTiles& s, const std::string& indent) {
     line(indent, fmt::format("multiply_tiles {} += {}", s.array, deplo::print(s.products)));
   }
+  void statement(const MultiplyGroup& s, const std::string& indent) {
+    line(indent, fmt::format("multiply_group {}[{}] += {}", s.array, deplo::print(s.unit), deplo::print(s.products)));
+  }
   void statement(const For& s, const std::string& indent) {
     bool alone = s.axis.kind == LoopKind::parallel || s.axis.kind == LoopKind::unroll;
     std::string head = s.axis.kind == LoopKind::serial ? "for"

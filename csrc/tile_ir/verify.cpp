@@ -367,6 +367,40 @@ class Verifier : loop_ir::StatementVerifier {
     element(scope, p.flags, {2 * p.stages - 1}, DType::i64, true);
   }
 
+  void statement(const MultiplyGroup& s, Scope& scope) {
+    const GroupProducts& p = s.products;
+    DEPLO_REQUIRE(!scope.lanes && !scope.reduces, "products of groups inside a lanes loop or a reduction");
+    DEPLO_REQUIRE(scope.registers.count(s.array) > 0, fmt::format("{} is no register array", s.array));
+    const std::string problem = problem_of(p);
+    DEPLO_REQUIRE(problem.empty(), "products of groups: " + problem);
+    const DType dtype = access(scope, p.b.tile, {0}).dtype;
+    const int64_t bytes = size_of(dtype);
+    DEPLO_REQUIRE(is_matrix_dtype(dtype), fmt::format("{} is {}, tiles are of bf16, f16 or bytes", p.b.tile, to_string(dtype)));
+    const std::vector<Expr> last{s.unit, 1, p.columns / (4 * p.lanes) - 1, p.lanes - 1};
+    element(scope, s.array, last, bytes == 1 ? DType::i32 : DType::f32, true);
+    register_index(scope, s.array, last);
+    if (p.depth == 0) return;
+    DEPLO_REQUIRE(bytes == 2 || (p.depth % (2 * kGroupDepth) == 0 && !p.a.turned && !p.b.turned && p.matrices.empty()),
+                  "products of bytes take lines of k in shared memory, 32 at a time");
+    const int64_t length = 2 * kGroupLine / bytes;  // of a line: what begins within one stays there
+    const auto factor = [&](const GroupFactor& f, int64_t rows) {
+      DEPLO_REQUIRE(scope.shared.count(f.tile) > 0, f.tile + " is no shared array");
+      expression(scope, f.at, "products of groups");
+      for (int64_t row : {int64_t{0}, rows - 1})
+        for (int64_t k : {int64_t{0}, p.depth - 1})
+          element(scope, f.tile, {f.at + f.place(0, row, k, bytes) / length * length}, access(scope, f.tile, {0}).dtype, false);
+      const DType own = access(scope, f.tile, {0}).dtype;
+      DEPLO_REQUIRE(own == dtype || (bytes == 1 && size_of(own) == 1), fmt::format("{} and {} differ in dtype", p.a.tile, p.b.tile));
+    };
+    factor(p.b, p.columns);
+    if (p.matrices.empty()) return factor(p.a, kGroupRows);
+    for (const std::string& name : p.matrices) {
+      auto matrix = scope.fragments.find(name);
+      DEPLO_REQUIRE(matrix != scope.fragments.end() && matrix->second == 4 && value(scope, name) == dtype,
+                    fmt::format("{} is no matrix of 16 rows of {}", name, to_string(dtype)));
+    }
+  }
+
   // A hint: it may name a place beyond the end.
   void statement(const Prefetch& s, Scope& scope) {
     access(scope, s.buffer, s.index);

@@ -453,6 +453,33 @@ TEST_CASE("tiles that come by maps are multiplied by groups of threads without r
     }
 }
 
+TEST_CASE("groups of threads multiply what the block copied or computed, without races and without bank conflicts") {
+  JudgeFile file;
+  for (const bool x_by_k : {false, true})
+    for (const bool y_by_k : {false, true}) {
+      std::filesystem::remove(file.path);
+      Behaviour behaviour("judge=" + file.path + (x_by_k == y_by_k ? ",late=1,reversed=1" : ""));
+      const Case c{"halves", halves_of(y_by_k ? "f16" : "bf16", "136", "40", "136", x_by_k, y_by_k), {}};
+      check_on(CudaDevice::open(DEPLO_FAKE_CUDA), c, DEPLO_FAKE_CUDA,
+               "schedule @k0: gpu_groups tile(i0=128) tile(i1=64) tile(r0.k0=64) stages(3) raster(2)");
+      CHECK(counted(file.text(), "races") == 0);
+      CHECK(counted(file.text(), "shared_ways") == counted(file.text(), "shared_requests"));
+    }
+}
+
+TEST_CASE("warps that add up parts of k meet in shared memory") {
+  JudgeFile file;
+  for (const char* settings : {"", ",late=1,reversed=1"}) {
+    std::filesystem::remove(file.path);
+    Behaviour behaviour("judge=" + file.path + settings);
+    const Case c{"halves", halves_of("bf16", "20", "40", "256", false, false), {}};
+    check_on(CudaDevice::open(DEPLO_FAKE_CUDA), c, DEPLO_FAKE_CUDA,
+             "schedule @k0: gpu_matrix tile(i0=16) tile(i1=32) tile(r0.k0=32) warps(i0=1, i1=1) split(4) stages(3) raster(2)");
+    CHECK(counted(file.text(), "races") == 0);
+    CHECK(counted(file.text(), "shared_ways") == counted(file.text(), "shared_requests"));
+  }
+}
+
 TEST_CASE("the emulator's judge finds flags that nobody waits for, and tiles that are overwritten") {
   JudgeFile file;
   auto device = CudaDevice::open(DEPLO_FAKE_CUDA);

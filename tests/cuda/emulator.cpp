@@ -35,6 +35,9 @@ struct Product {
   int columns;
   unsigned long long a, b;
   bool turned_a, turned_b, is_bf16;
+  std::vector<float> rows;   // the thread's two rows of 16, where a is no tile
+  std::vector<int*> counts;  // sums of bytes
+  bool a_signed, b_signed;
 };
 
 struct Fiber {
@@ -197,6 +200,7 @@ unsigned exchange(unsigned value, unsigned line, unsigned lane) { return meet(&v
 constexpr unsigned kAtMma = 2 * kWarp;
 constexpr unsigned kAtLoad = kAtMma + 6;
 constexpr unsigned kAtBelow = kAtLoad + 64;  // and how far below
+constexpr unsigned kAtRows = kAtLoad + 10;
 
 void take_place(const Copy& copy) {
   std::memset(copy.to, 0, kCopyBytes);
@@ -383,12 +387,27 @@ uint16_t element_of(unsigned long long descriptor, bool turned, unsigned row, un
   return bits;
 }
 
+int byte_of(unsigned long long descriptor, bool is_signed, unsigned row, unsigned k) {
+  const unsigned long long stride = (descriptor >> 32 & 0x3fff) << 4;
+  const char* at = swizzled(((descriptor & 0x3fff) << 4) + row / 8 * stride + row % 8 * 128 + k);
+  return is_signed ? static_cast<signed char>(*at) : static_cast<unsigned char>(*at);
+}
+
 void take_place(const Product& p, unsigned thread) {
   const unsigned lane = thread % kWarp;
   const unsigned row = thread % kGroup / kWarp * 16 + lane / 4;
+  for (size_t s = 0; s < p.counts.size(); ++s) {
+    auto sum = static_cast<unsigned>(*p.counts[s]);
+    const auto column = static_cast<unsigned>(s / 4 * 8 + lane % 4 * 2 + s % 2);
+    for (unsigned k = 0; k < 32; ++k)
+      sum += static_cast<unsigned>(byte_of(p.a, p.a_signed, row + 8 * (s / 2 % 2), k) * byte_of(p.b, p.b_signed, column, k));
+    *p.counts[s] = static_cast<int>(sum);
+  }
+  if (!p.counts.empty()) return;
   float a[2][16];
   for (unsigned h = 0; h < 2; ++h)
-    for (unsigned k = 0; k < 16; ++k) a[h][k] = widened(element_of(p.a, p.turned_a, row + 8 * h, k), 0, p.is_bf16);
+    for (unsigned k = 0; k < 16; ++k)
+      a[h][k] = p.rows.empty() ? widened(element_of(p.a, p.turned_a, row + 8 * h, k), 0, p.is_bf16) : p.rows[16 * h + k];
   for (unsigned g = 0; g < static_cast<unsigned>(p.columns) / 8; ++g)
     for (unsigned c = 0; c < 2; ++c) {
       float b[16];
@@ -415,7 +434,7 @@ void for_chunks(const Product& p, const F& f) {
         f(swizzled(((descriptor & 0x3fff) << 4) + at));
       }
   };
-  factor(p.a, p.turned_a, 64);
+  if (p.rows.empty()) factor(p.a, p.turned_a, 64);
   factor(p.b, p.turned_b, static_cast<unsigned>(p.columns));
 }
 
@@ -464,13 +483,33 @@ void deplo_emulate_copy_tile(void* tile, const void* map, const int* at, long lo
     take_place(f, copy);
 }
 
-void deplo_emulate_group_multiply(float* const* sums, int columns, unsigned long long a, unsigned long long b, bool turned_a, bool turned_b,
-                                  bool is_bf16) {
-  Product product{{sums, sums + columns / 2}, columns, a, b, turned_a, turned_b, is_bf16};
-  meet_group(static_cast<unsigned>(columns));
+namespace {
+
+void start_product(Product product, unsigned line) {
+  meet_group(line);
   if (current->number % kWarp == 0) for_chunks(product, [](const char* chunk) { deplo_judge::read_chunk(chunk); });
   if (!late) take_place(product, current->number);
   current->open_products.push_back(std::move(product));
+}
+
+}  // namespace
+
+void deplo_emulate_group_multiply(float* const* sums, int columns, unsigned long long a, unsigned long long b, bool turned_a, bool turned_b,
+                                  bool is_bf16) {
+  start_product({{sums, sums + columns / 2}, columns, a, b, turned_a, turned_b, is_bf16, {}, {}, false, false}, static_cast<unsigned>(columns));
+}
+
+void deplo_emulate_group_multiply_bytes(int* const* sums, int columns, unsigned long long a, unsigned long long b, bool a_signed, bool b_signed) {
+  start_product({{}, columns, a, b, false, false, false, {}, {sums, sums + columns / 2}, a_signed, b_signed}, static_cast<unsigned>(columns) + 2);
+}
+
+void deplo_emulate_group_multiply_rows(float* const* sums, int columns, const unsigned* rows, unsigned long long b, bool turned_b, bool is_bf16) {
+  const unsigned lane = current->number % kWarp;
+  const unsigned* all = meet(rows, 4, kAtRows);
+  Product product{{sums, sums + columns / 2}, columns, 0, b, false, turned_b, is_bf16, {}, {}, false, false};
+  for (unsigned h = 0; h < 2; ++h)
+    for (unsigned k = 0; k < 16; ++k) product.rows.push_back(widened(all[(lane / 4 * 4 + k % 8 / 2) * kWords + k / 8 * 2 + h], k % 2, is_bf16));
+  start_product(std::move(product), static_cast<unsigned>(columns) + 1);
 }
 
 void deplo_emulate_group_commit() {

@@ -49,6 +49,8 @@ void deplo_emulate_flag_wait(long long* flag, int parity);
 void deplo_emulate_copy_tile(void* tile, const void* map, const int* at, long long* flag);
 void deplo_emulate_group_multiply(float* const* sums, int columns, unsigned long long a, unsigned long long b, bool turned_a, bool turned_b,
                                   bool is_bf16);
+void deplo_emulate_group_multiply_rows(float* const* sums, int columns, const unsigned* rows, unsigned long long b, bool turned_b, bool is_bf16);
+void deplo_emulate_group_multiply_bytes(int* const* sums, int columns, unsigned long long a, unsigned long long b, bool a_signed, bool b_signed);
 void deplo_emulate_group_commit();
 void deplo_emulate_group_wait(int pending);
 

@@ -594,6 +594,82 @@ def test_the_greatest_score_may_be_used_beside_its_weights():
         assert kernels[0].schedule.startswith("gpu_online") == rounds
 
 
+def attention_of(causal: bool = False, **options: Any) -> Callable[..., torch.Tensor]:
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal, **options)
+
+
+def with_logarithm_of_sum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = torch.tanh(q.float() @ k.float().mT / 8) * 5
+    return (torch.softmax(scores, -1).to(v.dtype) @ v), torch.logsumexp(scores, -1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "heads", "keys", "width", "dtype"),
+    [
+        (attention_of(causal=True), 2, 130, 64, torch.bfloat16),
+        (attention_of(enable_gqa=True), 1, 200, 80, torch.float16),
+        (with_logarithm_of_sum, 2, 129, 96, torch.bfloat16),
+        (lambda q, k, v: attention_of()(q, k, v.mT.contiguous().mT), 2, 128, 32, torch.bfloat16),
+    ],
+    ids=["causal", "shared heads", "logarithm", "turned values"],
+)
+def test_attention_by_groups_of_threads(
+    fn: Callable[..., Any], heads: int, keys: int, width: int, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Scores become the operand of the second product in registers, on a GPU of sm_90."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 2, 130, width), torch.randn(1, heads, keys, width), torch.randn(1, heads, keys, width)
+    inputs = [x.to(dtype) for x in (q, k, v)]
+    kernels = deplo.explain(fn, *inputs, options=gpu()).graphs[0].kernels
+    if gpu() == EMULATOR:
+        assert any(kernel.schedule.startswith("gpu_online") and "groups(" in kernel.schedule for kernel in kernels)
+    torch._dynamo.reset()
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
+    got, eager, exact = compiled_for_gpu(fn)(*inputs), fn(*inputs), fn(*(x.double() for x in inputs))
+    for mine, theirs, best in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, eager, exact)), strict=True):
+        assert (mine.double() - best).norm() <= 1.2 * (theirs.double() - best).norm() + 1e-6 * best.norm()
+    if gpu() == EMULATOR:
+        assert " races=0 unwritten=0" in (tmp_path / "judge").read_text()
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "dtype"),
+    [
+        (lambda a, b: F.linear(F.silu(a), b), [(70, 136), (72, 136)], torch.bfloat16),
+        (lambda a, b: a.t() @ (b * 2), [(136, 72), (136, 40)], torch.float16),
+        (lambda x, w: F.conv2d(x, w, stride=2, padding=1).relu(), [(1, 64, 18, 18), (40, 64, 3, 3)], torch.bfloat16),
+    ],
+    ids=["activation", "turned", "window"],
+)
+def test_computed_operands_of_groups(
+    fn: Callable[..., Any], shapes: list[tuple[int, ...]], dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What no map describes is put where groups of threads multiply it, on a GPU of sm_90."""
+    inputs = [torch.randn(shape).to(dtype) for shape in shapes]
+    if len(shapes[0]) == 4:
+        inputs = [x.contiguous(memory_format=torch.channels_last) for x in inputs]
+    kernels = deplo.explain(fn, *inputs, options=gpu()).graphs[0].kernels
+    if gpu() == EMULATOR:
+        assert any(kernel.schedule.startswith("gpu_groups") for kernel in kernels)
+    torch._dynamo.reset()
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
+    got, eager, exact = compiled_for_gpu(fn)(*inputs), fn(*inputs), fn(*(x.double() for x in inputs))
+    assert (got.double() - exact).norm() <= 1.1 * (eager.double() - exact).norm()
+    if gpu() == EMULATOR:
+        assert " races=0 unwritten=0" in (tmp_path / "judge").read_text()
+
+
+def test_bytes_of_groups():
+    """Sums of bytes in int32, of which none is rounded."""
+    a, b = torch.randint(-128, 128, (70, 160), dtype=torch.int8), torch.randint(-128, 128, (160, 48), dtype=torch.int8)
+    fn = torch._int_mm
+    kernels = deplo.explain(fn, a, b, options=gpu()).graphs[0].kernels
+    if gpu() == EMULATOR:
+        assert any(kernel.schedule.startswith("gpu_groups") for kernel in kernels)
+    torch._dynamo.reset()
+    assert torch.equal(compiled_for_gpu(fn)(a, b), fn(a, b))
+
+
 def decoded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     mask = torch.arange(k.shape[-2]) <= position[:, None, None, None]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)

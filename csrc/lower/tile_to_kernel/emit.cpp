@@ -230,6 +230,11 @@ void Emitter::multiply_tiles(kernel_ir::MultiplyTiles products) {
   append(std::move(products));
 }
 
+void Emitter::multiply_group(kernel_ir::MultiplyGroup products) {
+  ++epoch_;
+  append(std::move(products));
+}
+
 void Emitter::barrier() {
   ++memory_;
   append(kernel_ir::Barrier{});

@@ -54,6 +54,7 @@ class Emitter {
   std::string join_matrix(const std::string& hint, kernel_ir::JoinMatrix join);
   void mma(kernel_ir::Mma product);
   void multiply_tiles(kernel_ir::MultiplyTiles products);
+  void multiply_group(kernel_ir::MultiplyGroup products);
   std::string var(const std::string& hint, Type type, const std::string& init);
   void assign(const std::string& var, const std::string& value);
   /// A copy of what a var holds now.

@@ -527,6 +527,28 @@ void Lowering::statement(const MultiplyTiles& s) {
   emit_.multiply_tiles(std::move(node));
 }
 
+void Lowering::statement(const MultiplyGroup& s) {
+  RegisterArray& array = registers_.at(s.array);
+  const int64_t lanes = s.products.lanes;
+  DEPLO_SUPPORT(array.plan.width == lanes, "{}: sums of {} do not lie in vectors of {}", kernel_.name, s.array, lanes);
+  kernel_ir::MultiplyGroup node{{}, s.products};
+  for (int64_t g = 0; g < s.products.columns / (4 * lanes); ++g)
+    for (int64_t h : {0, 1}) {
+      const std::string& sum = element(array, {s.unit, h, g, 0}, 0);
+      keep_values(array, &sum, plan_.order.at(&s));
+      node.sums.push_back(sum);
+    }
+  for (std::string& matrix : node.products.matrices) matrix = values_.at(matrix).copies[0];
+  const auto place = [&](GroupFactor& f) {
+    const Memory& memory = memory_.at(f.tile);
+    f.at = tidy(flat(memory, {f.at}));
+    f.tile = memory.name;
+  };
+  if (node.products.matrices.empty()) place(node.products.a);
+  place(node.products.b);
+  emit_.multiply_group(std::move(node));
+}
+
 void Lowering::statement(const Prefetch& s) {
   const Memory& memory = memory_.at(s.buffer);
   Expr offset = flat(memory, s.index);

@@ -106,6 +106,7 @@ class Lowering {
   void statement(const tile_ir::JoinMatrix& s);
   void statement(const tile_ir::Mma& s);
   void statement(const tile_ir::MultiplyTiles& s);
+  void statement(const tile_ir::MultiplyGroup& s);
   void top_level(const tile_ir::Stmt& stmt);
   void parallel_loop(const tile_ir::For& s);
   void device_loop(const tile_ir::For& s);

@@ -80,6 +80,7 @@ struct Varying {
   void statement(const JoinMatrix&) {}
   void statement(const Mma&) {}
   void statement(const MultiplyTiles&) {}
+  void statement(const MultiplyGroup&) {}
 };
 
 std::vector<const Axis*> addresses(const std::vector<Axis>& axes) {
@@ -172,6 +173,9 @@ struct Planner {
     if (auto it = arrays.find(s.array); it != arrays.end()) it->second.by_lanes = true;
   }
   void statement(const MultiplyTiles& s) {
+    if (auto it = arrays.find(s.array); it != arrays.end()) it->second.by_lanes = true;
+  }
+  void statement(const MultiplyGroup& s) {
     if (auto it = arrays.find(s.array); it != arrays.end()) it->second.by_lanes = true;
   }
 
@@ -424,6 +428,13 @@ struct Planner {
     plan.order[&s] = position;
     for_each_expr(s.products, [&](Expr e) { use(e); });
     for (const TileFactor* f : {&s.products.a, &s.products.b}) stores.insert(f->tiles);
+    stores.insert(s.array);
+  }
+  void trace(const MultiplyGroup& s, std::set<std::string>& stores) {
+    plan.order[&s] = position;
+    for (const std::string& matrix : s.products.matrices) use(matrix);
+    use(s.unit);
+    for_each_place(s.products, [&](Expr e) { use(e); });
     stores.insert(s.array);
   }
 

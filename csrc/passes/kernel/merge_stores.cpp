@@ -102,7 +102,8 @@ class Merger {
       const auto& node = statements[j]->node;
       if (std::holds_alternative<For>(node) || std::holds_alternative<If>(node) || std::holds_alternative<Alloc>(node) ||
           std::holds_alternative<Assign>(node) || std::holds_alternative<Barrier>(node) || std::holds_alternative<Matrix>(node) ||
-          std::holds_alternative<CopyAsync>(node) || std::holds_alternative<CopyGroup>(node) || std::holds_alternative<Mma>(node))
+          std::holds_alternative<CopyAsync>(node) || std::holds_alternative<CopyGroup>(node) || std::holds_alternative<Mma>(node) ||
+          std::holds_alternative<MultiplyGroup>(node))
         return std::nullopt;
       const auto* any = std::get_if<Store>(&node);
       if (!any || any->buffer != first.buffer) continue;

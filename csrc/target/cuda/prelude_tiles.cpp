@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "program_ir/groups.h"
 #include "program_ir/tiles.h"
 
 namespace deplo {
@@ -133,8 +134,48 @@ std::string product_of(int64_t columns, bool is_bf16) {
       list(sums, [](int64_t k) { return fmt::format("&c{}", k); }), is_bf16);
 }
 
+/// The same of rows that the group's threads hold.
+std::string product_of_rows(int64_t columns, bool is_bf16) {
+  const int64_t sums = columns / 2;
+  const std::string type = is_bf16 ? "bf16" : "f16";
+  return fmt::format(
+      R"cuda(template <int B> __device__ inline void deplo_group_multiply_rows_{0}_{1}({2}, const deplo_pack<unsigned, 4>& a, unsigned long long b) {{
+  #if __CUDA_ARCH__ >= 900
+  asm volatile("{{\n.reg .pred more;\nsetp.eq.u32 more, 1, 1;\nwgmma.mma_async.sync.aligned.m64n{1}k16.f32.{0}.{0} {{{3}}}, {{%{4}, %{5}, %{6}, %{7}}}, %{8}, more, 1, 1, %{9};\n}}"
+               : {10} : "r"(a.lane[0]), "r"(a.lane[1]), "r"(a.lane[2]), "r"(a.lane[3]), "l"(b), "n"(B));
+  #else
+  float* const c[] = {{{11}}};
+  deplo_emulate_group_multiply_rows(c, {1}, a.lane, b, B, {12});
+  #endif
+}}
+)cuda",
+      type, columns, list(sums, [](int64_t k) { return fmt::format("float& c{}", k); }), list(sums, [](int64_t k) { return fmt::format("%{}", k); }),
+      sums, sums + 1, sums + 2, sums + 3, sums + 4, sums + 5, list(sums, [](int64_t k) { return fmt::format("\"+f\"(c{})", k); }),
+      list(sums, [](int64_t k) { return fmt::format("&c{}", k); }), is_bf16);
+}
+
+/// The same of bytes, with signs or without, along k.
+std::string product_of_bytes(int64_t columns, bool a_signed, bool b_signed) {
+  const int64_t sums = columns / 2;
+  return fmt::format(
+      R"cuda(template <int A, int B> __device__ inline void deplo_group_multiply_{0}8_{1}8_{2}({3}, unsigned long long a, unsigned long long b) {{
+  #if __CUDA_ARCH__ >= 900
+  asm volatile("{{\n.reg .pred more;\nsetp.eq.u32 more, 1, 1;\nwgmma.mma_async.sync.aligned.m64n{2}k32.s32.{0}8.{1}8 {{{4}}}, %{5}, %{6}, more;\n}}"
+               : {7} : "l"(a), "l"(b));
+  #else
+  int* const c[] = {{{8}}};
+  deplo_emulate_group_multiply_bytes(c, {2}, a, b, {9}, {10});
+  #endif
+}}
+)cuda",
+      a_signed ? "s" : "u", b_signed ? "s" : "u", columns, list(sums, [](int64_t k) { return fmt::format("int& c{}", k); }),
+      list(sums, [](int64_t k) { return fmt::format("%{}", k); }), sums, sums + 1,
+      list(sums, [](int64_t k) { return fmt::format("\"+r\"(c{})", k); }), list(sums, [](int64_t k) { return fmt::format("&c{}", k); }), a_signed,
+      b_signed);
+}
+
 /// Waits for all products, of which the sums are known only then.
-std::string end_of(int64_t columns) {
+std::string end_of(int64_t columns, bool of_bytes) {
   const int64_t sums = columns / 2;
   return fmt::format(R"cuda(__device__ inline void deplo_group_end_{0}({1}) {{
   #if __CUDA_ARCH__ >= 900
@@ -144,8 +185,9 @@ std::string end_of(int64_t columns) {
   #endif
 }}
 )cuda",
-                     columns, list(sums, [](int64_t k) { return fmt::format("float& c{}", k); }),
-                     list(sums, [](int64_t k) { return fmt::format("\"+f\"(c{})", k); }));
+                     of_bytes ? fmt::format("bytes_{}", columns) : std::to_string(columns),
+                     list(sums, [&](int64_t k) { return fmt::format("{}& c{}", of_bytes ? "int" : "float", k); }),
+                     list(sums, [&](int64_t k) { return fmt::format("\"+{}\"(c{})", of_bytes ? "r" : "f", k); }));
 }
 
 }  // namespace
@@ -154,9 +196,11 @@ const std::string& cuda_tile_prelude() {
   static const std::string kText = [] {
     std::string text(kStart);
     for (int dimensions = 2; dimensions <= static_cast<int>(kMostTileDimensions); ++dimensions) text += copy_of(dimensions);
-    for (int64_t columns = kTileColumnStep; columns <= kMostTileColumns; columns += kTileColumnStep) {
-      for (bool is_bf16 : {true, false}) text += product_of(columns, is_bf16);
-      text += end_of(columns);
+    for (int64_t columns = kGroupColumnStep; columns <= kMostGroupColumns; columns += kGroupColumnStep) {
+      for (bool is_bf16 : {true, false}) text += product_of(columns, is_bf16) + product_of_rows(columns, is_bf16);
+      for (bool a_signed : {true, false})
+        for (bool b_signed : {true, false}) text += product_of_bytes(columns, a_signed, b_signed);
+      for (bool of_bytes : {true, false}) text += end_of(columns, of_bytes);
     }
     return text;
   }();

@@ -643,8 +643,54 @@ class BodyWriter {
     line("if ({} > 0 && {} % 32 == 0) deplo_flag_arrive({}, {} + (stage == 0 ? {} : stage - 1));", steps, thread, flags, p.stages, p.stages - 1);
     close();
   }
+  /// Products of one statement are a group of them, which is waited for at its end unless more may be under way.
+  void statement(const MultiplyGroup& s) {
+    const GroupProducts& p = s.products;
+    std::string sums;
+    for (int64_t g = 0; g < p.columns / 8; ++g)
+      for (int64_t h : {0, 1})
+        for (int64_t c : {0, 1}) sums += (sums.empty() ? "" : ", ") + lane(s.sums[s.var_of(h, g)], static_cast<int>(g % (p.lanes / 2) * 2 + c));
+    line("{{");
+    ++indent_;
+    const auto descriptor = [&](const char* name, const GroupFactor& f) {
+      line("const unsigned long long {} = deplo_tile_descriptor({}, {}, {}, {});", name, id(f.tile), shared_offset(f.at),
+           f.turned ? f.lines * 128 : 16, kGroupLines * 128);
+    };
+    const DType dtype = buffers_.at(p.b.tile);
+    const int64_t bytes = size_of(dtype);
+    const int64_t length = 128 / bytes;
+    // In units of 16 bytes.
+    const auto step = [&](const GroupFactor& f, int64_t k) { return (f.turned ? k * 128 : k / length * f.lines * 128 + k % length * bytes) / 16; };
+    if (p.depth > 0) {
+      if (p.matrices.empty()) descriptor("tile_a", p.a);
+      descriptor("tile_b", p.b);
+      line("deplo_group_start();");
+      const auto sign = [&](const GroupFactor& f) { return buffers_.at(f.tile) == DType::i8 ? "s8" : "u8"; };
+      const std::string type = bytes == 1 ? fmt::format("{}_{}", sign(p.a), sign(p.b)) : std::string(to_string(dtype));
+      for (int64_t k = 0; k < p.depth; k += 2 * kAccessBytes / bytes) {
+        const std::string b = fmt::format("tile_b + {}", step(p.b, k));
+        if (p.matrices.empty())
+          line("deplo_group_multiply_{}_{}<{}, {}>({}, tile_a + {}, {});", type, p.columns, static_cast<int>(p.a.turned),
+               static_cast<int>(p.b.turned), sums, step(p.a, k), b);
+        else
+          line("deplo_group_multiply_rows_{}_{}<{}>({}, {}, {});", type, p.columns, static_cast<int>(p.b.turned), sums,
+               id(p.matrices[static_cast<size_t>(k / kGroupDepth)]), b);
+      }
+      line("deplo_group_commit();");
+    }
+    if (p.pending == 0)
+      line("deplo_group_end_{}{}({});", bytes == 1 ? "bytes_" : "", p.columns, sums);
+    else
+      line("deplo_group_wait<{}>();", p.pending);
+    --indent_;
+    line("}}");
+  }
   void statement(const Matrix& /*s*/) { throw UnsupportedError(fmt::format("kernel {}: matrix statements are for CPUs", kernel_.name)); }
-  void statement(const Barrier& /*s*/) { line("__syncthreads();"); }
+  void statement(const Barrier& /*s*/) {
+    // Matrix units read what threads wrote.
+    if (has_groups_) line("deplo_tiles_written();");
+    line("__syncthreads();");
+  }
   void statement(const SetError& s) {
     std::string any = lane(s.condition, 0);
     for (int l = 1; !is_uniform(s.condition) && l < known(s.condition).lanes; ++l) any += " || " + lane(s.condition, l);
@@ -671,12 +717,8 @@ class BodyWriter {
   std::string text_;
   int indent_ = 0;
   size_t maps_ = 0;  ///< that statements so far take
+  bool has_groups_ = multiplies_in_groups(kernel_);
 };
-
-/// Of a shared array, up to where the next one may begin.
-int64_t bytes_of(const Alloc& array) {
-  return array.count.is_constant() ? (array.count.value() * size_of(array.dtype) + kAccessBytes - 1) / kAccessBytes * kAccessBytes : 0;
-}
 
 class CudaWriter {
  public:
@@ -697,7 +739,7 @@ class CudaWriter {
     std::string start;
     const bool dynamic = dynamic_shared_bytes(kernel_) > 0;
     if (dynamic || !kernel_.scratch_bytes.is(0))
-      start += fmt::format("  extern __shared__ __align__({}) double deplo_shared[];\n", tile_products(kernel_).empty() ? 16 : 1024);
+      start += fmt::format("  extern __shared__ __align__({}) double deplo_shared[];\n", shared_alignment(kernel_));
     if (!kernel_.scratch_bytes.is(0)) {
       params += ", unsigned char* __restrict__ scratch";
       // Few bytes lie in shared memory that the launch gives: then there is no pointer.
@@ -713,7 +755,7 @@ class CudaWriter {
       if (dynamic) {
         start += fmt::format("  {0}* const {1} = ({0}*)((unsigned char*)deplo_shared + {2});\n", memory_type(array->dtype),
                              CudaIndex::id(array->name), offset);
-        offset += bytes_of(*array);
+        offset += shared_bytes_of(*array, shared_alignment(kernel_));
         return;
       }
       DEPLO_SUPPORT(array->count.is_constant(), "kernel {}: {} has a symbolic size, CUDA arrays need a constant one", kernel_.name, array->name);
@@ -756,22 +798,6 @@ class CudaWriter {
 };
 
 }  // namespace
-
-std::vector<const TileProducts*> tile_products(const Kernel& kernel) {
-  std::vector<const TileProducts*> all;
-  visit_all(kernel.body, [&](const Stmt& stmt) {
-    if (const auto* s = std::get_if<MultiplyTiles>(&stmt.node)) all.push_back(&s->products);
-  });
-  return all;
-}
-
-int64_t dynamic_shared_bytes(const Kernel& kernel) {
-  int64_t bytes = 0;
-  visit_all(kernel.body, [&](const Stmt& stmt) {
-    if (const auto* array = std::get_if<Alloc>(&stmt.node); array && array->space == Space::shared) bytes += bytes_of(*array);
-  });
-  return bytes > kStaticSharedBytes || !tile_products(kernel).empty() ? bytes : 0;
-}
 
 std::string cuda_text(const Kernel& kernel) {
   std::string text = CudaWriter(kernel).write();

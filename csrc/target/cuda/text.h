@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernel_ir/ir.h"
+#include "target/cuda/shared_arrays.h"
 
 namespace deplo {
 
@@ -12,12 +13,5 @@ namespace deplo {
 /// gives that many bytes of dynamic shared memory; then a tensor map for each factor of its products of tiles.
 std::string cuda_text(const kernel_ir::Kernel& kernel);
 std::string cuda_text(const kernel_ir::Module& module);
-
-/// Shared memory that every GPU gives to a block without being asked for more.
-constexpr int64_t kStaticSharedBytes = 48 << 10;
-/// The kernel's products of tiles, in the order of their tensor maps: of a, then of b.
-std::vector<const TileProducts*> tile_products(const kernel_ir::Kernel& kernel);
-/// Bytes of dynamic shared memory in which the kernel's shared arrays lie, where they are too large to be declared; 0: they are declared.
-int64_t dynamic_shared_bytes(const kernel_ir::Kernel& kernel);
 
 }  // namespace deplo

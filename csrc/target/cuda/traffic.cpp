@@ -196,6 +196,11 @@ class Warp {
       }
     }
   }
+  /// Matrix units read tiles without conflicts, and beside other accesses.
+  void statement(const MultiplyGroup& s, const Active& /*active*/, double weight) {
+    const int64_t bytes = s.products.depth * size_of(dtypes_.at(s.products.b.tile));
+    issue(static_cast<double>(bytes) / (2 * kWidest), weight);
+  }
   void statement(const Exchange& /*s*/, const Active& /*active*/, double weight) { issue(1, weight); }
   void statement(const ReduceLanes& /*s*/, const Active& /*active*/, double weight) { issue(1, weight); }
   void statement(const Mma& /*s*/, const Active& /*active*/, double weight) { issue(1, weight); }

@@ -240,6 +240,7 @@ class Builder {
   void add(Body&, const tile_ir::JoinMatrix&) {}
   void add(Body&, const tile_ir::Mma&) {}
   void add(Body&, const tile_ir::MultiplyTiles&) {}
+  void add(Body&, const tile_ir::MultiplyGroup&) {}
 
   bool varies_in_lanes(const std::vector<Expr>& index) const {
     if (!in_lanes()) return false;

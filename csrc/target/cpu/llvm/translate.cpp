@@ -569,7 +569,7 @@ class Translator {
 
   template <class S>
     requires std::is_same_v<S, CopyAsync> || std::is_same_v<S, CopyGroup> || std::is_same_v<S, LoadMatrix> || std::is_same_v<S, JoinMatrix> ||
-             std::is_same_v<S, Mma> || std::is_same_v<S, MultiplyTiles>
+             std::is_same_v<S, Mma> || std::is_same_v<S, MultiplyTiles> || std::is_same_v<S, MultiplyGroup>
   void statement(const S& /*s*/) {
     DEPLO_ASSERT(false, "kernel {}: asynchronous copies and matrices of warps are a GPU's", kernel_.name);
   }

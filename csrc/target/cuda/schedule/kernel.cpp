@@ -4,6 +4,7 @@
 
 #include "target/cuda/schedule/chain.h"
 #include "target/cuda/schedule/contraction.h"
+#include "target/cuda/schedule/groups.h"
 #include "target/cuda/schedule/matrix.h"
 #include "target/cuda/schedule/nest.h"
 #include "target/cuda/schedule/online.h"
@@ -27,6 +28,7 @@ bool has_vectors(const Schedule& schedule) {
 tile_ir::Block apply_kind(const loop_ir::Kernel& given, const Schedule& schedule) {
   const loop_ir::Kernel kernel = join_scan_readers(given);
   if (schedule.kind == "gpu_tiles") return GpuTiles(kernel).apply(schedule);
+  if (schedule.kind == "gpu_groups") return GpuGroups(kernel).apply(schedule);
   if (schedule.kind == "gpu_matrix") return GpuMatrix(kernel).apply(schedule);
   if (schedule.kind == "gpu_online") return GpuOnline(kernel).apply(schedule);
   if (schedule.kind == "gpu_chain") return GpuChain(kernel).apply(schedule);
@@ -50,6 +52,7 @@ Schedule propose_gpu(const loop_ir::Kernel& given, const PassContext& ctx) {
   const loop_ir::Kernel kernel = join_scan_readers(given);
   const std::string arch = gpu_arch(ctx);
   if (GpuTiles tiles(kernel); tiles.fits(ctx.hints, arch)) return tiles.propose(ctx.hints, arch);
+  if (GpuGroups groups(kernel); groups.fits(ctx.hints, arch)) return groups.propose(ctx.hints, arch);
   if (GpuMatrix matrix(kernel); matrix.fits(arch)) return matrix.propose(ctx.hints, arch);
   if (GpuOnline online(kernel); online.fits(ctx.hints, arch)) return online.propose(ctx.hints, arch);
   if (GpuChain chain(kernel); chain.fits(ctx.hints, arch)) return chain.propose(ctx.hints, arch);

@@ -54,6 +54,13 @@ bool is_aligned(Expr offset, const std::vector<std::string>& run, int64_t chunk)
   return std::all_of(terms.begin(), terms.end(), [&](const Term& t) { return t.coefficient % chunk == 0 || t.atoms.size() > 1; });
 }
 
+/// The exclusive or of three bits: index expressions have sums and remainders.
+Expr differing_bits(Expr a, Expr b) {
+  Expr out = 0;
+  for (int64_t bit = 1; bit < kLine; bit *= 2) out = out + mod(floordiv(a, bit) + floordiv(b, bit), 2) * bit;
+  return out;
+}
+
 /// Elements from one row or column to the next, where threads side by side should load them.
 constexpr int64_t kNear = 8;
 
@@ -63,6 +70,10 @@ void MatrixTile::set_shape(int64_t width, int64_t depth) {
   filled = along_k ? depth * chunk() / depth_of_chunk() : width;
   lines = along_k ? width : depth;
   line = filled;
+  if (in_boxes) {
+    line = kLine * chunk();
+    return;
+  }
   const int64_t chunks = filled / chunk();
   if (chunks > kLine / 2) line = (chunks + kLine - 1) / kLine * kLine * chunk();
   if (chunks == kLine / 2 - 1) line = kLine / 2 * chunk();
@@ -83,6 +94,18 @@ Expr MatrixTile::rotated(Expr line_at, Expr chunk) const {
   return floordiv(chunk, kLine) * kLine + mod(chunk + by, kLine);
 }
 
+Expr MatrixTile::place_of(Expr begin, Expr line_at, Expr chunk) const {
+  if (!in_boxes) return begin + line_at * line + rotated(line_at, chunk) * this->chunk();
+  return begin + (floordiv(chunk, kLine) * lines + line_at) * line + differing_bits(chunk, line_at) * this->chunk();
+}
+
+Expr MatrixTile::column_of(Expr line_at) const {
+  if (!in_boxes || of_rows || !along_k || lanes <= 2) return line_at;
+  const int64_t width = lanes / 2 * kMatrixColumns;
+  const Expr unit = mod(line_at, width);
+  return floordiv(line_at, width) * width + floordiv(mod(unit, kMatrixColumns), 2) * lanes + floordiv(unit, kMatrixColumns) * 2 + mod(unit, 2);
+}
+
 Expr MatrixTile::line_of(Expr row, Expr first, Expr next) const {
   if (of_rows || lanes <= 2) return first + next * 8 + row;
   // Columns 8 t to 8 t + 7 of the unit, of a group of lanes / 2 times 8, are 2 t and 2 t + 1 of each of a group's four vectors.
@@ -101,10 +124,10 @@ Expr MatrixTile::row_of_matrix(Expr lane, Expr begin, Expr first, Expr depth) co
   const Expr deeper = of_rows ? fourth : second;
   if (!along_k) {
     const Expr at = depth + deeper * 8 + row;
-    return begin + at * line + rotated(at, floordiv(first, chunk()) + next) * chunk();
+    return place_of(begin, at, floordiv(first, chunk()) + next);
   }
   const Expr at = line_of(row, first, next);
-  return begin + at * line + rotated(at, floordiv(depth, chunk()) + deeper) * chunk();
+  return place_of(begin, at, floordiv(depth, chunk()) + deeper);
 }
 
 std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const loop_ir::Block& slice, const std::string& value,
@@ -201,24 +224,31 @@ int64_t turns_of(const MatrixTile& tile, int64_t threads) {
   return (chunks + threads - 1) / threads;
 }
 
-tile_ir::Block copy_tile(const MatrixTile& tile, const TileCopy& copy, loop_ir::Names& names) {
+namespace {
+
+/// `in_line` chunks of each line, from `first_chunk` on. `by_lines`: threads side by side copy one chunk of eight lines, which lie in different
+/// banks.
+tile_ir::Block copy_chunks(const MatrixTile& tile, const TileCopy& copy, int64_t first_chunk, int64_t in_line, bool by_lines, loop_ir::Names& names) {
   const int64_t size = tile.chunk();
-  const int64_t in_line = (tile.filled + size - 1) / size;
   const int64_t chunks = tile.lines * in_line;
   const std::string q = names.fresh("q");
   const std::string v = names.fresh("v");
   const Expr number = copy.thread + sym(q) * copy.threads;
-  const Expr line = tile.gathered ? mod(number, tile.lines) : floordiv(number, in_line);
-  const Expr chunk = tile.gathered ? floordiv(number, tile.lines) : mod(number, in_line);
+  Expr line = tile.gathered ? mod(number, tile.lines) : floordiv(number, in_line);
+  Expr chunk = tile.gathered ? floordiv(number, tile.lines) : mod(number, in_line);
+  if (by_lines) {
+    line = floordiv(number, kLine * in_line) * kLine + mod(number, kLine);
+    chunk = mod(floordiv(number, kLine), in_line) + first_chunk;
+  }
   const Expr along = (tile.along_k ? copy.depth : copy.first) + chunk * (tile.along_k ? tile.depth_of_chunk() : size);
-  const Expr across = (tile.along_k ? copy.first : copy.depth) + line;
+  const Expr across = (tile.along_k ? copy.first : copy.depth) + tile.column_of(line);
   const Expr most_along = count(tile.along_k ? *copy.k : *copy.free);
   const Expr most_across = count(tile.along_k ? *copy.free : *copy.k);
   // Whether tiles end where the operand does.
   const auto whole = [&](Expr extent, int64_t of) { return extent.is_constant() && extent.value() % of == 0; };
   const bool whole_along = whole(most_along, tile.along_k ? tile.filled * tile.depth_of_chunk() / size : tile.filled);
   const bool whole_across = whole(most_across, tile.lines);
-  const Expr at = copy.begin + line * tile.line + tile.rotated(line, chunk) * size;
+  const Expr at = tile.place_of(copy.begin, line, chunk);
   const auto place = [&](Expr past) {
     Substitution map = *copy.batch;
     const auto add = [&](const std::vector<loop_ir::Axis>& axes, bool runs) {
@@ -279,7 +309,20 @@ tile_ir::Block copy_tile(const MatrixTile& tile, const TileCopy& copy, loop_ir::
   if (chunks < copy.threads)
     return {make(tile_ir::If{{less(copy.thread, chunks)}, {make(tile_ir::For{axis(q, 0, 1, LoopKind::unroll), std::move(body)})}})};
   if (chunks % copy.threads != 0) body = {make(tile_ir::If{{less(number, chunks)}, std::move(body)})};
-  return {make(tile_ir::For{axis(q, copy.from, copy.to ? *copy.to : turns_of(tile, copy.threads), LoopKind::unroll), std::move(body)})};
+  return {make(tile_ir::For{axis(q, copy.from, copy.to ? *copy.to : (chunks + copy.threads - 1) / copy.threads, LoopKind::unroll), std::move(body)})};
+}
+
+}  // namespace
+
+tile_ir::Block copy_tile(const MatrixTile& tile, const TileCopy& copy, loop_ir::Names& names) {
+  const int64_t in_line = (tile.filled + tile.chunk() - 1) / tile.chunk();
+  const int64_t rest = in_line % kLine;
+  if (!tile.in_boxes || !tile.copied || rest == 0 || tile.lines % kLine != 0) return copy_chunks(tile, copy, 0, in_line, false, names);
+  // Lines of a box that is not full are shorter than all banks.
+  tile_ir::Block out;
+  if (in_line > rest) out = copy_chunks(tile, copy, 0, in_line - rest, false, names);
+  for (auto& s : copy_chunks(tile, copy, in_line - rest, rest, true, names)) out.push_back(s);
+  return out;
 }
 
 }  // namespace deplo::loop_to_tile

@@ -35,19 +35,23 @@ struct MatrixTile {
   bool halves = false;
   bool gathered = false;  ///< by threads side by side on lines of k, for elements that lie side by side along rows or columns
   bool of_rows = true;
+  bool in_boxes = false;                    ///< of lines of 128 bytes, as groups of threads multiply them (`program_ir/groups.h`)
   std::string tile, next;                   ///< in shared memory, and in registers
   int64_t line = 0, lines = 0, filled = 0;  ///< elements of a line of the tile, lines, and elements of a line that are filled
   int64_t lanes = 2;
 
   /// `width` rows or columns by `depth` of k. Lines become long enough for their chunks to be rotated.
   void set_shape(int64_t width, int64_t depth);
-  int64_t elements() const { return line * lines; }
+  int64_t elements() const { return in_boxes ? (filled + line - 1) / line * line * lines : line * lines; }
   int64_t chunk() const { return chunk_of(dtype); }
   bool has_codes() const { return wide != DType::f32; }
   /// Of what the matrix unit multiplies.
   DType element() const { return has_codes() ? wide : dtype; }
   /// k in the bytes of a chunk.
   int64_t depth_of_chunk() const { return halves ? 2 * chunk() : chunk(); }
+  /// The row or column of line `line` of a tile along k: in boxes, columns are in the order that puts `lanes` of them side by side in a thread's
+  /// sums.
+  Expr column_of(Expr line_at) const;
   /// The line of row or column `row` of eight, from `first` on; `next`: of the eight behind them.
   Expr line_of(Expr row, Expr first, Expr next) const;
   /// The beginning of the row of a matrix that lane `lane` of a warp names: `first` and `depth` are the matrices' first row or column and first k in
@@ -56,6 +60,8 @@ struct MatrixTile {
   Expr row_of_matrix(Expr lane, Expr begin, Expr first, Expr depth) const;
   /// Where chunk `chunk` of a line lies in it, in chunks.
   Expr rotated(Expr line_at, Expr chunk) const;
+  /// Where it lies in the array of a tile that begins at `begin`.
+  Expr place_of(Expr begin, Expr line_at, Expr chunk) const;
 };
 
 /// The elements of which a factor of a product is the widened value, exactly: floats of 16 bits, or bytes of a product of int32 (`sum`); else

@@ -29,6 +29,10 @@ constexpr double kLeastKeys = 128;   // that are worth it all the same: what is 
 constexpr int64_t kMostDepth = 256;  // of keys and of values
 constexpr int64_t kMostSums = 192;   // of a thread: scores and sums of values
 constexpr int64_t kFewBytes = 48 << 10;
+// Of groups of threads.
+constexpr std::string_view kGroupArch = "sm_90a";
+constexpr int64_t kMostGroupKeys = 128;
+constexpr int64_t kMostGroupSums = 128;  // of a thread, beside as many weights as operands
 // Of parts of the keys.
 constexpr double kLongKeys = 512;
 constexpr double kLeastBlocks = 2;  // of keys in a part
@@ -208,10 +212,11 @@ bool GpuOnline::reads_inputs_alone() const {
 
 // ---- the schedule as data --------------------------------------------------------------------------------------------
 
-int64_t GpuOnline::shared_bytes(int64_t rows, int64_t keys, int64_t stages) const {
+int64_t GpuOnline::shared_bytes(int64_t rows, int64_t keys, int64_t stages, bool in_groups) const {
   MatrixTile q = queries_;
   MatrixTile k = keys_tile_;
   MatrixTile v = values_;
+  for (MatrixTile* tile : {&q, &k, &v}) tile->in_boxes = in_groups;
   q.set_shape(rows, depth_);
   k.set_shape(keys, depth_);
   v.set_shape(width_, keys);
@@ -236,6 +241,22 @@ int64_t GpuOnline::parts(const SizeHints& hints, const std::string& arch) const 
   return std::max<int64_t>(1, static_cast<int64_t>(wanted));
 }
 
+/// Two groups of threads share keys and values, or one where rows are few. Nothing where rows or keys would leave them idle.
+std::optional<Schedule> GpuOnline::propose_groups(double rows, double length, double batch, const std::string& arch) const {
+  if (arch != kGroupArch || part_ || rows <= kGroupRows / 2.0 || length < kGroupRows) return std::nullopt;
+  const CudaModel& model = cuda_model(arch);
+  const int64_t most = (static_cast<int64_t>(model.shared_kb_block) << 10) - kOwnBytes;
+  int64_t groups = 2;
+  if (rows <= kGroupRows || batch * std::ceil(rows / (2.0 * kGroupRows)) < model.sms) groups = 1;
+  const int64_t tile = groups * kGroupRows;
+  int64_t keys = (width_ + kMostGroupKeys) / 2 <= kMostGroupSums && length > kGroupRows ? kMostGroupKeys : kGroupRows;
+  if (shared_bytes(tile, keys, 1, true) > most) keys = kGroupRows;
+  if (shared_bytes(tile, keys, 1, true) > most) return std::nullopt;
+  const int64_t stages = shared_bytes(tile, keys, 2, true) <= most ? 2 : 1;
+  return Schedule{"gpu_online",
+                  {{"tile", {{row_.name, tile}}}, {"tile", {{sum_.key.name, keys}}}, {"groups", {{row_.name, groups}}}, {"stages", {{"", stages}}}}};
+}
+
 /// As many rows a warp as its registers allow, since each matrix of keys and values that it loads is for all of them; fewer where blocks would be too
 /// few to fill the device.
 Schedule GpuOnline::propose(const SizeHints& hints, const std::string& arch) const {
@@ -244,6 +265,7 @@ Schedule GpuOnline::propose(const SizeHints& hints, const std::string& arch) con
   const double batch = std::max(1.0, analysis::estimate(count(batch_), hints, kernel_.symbols));
   int64_t keys = std::max(depth_, width_) > 128 && !part_ ? 32 : 64;
   const double length = analysis::estimate(sum_.key.extent, hints, kernel_.symbols);
+  if (auto groups = propose_groups(rows, length, batch, arch)) return *groups;
   while (keys > 16 && !part_ && length <= static_cast<double>(keys) / 2) keys /= 2;
   int64_t tile = 128;
   int64_t warps = 4;
@@ -255,12 +277,12 @@ Schedule GpuOnline::propose(const SizeHints& hints, const std::string& arch) con
     warps = std::max<int64_t>(1, warps / 2);
   }
   const int64_t most = model.shared_kb_block << 10;
-  while (keys > 16 && !part_ && shared_bytes(tile, keys, 1) > most) keys /= 2;
-  int64_t stages = shared_bytes(tile, keys, 2) <= kFewBytes ? 2 : 1;
+  while (keys > 16 && !part_ && shared_bytes(tile, keys, 1, false) > most) keys /= 2;
+  int64_t stages = shared_bytes(tile, keys, 2, false) <= kFewBytes ? 2 : 1;
   // Where there is little to compute, memory waits for copies ahead.
   if (warps == 1)
     for (const int64_t ahead : {2, 3})
-      if (shared_bytes(tile, keys, ahead) + kOwnBytes <= std::min(most, (static_cast<int64_t>(model.shared_kb_sm) << 10) / 2)) stages = ahead;
+      if (shared_bytes(tile, keys, ahead, false) + kOwnBytes <= std::min(most, (static_cast<int64_t>(model.shared_kb_sm) << 10) / 2)) stages = ahead;
   return {"gpu_online",
           {{"tile", {{row_.name, tile}}}, {"tile", {{sum_.key.name, keys}}}, {"warps", {{row_.name, warps}}}, {"stages", {{"", stages}}}}};
 }
@@ -268,13 +290,14 @@ Schedule GpuOnline::propose(const SizeHints& hints, const std::string& arch) con
 void GpuOnline::read(const Schedule& schedule) {
   ScheduleReader reader(kernel_.name, schedule);
   if (!possible_) reader.fail("the kernel's rows are no sums of values of bf16 or f16 weighted by a softmax of scores");
-  read_tiles(reader, sum_.key.name, 1);
+  read_tiles(reader, sum_.key.name, 1, true);
   if (part_ && keys_ != analysis::kKeyBlock) reader.fail(fmt::format("its keys are in parts, by blocks of {}", analysis::kKeyBlock));
   const int64_t sums = units() * (width_ + keys_) / 2;
   if (sums > kMostSums)
     reader.fail(reader.one("warps"), fmt::format("each thread would have {} scores and sums in registers, allowed: {}", sums, kMostSums));
-  check_shared(reader, shared_bytes(rows_, keys_, stages_));
-  reader.finish("tile, warps and stages");
+  check_shared(reader, shared_bytes(rows_, keys_, stages_, in_groups_));
+  reader.finish("tile, warps or groups, and stages");
+  for (MatrixTile* tile : {&queries_, &keys_tile_, &values_}) tile->in_boxes = in_groups_;
   queries_.set_shape(rows_, depth_);
   keys_tile_.set_shape(keys_, depth_);
   values_.set_shape(width_, keys_);

@@ -36,7 +36,8 @@ class GpuOnline : private WarpRows {
   bool is_early(const loop_ir::Block& block) const;
   bool reads_inputs_alone() const;
   void read(const Schedule& schedule);
-  int64_t shared_bytes(int64_t rows, int64_t keys, int64_t stages) const;
+  int64_t shared_bytes(int64_t rows, int64_t keys, int64_t stages, bool in_groups) const;
+  std::optional<Schedule> propose_groups(double rows, double length, double batch, const std::string& arch) const;
 
   tile_ir::Block body();
   tile_ir::Block start_rows();

@@ -16,6 +16,7 @@ namespace {
 
 // What a schedule may ask for.
 constexpr int64_t kMostTile = 256, kMostWarps = 16, kMostStages = 4;
+constexpr int64_t kGroupWarps = kGroupThreads / kWarp;
 
 }  // namespace
 
@@ -66,7 +67,7 @@ bool WarpRows::is_rounded(const std::string& sum, const loop_ir::Block& body) co
 
 // ---- the schedule as data --------------------------------------------------------------------------------------------
 
-void WarpRows::read_tiles(ScheduleReader& reader, const std::string& key, int64_t least_stages) {
+void WarpRows::read_tiles(ScheduleReader& reader, const std::string& key, int64_t least_stages, bool in_groups) {
   auto tile = [&](const std::string& name) {
     const Directive* d = reader.find("tile", name);
     if (!d) reader.fail(fmt::format("it needs 'tile({}=...)'", name));
@@ -77,9 +78,12 @@ void WarpRows::read_tiles(ScheduleReader& reader, const std::string& key, int64_
   };
   rows_ = tile(row_.name);
   keys_ = tile(key);
-  const Directive& warps = reader.one("warps");
+  const Directive* groups = in_groups ? reader.find("groups", row_.name) : nullptr;
+  const Directive& warps = groups ? *groups : reader.one("warps");
   reader.only(warps, {row_.name});
-  warps_ = reader.number(warps, row_.name, 1, kMostWarps);
+  in_groups_ = groups != nullptr;
+  warps_ = in_groups_ ? kGroupWarps * reader.number(warps, row_.name, 1, kMostWarps / kGroupWarps) : reader.number(warps, row_.name, 1, kMostWarps);
+  if (in_groups_ && rows_ != warps_ * kMatrixRows) reader.fail(warps, fmt::format("allowed: what leaves each group {} rows", kGroupRows));
   if (rows_ % (warps_ * kMatrixRows) != 0) reader.fail(warps, fmt::format("allowed: what leaves each warp a multiple of {} rows", kMatrixRows));
   const Directive& stages = reader.one("stages");
   reader.only(stages, {""});
@@ -201,6 +205,7 @@ std::vector<std::string> WarpRows::load_rows(tile_ir::Block& into, const MatrixT
 
 tile_ir::Block WarpRows::multiply(const std::string& sums, const MatrixTile& rows, const MatrixTile& columns, Expr begin, int64_t groups,
                                   int64_t depth, const std::vector<std::vector<std::string>>& loaded) {
+  if (in_groups_) return multiply_in_groups(sums, rows, "", columns, begin, groups, depth);
   tile_ir::Block body;
   if (!loaded.empty()) {
     for (size_t step = 0; step < loaded.size(); ++step)
@@ -216,6 +221,7 @@ tile_ir::Block WarpRows::multiply(const std::string& sums, const MatrixTile& row
 
 tile_ir::Block WarpRows::multiply_numbers(const std::string& sums, const std::string& numbers, const MatrixTile& columns, Expr begin, int64_t groups,
                                           int64_t depth) {
+  if (in_groups_) return multiply_in_groups(sums, columns, numbers, columns, begin, groups, depth);
   const std::string k = names_.fresh("kv");
   tile_ir::Block body;
   std::vector<std::string> rows;
@@ -228,6 +234,29 @@ tile_ir::Block WarpRows::multiply_numbers(const std::string& sums, const std::st
   }
   append(body, multiply_step(sums, rows, columns, begin, groups, sym(k) * kMatrixDepth));
   return {unroll(k, depth / kMatrixDepth, std::move(body))};
+}
+
+tile_ir::Block WarpRows::multiply_in_groups(const std::string& sums, const MatrixTile& rows, const std::string& numbers, const MatrixTile& columns,
+                                            Expr begin, int64_t groups, int64_t depth) {
+  tile_ir::Block body;
+  GroupProducts products;
+  products.columns = groups * kMatrixColumns;
+  products.depth = depth;
+  products.b = {columns.tile, begin, columns.lines, !columns.along_k};
+  if (numbers.empty()) {
+    // From one group's rows to the next one's: lines, or boxes.
+    const int64_t apart = (rows.along_k ? kGroupRows : rows.lines) * kGroupLine;
+    products.a = {rows.tile, floordiv(warp(), kGroupWarps) * apart, rows.lines, !rows.along_k};
+  }
+  for (int64_t k = 0; !numbers.empty() && k < depth / kMatrixDepth; ++k) {
+    products.matrices.push_back(names_.fresh("wm"));
+    tile_ir::JoinMatrix join{products.matrices.back(), columns.dtype, numbers, {}};
+    for (int64_t deeper : {0, 1})
+      for (int64_t half : {0, 1}) join.places.push_back({0, half, k * 2 + deeper, 0});
+    body.push_back(make(std::move(join)));
+  }
+  body.push_back(make(tile_ir::MultiplyGroup{sums, 0, std::move(products)}));
+  return body;
 }
 
 /// 16 of k.

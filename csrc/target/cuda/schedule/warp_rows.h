@@ -25,8 +25,8 @@ class WarpRows {
   bool is_rounded(const std::string& sum, const loop_ir::Block& body) const;
 
   // ---- the schedule as data
-  /// Rows and keys of a block, warps and stages.
-  void read_tiles(ScheduleReader& reader, const std::string& key, int64_t least_stages);
+  /// Rows and keys of a block, warps, or groups of four of them, and stages.
+  void read_tiles(ScheduleReader& reader, const std::string& key, int64_t least_stages, bool in_groups = false);
   static void check_shared(const ScheduleReader& reader, int64_t bytes);
 
   // ---- the block
@@ -58,6 +58,9 @@ class WarpRows {
                                   int64_t depth);
   tile_ir::Block multiply_step(const std::string& sums, const std::vector<std::string>& rows, const MatrixTile& columns, Expr begin, int64_t groups,
                                Expr depth);
+  /// The products of groups of warps, 64 rows each, with tiles in boxes. `numbers`: rows are those, in registers, rather than a tile.
+  tile_ir::Block multiply_in_groups(const std::string& sums, const MatrixTile& rows, const std::string& numbers, const MatrixTile& columns,
+                                    Expr begin, int64_t groups, int64_t depth);
   Ref<tile_ir::Stmt> on_grid(const std::string& block, Expr blocks, tile_ir::Block body) const;
 
   Expr lane() const { return mod(sym(thread_y_), 8) * 4 + sym(thread_x_); }
@@ -80,6 +83,7 @@ class WarpRows {
   loop_ir::Axis row_;
   std::vector<loop_ir::Axis> nest_, batch_, row_axes_, key_axes_;
   int64_t rows_ = 0, keys_ = 0, warps_ = 0, stages_ = 0;  ///< of a block
+  bool in_groups_ = false;                                ///< four warps multiply together, straight from shared memory
   std::string block_, thread_x_, thread_y_;
   Expr first_row_;
   Expr first_block_, last_block_;  ///< of keys
