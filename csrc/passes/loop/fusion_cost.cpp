@@ -25,6 +25,7 @@ constexpr double kMostWidth = 256;          ///< of the heads of attention that 
 constexpr double kMostChained = 1 << 20;    ///< bytes of an operand of one of two contractions in one kernel, without a softmax between them
 constexpr double kSmallProduct = 8192;      ///< multiply-adds up to which a contraction is as fast without packed operands
 constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
+constexpr double kManyTaps = 16;            ///< of a window: what neighbours share of it outweighs its result's way through a near cache
 
 // Enough iterations to share among threads, or too little work to need it.
 bool parallel_enough(double shared, double work) { return shared >= kEnoughParallel || work / shared <= kSmallIteration; }
@@ -75,6 +76,33 @@ bool shares_no_rows(const FusionGroup& b, const AxisPairs& pairs) {
     return std::any_of(c.axes.begin(), c.axes.end(), [&](const auto& axis) {
       const bool shared = std::any_of(pairs.begin(), pairs.end(), [&](const auto& pair) { return pair.second == axis.name; });
       return shared && axis.kind != analysis::AxisClass::batch;
+    });
+  });
+}
+
+// Channels of their own (depthwise) are no matrices.
+bool multiplies_matrices(const FusionGroup& group) {
+  return std::any_of(group.contractions.begin(), group.contractions.end(), [](const analysis::Contraction& c) {
+    return !c.axes_of(analysis::AxisClass::m).empty() && !c.axes_of(analysis::AxisClass::n).empty();
+  });
+}
+
+// A window of many taps slides over the nest's points, as that of a depthwise convolution.
+bool slides_window(const NestGroup& nest, const FusionCost& cost) {
+  return std::any_of(nest.body.begin(), nest.body.end(), [&](const auto& stmt) {
+    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
+    double taps = 1;
+    if (reduce)
+      for (const Axis& tap : reduce->axes) taps *= cost.size(tap.extent);
+    if (!reduce || taps < kManyTaps) return false;
+    return std::any_of(reduce->body.begin(), reduce->body.end(), [&](const auto& inner) {
+      const auto* load = std::get_if<Load>(&inner->node);
+      return load && std::any_of(load->index.begin(), load->index.end(), [&](Expr e) {
+               auto of = [&](const std::vector<Axis>& axes) {
+                 return std::any_of(axes.begin(), axes.end(), [&](const Axis& a) { return uses(e, a.name); });
+               };
+               return of(reduce->axes) && of(nest.axes);
+             });
     });
   });
 }
@@ -238,18 +266,16 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
   // Blocks of a grid copy windows for tiles of points, which loops inside of other points are not.
   const auto has_windows = [](const FusionGroup& g) { return analysis::sums_neighbours(g.nest.axes, g.nest.body); };
   if (target_of(context_).has_grid && !(whole_a && whole_b) && (has_windows(a) || has_windows(b))) return false;
+  // Neighbours side by side in registers share a window's points, which they cannot inside of a row's kernel.
+  if (!whole_a && !target_of(context_).has_grid && !multiplies_matrices(a) && slides_window(a.nest, *this)) return false;
   if (contracts_a || contracts_b) {
     if (contracts_a && contracts_b && whole_a && whole_b) return gated_pair(a, b);
     if (whole_a && whole_b) return contracts_a;  // an epilogue; prologues are fuse_producers' business
     // Rows of a contraction may stay in cache if it gives up one axis; what prepares an operand stays apart.
     if (!contracts_a || pairs.empty() || a.nest.axes.size() > pairs.size() + 1) return false;
     if (gives_up_batch(a, pairs) || parts_rows(a, pairs)) return false;
-    // Blocks of a grid multiply tiles; rows of such sums they have for attention alone. Channels of their own (depthwise) are no matrices.
-    const auto multiplies = [](const analysis::Contraction& c) {
-      return !c.axes_of(analysis::AxisClass::m).empty() && !c.axes_of(analysis::AxisClass::n).empty();
-    };
-    const bool matrices = std::any_of(a.contractions.begin(), a.contractions.end(), multiplies) ||
-                          std::any_of(b.contractions.begin(), b.contractions.end(), multiplies);
+    // Blocks of a grid multiply tiles; rows of such sums they have for attention alone.
+    const bool matrices = multiplies_matrices(a) || multiplies_matrices(b);
     if (matrices && target_of(context_).has_grid && !has_softmax(a.nest.body) && !has_softmax(b.nest.body)) return false;
     if (contracts_b && !target_of(context_).has_grid && b.points / shared > kSmallProduct && shares_no_rows(b, pairs)) return false;
     if (contracts_b && !chainable(a, b, flow)) return false;

@@ -35,6 +35,7 @@ class FusionCost {
   FusionCost(ProgramGraph& graph, const PassContext& context) : graph_(graph), context_(context) {}
 
   double bytes(const std::string& buffer) const;
+  double size(Expr e) const;                           ///< of an extent, by the sizes that are likely
   double points_of(const loop_ir::Block& body) const;  ///< iterations of the loads and stores that run most often
 
   /// `flow` goes from `a` to `b`. `names` are taken in `a`. With `one_after_the_other`, small nests may join that share no axis.
@@ -42,7 +43,6 @@ class FusionCost {
                   bool one_after_the_other);
 
  private:
-  double size(Expr e) const;
   double points(const std::vector<loop_ir::Axis>& axes) const;
   double bytes_read_again(const NestGroup& joined) const;
   bool keep_rows(const NestGroup& rows, const NestGroup& joined, const std::set<std::string>& flow);
