@@ -17,8 +17,8 @@
 namespace deplo::runtime {
 
 /// What tells one content of a static input from another, as far as the tensor library knows. Of writes that bypass it (through .data or
-/// numpy), those are seen that change one of the sampled elements (all of a small tensor, some in each row and column of a large one; none of one on a
-/// device, which would have to be waited for); forget_packed() is for the others.
+/// numpy), those are seen that change one of the sampled elements (all of a small tensor, some in each row and column of a large one; none of one on
+/// a device, which would have to be waited for); forget_packed() is for the others.
 struct Identity {
   const void* storage = nullptr;
   const char* data = nullptr;
