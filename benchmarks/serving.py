@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-import deplo  # noqa: F401  registers the backend
+import deplo
 
 CLIENTS = (1, 2, 4, 8, 16)
 
@@ -20,6 +20,7 @@ def models() -> dict[str, tuple[torch.nn.Module, int]]:
     nn = torch.nn
     return {
         "mlp 1024-4096-1024": (nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)), 1024),
+        "mlp 256-1024-256": (nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)), 256),
         "mlp 64-256-64": (nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)), 64),
     }
 
@@ -66,11 +67,12 @@ def main() -> None:
             continue
         inputs = [torch.randn(rows, length) for rows in range(1, arguments.rows + 1)]
         engines: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"deplo": torch.compile(module, backend="deplo", dynamic=True), "eager": module}
+        engines["direct"] = deplo.jit(module, guards="inputs", dynamic=True)
         if arguments.inductor:
             engines["inductor"] = torch.compile(module, dynamic=True)
         for engine, call in engines.items():
             with torch.no_grad():
-                for x in inputs:
+                for x in inputs * 2:
                     call(x)
             cells = [serve(call, inputs, clients, arguments.seconds) for clients in CLIENTS]
             print(f"{name + ' ' + engine:36}" + "".join(f"{f'{calls:.0f} ({busy:.1f})':>18}" for calls, busy in cells), flush=True)

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bindings/python_lock.h"
 #include "library/aten/host.h"
 #include "runtime/compile.h"
 #include "runtime/winners.h"
@@ -52,6 +53,7 @@ class __attribute__((visibility("hidden"))) PyProgram {
   /// Runs the program on `count` tensors and integers, and puts new references to its outputs into `results`, which has room for all. Leaves it
   /// alone where it throws.
   void call(PyObject* const* inputs, size_t count, PyObject** results) {
+    CallSample sample;
     Arguments borrowed;
     Buffers& at = *borrowed;
     read(inputs, count, at);
@@ -59,6 +61,7 @@ class __attribute__((visibility("hidden"))) PyProgram {
     PythonHost host(graph_.program->module(), at.tensors, argument_of_, graph_.program->layout().allocated, device_);
     int threads = options_.target.threads > 0 ? options_.target.threads : at::in_parallel_region() ? 1 : at::get_num_threads();
     std::shared_ptr<const runtime::Plan> plan = graph_.program->run(at.arguments.data(), count, host, threads);
+    sample.program_ended();
     host.return_lock();
     wrap(inputs, host, *plan, results);
   }
@@ -146,10 +149,10 @@ class __attribute__((visibility("hidden"))) PyProgram {
     PythonHost(const PythonHost&) = delete;
     PythonHost& operator=(const PythonHost&) = delete;
     void will_take_long() override {
-      if (!state_) state_ = PyEval_SaveThread();
+      if (!state_) state_ = release_python();
     }
     void return_lock() {
-      if (state_) PyEval_RestoreThread(state_);
+      if (state_) take_python(state_);
       state_ = nullptr;
     }
 

@@ -11,6 +11,7 @@
 #include "runtime/guard.h"
 #include "runtime/kernel_error.h"
 #include "runtime/owned.h"
+#include "runtime/turns.h"
 
 namespace deplo::runtime {
 namespace {
@@ -737,8 +738,14 @@ std::shared_ptr<const Plan> Program::run(const CallArgument* arguments, size_t c
   CallGuard state(*this);
   std::shared_ptr<const Plan> plan = bind(arguments, count, *state, host);
   const bool is_brief = libraries_.empty() && !code_.device && plan->duration.is_brief();
-  if (!is_brief) host.will_take_long();
-  TeamLease team(code_.device ? 0 : threads, !is_brief);
+  // Alone, or where Python is most of what callers do, handing its lock on and waiting for it takes longer than a brief program.
+  if (!is_brief || (has_company() && useful_callers() > 1)) host.will_take_long();
+  Turn turn;
+  if (!code_.device && !turn.begin()) {
+    host.will_take_long();
+    turn.wait();
+  }
+  TeamLease team(code_.device ? 0 : threads);
   DeviceBlock scalars;
   if (resident_) {
     resident_->check_errors();

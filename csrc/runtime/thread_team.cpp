@@ -8,13 +8,13 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
 
 #include "base/processors.h"
+#include "runtime/turns.h"
 
 namespace deplo::runtime {
 namespace {
@@ -138,76 +138,10 @@ class Team {
 std::atomic<Team*> current{nullptr};
 std::atomic<HostPool> host_pool{nullptr};
 
-/// Programs under way in the process: one more than there are processors, whatever the number of Python threads that call. With more, the system
-/// takes processors from threads in the middle of a program, and from whoever holds Python's lock.
-class Admission {
- public:
-  /// Parks until there is room, but not for ever: what a program waits for may be another one that is not let in.
-  void enter(bool waits) {
-    if (take()) return;
-    if (!waits) {
-      running_.fetch_add(1);
-      return;
-    }
-    std::unique_lock lock(mutex_);
-    waiting_.fetch_add(1);
-    if (!left_.wait_for(lock, kPatience, [&] { return take(); })) running_.fetch_add(1);
-    waiting_.fetch_sub(1);
-  }
-  void leave() {
-    running_.fetch_sub(1);
-    if (waiting_.load() == 0) return;
-    {
-      std::lock_guard lock(mutex_);
-    }
-    left_.notify_one();
-  }
-  /// Of which one may use the host's pool.
-  int running() const { return running_.load(std::memory_order_relaxed); }
-
-  /// Nanoseconds until which callers come in turns: there was more than one of late.
-  std::atomic<int64_t> crowded_until{0};
-
- private:
-  static constexpr std::chrono::milliseconds kPatience{20};
-
-  bool take() {
-    int running = running_.load();
-    while (running < places_)
-      if (running_.compare_exchange_weak(running, running + 1)) return true;
-    return false;
-  }
-
-  const int places_ = available_processors() + 1;  // one is on its way in or out
-  std::atomic<int> running_{0};
-  std::atomic<int> waiting_{0};
-  std::mutex mutex_;
-  std::condition_variable left_;
-};
-
-/// Made by the first program, when the process's processors are known; never destroyed.
-std::atomic<Admission*> admission_now{nullptr};
-
-Admission& admission() {
-  Admission* found = admission_now.load(std::memory_order_acquire);
-  if (found) return *found;
-  auto made = std::make_unique<Admission>();
-  if (admission_now.compare_exchange_strong(found, made.get())) return *made.release();
-  return *found;
-}
-
-/// Programs of this thread, one inside the other (a library call that calls a program).
-thread_local int programs_here = 0;
-
-/// Callers that take turns are seldom in a program all at once. Longer than most calls, short for who is alone from then on.
-constexpr int64_t kCrowdedFor = 2'000'000;
-
 int64_t nanoseconds() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); }
 
 /// OpenMP's workers do not survive a fork, and whoever waits for them hangs.
 void forget_host_pool() { host_pool.store(nullptr); }
-/// A forked child counts anew: programs of the parent's other threads are not there.
-void forget_programs() { admission_now.store(nullptr); }
 
 /// Until when the processors are taken to be busy with others' work. A job on the host's pool ends when every thread of it has come, and one that has
 /// no processor comes a time slice later, though all parts are done; on deplo's own team nobody waits for who has not begun. But that shares the
@@ -281,19 +215,25 @@ void use_host_pool(HostPool pool, std::chrono::nanoseconds patience, std::chrono
   host_pool.store(pool);
 }
 
-TeamLease::TeamLease(int threads, bool waits) {
-  if (threads == 0) return;
-  threads = std::clamp(threads, 1, kMaxThreads);
-  enter(waits);
+namespace {
+
+/// The part of `threads` that one of several callers has; halved and halved again, so that it seldom changes: OpenMP ends threads that a job has not.
+int part_of(int threads, int callers) {
+  for (int count = 1; count < callers && threads > 1; count *= 2) threads /= 2;
+  return threads;
+}
+
+}  // namespace
+
+TeamLease::TeamLease(int threads) {
+  threads = std::clamp(threads, 0, kMaxThreads);
+  if (threads <= 1) return;
+  callers_ = callers();
+  threads = part_of(threads, callers_);
   if (threads == 1) return;
+  // OpenMP gives every thread that asks workers of its own, and a job ends only when all of them have come.
   if (host_pool.load(std::memory_order_relaxed) && nanoseconds() >= contended_until.load(std::memory_order_relaxed)) {
-    // OpenMP gives every thread that asks workers of its own, and a job ends only when all of them have come: with two callers each would wait for
-    // workers that the other's keep from a processor.
-    auto& programs = *static_cast<Admission*>(admission_);
-    bool alone = programs.running() <= 1;
-    int64_t now = nanoseconds();
-    if (!alone) programs.crowded_until.store(now + kCrowdedFor, std::memory_order_relaxed);
-    if (alone && now >= programs.crowded_until.load(std::memory_order_relaxed)) threads_ = threads;
+    threads_ = threads;
     return;
   }
   Team& shared = team();
@@ -302,27 +242,13 @@ TeamLease::TeamLease(int threads, bool waits) {
   threads_ = std::min(threads, shared.size());
 }
 
-void TeamLease::enter(bool waits) {
-  static std::once_flag registered;
-  std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, forget_programs); });
-  Admission& programs = admission();
-  if (programs_here++ == 0) {
-    programs.enter(waits);
-    entered_ = true;
-  }
-  admission_ = &programs;
-}
-
 TeamLease::~TeamLease() {
   if (team_) static_cast<Team*>(team_)->give_back();
-  if (!admission_) return;
-  --programs_here;
-  if (entered_) static_cast<Admission*>(admission_)->leave();
 }
 
 void TeamLease::run(int64_t parts, PartFn fn, void* context) {
-  // Somebody may have come since: as long as he is there this program runs here alone, too.
-  bool crowded = !team_ && admission_ && static_cast<Admission*>(admission_)->running() > 1;
+  // Somebody may have come since: as long as he is there, workers of the host's wait for a processor.
+  const bool crowded = threads_ > 1 && parts > 1 && !team_ && callers() > callers_;
   if (threads_ == 1 || parts <= 1 || crowded) {
     for (int64_t part = 0; part < parts; ++part) fn(context, part, 0);
     return;

@@ -18,8 +18,8 @@ using HostPool = void (*)(void (*fn)(void*), void* data, unsigned threads, unsig
 void use_host_pool(HostPool pool, std::chrono::nanoseconds patience = std::chrono::microseconds(500),
                    std::chrono::nanoseconds first = std::chrono::milliseconds(5), std::chrono::nanoseconds longest = std::chrono::milliseconds(200));
 
-/// The process's worker threads, borrowed for the length of one object. Whoever finds them borrowed (another Python thread runs a program) works
-/// alone instead of waiting: total progress is the same, and nothing can deadlock.
+/// The process's worker threads, borrowed for the length of one object. Where several threads run programs (turns.h), each has its part of them,
+/// which is itself alone where there are as many as threads; whoever finds them borrowed works alone instead of waiting.
 ///
 /// Workers spin for some tens of microseconds after a job and then park, so that programs of many small kernels
 /// synchronise in well under a microsecond while idle processes burn nothing. Each thread takes the parts of its own
@@ -27,9 +27,8 @@ void use_host_pool(HostPool pool, std::chrono::nanoseconds patience = std::chron
 /// child makes workers of its own when it first needs them.
 class TeamLease {
  public:
-  /// At most `threads` threads take part, the caller's among them. Waits, parked, while more leases of other threads live than there are
-  /// processors, unless told not to, or with 0 threads (for work that runs elsewhere).
-  explicit TeamLease(int threads, bool waits = true);
+  /// At most `threads` threads take part, the caller's among them; 0 is the caller alone, whoever else is there.
+  explicit TeamLease(int threads);
   ~TeamLease();
   TeamLease(const TeamLease&) = delete;
   TeamLease& operator=(const TeamLease&) = delete;
@@ -40,12 +39,9 @@ class TeamLease {
   void run(int64_t parts, PartFn fn, void* context);
 
  private:
-  void enter(bool waits);
-
   void* team_ = nullptr;
-  void* admission_ = nullptr;  ///< what counts the programs under way
-  bool entered_ = false;       ///< by this lease, not by one around it
   int threads_ = 1;
+  int callers_ = 1;  ///< when it was made
 };
 
 /// Most threads that a lease can have.
