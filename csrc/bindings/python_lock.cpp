@@ -19,14 +19,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr auto kPatience = std::chrono::microseconds(1000);
+constexpr auto kLongPatience = std::chrono::milliseconds(200);
 constexpr auto kSurelyFree = std::chrono::microseconds(3);
 
-/// Whether no thread holds Python's lock. Newer versions tell only whether this one does.
-bool is_free() {
+/// The thread that has Python's lock; null: none. Newer versions tell only whether this one does.
+constexpr bool kTellsHolder = PY_VERSION_HEX < 0x030C0000;
+PyThreadState* thread_in_python() {
 #if PY_VERSION_HEX < 0x030C0000
-  return _PyThreadState_UncheckedGet() == nullptr;
+  return _PyThreadState_UncheckedGet();
 #else
-  return false;
+  return nullptr;
 #endif
 }
 
@@ -40,13 +42,9 @@ class Queue {
     left_.notify_one();
   }
 
-  void enter(uint32_t self) {
-    if (take(self) || spin(self)) return;
-    std::unique_lock lock(mutex_);
-    parked_.fetch_add(1);
-    // Who is in Python may be there for long, or was and waits for something else: nobody tells when he does not come to another program.
-    if (!left_.wait_for(lock, kPatience, [&] { return take(self); })) holder_.store(self);
-    parked_.fetch_sub(1);
+  void enter(uint32_t self, PyThreadState* state) {
+    if (!take(self) && !spin(self)) park(self);
+    state_.store(state, std::memory_order_relaxed);
   }
 
  private:
@@ -60,7 +58,7 @@ class Queue {
     auto free_since = Clock::time_point::max();
     for (auto now = Clock::now(); now < end; now = Clock::now()) {
       if (holder_.load(std::memory_order_relaxed) == 0 && take(self)) return true;
-      free_since = is_free() ? std::min(free_since, now) : Clock::time_point::max();
+      free_since = kTellsHolder && !thread_in_python() ? std::min(free_since, now) : Clock::time_point::max();
       if (free_since < now - kSurelyFree) {
         holder_.store(self);
         return true;
@@ -70,7 +68,23 @@ class Queue {
     return false;
   }
 
+  /// Who is in Python may be there for long (Dynamo compiles), or was and waits for something else: nobody tells when he does not come to another
+  /// program.
+  void park(uint32_t self) {
+    const auto last = Clock::now() + kLongPatience;
+    std::unique_lock lock(mutex_);
+    parked_.fetch_add(1);
+    while (!left_.wait_for(lock, kPatience, [&] { return take(self); })) {
+      const bool is_there = kTellsHolder && thread_in_python() == state_.load(std::memory_order_relaxed);
+      if (is_there && Clock::now() < last) continue;
+      holder_.store(self);
+      break;
+    }
+    parked_.fetch_sub(1);
+  }
+
   alignas(64) std::atomic<uint32_t> holder_{0};  ///< the number of the thread that is in Python, unless it went without a program
+  std::atomic<PyThreadState*> state_{nullptr};   ///< that thread's, to be compared only
   std::atomic<int> parked_{0};
   std::mutex mutex_;
   std::condition_variable left_;
@@ -129,7 +143,7 @@ PyThreadState* release_python() {
 }
 
 void take_python(PyThreadState* state) {
-  queue().enter(runtime::thread_number());
+  queue().enter(runtime::thread_number(), state);
   PyEval_RestoreThread(state);
 }
 

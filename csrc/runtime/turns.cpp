@@ -46,10 +46,8 @@ Caller& caller() {
 
 class Turns {
  public:
-  /// Also counts the thread as one that runs a program, or waits to.
   bool begin(Caller& self) {
     const int64_t now = nanoseconds();
-    inside_.fetch_add(1);
     if (self.turns != this) self = {self.number, self.depth, this, -1, 0};
     notice(self, now);
     if (self.place >= useful()) give_up(self);
@@ -84,7 +82,6 @@ class Turns {
   }
 
   void end(Caller& self) {
-    inside_.fetch_sub(1);
     if (self.place < 0) return;
     const int64_t now = nanoseconds();
     if (waiting_.load() > 0 && now - self.since >= kTurn && hand_on(self, now)) return;
@@ -93,21 +90,11 @@ class Turns {
     mine.holder.store(outside(self.number));
   }
 
-  int callers(const Caller& self) const {
-    const int64_t now = nanoseconds();
-    const int inside = others_inside(self);
-    if (inside == 0 && now - company_.load(std::memory_order_relaxed) >= kCrowdedFor) return 1;
-    int count = waiting_.load();
-    for (int p = 0; p < most_; ++p) {
-      const uint64_t holder = places_[static_cast<size_t>(p)].holder.load(std::memory_order_relaxed);
-      const bool is_mine = holder >> 1 == self.number;
-      if (holder != 0 && !is_mine && !is_away(places_[static_cast<size_t>(p)], holder, now, kCrowdedFor)) ++count;
-    }
-    return std::max(count, inside) + 1;
-  }
+  int callers(const Caller& self) const { return 1 + waiting_.load() + others(self, kCrowdedFor); }
 
   bool has_company(const Caller& self) const {
-    return others_inside(self) > 0 || nanoseconds() - company_.load(std::memory_order_relaxed) < kCompanyFor;
+    const int64_t now = nanoseconds();
+    return now - company_.load(std::memory_order_relaxed) < kCompanyFor || waiting_.load() > 0 || others(self, 0) > 0;
   }
 
   void set_useful(int callers) { useful_.store(std::clamp(callers, 1, most_), std::memory_order_relaxed); }
@@ -132,7 +119,17 @@ class Turns {
     return (holder & 1) == 0 && now - place.left.load(std::memory_order_relaxed) >= than;
   }
 
-  int others_inside(const Caller& self) const { return inside_.load(std::memory_order_relaxed) - (self.depth > 0 ? 1 : 0); }
+  /// Other threads that run programs, or did within this time.
+  int others(const Caller& self, int64_t within) const {
+    const int64_t now = nanoseconds();
+    int count = 0;
+    for (int p = 0; p < most_; ++p) {
+      const Place& place = places_[static_cast<size_t>(p)];
+      const uint64_t holder = place.holder.load(std::memory_order_relaxed);
+      if (holder != 0 && holder >> 1 != self.number && !is_away(place, holder, now, within)) ++count;
+    }
+    return count;
+  }
 
   /// Whether there are others is what the latest calls say: a place is held between calls, and nobody tells that he went.
   void notice(const Caller& self, int64_t now) {
