@@ -259,7 +259,8 @@ double GpuStencil::cost(const Tile& tile, const std::vector<double>& extents, co
     }
     const bool wide = run && (w.step(*run, axes_[lane_].name) != 0 || !w.moves_along(axes_[lane_].name));
     bytes += elements * static_cast<double>(w.bytes());
-    copies += elements / static_cast<double>(wide ? kAccessBytes / w.bytes() : 1);
+    const int64_t by = wide ? kAccessBytes / w.bytes() : 1;
+    copies += elements / static_cast<double>(by);
     const double each = w.moves_along(axes_[lane_].name) ? static_cast<double>(lanes_) : 1;
     loads += taps;
     lines += taps * std::max(1.0, std::ceil(each * static_cast<double>(w.bytes() * kWarp) / kSharedBytesPerClock));
