@@ -599,20 +599,14 @@ def attention_of(causal: bool = False, **options: Any) -> Callable[..., torch.Te
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal, **options)
 
 
-def with_logarithm_of_sum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    scores = torch.tanh(q.float() @ k.float().mT / 8) * 5
-    return (torch.softmax(scores, -1).to(v.dtype) @ v), torch.logsumexp(scores, -1)
-
-
 @pytest.mark.parametrize(
     ("fn", "heads", "keys", "width", "dtype"),
     [
         (attention_of(causal=True), 2, 130, 64, torch.bfloat16),
         (attention_of(enable_gqa=True), 1, 200, 80, torch.float16),
-        (with_logarithm_of_sum, 2, 129, 96, torch.bfloat16),
-        (lambda q, k, v: attention_of()(q, k, v.mT.contiguous().mT), 2, 128, 32, torch.bfloat16),
+        (attention_of(), 2, 129, 32, torch.bfloat16),
     ],
-    ids=["causal", "shared heads", "logarithm", "turned values"],
+    ids=["causal", "shared heads", "narrow"],
 )
 def test_attention_by_groups_of_threads(
     fn: Callable[..., Any], heads: int, keys: int, width: int, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -621,11 +615,11 @@ def test_attention_by_groups_of_threads(
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 2, 130, width), torch.randn(1, heads, keys, width), torch.randn(1, heads, keys, width)
     inputs = [x.to(dtype) for x in (q, k, v)]
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
     kernels = deplo.explain(fn, *inputs, options=gpu()).graphs[0].kernels
     if gpu() == EMULATOR:
         assert any(kernel.schedule.startswith("gpu_online") and "groups(" in kernel.schedule for kernel in kernels)
     torch._dynamo.reset()
-    monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
     got, eager, exact = compiled_for_gpu(fn)(*inputs), fn(*inputs), fn(*(x.double() for x in inputs))
     for mine, theirs, best in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, eager, exact)), strict=True):
         assert (mine.double() - best).norm() <= 1.2 * (theirs.double() - best).norm() + 1e-6 * best.norm()
@@ -636,8 +630,8 @@ def test_attention_by_groups_of_threads(
 @pytest.mark.parametrize(
     ("fn", "shapes", "dtype"),
     [
-        (lambda a, b: F.linear(F.silu(a), b), [(70, 136), (72, 136)], torch.bfloat16),
-        (lambda a, b: a.t() @ (b * 2), [(136, 72), (136, 40)], torch.float16),
+        (lambda a, b: F.linear(F.silu(a), b), [(71, 136), (72, 136)], torch.bfloat16),
+        (lambda a, b: a.t() @ (b * 2), [(136, 80), (136, 40)], torch.float16),
         (lambda x, w: F.conv2d(x, w, stride=2, padding=1).relu(), [(1, 64, 18, 18), (40, 64, 3, 3)], torch.bfloat16),
     ],
     ids=["activation", "turned", "window"],
@@ -649,11 +643,11 @@ def test_computed_operands_of_groups(
     inputs = [torch.randn(shape).to(dtype) for shape in shapes]
     if len(shapes[0]) == 4:
         inputs = [x.contiguous(memory_format=torch.channels_last) for x in inputs]
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
     kernels = deplo.explain(fn, *inputs, options=gpu()).graphs[0].kernels
     if gpu() == EMULATOR:
         assert any(kernel.schedule.startswith("gpu_groups") for kernel in kernels)
     torch._dynamo.reset()
-    monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
     got, eager, exact = compiled_for_gpu(fn)(*inputs), fn(*inputs), fn(*(x.double() for x in inputs))
     assert (got.double() - exact).norm() <= 1.1 * (eager.double() - exact).norm()
     if gpu() == EMULATOR:
