@@ -101,11 +101,13 @@ Kernel join_scan_readers(const Kernel& kernel) {
   Nest nest = peel(kernel.body);
   for (size_t k = 0; k + 1 < nest.body.size(); ++k) {
     const auto* scan = std::get_if<Scan>(&nest.body[k]->node);
-    const auto* reader = std::get_if<For>(&nest.body[k + 1]->node);
+    size_t next = k + 1;  // behind what does not depend on results, which nothing but `then` sees
+    while (next + 1 < nest.body.size() && std::holds_alternative<Let>(nest.body[next]->node)) ++next;
+    const auto* reader = std::get_if<For>(&nest.body[next]->node);
     auto both = scan && reader ? joined(*scan, *reader, kernel, nest.body) : std::nullopt;
     if (!both) continue;
-    nest.body[k] = std::make_shared<Stmt>(Stmt{std::move(both->scan)});
-    nest.body.erase(nest.body.begin() + static_cast<std::ptrdiff_t>(k) + 1);
+    nest.body[next] = std::make_shared<Stmt>(Stmt{std::move(both->scan)});
+    nest.body.erase(nest.body.begin() + static_cast<std::ptrdiff_t>(k));
     std::erase_if(nest.body, [&](const auto& stmt) {
       const auto* local = std::get_if<Local>(&stmt->node);
       return local && both->rows.count(local->name) > 0;
