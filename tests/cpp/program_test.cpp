@@ -189,7 +189,7 @@ kernel @sum(a: ptr f32, unread: ptr f32, b: ptr f32, out c: ptr f32) symbols () 
   CHECK(run(first) == 20 + 4 * 30);
   int64_t bytes = packed_bytes();
   CHECK(bytes == 40 * 50 * 4);  // what only the other `once` step reads is not kept
-  w.values[kPlace] = 50;  // a write that nobody was told of
+  w.values[kPlace] = 50;        // a write that nobody was told of
   CHECK(run(first) == 20 + 4 * 30);
   CHECK(run(second) == 20 + 4 * 30);
   CHECK(packed_bytes() == bytes);
