@@ -24,9 +24,11 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     ids = ids.contiguous()
     if ids.numel() == 0:
         return result
+    if not weight.is_contiguous():
+        return torch.nn.functional.embedding(ids, weight)
     least, most = torch.aminmax(ids)
-    if least < 0 or most >= weight.shape[0] or ids.dtype != torch.int64 or not weight.is_contiguous():
-        raise IndexError(f"rows {int(least)} to {int(most)} of an embedding of {weight.shape[0]} contiguous ones, in {ids.dtype}")
+    if least < 0 or most >= weight.shape[0] or ids.dtype != torch.int64:
+        raise IndexError(f"rows {int(least)} to {int(most)} of an embedding of {weight.shape[0]}, in {ids.dtype}")
     core().read_rows(weight.data_ptr(), weight.shape[1] * weight.element_size(), ids.data_ptr(), ids.numel(), result.data_ptr())
     return result
 

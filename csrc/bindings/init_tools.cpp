@@ -158,8 +158,10 @@ void init_tools(py::module_& module) {
   module.def(
       "read_rows",
       [](uintptr_t data, int64_t row_bytes, uintptr_t rows, int64_t count, uintptr_t out) {
+        // NOLINTBEGIN(performance-no-int-to-ptr): addresses that PyTorch gives
         runtime::read_rows(reinterpret_cast<const char*>(data), row_bytes, reinterpret_cast<const int64_t*>(rows), count,
                            reinterpret_cast<char*>(out));
+        // NOLINTEND(performance-no-int-to-ptr)
       },
       py::arg("data"), py::arg("row_bytes"), py::arg("rows"), py::arg("count"), py::arg("out"), py::call_guard<py::gil_scoped_release>(),
       "Copies rows of a matrix at an address, whose numbers (int64) lie at another one, without bringing back a weight that is packed alone.");

@@ -19,7 +19,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr auto kPatience = std::chrono::microseconds(1000);
-constexpr auto kLongPatience = std::chrono::milliseconds(200);
+constexpr auto kLongPatience = std::chrono::milliseconds(10);  // two of the intervals after which Python's own lock changes hands
 constexpr auto kSurelyFree = std::chrono::microseconds(3);
 
 /// The thread that has Python's lock; null: none. Newer versions tell only whether this one does.

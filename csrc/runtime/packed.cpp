@@ -272,7 +272,8 @@ std::set<std::string> loaded_params(const kernel_ir::Kernel& kernel) {
     if (const auto* load = std::get_if<kernel_ir::Load>(&stmt.node)) loaded.insert(load->buffer);
     if (const auto* store = std::get_if<kernel_ir::Store>(&stmt.node)) loaded.insert(store->buffer);
     if (const auto* matrix = std::get_if<kernel_ir::Matrix>(&stmt.node)) loaded.insert(matrix->buffer);
-    tells = tells && !std::holds_alternative<kernel_ir::CopyAsync>(stmt.node) && !std::holds_alternative<kernel_ir::MultiplyTiles>(stmt.node);
+    tells = tells && !std::holds_alternative<kernel_ir::CopyAsync>(stmt.node) && !std::holds_alternative<kernel_ir::MultiplyTiles>(stmt.node) &&
+            !std::holds_alternative<kernel_ir::MultiplyGroup>(stmt.node) && !std::holds_alternative<kernel_ir::LoadMatrix>(stmt.node);
   });
   if (!tells)
     for (const auto& param : kernel.params) loaded.insert(param.name);
@@ -310,7 +311,7 @@ PackedNeeds packed_needs(const kernel_ir::Module& module, const Layout& layout, 
     if (!step.once || !step.kernel) continue;
     const auto& params = module.kernels[*step.kernel]->params;
     for (size_t p = 0; p < step.buffers.size(); ++p)
-      if (params[p].kind == loop_ir::ParamKind::out && wanted[step.buffers[p]]) needs.made[s] = true;
+      if (params[p].kind != loop_ir::ParamKind::in && wanted[step.buffers[p]]) needs.made[s] = true;
     if (!needs.made[s]) continue;
     for (size_t buffer : step.buffers) wanted[buffer] = true;
   }

@@ -78,6 +78,7 @@ class Turns {
       waiter.let_in.wait_for(lock, is_first ? std::chrono::microseconds(kLook) : std::chrono::microseconds(kPatience));
     }
     if (!waiter.is_let_in) queue_.erase(place);
+    wake_first();
     waiting_.fetch_sub(1);
   }
 
@@ -154,6 +155,11 @@ class Turns {
     return false;
   }
 
+  /// The first of the queue looks for places; called with the lock.
+  void wake_first() {
+    if (!queue_.empty()) queue_.front()->let_in.notify_one();
+  }
+
   void give_up(Caller& self) {
     uint64_t mine = outside(self.number);
     places_[at(self)].holder.compare_exchange_strong(mine, 0);
@@ -172,13 +178,13 @@ class Turns {
     places_[at(self)].holder.store(inside(next.self.number));
     self.place = -1;
     next.let_in.notify_one();
+    wake_first();
     return true;
   }
 
   const int most_ = std::min(available_processors(), kMostPlaces);
   std::atomic<int> useful_{most_};
   std::atomic<int> waiting_{0};
-  std::atomic<int> inside_{0};                   ///< threads that run programs, waiting ones too
   alignas(64) std::atomic<uint32_t> latest_{0};  ///< caller
   std::atomic<int64_t> latest_at_{-kCompanyFor};
   std::atomic<int64_t> company_{-kCompanyFor};  ///< when a call came from another thread than the one before

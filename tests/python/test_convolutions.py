@@ -259,3 +259,13 @@ def test_eager_mode_refuses_output_padding_of_a_stride():
     for call in (padded, torch.compile(padded, backend="deplo")):
         with pytest.raises(RuntimeError, match="output padding must be smaller than either stride or dilation"):
             call(x, weight)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layer", [nn.Conv2d(16, 32, 3, padding=1), nn.Conv2d(3, 24, (3, 7), 2, dilation=2, padding=(3, 1))], ids=["3x3", "dilated"])
+def test_gradients_of_no_images_are_zeros(layer, dynamic):
+    torch._dynamo.reset()
+    x = torch.randn(0, layer.in_channels, 32, 32, requires_grad=True)
+    layer.zero_grad()
+    Compiler()(layer, dynamic=dynamic)(x).sum().backward()
+    assert x.grad.shape == x.shape and all(torch.equal(p.grad, torch.zeros_like(p)) for p in layer.parameters())

@@ -110,3 +110,17 @@ def test_checks_by_versions_see_the_writes_that_are_counted():
         same(run(x), layer(x))
         layer.weight.mul_(2)
         same(run(x), layer(x))
+
+
+@pytest.mark.parametrize("features", feature_sets())
+def test_rows_that_lie_along_both_axes(features):
+    """Windows with a step of one: rows and what is summed lie side by side in memory."""
+    torch._dynamo.reset()
+    weight = nn.Parameter(torch.randn(512, 64))
+
+    def framed(x):
+        return x.unfold(0, weight.shape[0], 1) @ weight.to(x.dtype)
+
+    x = torch.randn(480 + 511)
+    with torch.no_grad():
+        same(torch.compile(framed, backend="deplo", options={"features": features})(x), framed(x), exact=framed(x.double()))

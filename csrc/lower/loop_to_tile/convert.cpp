@@ -46,8 +46,9 @@ Substitution unflatten(const std::vector<loop_ir::Axis>& axes, Expr linear) {
   Substitution map;
   Expr rest = linear;
   for (size_t i = axes.size(); i-- > 0;) {
-    map[axes[i].name] = i == 0 ? rest : mod(rest, axes[i].extent);
-    rest = floordiv(rest, axes[i].extent);
+    const Expr extent = axes[i].extent.is(0) ? Expr(1) : axes[i].extent;  // nothing runs
+    map[axes[i].name] = i == 0 ? rest : mod(rest, extent);
+    if (i > 0) rest = floordiv(rest, extent);
   }
   return map;
 }

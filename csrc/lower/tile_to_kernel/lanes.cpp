@@ -73,7 +73,7 @@ bool Lowering::loads_uniformly(const LanesLoop& loop) const {
 
 void Lowering::for_lanes(const LanesLoop& loop, Expr lo, Expr hi, const Body& body) {
   Expr n = simplify(hi - lo, ranges_);
-  if (n.is_constant() && n.value() <= 0) return;
+  if (auto most = bounds(n, ranges_).hi; most && *most <= 0) return;
   // A thread's piece of a row, whose beginning lies before the row's: its first lanes are off.
   if (auto most = hi.is_constant() ? std::optional<int64_t>(hi.value()) : capped(hi); most && *most <= loop.lanes && is_cut(lo)) {
     const Expr first = lo.operands()[lo.operands()[0].is(0) ? 1 : 0];
@@ -92,7 +92,9 @@ void Lowering::for_lanes(const LanesLoop& loop, Expr lo, Expr hi, const Body& bo
     if (most && *most > 0 && *most <= loop.lanes * loop.in_flight) return straight(loop, lo, hi, body);
   }
   bool runs = provably_nonnegative(n - 1, ranges_);
-  if (runs || !loads_uniformly(loop)) return lanes_pieces(loop, lo, hi, runs, body);
+  // A thread's piece may lie behind the row's end: pieces of a loop that ends before it begins would not be empty.
+  const bool may_be_empty = target_of(context_).has_grid && !provably_nonnegative(n, ranges_);
+  if (runs || (!loads_uniformly(loop) && !may_be_empty)) return lanes_pieces(loop, lo, hi, runs, body);
   branch({less(lo, hi)}, [&] { lanes_pieces(loop, lo, hi, true, body); });
 }
 

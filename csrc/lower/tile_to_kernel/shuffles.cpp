@@ -79,6 +79,7 @@ std::optional<std::string> Lowering::transposed_load(const Load& s, const Memory
 
 std::optional<Lowering::LiveLanes> Lowering::live_lanes(const std::vector<Cond>& guard, size_t copy) const {
   const LaneCopy& at = lanes_->copies[copy];
+  if (at.is_cut) return std::nullopt;  // its first lanes are off
   LiveLanes live{0, at.mask.empty() ? Expr(width()) : min(width(), at.live)};
   for (const Cond& cond : guard) {
     for (const auto& [symbol, value] : placeholders_)

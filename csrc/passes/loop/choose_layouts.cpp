@@ -503,7 +503,7 @@ struct Chooser {
         points = access.points;
         ++loads;
       }
-      if (loads == 1 && d && points >= reads * size(product(graph.buffer(name).shape))) redirect(at, name, copy_of(at, name, *d), *d);
+      if (loads == 1 && d && points > 0 && points >= reads * size(product(graph.buffer(name).shape))) redirect(at, name, copy_of(at, name, *d), *d);
     }
   }
 

@@ -328,7 +328,9 @@ bool ContractionScheduler::classify() {
     if (!prepare(item.lanes, in_a ? c.a : c.b, c.reduce->axes) || !prepare(item.rows, in_a ? c.b : c.a, c.reduce->axes)) return false;
     if (per_call_ && !item.lanes.is_static) item.lanes.is_static = item.lanes.per_call = true;
     item.depth = count(c.reduce->axes);
-    if (item.depth.is(0)) return false;  // sums of nothing
+    const auto is_empty = [](const Axis& a) { return a.extent.is(0); };
+    if (std::any_of(c.reduce->axes.begin(), c.reduce->axes.end(), is_empty)) return false;  // sums of nothing
+    if (std::any_of(nest_.axes.begin(), nest_.axes.end(), is_empty)) return false;
     items_.push_back(std::move(item));
   }
   auto kind_of = [&](const Axis& a, const Item& item) {

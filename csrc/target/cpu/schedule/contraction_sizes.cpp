@@ -148,7 +148,7 @@ void ContractionScheduler::choose_sizes() {
   }
   choose_in_place();
   for (Item& item : items_) {
-    item.rows.in_lines = wants_lines(item);
+    item.rows.in_lines = !item.rows.in_place && wants_lines(item);
     if (item.rows.in_lines) item.rows.padding = round_up(tile_rows(), kCacheLine) + kRowPadding - tile_rows();
   }
   in_registers_ = wants_registers();

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "lower/loop_to_tile/merge_axes.h"
 #include "target/cuda/schedule/access.h"
+#include "target/cuda/schedule/scan_readers.h"
 
 namespace deplo::loop_to_tile {
 
@@ -86,7 +87,7 @@ bool GpuRowVectors::match() {
     if (const auto* scan = std::get_if<loop_ir::Scan>(&stmt->node)) {
       loop_ir::Block both = scan->body;
       both.insert(both.end(), scan->then.begin(), scan->then.end());
-      if (!match_loop({scan->axis}, both) || scan->dtypes[0] == DType::boolean) return false;
+      if (!match_loop({scan->axis}, both) || scan->dtypes[0] == DType::boolean || is_product_of_doubles(*stmt)) return false;
       reduces = true;
       continue;
     }

@@ -119,4 +119,9 @@ Kernel join_scan_readers(const Kernel& kernel) {
   return kernel;
 }
 
+bool is_product_of_doubles(const Stmt& stmt) {
+  const auto* scan = std::get_if<Scan>(&stmt.node);
+  return scan && scan->combiner == Combiner::prod && scan->dtypes[0] == DType::f64;
+}
+
 }  // namespace deplo::loop_to_tile

@@ -120,7 +120,24 @@ bool GpuStencil::match() {
   double reached = 0;
   for (const Reach& w : windows_)
     if (!w.overlaps().empty()) reached += w.taps;
-  return possible_ && reached >= kLeastTaps;
+  // Taps far apart reach more than a block can hold.
+  return possible_ && reached >= kLeastTaps && shared_bytes(lay_out(least_tile())) <= kSharedBytes;
+}
+
+/// The smallest tile that keeps a block's warps busy, a point or a vector each.
+GpuStencil::Tile GpuStencil::least_tile() const {
+  Tile tile;
+  tile.points.assign(axes_.size(), 1);
+  const auto at_most = [&](size_t axis, int64_t n) {
+    const Expr extent = axes_[axis].extent;
+    return extent.is_constant() ? std::min(n, std::max<int64_t>(1, extent.value())) : n;
+  };
+  tile.points[lane_] = (at_most(lane_, kLeastThreads * lanes_) + lanes_ - 1) / lanes_ * lanes_;
+  tile.blocked = lane_;
+  for (size_t axis : tiled_axes())
+    if (const int64_t threads = tile.threads(lanes_); axis != lane_ && threads < kLeastThreads)
+      tile.points[axis] = at_most(axis, kLeastThreads / threads);
+  return tile;
 }
 
 /// Points with sums over few neighbours, whose operands need no other sums.
@@ -231,7 +248,8 @@ std::vector<int64_t> GpuStencil::choices(double extent, int64_t multiple) {
 /// Clocks of a device for all blocks: rounds of as many as an SM holds, each bound by its copies, shared memory or instructions.
 double GpuStencil::cost(const Tile& tile, const std::vector<double>& extents, const CudaModel& model, double ways) const {
   const int64_t threads = tile.threads(lanes_);
-  const auto warps = static_cast<double>((threads + kWarp - 1) / kWarp);
+  const int64_t whole_warps = (threads + kWarp - 1) / kWarp;
+  const auto warps = static_cast<double>(whole_warps);
   const double points = static_cast<double>(tile.block * lanes_);
   double bytes = 0;
   double copies = 0;
@@ -333,12 +351,7 @@ Schedule GpuStencil::propose(const SizeHints& hints, const std::string& arch) co
     tile.points[axis] = 1;
   };
   choose(0);
-  if (best.points.empty()) {  // points of any number
-    best = tile;
-    best.points[lane_] = lanes_;
-    best.blocked = lane_;
-    best.block = 1;
-  }
+  if (best.points.empty()) best = least_tile();  // points of any number
   Schedule s{"gpu_stencil", {}};
   for (size_t a = 0; a < axes_.size(); ++a)
     if (best.points[a] > 1 || a == lane_) s.directives.push_back({"tile", {{axes_[a].name, best.points[a]}}});

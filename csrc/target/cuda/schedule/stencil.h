@@ -35,6 +35,7 @@ class GpuStencil {
   bool match_body();
   void find_lanes();
   bool stages(const Reach& window) const;
+  Tile least_tile() const;
   std::vector<size_t> tiled_axes() const;
   std::vector<size_t> blocked_axes() const;
   double cost(const Tile& tile, const std::vector<double>& extents, const CudaModel& model, double ways = 1) const;

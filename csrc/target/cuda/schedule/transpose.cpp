@@ -124,6 +124,8 @@ void GpuTranspose::read(const Schedule& schedule) {
   };
   lanes_stored_ = lanes(stored_, most_stored_);
   lanes_loaded_ = lanes(loaded_, most_loaded_);
+  if (side_ * side_ / std::max(lanes_stored_, lanes_loaded_) < kThreads)
+    reader.fail(tile, fmt::format("{} threads with such vectors need {} at least", kThreads, 2 * kLeastSide));
   reader.finish("tile, threads and vectorize");
 }
 

@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "lower/loop_to_tile/merge_axes.h"
 #include "target/cuda/schedule/access.h"
+#include "target/cuda/schedule/scan_readers.h"
 
 namespace deplo::loop_to_tile {
 
@@ -155,7 +156,9 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
 
 bool GpuVectors::is_possible() const {
   if (outer_.empty() || !colliding_stores(kernel_).empty() || !is_simple(*inner_, false)) return false;
-  return !has_loops(*inner_) || stores_apart(kernel_);
+  const bool scans = std::any_of(inner_->begin(), inner_->end(), [](const auto& s) { return std::holds_alternative<loop_ir::Scan>(s->node); });
+  if (std::any_of(inner_->begin(), inner_->end(), [](const auto& s) { return is_product_of_doubles(*s); })) return false;
+  return (!has_loops(*inner_) && !scans) || stores_apart(kernel_);
 }
 
 /// Whether threads do better with points side by side than with a vector each: windows and strides leave most vectors in pieces.
