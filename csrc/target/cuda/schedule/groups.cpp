@@ -10,7 +10,6 @@
 #include "target/cuda/devices.h"
 #include "target/cuda/schedule/access.h"
 #include "target/cuda/schedule/codes.h"
-#include "target/cuda/schedule/raster.h"
 
 namespace deplo::loop_to_tile {
 
@@ -41,7 +40,7 @@ constexpr int64_t kOtherRegisters = 72;
 
 }  // namespace
 
-GpuGroups::GpuGroups(const loop_ir::Kernel& kernel) : GpuProducts(kernel) {
+GpuGroups::GpuGroups(const loop_ir::Kernel& kernel) : GpuThreadGroups(kernel) {
   possible_ = fits_;
   for (const Item& item : items_) {
     const auto find = [&](const Operand& operand, bool of_rows) {
@@ -182,26 +181,12 @@ void GpuGroups::read(const Schedule& schedule) {
 
 tile_ir::Block GpuGroups::apply(const Schedule& schedule) {
   read(schedule);
-  block_ = names_.fresh("b");
-  thread_ = names_.fresh("t");
-  half_ = names_.fresh("h");
-  group_ = names_.fresh("g");
-  column_ = names_.fresh("w");
-  const Expr tiles = ceildiv(count(rows_), shape_.rows) * ceildiv(count(columns_), shape_.columns);
-  std::tie(first_row_, first_column_) = raster_place(mod(sym(block_), tiles), count(rows_), count(columns_), shape_.rows, shape_.columns, raster_);
-  batch_map_ = unflatten(batch_, floordiv(sym(block_), tiles));
+  const Expr tiles = begin_block(shape_.rows, shape_.columns);
   tile_ir::Block body;
   for (size_t p = 0; p < factors_.size(); ++p)
     for (auto& s : stages_of(p)) body.push_back(s);
   for (auto& s : finish()) body.push_back(s);
   return gpu_grid(block_, count(batch_) * tiles, thread_, threads_, std::move(body));
-}
-
-/// for half, group, lane: body, over the thread's own outputs.
-Ref<tile_ir::Stmt> GpuGroups::per_thread(tile_ir::Block body) const {
-  tile_ir::Block inner{make(tile_ir::For{axis(column_, 0, lanes_, LoopKind::lanes), std::move(body)})};
-  inner = {make(tile_ir::For{axis(group_, 0, shape_.columns / (4 * lanes_), LoopKind::unroll), std::move(inner)})};
-  return make(tile_ir::For{axis(half_, 0, 2, LoopKind::unroll), std::move(inner)});
 }
 
 /// One product: copies run stages - 1 stages of k ahead. A stage's products run while the threads fill a later stage's tiles: that of the stage
@@ -218,8 +203,9 @@ tile_ir::Block GpuGroups::stages_of(size_t product) {
   }
   out.push_back(make(tile_ir::Alloc{item.sums, sum_type(), {1, 2, shape_.columns / (4 * lanes_), lanes_}, Space::reg}));
   const std::string zero = names_.fresh("zero");
-  out.push_back(per_thread({make(tile_ir::Let{zero, sum_type(), Fn::constant, {}, loop_ir::zero_of(sum_type()), 0}),
-                            make(tile_ir::Store{item.sums, {0, sym(half_), sym(group_), sym(column_)}, zero, {}, Combiner::set})}));
+  out.push_back(over_outputs(shape_.columns, lanes_,
+                             {make(tile_ir::Let{zero, sum_type(), Fn::constant, {}, loop_ir::zero_of(sum_type()), 0}),
+                              make(tile_ir::Store{item.sums, {0, sym(half_), sym(group_), sym(column_)}, zero, {}, Combiner::set})}));
   if (product > 0) out.push_back(make(tile_ir::Barrier{}));
   const auto fetch_all = [&](Expr stage, bool pipelined) {
     tile_ir::Block copies;
@@ -320,7 +306,7 @@ tile_ir::Block GpuGroups::finish() {
   map.merge(unflatten(columns_, column));
   tile_ir::Block body = convert(*inner_, map, {0, sym(half_), sym(group_), sym(column_)});
   tile_ir::If inside{{less(row, count(rows_)), less(column, count(columns_))}, std::move(body)};
-  return {per_thread({make(std::move(inside))})};
+  return {over_outputs(shape_.columns, lanes_, {make(std::move(inside))})};
 }
 
 }  // namespace deplo::loop_to_tile

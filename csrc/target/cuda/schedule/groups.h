@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "target/cuda/schedule/matrix_tile.h"
-#include "target/cuda/schedule/products.h"
+#include "target/cuda/schedule/thread_groups.h"
 
 namespace deplo::loop_to_tile {
 
@@ -13,7 +13,7 @@ namespace deplo::loop_to_tile {
 /// that a tensor map describes: it is computed (a cast, an activation, a weight made from codes), or gathered through a window. All threads copy, or
 /// compute, tiles of both operands to shared memory, some stages of k ahead, and groups of 128 multiply 64 rows each, straight from there
 /// (`program_ir/groups.h`).
-class GpuGroups : public GpuProducts {
+class GpuGroups : public GpuThreadGroups {
  public:
   explicit GpuGroups(const loop_ir::Kernel& kernel);
 
@@ -46,15 +46,11 @@ class GpuGroups : public GpuProducts {
   Ref<tile_ir::Stmt> multiply_part(size_t product, Expr stage, int64_t from, int64_t depth, int pending) const;
   Ref<tile_ir::Stmt> wait_for(size_t product) const { return multiply_part(product, 0, 0, 0, 0); }
   tile_ir::Block finish();
-  Ref<tile_ir::Stmt> per_thread(tile_ir::Block body) const;
 
   std::vector<Factors> factors_;  ///< of items_
   bool possible_ = false;
   Shape shape_;
-  int64_t raster_ = 0, threads_ = 0, lanes_ = 2;
-  std::string block_, thread_, half_, group_, column_;
-  Expr first_row_, first_column_;
-  Substitution batch_map_;
+  int64_t threads_ = 0, lanes_ = 2;
 };
 
 }  // namespace deplo::loop_to_tile

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "loop_ir/places.h"
 #include "target/cuda/schedule/access.h"
 
 namespace deplo::loop_to_tile {
@@ -12,17 +13,6 @@ using analysis::AxisClass;
 namespace {
 
 constexpr size_t kMostItems = 3;  // sums of all stay in registers
-
-void collect_uses(const loop_ir::Stmt& stmt, std::set<std::string>& out) {
-  if (const auto* let = std::get_if<loop_ir::Let>(&stmt.node)) {
-    out.insert(let->operands.begin(), let->operands.end());
-    if (let->fn == Fn::index) collect_symbols(let->index, out);
-  }
-  if (const auto* load = std::get_if<loop_ir::Load>(&stmt.node)) {
-    for (Expr e : load->index) collect_symbols(e, out);
-    for (const Cond& c : load->guard) collect_symbols(c.expr, out);
-  }
-}
 
 bool uses_any(const std::set<std::string>& names, const std::vector<loop_ir::Axis>& axes) {
   return std::any_of(axes.begin(), axes.end(), [&](const auto& a) { return names.count(a.name) > 0; });

@@ -121,7 +121,18 @@ Kernel join_scan_readers(const Kernel& kernel) {
 
 bool is_product_of_doubles(const Stmt& stmt) {
   const auto* scan = std::get_if<Scan>(&stmt.node);
-  return scan && scan->combiner == Combiner::prod && scan->dtypes[0] == DType::f64;
+  if (!scan || scan->combiner != Combiner::prod || scan->dtypes[0] != DType::f64) return false;
+  const auto dtype_of = [&](const std::string& name) {
+    for (const auto& s : scan->body) {
+      if (const auto* load = std::get_if<Load>(&s->node); load && load->name == name) return load->dtype;
+      if (const auto* let = std::get_if<Let>(&s->node); let && let->name == name) return let->dtype;
+    }
+    return DType::f64;
+  };
+  return std::none_of(scan->body.begin(), scan->body.end(), [&](const auto& s) {
+    const auto* let = std::get_if<Let>(&s->node);
+    return let && let->name == scan->operands[0] && let->fn == Fn::cast && dtype_of(let->operands[0]) != DType::f64;
+  });
 }
 
 }  // namespace deplo::loop_to_tile

@@ -7,6 +7,7 @@
 #include "analysis/cost.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "loop_ir/places.h"
 #include "schedule/reader.h"
 
 namespace deplo::loop_to_tile {
@@ -40,28 +41,6 @@ constexpr double kEnoughWarps = 16;       ///< that hide each other's waits
 bool is_scalar(const loop_ir::Stmt& stmt) {
   return std::holds_alternative<loop_ir::Let>(stmt.node) || std::holds_alternative<loop_ir::Load>(stmt.node) ||
          std::holds_alternative<loop_ir::Store>(stmt.node) || std::holds_alternative<loop_ir::Check>(stmt.node);
-}
-
-bool computes(const loop_ir::Stmt& stmt) {
-  return std::holds_alternative<loop_ir::Let>(stmt.node) || std::holds_alternative<loop_ir::Load>(stmt.node);
-}
-
-const std::string& name_of(const loop_ir::Stmt& stmt) {
-  static const std::string kNone;
-  if (const auto* let = std::get_if<loop_ir::Let>(&stmt.node)) return let->name;
-  if (const auto* load = std::get_if<loop_ir::Load>(&stmt.node)) return load->name;
-  return kNone;
-}
-
-void collect_uses(const loop_ir::Stmt& stmt, std::set<std::string>& out) {
-  if (const auto* let = std::get_if<loop_ir::Let>(&stmt.node)) {
-    out.insert(let->operands.begin(), let->operands.end());
-    if (let->fn == Fn::index) collect_symbols(let->index, out);
-  }
-  if (const auto* load = std::get_if<loop_ir::Load>(&stmt.node)) {
-    for (Expr e : load->index) collect_symbols(e, out);
-    for (const Cond& c : load->guard) collect_symbols(c.expr, out);
-  }
 }
 
 /// Integer divisions tell of a divisor of 0, which points that do not exist may have.
@@ -159,7 +138,7 @@ bool GpuStencil::match_body() {
     taps_ += static_cast<double>(n.value());
     std::set<std::string> used;
     for (const auto& s : reduce->body) {
-      if (!computes(*s) || tells(*s)) return false;
+      if (!is_straight(*s) || tells(*s)) return false;
       collect_uses(*s, used);
     }
     if (std::any_of(used.begin(), used.end(), [&](const auto& name) { return results.count(name) > 0; })) return false;
@@ -571,7 +550,7 @@ tile_ir::Block GpuStencil::convert(const loop_ir::Block& block, bool guarded) co
     loop_ir::Load moved = substituted(s, map_);
     if (guarded) {
       std::set<std::string> used;
-      collect_uses({s}, used);
+      collect_uses(loop_ir::Stmt{s}, used);
       if (moved.guard.empty()) moved.fill = loop_ir::zero_of(s.dtype);
       for (const Cond& c : in_range(used)) moved.guard.push_back(c);
       if (moved.guard.empty()) moved.fill = {};

@@ -9,7 +9,6 @@
 #include "expr/node.h"
 #include "target/cuda/devices.h"
 #include "target/cuda/schedule/matrix_tile.h"
-#include "target/cuda/schedule/raster.h"
 
 namespace deplo::loop_to_tile {
 
@@ -49,7 +48,7 @@ bool is_multiple(Expr e, int64_t of) {
 
 }  // namespace
 
-GpuTiles::GpuTiles(const loop_ir::Kernel& kernel) : GpuProducts(kernel) {
+GpuTiles::GpuTiles(const loop_ir::Kernel& kernel) : GpuThreadGroups(kernel) {
   possible_ = fits_;
   for (const Item& item : items_) {
     Factors found;
@@ -191,24 +190,10 @@ void GpuTiles::read(const Schedule& schedule) {
 
 tile_ir::Block GpuTiles::apply(const Schedule& schedule) {
   read(schedule);
-  block_ = names_.fresh("b");
-  thread_ = names_.fresh("t");
-  half_ = names_.fresh("h");
-  group_ = names_.fresh("g");
-  column_ = names_.fresh("w");
-  const Expr tiles = ceildiv(count(rows_), shape_.rows) * ceildiv(count(columns_), shape_.columns);
-  std::tie(first_row_, first_column_) = raster_place(mod(sym(block_), tiles), count(rows_), count(columns_), shape_.rows, shape_.columns, raster_);
-  batch_map_ = unflatten(batch_, floordiv(sym(block_), tiles));
+  const Expr tiles = begin_block(shape_.rows, shape_.columns);
   tile_ir::Block body = multiply();
   for (auto& s : finish()) body.push_back(s);
   return gpu_grid(block_, count(batch_) * tiles, thread_, shape_.rows / kTileGroupRows * kTileGroup + kWarp, std::move(body));
-}
-
-/// for half, group, lane: body, over the thread's own outputs.
-Ref<tile_ir::Stmt> GpuTiles::per_thread(tile_ir::Block body) const {
-  tile_ir::Block inner{make(tile_ir::For{axis(column_, 0, 2, LoopKind::lanes), std::move(body)})};
-  inner = {make(tile_ir::For{axis(group_, 0, shape_.columns / kMatrixColumns, LoopKind::unroll), std::move(inner)})};
-  return make(tile_ir::For{axis(half_, 0, 2, LoopKind::unroll), std::move(inner)});
 }
 
 tile_ir::Block GpuTiles::multiply() {
@@ -223,8 +208,9 @@ tile_ir::Block GpuTiles::multiply() {
     const std::string& sums = items_[i].sums;
     const std::string zero = names_.fresh("zero");
     out.push_back(make(tile_ir::Alloc{sums, DType::f32, {2, shape_.columns / kMatrixColumns, 2}, Space::reg}));
-    out.push_back(per_thread({make(tile_ir::Let{zero, DType::f32, Fn::constant, {}, Scalar::of_float(DType::f32, 0), 0}),
-                              make(tile_ir::Store{sums, {sym(half_), sym(group_), sym(column_)}, zero, {}, Combiner::set})}));
+    out.push_back(over_outputs(shape_.columns, 2,
+                               {make(tile_ir::Let{zero, DType::f32, Fn::constant, {}, Scalar::of_float(DType::f32, 0), 0}),
+                                make(tile_ir::Store{sums, {sym(half_), sym(group_), sym(column_)}, zero, {}, Combiner::set})}));
     tile_ir::MultiplyTiles node{sums,
                                 {factors_[i].rows, factors_[i].columns, sym(thread_), shape_.rows / kTileGroupRows, shape_.stages, flags, after}};
     for (auto [factor, tile, rows, first] : {std::tuple{&node.products.a, &items_[0].rows.tile, shape_.rows, first_row_},
@@ -250,7 +236,8 @@ tile_ir::Block GpuTiles::finish() {
   map.merge(unflatten(columns_, column));
   tile_ir::Block body = convert(*inner_, map, {sym(half_), sym(group_), sym(column_)});
   tile_ir::If inside{{less(row, count(rows_)), less(column, count(columns_))}, std::move(body)};
-  return {make(tile_ir::If{{less(sym(thread_), shape_.rows / kTileGroupRows * kTileGroup)}, {per_thread({make(std::move(inside))})}})};
+  return {make(
+      tile_ir::If{{less(sym(thread_), shape_.rows / kTileGroupRows * kTileGroup)}, {over_outputs(shape_.columns, 2, {make(std::move(inside))})}})};
 }
 
 }  // namespace deplo::loop_to_tile

@@ -4,14 +4,14 @@
 #include <string>
 #include <vector>
 
-#include "target/cuda/schedule/products.h"
+#include "target/cuda/schedule/thread_groups.h"
 
 namespace deplo::loop_to_tile {
 
 /// Schedules of kind gpu_tiles: contractions of bf16 or f16 operands on the matrix units of sm_90a, by products of tiles (`program_ir/tiles.h`).
 /// Groups of 128 threads multiply what a warp of its own has copied to shared memory, several tiles of k ahead. Operands are what lies in memory,
 /// with strides of multiples of 16 bytes.
-class GpuTiles : public GpuProducts {
+class GpuTiles : public GpuThreadGroups {
  public:
   explicit GpuTiles(const loop_ir::Kernel& kernel);
 
@@ -36,15 +36,10 @@ class GpuTiles : public GpuProducts {
   void read(const Schedule& schedule);
   tile_ir::Block multiply();
   tile_ir::Block finish();
-  Ref<tile_ir::Stmt> per_thread(tile_ir::Block body) const;
 
   std::vector<Factors> factors_;  ///< of items_
   bool possible_ = false;
   Shape shape_;
-  int64_t raster_ = 0;
-  std::string block_, thread_, half_, group_, column_;
-  Expr first_row_, first_column_;
-  Substitution batch_map_;
 };
 
 }  // namespace deplo::loop_to_tile
