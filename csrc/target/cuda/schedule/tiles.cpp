@@ -12,7 +12,6 @@
 
 namespace deplo::loop_to_tile {
 
-using tile_ir::LoopKind;
 using tile_ir::Space;
 
 namespace {
