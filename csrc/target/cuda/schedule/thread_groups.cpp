@@ -1,5 +1,7 @@
 #include "target/cuda/schedule/thread_groups.h"
 
+#include <fmt/format.h>
+
 #include <tuple>
 #include <utility>
 
@@ -8,6 +10,21 @@
 namespace deplo::loop_to_tile {
 
 using tile_ir::LoopKind;
+
+int64_t GpuThreadGroups::tile_of(ScheduleReader& reader, const std::string& axis, int64_t of, int64_t most) {
+  const Directive* d = reader.find("tile", axis);
+  if (!d) reader.fail(fmt::format("it needs 'tile({}=...)'", axis));
+  reader.only(*d, {axis});
+  const int64_t n = reader.number(*d, axis, of, most);
+  if (n % of != 0) reader.fail(*d, fmt::format("allowed: multiples of {}", of));
+  return n;
+}
+
+int64_t GpuThreadGroups::number_of(ScheduleReader& reader, const std::string& word, int64_t least, int64_t most) {
+  const Directive& d = reader.one(word);
+  reader.only(d, {""});
+  return reader.number(d, "", least, most);
+}
 
 Expr GpuThreadGroups::begin_block(int64_t rows, int64_t columns) {
   block_ = names_.fresh("b");

@@ -11,6 +11,10 @@ class GpuThreadGroups : public GpuProducts {
  protected:
   using GpuProducts::GpuProducts;
 
+  /// What a schedule says a tile is along an axis: a multiple of `of` up to `most`.
+  static int64_t tile_of(ScheduleReader& reader, const std::string& axis, int64_t of, int64_t most);
+  /// The number of a directive that has nothing else.
+  static int64_t number_of(ScheduleReader& reader, const std::string& word, int64_t least, int64_t most);
   /// Names the block's indices and finds its tile, for tiles of so many rows and columns; how many tiles a batch has.
   Expr begin_block(int64_t rows, int64_t columns);
   /// for half, group, lane: body, over a thread's own outputs of `columns` columns, `lanes` side by side.

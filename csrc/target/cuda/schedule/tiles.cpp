@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <tuple>
 
 #include "analysis/cost.h"
 #include "base/error.h"
@@ -161,25 +160,12 @@ Schedule GpuTiles::propose(const SizeHints& hints, const std::string& arch) cons
 void GpuTiles::read(const Schedule& schedule) {
   ScheduleReader reader(kernel_.name, schedule);
   if (!possible_) reader.fail("the kernel is no contraction of bf16 or f16 inputs that tensor maps describe");
-  auto tile = [&](const std::string& axis, int64_t of, int64_t most) {
-    const Directive* d = reader.find("tile", axis);
-    if (!d) reader.fail(fmt::format("it needs 'tile({}=...)'", axis));
-    reader.only(*d, {axis});
-    const int64_t n = reader.number(*d, axis, of, most);
-    if (n % of != 0) reader.fail(*d, fmt::format("allowed: multiples of {}", of));
-    return n;
-  };
-  auto only_number = [&](const std::string& word, int64_t least, int64_t most) {
-    const Directive& d = reader.one(word);
-    reader.only(d, {""});
-    return reader.number(d, "", least, most);
-  };
-  shape_.rows = tile(group_of(rows_), kTileGroupRows, kMostGroups * kTileGroupRows);
-  shape_.columns = tile(group_of(columns_), kTileColumnStep, kMostTileColumns);
+  shape_.rows = tile_of(reader, group_of(rows_), kTileGroupRows, kMostGroups * kTileGroupRows);
+  shape_.columns = tile_of(reader, group_of(columns_), kTileColumnStep, kMostTileColumns);
   const int64_t sums = shape_.columns / 2 * static_cast<int64_t>(items_.size());
   if (sums > kMostSums) reader.fail(fmt::format("each thread would have {} sums in registers, allowed: {}", sums, kMostSums));
-  shape_.stages = only_number("stages", 2, kMostStages);
-  raster_ = only_number("raster", 1, kMostRaster);
+  shape_.stages = number_of(reader, "stages", 2, kMostStages);
+  raster_ = number_of(reader, "raster", 1, kMostRaster);
   if (shared_bytes(shape_) > kMostSharedBytes)
     reader.fail(fmt::format("its tiles need {} bytes of shared memory, a block has at most {}", shared_bytes(shape_), kMostSharedBytes));
   reader.finish("tile, stages and raster");
