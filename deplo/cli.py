@@ -442,7 +442,7 @@ def _tune(arguments: argparse.Namespace) -> None:
         gain = f"{entry.usual_seconds / entry.seconds:.2f} x" if entry.seconds else ""
         rows.append((entry.kernel, seconds(entry.usual_seconds), seconds(entry.seconds), gain, state, "" if entry.machine == here else entry.machine))
     if rows:
-        show_table("", ("kernel", "heuristics", "found", "speed", "search", "other machine"), rows, [1, 2, 3])
+        show_table("", ("kernel", "heuristics", "found", "speed", "search", "other machine or device"), rows, [1, 2, 3])
     for entry in found if arguments.schedules else []:
         print(f"schedule @{entry.kernel}: {entry.schedule}")
     print(f"{folder}: schedules of {len(found)} kernels; this machine: {here}")

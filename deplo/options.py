@@ -19,7 +19,7 @@ _MODES: dict[str | None, dict[str, Any]] = {
     "default": {},
     "reduce-overhead": {"replay": True},
     "lite": {},
-    "max-autotune": {"tune": "full"},
+    "max-autotune": {"tune": "full", "replay": True},
     "max-autotune-no-cudagraphs": {"tune": "full"},
 }
 # What stands for defaults while a framework that knows better compiles or calls: modes, variables and options win.

@@ -1,6 +1,6 @@
 """The search for schedules: `options={"tune": "fast"}` and `"full"`. docs/tuning.md says how it works.
 
-What schedules there are, and which of them keep the bounds of errors, the core says (csrc/target/cpu/schedule/variants.cpp); here they are raced.
+What schedules there are, and which of them keep the bounds of errors, the core says (csrc/target/*/schedule/variants.cpp); here they are raced.
 """
 
 from __future__ import annotations
@@ -368,9 +368,14 @@ def tune_graph(imported: Imported, options: Options) -> None:
     from torch.utils._python_dispatch import _disable_current_modes
 
     from .calibration import calibration
+    from .targets import find_target
 
+    on_device = bool(find_target(imported.target).device)
+    if on_device and imported.device < 0:
+        return  # copies to and from the device are what such a call costs
     with _disable_current_modes():
-        tune(imported.text, imported.options(options), options.tune, calibration(options).figures())
+        figures = "" if on_device else calibration(options).figures()  # which are the processors'
+        tune(imported.text, imported.options(options), options.tune, figures)
 
 
 @dataclasses.dataclass(frozen=True)

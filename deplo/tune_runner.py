@@ -16,6 +16,8 @@ import torch
 
 from .core import core
 from .errors import Error, UnsupportedError, UserError
+from .executable import synchronize
+from .targets import find_target
 from .tune import Task
 
 _DTYPES = {
@@ -40,7 +42,8 @@ _SECONDS, _PATIENT_SECONDS = 0.1, 0.3  # of a race's turns, unless these are few
 _PATIENT_TURNS = 7  # at least
 _SLOW = (1.3, 1.1, 1.05)  # times the best: who is out after one turn, after two, and after more
 _COMPARED = 1 << 17  # elements of a result
-_SWEEP_BYTES = 64 << 20  # read between samples, at most: weights are then where a model has them, not in a cache
+_SWEEP_BYTES = 256 << 20  # read between samples, at most: weights are then where a model has them, not in a cache
+_DEVICE_CACHE = 64 << 20  # of a device that does not say
 
 
 class Programs:
@@ -51,9 +54,11 @@ class Programs:
         self._sets = sets
         self._clock = clock
         self._next = 0
+        self._device = device_of(task)
+        self._timer = _timer(self._device, clock)
         static = sum(bytes_of(about) for about in task.inputs if about.get("static"))
-        l2, l3 = _caches()
-        self._sweep = torch.zeros(min(l3, _SWEEP_BYTES) // 4, device="cpu") if static > l2 // 2 else None
+        l2, l3 = _caches(self._device)
+        self._sweep = torch.zeros(min(l3, _SWEEP_BYTES) // 4, device=self._device) if static > l2 // 2 else None
         self._at_once = max(1, min(8, _MOST_BYTES // max(1, static)))
         self._expected: list[Any] | None = None
 
@@ -76,7 +81,7 @@ class Programs:
     def add_sets(self, bound: int, program: Any) -> None:
         """More inputs of the kind, if the kernel takes them: more than the caches hold are read between two calls with the same ones."""
         changing = sum(bytes_of(about) for about in self._task.inputs if not about.get("static"))
-        l2, _ = _caches()
+        l2, _ = _caches(self._device)
         wanted = min(_MOST_SETS, 2 + 2 * l2 // max(1, changing), max(2, _MOST_BYTES // 4 // max(1, changing)))
         statics = [x for x, about in zip(self._sets[0], self._task.inputs, strict=True) if about.get("static")]
         for seed in range(1, wanted):
@@ -139,29 +144,75 @@ class Programs:
     def _sample(self, program: Any, calls: int) -> float:
         """Seconds of a call, each on the next set of inputs."""
         if self._sweep is not None:
-            self._sweep.sum()
+            self._sweep.sum()  # a device does it before what it is given next
         sets, at = self._sets, self._next
         self._next = (at + calls) % len(sets)
         order = [sets[(at + i) % len(sets)] for i in range(calls)]
         run = program.run
-        start = self._clock()
-        for inputs in order:
-            run(inputs)
-        return max(1e-9, (self._clock() - start) / calls)
+
+        def all_of_them() -> None:
+            for inputs in order:
+                run(inputs)
+
+        return max(1e-9, self._timer(all_of_them) / calls)
 
 
 def _runs(program: Any, inputs: list[Any]) -> list[Any] | None:
     """The results; None where the kernel does not take these inputs."""
     try:
-        return list(program.run(inputs))
+        results = list(program.run(inputs))
+        if any(isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in inputs):
+            synchronize()  # raises what the kernel reports
+        return results
     except (Error, RuntimeError, LookupError, ArithmeticError):
         return None
 
 
+def device_of(task: Task) -> torch.device:
+    """Where the task's program has its inputs."""
+    given = json.loads(task.options)
+    target = find_target(given["target"])
+    return torch.device(target.tensors, given["device"]) if target.device else torch.device("cpu")
+
+
+def _timer(device: torch.device, clock: Callable[[], float]) -> Callable[[Callable[[], None]], float]:
+    """Seconds of what a function does: of the host, or of the device between two events in its stream; by the host, where it has no such events."""
+
+    def by_clock(run: Callable[[], None]) -> float:
+        start = clock()
+        run()
+        if device.type != "cpu":
+            synchronize()
+        return clock() - start
+
+    def by_events(run: Callable[[], None]) -> float:
+        begin, end = (torch.Event(device, enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        return 1e-3 * begin.elapsed_time(end)
+
+    if device.type == "cpu":
+        return by_clock
+    try:
+        by_events(lambda: None)
+    except (RuntimeError, NotImplementedError):
+        return by_clock
+    return by_events
+
+
 @functools.cache
-def _caches() -> tuple[int, int]:
-    about = json.loads(core().target("{}"))
-    return int(about["l2_bytes"]), int(about["l3_bytes"])
+def _caches(device: torch.device) -> tuple[int, int]:
+    """Bytes of a core's own cache, or of a device's; of the last one before memory."""
+    if device.type == "cpu":
+        about = json.loads(core().target("{}"))
+        return int(about["l2_bytes"]), int(about["l3_bytes"])
+    try:
+        size = int(torch.get_device_module(device).get_device_properties(device).L2_cache_size)
+    except (RuntimeError, AttributeError, AssertionError):
+        size = _DEVICE_CACHE
+    return size, 2 * size
 
 
 def _span(about: dict[str, Any]) -> int:
@@ -192,6 +243,7 @@ def _make_set(task: Task, bound: int, seed: int, statics: Sequence[Any] = ()) ->
     if sum(bytes_of(about) for about in task.inputs) > _MOST_BYTES:
         return None
     random = torch.Generator().manual_seed(seed)
+    device = device_of(task)
     given = iter(statics)
     made: list[Any] = []
     for about in task.inputs:
@@ -201,7 +253,7 @@ def _make_set(task: Task, bound: int, seed: int, statics: Sequence[Any] = ()) ->
         if statics and about.get("static"):
             made.append(next(given))
             continue
-        flat = _values(_DTYPES[about["dtype"]], _span(about), bound, random)
+        flat = _values(_DTYPES[about["dtype"]], _span(about), bound, random).to(device)
         made.append(flat.as_strided(about["shape"], about["strides"]))
     return made
 

@@ -20,7 +20,7 @@ int threads_of(const CompileOptions& options) { return options.target.threads > 
 
 Winners winners_of(const std::string& options) {
   const CompileOptions parsed = parse_options(options);
-  return {parsed.target.cache_dir, threads_of(parsed)};
+  return {parsed.target.cache_dir, machine_key(parsed, threads_of(parsed))};
 }
 
 }  // namespace
@@ -69,8 +69,12 @@ void init_tuning(py::module_& module) {
       "Keeps the fastest schedules of a kernel that were found on this machine.");
   module.def("winners", &list_winners, py::arg("cache_dir"), "JSON list of all that is kept in a folder of compiled kernels.");
   module.def(
-      "winners_machine", [](const std::string& options) { return machine_key(threads_of(parse_options(options))); }, py::arg("options"),
-      "The machine that winners are kept for: its CPU and the number of threads.");
+      "winners_machine",
+      [](const std::string& options) {
+        const CompileOptions parsed = parse_options(options);
+        return machine_key(parsed, threads_of(parsed));
+      },
+      py::arg("options"), "The machine that winners are kept for: the target's device, or the CPU and the number of threads.");
 }
 
 }  // namespace deplo::bindings

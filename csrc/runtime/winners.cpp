@@ -23,9 +23,17 @@ constexpr const char* kSymbol = "winner-1 " DEPLO_VERSION;  // another version r
 
 std::string winners_folder(const std::string& cache_dir) { return cache_dir.empty() ? "" : (std::filesystem::path(cache_dir) / "tuned").string(); }
 
-std::string machine_key(int threads) { return fmt::format("{}, {} threads", topology().cpu, threads); }
+std::string machine_key(const CompileOptions& options, int threads) {
+  const Target& target = target_of(options.context);
+  if (target.device.empty()) return fmt::format("{}, {} threads", topology().cpu, threads);
+  try {
+    return target.find_device(options.target);
+  } catch (const Error&) {
+    return "no " + target.device;  // where nothing can be measured
+  }
+}
 
-Winners::Winners(const std::string& folder, int threads) : files_(winners_folder(folder), kMostBytes), machine_(machine_key(threads)) {}
+Winners::Winners(const std::string& folder, std::string machine) : files_(winners_folder(folder), kMostBytes), machine_(std::move(machine)) {}
 
 std::string Winners::file_key(const std::string& key) const { return sha256_hex(key + "\n" + machine_ + "\n" + kSymbol); }
 
@@ -86,7 +94,7 @@ void use_winners(CompileOptions& options, int threads) {
   const std::string folder = winners_folder(options.target.cache_dir);
   std::error_code ignored;
   if (options.tune == "off" || folder.empty() || !std::filesystem::is_directory(folder, ignored)) return;
-  options.winners = std::make_shared<Winners>(options.target.cache_dir, threads);
+  options.winners = std::make_shared<Winners>(options.target.cache_dir, machine_key(options, threads));
   options.context.tuned = options.winners;
 }
 

@@ -20,12 +20,12 @@ struct Winner {
   std::string rest;                              ///< JSON object of whoever searched: how far that went, what for
 };
 
-/// Winners in a folder of files, each with its checksum, for one machine: its CPU's model and the number of threads of a call. What is damaged, of
-/// another machine or another version of deplo is a miss.
+/// Winners in a folder of files, each with its checksum, for one machine (`machine_key`). What is damaged, of another machine or another version of
+/// deplo is a miss.
 class Winners final : public TunedSchedules {
  public:
   /// `folder` is that of compiled kernels; winners have one of their own in it.
-  Winners(const std::string& folder, int threads);
+  Winners(const std::string& folder, std::string machine);
   std::map<std::string, Schedule> find(const std::string& key) const override;
   /// The same with what was measured.
   std::optional<Winner> load(const std::string& key) const;
@@ -42,8 +42,8 @@ class Winners final : public TunedSchedules {
 std::string list_winners(const std::string& cache_dir);
 /// The folder of winners in a folder of compiled kernels.
 std::string winners_folder(const std::string& cache_dir);
-/// The CPU's model and the number of threads: what times depend on beside the code.
-std::string machine_key(int threads);
+/// What times depend on beside the code: the target's device, or the CPU's model and the number of threads of a call.
+std::string machine_key(const CompileOptions& options, int threads);
 
 /// Lets a compilation use what is known, unless the options refuse it (tune: off) or nothing is: `threads` are those of a call.
 void use_winners(CompileOptions& options, int threads);

@@ -21,6 +21,8 @@ using namespace loop_to_tile;
 
 namespace {
 
+constexpr const char* kOldest = "sm_80";
+
 bool has_vectors(const Schedule& schedule) {
   return std::any_of(schedule.directives.begin(), schedule.directives.end(), [](const Directive& d) { return d.word == "vectorize"; });
 }
@@ -40,6 +42,75 @@ tile_ir::Block apply_kind(const loop_ir::Kernel& given, const Schedule& schedule
   return GpuNest(kernel).apply(schedule);
 }
 
+/// Proposals of the forms that a kernel fits, the best one first: those of matrix units, or, where there is none, all others.
+class Forms {
+ public:
+  Forms(const loop_ir::Kernel& given, const PassContext& ctx, bool only_first)
+      : kernel_(join_scan_readers(given)), hints_(ctx.hints), arch_(gpu_arch(ctx)), only_first_(only_first) {}
+
+  std::vector<Schedule> all() {
+    on_matrix_units();
+    if (found_.empty()) products_and_windows();
+    if (!is_enough()) points_and_rows();
+    return std::move(found_);
+  }
+
+ private:
+  bool is_enough() const { return !found_.empty() && (only_first_ || is_product_); }
+  void add(Schedule schedule) {
+    if (std::find(found_.begin(), found_.end(), schedule) == found_.end()) found_.push_back(std::move(schedule));
+  }
+
+  void on_matrix_units() {
+    if (GpuTiles tiles(kernel_); tiles.fits(hints_, arch_)) add(tiles.propose(hints_, arch_));
+    if (only_first_ && !found_.empty()) return;
+    if (GpuGroups groups(kernel_); groups.fits(hints_, arch_)) add(groups.propose(hints_, arch_));
+    if (only_first_ && !found_.empty()) return;
+    if (GpuMatrix matrix(kernel_); matrix.fits(arch_)) add(matrix.propose(hints_, arch_));
+    if (only_first_ && !found_.empty()) return;
+    if (GpuOnline online(kernel_); online.fits(hints_, arch_)) {
+      add(online.propose(hints_, arch_));
+      // By warps, as devices without groups do.
+      if (!only_first_ && online.fits(hints_, kOldest)) add(online.propose(hints_, kOldest));
+    }
+    if (only_first_ && !found_.empty()) return;
+    if (GpuChain chain(kernel_); chain.fits(hints_, arch_)) add(chain.propose(hints_, arch_));
+    is_product_ = !found_.empty();
+  }
+
+  void products_and_windows() {
+    if (GpuContraction contraction(kernel_); contraction.fits()) {
+      add(contraction.propose(hints_));
+      is_product_ = true;
+    } else if (GpuStencil stencil(kernel_); stencil.fits()) {
+      add(stencil.propose(hints_, arch_));
+    }
+  }
+
+  void points_and_rows() {
+    if (GpuVectors columns(kernel_); columns.is_columns()) add(columns.propose());
+    if (is_enough()) return;
+    if (GpuRowVectors rows(kernel_); rows.fits()) add(rows.propose());
+    if (is_enough()) return;
+    GpuNest nest(kernel_);
+    const Schedule schedule = nest.propose();
+    if (schedule.kind == "gpu_points") {
+      if (GpuTranspose transpose(kernel_); transpose.fits()) add(transpose.propose());
+      if (is_enough()) return;
+      if (GpuVectors vectors(kernel_); vectors.fits()) add(vectors.propose());
+      if (is_enough()) return;
+    }
+    add(schedule);
+  }
+
+  const loop_ir::Kernel kernel_;
+  const SizeHints& hints_;
+  const std::string arch_;
+  const bool only_first_;
+  bool is_product_ = false;
+  std::vector<Schedule> found_;
+};
+
 }  // namespace
 
 std::string gpu_arch(const PassContext& ctx) { return ctx.target.features.empty() ? "sm_80" : *ctx.target.features.begin(); }
@@ -48,25 +119,9 @@ int64_t gpu_key_parts(const loop_ir::Kernel& kernel, const PassContext& ctx) { r
 
 bool gpu_chains(const loop_ir::Kernel& kernel, const PassContext& ctx) { return GpuChain(kernel).fits(ctx.hints, gpu_arch(ctx)); }
 
-Schedule propose_gpu(const loop_ir::Kernel& given, const PassContext& ctx) {
-  const loop_ir::Kernel kernel = join_scan_readers(given);
-  const std::string arch = gpu_arch(ctx);
-  if (GpuTiles tiles(kernel); tiles.fits(ctx.hints, arch)) return tiles.propose(ctx.hints, arch);
-  if (GpuGroups groups(kernel); groups.fits(ctx.hints, arch)) return groups.propose(ctx.hints, arch);
-  if (GpuMatrix matrix(kernel); matrix.fits(arch)) return matrix.propose(ctx.hints, arch);
-  if (GpuOnline online(kernel); online.fits(ctx.hints, arch)) return online.propose(ctx.hints, arch);
-  if (GpuChain chain(kernel); chain.fits(ctx.hints, arch)) return chain.propose(ctx.hints, arch);
-  if (GpuContraction contraction(kernel); contraction.fits()) return contraction.propose(ctx.hints);
-  if (GpuStencil stencil(kernel); stencil.fits()) return stencil.propose(ctx.hints, arch);
-  if (GpuVectors columns(kernel); columns.is_columns()) return columns.propose();
-  if (GpuRowVectors rows(kernel); rows.fits()) return rows.propose();
-  GpuNest nest(kernel);
-  Schedule schedule = nest.propose();
-  if (schedule.kind != "gpu_points") return schedule;
-  if (GpuTranspose transpose(kernel); transpose.fits()) return transpose.propose();
-  GpuVectors vectors(kernel);
-  return vectors.fits() ? vectors.propose() : schedule;
-}
+Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx) { return Forms(kernel, ctx, true).all().front(); }
+
+std::vector<Schedule> propose_gpu_forms(const loop_ir::Kernel& kernel, const PassContext& ctx) { return Forms(kernel, ctx, false).all(); }
 
 tile_ir::Kernel apply_gpu(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& /*ctx*/) {
   tile_ir::Kernel out;

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "base/context.h"
 #include "loop_ir/ir.h"
 #include "schedule/schedule.h"
@@ -17,6 +20,8 @@ namespace deplo {
 /// Local buffers of rows lie in shared memory where their size is a constant that fits, else in scratch memory of the block. A thread's own
 /// lie on its stack if they are small, else in its part of the block's scratch memory.
 Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx);
+/// Schedules of all forms that may be as fast, that one first: what searches begin with.
+std::vector<Schedule> propose_gpu_forms(const loop_ir::Kernel& kernel, const PassContext& ctx);
 /// The architecture that schedules are for.
 std::string gpu_arch(const PassContext& ctx);
 /// As `Target::key_parts`.

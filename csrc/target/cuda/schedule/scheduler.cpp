@@ -7,6 +7,7 @@
 #include "target/cuda/schedule/four_bits.h"
 #include "target/cuda/schedule/kernel.h"
 #include "target/cuda/schedule/matrix.h"
+#include "target/cuda/schedule/variants.h"
 
 namespace deplo {
 namespace {
@@ -49,6 +50,14 @@ class CudaScheduler final : public Scheduler {
       main.is_alternative = true;
     }
     out.steps.emplace_back(std::move(main));
+  }
+
+  std::vector<Schedule> proposals(const loop_ir::Kernel& kernel, const std::string& version) const override {
+    return version.empty() ? propose_gpu_forms(as_layer(kernel), context_) : std::vector<Schedule>{};
+  }
+
+  std::vector<Direction> directions(const loop_ir::Kernel& kernel, const std::string& version, const Schedule& base, bool wide) const override {
+    return gpu_directions(base, proposals(kernel, version), wide);
   }
 
  private:
