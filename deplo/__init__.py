@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .packaging import export as export
     from .prepare import prepare as prepare
     from .tier import wait_compiled as wait_compiled
+    from .tier import wait_tuned as wait_tuned
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ _HOME = {
     "prepare": "prepare",
     "Model": "packages",
     "wait_compiled": "tier",
+    "wait_tuned": "tier",
     "Explanation": "explanation",
     "Options": "options",
     "read_options": "options",

@@ -31,6 +31,7 @@ from .decompositions import decompositions
 from .eager_calls import calls_as_in_eager_mode
 from .errors import Error, FallbackWarning, InternalError, UnsupportedError, UserError
 from .executable import Executable
+from .finetune import Finetuned
 from .flex_attention import write_out_attention
 from .fx_import import import_graph
 from .graph_code import EagerGraph
@@ -45,8 +46,8 @@ from .records import publish
 from .registration import register_for_threads
 from .subgraphs import inline_regions
 from .targets import find_target
-from .tier import Tiered, in_background
-from .tune import tune_graph
+from .tier import Tiered, in_background, search_in_background
+from .tune import has_folder, tune_graph
 
 log = logging.getLogger(__name__)
 _Backend = TypeVar("_Backend", bound=Callable[..., Any])
@@ -298,6 +299,9 @@ class Compilation:
             return EagerGraph(gm), f"the {record.kind} graph runs in eager mode, {record.fallback}"
         record_artifacts(record.program.images())
         smaller = compiler_of_smaller(imported, record.kind, self.options)
+        if self.options.tune == "background" and not is_packaging() and has_folder(self.options):
+            record.search = Finetuned(record.program, imported, self.options, lambda: compile_text(imported, self.options))
+            search_in_background(record.search)
         return Executable(record.program, imported, EagerGraph(gm), record.kind, self.options.strict, smaller), ""
 
     def _tiered(self, record: Record, gm: torch.fx.GraphModule, imported: Imported, static: set[str] | None) -> Tiered:

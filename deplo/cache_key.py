@@ -53,7 +53,7 @@ def reason_to_bypass(options: Options, gm: torch.fx.GraphModule, shares_memory: 
     for name in _OF_A_COMPILATION:
         if getattr(options, name) != KEYS[name].default:
             return f"the option {name} asks for a compilation"
-    if options.tune in ("fast", "full"):
+    if options.tune in ("fast", "full", "background"):
         return "the option tune asks for a search"
     if shares_memory:
         return "inputs share memory: where they lie is in the program, but not in PyTorch's key"

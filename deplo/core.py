@@ -9,7 +9,7 @@ from .errors import UserError
 from .options import KEYS, OF_PYTHON
 
 # Goes up with every change of the bindings or of Torch IR; csrc/bindings/CMakeLists.txt reads it.
-INTERFACE = 11
+INTERFACE = 12
 
 
 def check_interface(module: Any) -> None:

@@ -84,6 +84,7 @@ class GraphReport:
     restored: bool = False  # from PyTorch's cache: nothing was imported, and compile_seconds are those of linking the program
     hints: dict[str, int] = dataclasses.field(default_factory=dict)  # sizes of the first call by symbol
     background: str = ""  # what the option tier="background" did: its state, and calls in eager mode
+    search: str = ""  # what tune="background" did: how many kernels were searched, and are faster
 
     @property
     def target(self) -> Target:
@@ -107,6 +108,8 @@ class GraphReport:
         how = f"imported in {seconds(self.import_seconds)}, compiled in {seconds(self.compile_seconds)}"
         if self.background:
             how = f"imported in {seconds(self.import_seconds)}, {self.background}, in {seconds(self.compile_seconds)}"
+        if self.search:
+            how += f"; {self.search}"
         if self.restored:
             how = f"restored from PyTorch's cache in {seconds(self.compile_seconds)}"
         return f"{became} and {counted(len(self.library), 'library call')} ({how})"
@@ -326,6 +329,7 @@ def report_of(record: Record) -> GraphReport:
         record.restored,
         record.hints,
         "" if record.background is None else record.background.describe(),
+        "" if record.search is None else record.search.describe(),
     )
 
 

@@ -165,10 +165,10 @@ KEYS: dict[str, Key] = {
     "memory_limit": Key(_bytes, 0, "", "largest arena and packed weights in bytes, as '4G'; 0: no limit"),
     "tier": Key(_one_of("now", "background"), "now", "", "background: calls run in eager mode while a graph compiles in another thread"),
     "tune": Key(
-        _one_of("auto", "off", "fast", "full"),
+        _one_of("auto", "off", "fast", "full", "background"),
         "auto",
         "DEPLO_TUNE",
-        "fast, full: search schedules by measuring; auto: use those that were found before; off: heuristics only",
+        "fast, full: search schedules by measuring; background: while calls are served; auto: use what was found before; off: heuristics only",
     ),
 }
 

@@ -22,6 +22,7 @@ class Record:
     hints: dict[str, int] = dataclasses.field(default_factory=dict)
     left: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # calls between this graph's parts that stay in ATen, and why
     background: Any = None  # its tier.Tiered, where it compiles in the background: the program comes later
+    search: Any = None  # its finetune.Finetuned, where schedules are searched in the background
     restored: bool = False  # from PyTorch's cache or a package: nothing was imported, and compile_seconds are those of linking it
 
 

@@ -1,7 +1,7 @@
-"""Graphs that compile in the background (options={"tier": "background"}): calls run op by op until the program is there.
+"""Graphs that compile in the background (options={"tier": "background"}): calls run op by op until the program is there. And searches there.
 
 One thread of the process compiles one graph after the other, inside the core without Python's lock. It packs the model's weights before calls go to
-the program, so that the first of these waits for nothing.
+the program, so that the first of these waits for nothing. When nothing is left to compile, it searches schedules of programs (deplo/finetune.py).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 
 from .errors import Error, FallbackWarning
 from .executable import Executable
+from .finetune import Finetuned, Stopped
 
 _Call = Callable[[list[Any]], Any]
 _Linked = tuple[Executable | _Call, str]
@@ -140,9 +141,15 @@ class _Worker:
         self.changed = threading.Condition(threading.RLock())  # guards the members below and the states of graphs
         self.compiling = threading.RLock()  # held while a graph compiles: a fork in the middle would leave the core's locks taken
         self._queue: deque[weakref.ref[Tiered]] = deque()
+        self._searches: deque[Finetuned] = deque()
         self._known: weakref.WeakSet[Tiered] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
-        self._current: weakref.ref[Tiered] | None = None
+        self._current: weakref.ref[Tiered] | Finetuned | None = None
+
+    def add_search(self, search: Finetuned) -> None:
+        with self.changed:
+            self._searches.append(search)
+            self.ensure()
 
     def add(self, graph: Tiered) -> None:
         with self.changed:
@@ -152,10 +159,10 @@ class _Worker:
 
     def ensure(self) -> None:
         """Starts the thread if there is something to do."""
-        if not self._queue or self._thread is not None:
+        if not (self._queue or self._searches) or self._thread is not None:
             return
         with self.changed:
-            if self._thread is None and self._queue:
+            if self._thread is None and (self._queue or self._searches):
                 thread = threading.Thread(target=self._run, name="deplo-compile")
                 thread.daemon = False  # whoever ends the interpreter waits for the graph that is compiling: the core cannot stop in the middle
                 self._thread = thread
@@ -164,11 +171,19 @@ class _Worker:
                 except RuntimeError:  # the interpreter ends: there is nobody to compile for
                     self._thread = None
 
-    def wait(self, timeout: float | None) -> bool:
+    def _is_busy(self, searches: bool) -> bool:
+        if any(reference() is not None for reference in self._queue):
+            return True
+        if searches:
+            return self._current is not None or any(search.is_needed() for search in self._searches)
+        return isinstance(self._current, weakref.ref)
+
+    def wait(self, timeout: float | None, searches: bool = False) -> bool:
+        """`searches`: also until these have ended."""
         until = None if timeout is None else time.monotonic() + timeout
         self.ensure()
         with self.changed:
-            while self._current is not None or any(reference() is not None for reference in self._queue):
+            while self._is_busy(searches):
                 left = None if until is None else until - time.monotonic()
                 if (left is not None and left <= 0) or self._thread is None:
                     return False
@@ -185,19 +200,41 @@ class _Worker:
         while (graph := self._next()) is not None:
             try:
                 with self.compiling:
-                    graph.compile()
+                    if isinstance(graph, Tiered):
+                        graph.compile()
+                    elif not graph.compile(self._pause) and graph.is_needed():
+                        with self.changed:
+                            self._searches.appendleft(graph)
             finally:
                 del graph
                 with self.changed:
                     self._current = None
                     self.changed.notify_all()
 
-    def _next(self) -> Tiered | None:
+    def _pause(self, seconds: float) -> None:
+        """In a search: forks may happen, and what is more urgent ends it."""
+        self.compiling.release()
+        try:
+            with self.changed:
+                self.changed.wait_for(self._is_urgent, seconds)
+        finally:
+            self.compiling.acquire()
+        if self._is_urgent():
+            raise Stopped
+
+    def _is_urgent(self) -> bool:
+        return bool(self._queue) or not threading.main_thread().is_alive()
+
+    def _next(self) -> Tiered | Finetuned | None:
         with self.changed:
             while self._queue and threading.main_thread().is_alive():
                 self._current = self._queue.popleft()
                 if (graph := self._current()) is not None:  # else nobody can call it any more, as after torch._dynamo.reset()
                     return graph
+            while self._searches and threading.main_thread().is_alive():
+                self._current = self._searches.popleft()
+                if self._current.is_needed():
+                    return self._current
             self._current = None
             self._thread = None
             self.changed.notify_all()
@@ -215,9 +252,12 @@ class _Worker:
         """Other threads of the parent may have waited for its locks; its worker had not begun with the graph that it took last, or had ended it."""
         self.changed = threading.Condition(threading.RLock())
         self.compiling = threading.RLock()
-        last = None if self._current is None else self._current()
+        last = self._current() if isinstance(self._current, weakref.ref) else self._current
         if last is not None and last.state == "compiling":
-            self._queue.appendleft(weakref.ref(last))
+            if isinstance(last, Tiered):
+                self._queue.appendleft(weakref.ref(last))
+            else:
+                self._searches.appendleft(last)
         self._thread = self._current = None
 
 
@@ -229,6 +269,19 @@ def in_background(graph: Tiered) -> Tiered:
     """Has the graph compiled when those before it are."""
     _worker.add(graph)
     return graph
+
+
+def search_in_background(search: Finetuned) -> None:
+    """Has schedules searched when nothing is left to compile."""
+    _worker.add_search(search)
+
+
+def wait_tuned(timeout: float | None = None) -> bool:
+    """Waits until the searches of options={"tune": "background"} have ended, for the programs of calls so far, and these run what was found.
+
+    False if `timeout` seconds pass before (0: does not wait).
+    """
+    return _worker.wait(timeout, searches=True)
 
 
 def wait_compiled(timeout: float | None = None) -> bool:
@@ -245,5 +298,5 @@ def wait_compiled(timeout: float | None = None) -> bool:
 
 
 def settle() -> None:
-    """Waits for all compilations, and leaves it to calls to tell of those that failed."""
-    _worker.wait(None)
+    """Waits for all compilations and searches, and leaves it to calls to tell of those that failed."""
+    _worker.wait(None, searches=True)

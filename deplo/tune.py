@@ -358,24 +358,35 @@ def estimator(task: Task, figures: str) -> Callable[[Sequence[str]], list[float 
     return estimate
 
 
-def tune_graph(imported: Imported, options: Options) -> None:
-    """What the option `tune` asks for, before a graph is compiled."""
-    if options.tune not in ("fast", "full"):
-        return
-    if not options.cache_folder():
-        warnings.warn(f"tune={options.tune!r} has no folder to keep schedules in (cache_dir is off): they come from heuristics", stacklevel=3)
-        return
-    from torch.utils._python_dispatch import _disable_current_modes
-
+def figures_of(imported: Imported, options: Options) -> str | None:
+    """What `tune` takes by that name for a graph; None where its kernels are not searched."""
     from .calibration import calibration
     from .targets import find_target
 
-    on_device = bool(find_target(imported.target).device)
-    if on_device and imported.device < 0:
-        return  # copies to and from the device are what such a call costs
+    if not find_target(imported.target).device:
+        return calibration(options).figures()
+    # Copies to and from the device are what calls on the host's tensors cost; figures are the processors'.
+    return "" if imported.device >= 0 else None
+
+
+def has_folder(options: Options) -> bool:
+    """Whether schedules can be kept; warns where they cannot."""
+    if options.cache_folder():
+        return True
+    warnings.warn(f"tune={options.tune!r} has no folder to keep schedules in (cache_dir is off): they come from heuristics", stacklevel=3)
+    return False
+
+
+def tune_graph(imported: Imported, options: Options) -> None:
+    """What the option `tune` asks for, before a graph is compiled."""
+    if options.tune not in ("fast", "full") or not has_folder(options):
+        return
+    from torch.utils._python_dispatch import _disable_current_modes
+
     with _disable_current_modes():
-        figures = "" if on_device else calibration(options).figures()  # which are the processors'
-        tune(imported.text, imported.options(options), options.tune, figures)
+        figures = figures_of(imported, options)
+        if figures is not None:
+            tune(imported.text, imported.options(options), options.tune, figures)
 
 
 @dataclasses.dataclass(frozen=True)

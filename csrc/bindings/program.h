@@ -26,29 +26,34 @@ namespace py = pybind11;
 /// A compiled graph as Python calls it: a list of tensors and integers in, a list of tensors, integers and None out.
 class __attribute__((visibility("hidden"))) PyProgram {
  public:
-  PyProgram(CompileOptions options, CompiledGraph graph) : options_(std::move(options)), graph_(std::move(graph)) {
+  PyProgram(CompileOptions options, CompiledGraph graph) : options_(std::move(options)), linked_(std::make_shared<Linked>(std::move(graph))) {
     if (options_.target.device >= 0) {
       device_ = c10::Device(target_of(options_.context).tensors);
       device_.set_index(static_cast<c10::DeviceIndex>(options_.target.device));
-    }
-    const runtime::Layout& layout = graph_.program->layout();
-    argument_of_.resize(graph_.program->module().buffers.size(), 0);
-    for (size_t i = 0; i < layout.input_order.size(); ++i)
-      if (layout.input_order[i]) argument_of_[*layout.input_order[i]] = i;
-    for (const runtime::Layout::Output& output : layout.outputs) {
-      auto at = output.buffer ? std::find(layout.allocated.begin(), layout.allocated.end(), *output.buffer) : layout.allocated.end();
-      allocated_at_.push_back(at == layout.allocated.end() ? std::nullopt : std::optional(static_cast<size_t>(at - layout.allocated.begin())));
     }
   }
 
   py::list run(const py::list& inputs) {
     auto count = static_cast<size_t>(PyList_GET_SIZE(inputs.ptr()));
-    py::list list(graph_.program->layout().outputs.size());
+    py::list list(outputs());
     call(PySequence_Fast_ITEMS(inputs.ptr()), count, PySequence_Fast_ITEMS(list.ptr()));
     return list;
   }
 
-  size_t outputs() const { return graph_.program->layout().outputs.size(); }
+  size_t outputs() const { return linked_->layout().outputs.size(); }
+
+  /// From now on, calls run what `other` runs, which was compiled from the same text; calls under way end as they began.
+  void adopt(const PyProgram& other) {
+    DEPLO_CHECK(other.outputs() == outputs() && other.linked_->layout().input_order.size() == linked_->layout().input_order.size(),
+                "a program takes the place of one with other inputs or outputs");
+    linked_ = other.linked_;
+  }
+
+  /// Has the next call leave an example of its inputs, which takes none of them along: those that keep their memory as they are, tensors that were
+  /// never touched in place of others.
+  void want_example() { wants_example_ = true; }
+  /// That, once; None before such a call.
+  py::object take_example() { return std::exchange(example_, py::none()); }
 
   /// Runs the program on `count` tensors and integers, and puts new references to its outputs into `results`, which has room for all. Leaves it
   /// alone where it throws.
@@ -58,12 +63,14 @@ class __attribute__((visibility("hidden"))) PyProgram {
     Buffers& at = *borrowed;
     read(inputs, count, at);
     aten::refuse_tangents(at.tensors);
-    PythonHost host(graph_.program->module(), at.tensors, argument_of_, graph_.program->layout().allocated, device_);
+    const std::shared_ptr<Linked> linked = linked_;  // other threads may have the program adopt another one meanwhile
+    if (wants_example_ && count == linked->layout().input_order.size()) leave_example(*linked, inputs, count, at);
+    PythonHost host(linked->program().module(), at.tensors, linked->argument_of, linked->layout().allocated, device_);
     int threads = options_.target.threads > 0 ? options_.target.threads : at::in_parallel_region() ? 1 : at::get_num_threads();
-    std::shared_ptr<const runtime::Plan> plan = graph_.program->run(at.arguments.data(), count, host, threads);
+    std::shared_ptr<const runtime::Plan> plan = linked->program().run(at.arguments.data(), count, host, threads);
     sample.program_ended();
     host.return_lock();
-    wrap(inputs, host, *plan, results);
+    wrap(*linked, inputs, host, *plan, results);
   }
 
   /// Packs static inputs and makes the plan for a call with such inputs; other threads of Python run meanwhile.
@@ -72,8 +79,9 @@ class __attribute__((visibility("hidden"))) PyProgram {
     Buffers& at = *borrowed;
     auto count = static_cast<size_t>(PyList_GET_SIZE(inputs.ptr()));
     read(PySequence_Fast_ITEMS(inputs.ptr()), count, at);
-    PythonHost host(graph_.program->module(), at.tensors, argument_of_, graph_.program->layout().allocated, device_);
-    graph_.program->prepare(at.arguments.data(), count, host);
+    const std::shared_ptr<Linked> linked = linked_;
+    PythonHost host(linked->program().module(), at.tensors, linked->argument_of, linked->layout().allocated, device_);
+    linked->program().prepare(at.arguments.data(), count, host);
   }
 
   static std::unique_ptr<PyProgram> compile(const std::string& text, const std::string& options) {
@@ -90,24 +98,44 @@ class __attribute__((visibility("hidden"))) PyProgram {
   }
 
   std::pair<std::string, std::string> text() const {
-    GraphText text = to_text(graph_);
+    GraphText text = to_text(linked_->graph);
     return {text.kernel_ir, text.kernels};
   }
 
   std::map<std::string, py::bytes> images() const {
     std::map<std::string, py::bytes> images;
-    for (const auto& kernel : graph_.program->functions())
+    for (const auto& kernel : linked_->program().functions())
       if (!kernel->key().empty() && !images.count(kernel->key())) images.emplace(kernel->key(), kernel->image());
     return images;
   }
 
-  const runtime::Program& program() const { return *graph_.program; }
+  const runtime::Program& program() const { return linked_->program(); }
   const CompileOptions& options() const { return options_; }
-  const std::string& missing() const { return graph_.program->missing(); }
-  std::string describe() const { return deplo::describe(graph_, options_); }
-  void set_profiling(bool on) { graph_.program->set_profiling(on); }
+  const std::string& missing() const { return linked_->program().missing(); }
+  std::string describe() const { return deplo::describe(linked_->graph, options_); }
+  void set_profiling(bool on) { linked_->program().set_profiling(on); }
 
  private:
+  /// A graph with what calls look up of it.
+  struct Linked {
+    explicit Linked(CompiledGraph compiled) : graph(std::move(compiled)) {
+      argument_of.resize(program().module().buffers.size(), 0);
+      for (size_t i = 0; i < layout().input_order.size(); ++i)
+        if (layout().input_order[i]) argument_of[*layout().input_order[i]] = i;
+      const std::vector<size_t>& allocated = layout().allocated;
+      for (const runtime::Layout::Output& output : layout().outputs) {
+        auto at = output.buffer ? std::find(allocated.begin(), allocated.end(), *output.buffer) : allocated.end();
+        allocated_at.push_back(at == allocated.end() ? std::nullopt : std::optional(static_cast<size_t>(at - allocated.begin())));
+      }
+    }
+    runtime::Program& program() const { return *graph.program; }
+    const runtime::Layout& layout() const { return graph.program->layout(); }
+
+    CompiledGraph graph;
+    std::vector<size_t> argument_of;                  ///< place of each input buffer
+    std::vector<std::optional<size_t>> allocated_at;  ///< by output: its place among the allocated buffers
+  };
+
   struct Buffers {
     std::vector<const at::Tensor*> tensors;
     std::vector<CallArgument> arguments;
@@ -177,18 +205,35 @@ class __attribute__((visibility("hidden"))) PyProgram {
     std::unique_ptr<Buffers> buffers_;
   };
 
-  void wrap(PyObject* const* inputs, aten::TensorHost& host, const runtime::Plan& plan, PyObject** results) const {
-    const std::vector<runtime::Layout::Output>& outputs = graph_.program->layout().outputs;
+  void leave_example(const Linked& linked, PyObject* const* inputs, size_t count, const Buffers& at) {
+    wants_example_ = false;
+    py::list example(count);
+    for (size_t i = 0; i < count; ++i) {
+      const std::optional<size_t> buffer = linked.layout().input_order[i];
+      if (!at.tensors[i]) {
+        example[i] = py::reinterpret_borrow<py::object>(inputs[i]);
+        continue;
+      }
+      const at::Tensor& tensor = *at.tensors[i];
+      const bool stays = buffer && linked.program().module().buffers[*buffer].is_static;
+      at::Tensor like = stays ? tensor.detach() : at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
+      example[i] = py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(like)));
+    }
+    example_ = std::move(example);
+  }
+
+  void wrap(const Linked& linked, PyObject* const* inputs, aten::TensorHost& host, const runtime::Plan& plan, PyObject** results) const {
+    const std::vector<runtime::Layout::Output>& outputs = linked.layout().outputs;
     for (size_t k = 0; k < outputs.size(); ++k) {
       PyObject* item = nullptr;
       if (outputs[k].integer) {
         item = PyLong_FromLongLong(plan.integers[k]);
       } else if (!outputs[k].buffer) {
         item = Py_NewRef(Py_None);
-      } else if (allocated_at_[k]) {
-        item = THPVariable_Wrap(host.allocated(*allocated_at_[k]));
-      } else if (graph_.program->module().buffers[*outputs[k].buffer].kind == BufferKind::input) {
-        item = Py_NewRef(inputs[argument_of_[*outputs[k].buffer]]);
+      } else if (linked.allocated_at[k]) {
+        item = THPVariable_Wrap(host.allocated(*linked.allocated_at[k]));
+      } else if (linked.program().module().buffers[*outputs[k].buffer].kind == BufferKind::input) {
+        item = Py_NewRef(inputs[linked.argument_of[*outputs[k].buffer]]);
       } else {
         item = THPVariable_Wrap(host.tensor(*outputs[k].buffer));
       }
@@ -201,10 +246,10 @@ class __attribute__((visibility("hidden"))) PyProgram {
   }
 
   CompileOptions options_;
-  CompiledGraph graph_;
-  c10::Device device_ = c10::kCPU;                   ///< where its tensors are
-  std::vector<size_t> argument_of_;                  ///< place of each input buffer
-  std::vector<std::optional<size_t>> allocated_at_;  ///< by output: its place among the allocated buffers
+  std::shared_ptr<Linked> linked_;
+  c10::Device device_ = c10::kCPU;  ///< where its tensors are
+  bool wants_example_ = false;
+  py::object example_ = py::none();
 };
 
 }  // namespace deplo::bindings

@@ -188,7 +188,7 @@ def test_cache_folder_is_shown_and_cleared_without_touching_other_files(tmp_path
         ({"schedule": "tile m 4"}, "option 'schedule': <schedule>:1:8: expected '(', found '4'"),
         ({"schedule": {"k0": "nest tile(m=)"}}, "option 'schedule': <schedule of k0>:1:13: expected "),
         ({"target": "cdua"}, "option 'target' is 'cdua', expected one of 'cpu', 'cuda'; did you mean 'cuda'?"),
-        ({"tune": "fats"}, "option 'tune' is 'fats', expected one of 'auto', 'off', 'fast', 'full'; did you mean 'fast'?"),
+        ({"tune": "fats"}, "option 'tune' is 'fats', expected one of 'auto', 'off', 'fast', 'full', 'background'; did you mean 'fast'?"),
         ({"arch": "sm_1"}, "option 'arch' is 'sm_1', expected an architecture from 'sm_75' on"),
         ({"guard": 1}, "option 'guard' is 1, expected True or False"),
         ({"allow_library": ["aten.sorrt"]}, "option 'allow_library' names 'aten.sorrt', which is no operator of PyTorch; did you mean aten.sort"),
