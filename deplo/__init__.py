@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .packages import Model as Model
     from .packages import load as load
     from .packaging import export as export
-    from .prepare import prepare as prepare
+    from .preparing import prepare as prepare
     from .tier import wait_compiled as wait_compiled
     from .tier import wait_tuned as wait_tuned
 
@@ -46,7 +46,7 @@ _HOME = {
     "synchronize": "executable",
     "export": "packaging",
     "load": "packages",
-    "prepare": "prepare",
+    "prepare": "preparing",
     "Model": "packages",
     "wait_compiled": "tier",
     "wait_tuned": "tier",

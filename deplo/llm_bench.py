@@ -40,6 +40,15 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 QUANTS = ("none", "bf16", "int8", "int4")
 
 
+def _no_init_weights() -> Any:
+    """Leaves parameters as they are when a model is built, in transformers 4 and 5."""
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:
+        from transformers.modeling_utils import no_init_weights
+    return no_init_weights()
+
+
 def build(shape: str, quant: str, layers: int = 0, length: int = 4096) -> Any:
     """A model with seeded random weights: `none` in float32, else in bfloat16, int8 and int4 (in groups of 32) by torchao; `layers` > 0: so many."""
     if shape not in SHAPES:
@@ -56,11 +65,7 @@ def build(shape: str, quant: str, layers: int = 0, length: int = 4096) -> Any:
     before = torch.get_default_dtype()
     torch.set_default_dtype(config.dtype)
     try:
-        with (
-            transformers.initialization.no_init_weights()
-            if hasattr(transformers, "initialization")
-            else transformers.modeling_utils.no_init_weights()
-        ):
+        with _no_init_weights():
             model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     finally:
         torch.set_default_dtype(before)
@@ -192,7 +197,7 @@ def measure(
 
     from . import llm_llama
     from .llm_roofline import Reads, read_bandwidth, weights_of, weights_read
-    from .prepare import prepare
+    from .preparing import prepare
 
     length = length or prompt + tokens + 8
     if prompt < 2 or tokens < 1 or rounds < 1 or length < prompt + tokens + 2:

@@ -127,6 +127,7 @@ class EncoderDecoderCacheOfPlans(PreparedCache):
     """A prepared cache with what attention to the encoder's output reads, once a call has brought that."""
 
     cross: tuple[list[torch.Tensor], list[torch.Tensor], list[int]] | None = None
+    source_length = 0  # of what was encoded: programs of any length have one more place for a single token
 
     def view(self, positions: torch.Tensor) -> Any:
         assert self.cross is not None
@@ -252,7 +253,7 @@ class EncoderPlans(Plans):
         if self.of_fixed_length:
             mask = None
         else:
-            mask = torch.ones(rows, length, dtype=torch.int64) if mask is None else mask.long()
+            mask = torch.ones(rows, cache.source_length, dtype=torch.int64) if mask is None else mask.long()
             mask = torch.nn.functional.pad(mask, (0, length - mask.shape[1], 0, store.batch - rows), value=0)
             if store.batch > rows:
                 mask[rows:, 0] = 1
@@ -283,6 +284,7 @@ class EncoderPlans(Plans):
             torch._dynamo.maybe_mark_dynamic(hidden, 1)
         keys, values = self.cross(hidden)
         cache.cross = keys, values, sources + list(range(rows, batch))
+        cache.source_length = outputs[0].shape[1]
         return True
 
     def _as_it_was(self, cache: Any, kwargs: dict[str, Any], positions: torch.Tensor, rows: int, why: str) -> Any:

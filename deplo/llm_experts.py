@@ -1,7 +1,8 @@
 """Layers with experts of which each token takes a few: one formula in the place of the models' loops over experts, for a prepared model's programs.
 
 transformers 4 keeps experts as modules and goes through those that tensors choose, which makes no single graph. Here their weights are one tensor a
-layer, of which the modules' parameters are parts. Few tokens read the matrices that they chose; many are gathered into blocks of one expert each.
+layer, of which the modules' parameters are parts; in transformers 5 they are that already. Few tokens read the matrices that they chose; many are
+gathered into blocks of one expert each.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .errors import UnsupportedError
 from .grouped import Blocks
@@ -79,7 +81,7 @@ def _is_few(block: Any, hidden: torch.Tensor, chosen: int, experts: int) -> bool
     """Single tokens, of no more sequences than there are experts to read for them anyway. The number of other tokens is not asked for."""
     if hidden.ndim == 3:
         return hidden.shape[1] == 1 and hidden.shape[0] * chosen <= experts
-    return False
+    return statically_known_true(hidden.shape[0] * chosen <= experts)
 
 
 def _weights_of_modules(block: Any) -> Weights:
@@ -193,6 +195,31 @@ def _granite_compute(block: Any, layer_input: torch.Tensor, few: bool | None = N
 _granite.compute = _granite_compute  # type: ignore[attr-defined]
 
 
+def _stacked(experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+    """The experts' module of transformers 5, which is told what tokens take of whom, whatever chose that."""
+    if not torch.compiler.is_compiling():
+        result: torch.Tensor = type(experts).forward(experts, hidden_states, top_k_index, top_k_weights)
+        return result
+    return _stacked_compute(experts, hidden_states, top_k_index, top_k_weights)
+
+
+def _stacked_compute(experts: Any, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, few: bool | None = None) -> torch.Tensor:
+    def gate(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """The module's own, of both halves as it has them."""
+        both = torch.cat((a, b), -1) if experts.is_concatenated else torch.stack((a, b), -1).flatten(-2)
+        gated: torch.Tensor = experts._apply_gate(both)
+        return gated
+
+    biases = (experts.gate_up_proj_bias, experts.down_proj_bias) if experts.has_bias else (None, None)
+    weights = Weights(experts.gate_up_proj, experts.down_proj, gate, experts.is_transposed, not experts.is_concatenated, *biases)
+    if few is None:
+        few = _is_few(experts, x, top_k_index.shape[1], experts.gate_up_proj.shape[0])
+    return mixture(x, top_k_index, top_k_weights, weights, few)
+
+
+_stacked.compute = _stacked_compute  # type: ignore[attr-defined]
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """Modules that a formula stands for: those of which `fits` says so by their parts, and whose results it gives (`_check` compares them)."""
@@ -200,7 +227,7 @@ class Family:
     fits: Callable[[Any], bool]
     forward: Any
     modules: bool = True  # the experts are modules, whose weights are to lie together
-    chosen: bool = False  # it is told which experts the tokens take
+    told: str = ""  # which experts the tokens take: with the shares of "all" experts, or of the "chosen" ones
 
 
 def _has_modules(block: Any) -> bool:
@@ -215,16 +242,27 @@ def _has_stacked_layers(block: Any) -> bool:
     return stacked and hasattr(router, "layer") and hasattr(router, "top_k") and hasattr(block, "activation") and not hasattr(block, "bias")
 
 
+def _is_stacked(block: Any) -> bool:
+    weights = [getattr(block, name, None) for name in ("gate_up_proj", "down_proj")]
+    names = ("_apply_gate", "is_transposed", "is_concatenated", "has_bias")
+    return (
+        getattr(block, "has_gate", False)
+        and all(hasattr(block, n) for n in names)
+        and all(type(w) is torch.nn.Parameter and w.ndim == 3 for w in weights)
+    )
+
+
 def _names_of(expert: Any) -> tuple[str, str, str] | None:
     return next((names for names in _NAMES if all(isinstance(getattr(expert, n, None), torch.nn.Linear) for n in names)), None)
 
 
 FAMILIES = (
+    Family(_is_stacked, _stacked, False, "chosen"),
     Family(lambda m: _has_modules(m) and hasattr(m, "moe_statics"), _block_of_modules(_by_statistics)),
     Family(lambda m: _has_modules(m) and hasattr(m, "moe") and hasattr(m, "gate"), _block_of_modules(_by_router)),
     Family(lambda m: _has_modules(m) and hasattr(m, "router_jitter_noise") and hasattr(m, "input_jitter_noise"), _block_of_modules(_by_thresholds)),
     Family(lambda m: _has_modules(m) and hasattr(m, "top_k") and (hasattr(m, "gate") or hasattr(m, "router")), _block_of_modules(_by_softmax)),
-    Family(lambda m: all(hasattr(m, n) for n in ("gate_up_proj", "gate_up_proj_bias", "down_proj_bias", "limit", "alpha")), _gpt_oss, False, True),
+    Family(lambda m: all(hasattr(m, n) for n in ("gate_up_proj", "gate_up_proj_bias", "down_proj_bias", "limit", "alpha")), _gpt_oss, False, "all"),
     Family(_has_stacked_layers, _granite, False),
 )
 
@@ -316,10 +354,13 @@ def _check(name: str, block: Any, family: Family) -> None:
     parameter = next(p for p in block.parameters() if p.is_floating_point())
     x = torch.randn(1, 3, _hidden_size(block), generator=torch.Generator().manual_seed(0)).to(parameter.dtype)
     more: tuple[Any, ...] = ()
-    if family.chosen:
+    if family.told:
         experts = block.gate_up_proj.shape[0]
-        places = torch.tensor([[0, 1], [1, 0], [experts - 1, 0]])
-        more = (places, torch.zeros(3, experts, dtype=x.dtype).scatter(1, places, 0.5))
+        places = torch.tensor([[0, 1], [1, 0], [experts - 1, 0]]).clamp(max=experts - 1)
+        if family.told == "chosen":
+            x, more = x[0], (places, torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.25, 0.5]], dtype=x.dtype))
+        else:
+            more = (places, torch.zeros(3, experts, dtype=x.dtype).scatter(1, places, 0.5))
     wanted = type(block).forward(block, x, *more)
     for few in (True, False):
         got = family.forward.compute(block, x, *more, few=few)
@@ -333,4 +374,6 @@ def _check(name: str, block: Any, family: Family) -> None:
 def _hidden_size(block: Any) -> int:
     if _STACKED[1] in block.__dict__:
         return int(block.deplo_down.shape[1])
-    return int(block.down_proj.shape[2] if hasattr(block, "down_proj") else block.input_linear.weight.shape[2])
+    if hasattr(block, "down_proj"):
+        return int(block.down_proj.shape[2 if getattr(block, "is_transposed", True) else 1])
+    return int(block.input_linear.weight.shape[2])

@@ -14,7 +14,7 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from . import llm_experts, llm_layers, llm_positions
+from . import llm_capture, llm_experts, llm_layers, llm_positions
 from .decorator import jit
 from .dispatch import call_report
 from .errors import Error, FallbackWarning, UnsupportedError, UserError
@@ -93,6 +93,7 @@ class Plans:
         self._pools: dict[int, list[Store]] = {batch: [] for batch in self.batches}
         self._told: set[str] = set()
         self._output = output_class(model)
+        llm_capture.install()
         llm_experts.install(model)
         self.is_asked = not llm_positions.install(model, length)
         self.make()
