@@ -20,10 +20,10 @@ UNGUARDED = $(addprefix tests/python/test_,benchmarks.py docs.py scripts.py)
 CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
 
 .PHONY: help system venv configure build demo test quick docs bench sass soak mutants opinfo opinfo-inductor fuzz exhaustive architectures guard wheel clean
-.PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump test-wheel test-nollvm test-side-by-side format peers vllm
+.PHONY: lint tidy test-cpp test-golden test-python test-sanitize test-dump test-wheel test-nollvm test-side-by-side format peers vllm transformers5
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 system: ## Debian packages (compiler, LLVM 22, hwloc, ...); root or sudo
 	@scripts/install_system.sh
@@ -137,6 +137,11 @@ peers: venv ## ONNX Runtime, OpenVINO, zentorch (in .peers) and matplotlib, for 
 vllm: build ## vLLM for CPUs with deplo's plugin in .venv-vllm (docs/vllm.md), and its throughput beside its own modes (VLLM="--dtype float32" for more)
 	@PYTHON=$(PYTHON) scripts/make_vllm_venv.sh .venv-vllm
 	@.venv-vllm/bin/python benchmarks/vllm.py $(VLLM)
+
+transformers5: build ## language models of transformers 5 (in .transformers5): the tests of generate()
+	@rm -rf .transformers5 && $(PY) -m pip install -q --no-deps --target .transformers5 -r requirements-transformers5.txt || \
+	  { echo "deplo: pip could not install requirements-transformers5.txt: check the network" >&2; exit 1; }
+	@PYTHONPATH=.transformers5:$$PWD $(PY) -m pytest -q -n 2 tests/python/test_generate.py tests/python/test_generate_kinds.py
 
 wheel: venv ## a self-contained wheel in dist/
 	@$(PY) -m pip wheel --no-build-isolation --no-deps -w dist .

@@ -332,9 +332,9 @@ class Plans:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with strides that follow from its sizes: `prompt[:, :1]` counts as contiguous with any stride along its one column, and Dynamo would
-    compile another program for each."""
-    return tensor.reshape(-1).view(tensor.shape)
+    """A copy with strides that follow from its sizes: `prompt[:, :1]` counts as contiguous with any stride along its one column, and Dynamo would
+    compile another program for each, as for each layout of what a view is taken of."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _is_ours(error: BaseException | None) -> bool:
