@@ -23,6 +23,7 @@ from torch._dynamo.exc import ShortenTraceback, TorchDynamoException
 
 from .aliases import CheckedCall, Checks, Places, view_written_inputs, writes_windows_with_gaps
 from .artifacts import record as record_artifacts
+from .autograd import aot_autograd, untraced_compiler
 from .cache import warn_of
 from .cache_key import key_of, keyed, reason_to_bypass
 from .compiled_graph import CompiledGraph, Facts, asking, bundled, is_packaging
@@ -155,7 +156,6 @@ class Compilation:
 
     def compiler(self, training: bool) -> Any:
         """AOTAutograd with these compilers. It is set up anew each time, since it changes what it is given."""
-        from torch._dynamo.backends.common import aot_autograd
         from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
         from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -164,7 +164,7 @@ class Compilation:
 
         return aot_autograd(
             fw_compiler=kept(self.forward),
-            bw_compiler=kept(self.backward),
+            bw_compiler=kept(untraced_compiler(self.backward)),
             inference_compiler=kept(self.inference),
             partition_fn=min_cut_rematerialization_partition,
             decompositions=decompositions(training),

@@ -141,6 +141,16 @@ Pool& pool() {
   return *instance;
 }
 
+/// Never destroyed, either.
+struct Forgetters {
+  std::mutex mutex;
+  std::vector<void (*)()> all;
+};
+Forgetters& forgetters() {
+  static auto* instance = new Forgetters;
+  return *instance;
+}
+
 }  // namespace
 
 Memory::Memory(int64_t bytes) {
@@ -169,7 +179,18 @@ Memory& Memory::operator=(Memory&& other) noexcept {
 
 MemoryStats memory_stats() { return pool().stats(); }
 
+void at_trim(void (*forget)()) {
+  std::lock_guard lock(forgetters().mutex);
+  forgetters().all.push_back(forget);
+}
+
 void trim_memory() {
+  std::vector<void (*)()> all;
+  {
+    std::lock_guard lock(forgetters().mutex);
+    all = forgetters().all;
+  }
+  for (auto* forget : all) forget();
   pool().trim();
 #ifdef __GLIBC__
   malloc_trim(0);

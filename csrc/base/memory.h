@@ -34,5 +34,7 @@ struct MemoryStats {
 MemoryStats memory_stats();
 /// Gives what is kept for reuse back to the system.
 void trim_memory();
+/// Has trim_memory() call `forget`, which lets go of other things that are kept for reuse; for the rest of the process. It is called under no lock.
+void at_trim(void (*forget)());
 
 }  // namespace deplo

@@ -165,7 +165,7 @@ void init_tools(py::module_& module) {
       },
       py::arg("data"), py::arg("row_bytes"), py::arg("rows"), py::arg("count"), py::arg("out"), py::call_guard<py::gil_scoped_release>(),
       "Copies rows of a matrix at an address, whose numbers (int64) lie at another one, without bringing back a weight that is packed alone.");
-  module.def("trim_memory", &trim_memory, "Gives memory that is kept for reuse back to the system.");
+  module.def("trim_memory", &trim_memory, "Gives what is kept for reuse back to the system: memory, and kernels that no program holds.");
 }
 
 }  // namespace deplo::bindings

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "kernel_ir/interpret.h"
 #include "kernel_ir/ir.h"
 #include "passes/kernel/expand_math.h"
@@ -398,7 +399,7 @@ TEST_CASE("a second compile comes from memory, a later one from disk, and a dama
   held.reset();
   machine.compile(text);
   CHECK(machine.stats.memory_hits == 1);
-  forget_unused_kernels();
+  trim_memory();
   machine.compile(text);
   CHECK(machine.stats.disk_hits == 1);
   for (const auto& file : fs::directory_iterator(folder)) {

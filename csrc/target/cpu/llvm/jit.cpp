@@ -8,9 +8,11 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "base/sha256.h"
 #include "target/cpu/callable.h"
 #include "target/cpu/codegen.h"
@@ -98,7 +100,10 @@ class LoadedKernel : public CompiledKernel {
 constexpr size_t kMostKept = 256;
 
 MemoryCache& memory_cache() {
-  static auto* cache = new MemoryCache(kMostKept);
+  static auto* cache = [] {
+    at_trim(&forget_unused_kernels);
+    return new MemoryCache(kMostKept);
+  }();
   return *cache;
 }
 
@@ -135,6 +140,7 @@ std::string features_of(const TargetInfo& target) {
 struct Job {
   std::string key;
   const kernel_ir::Kernel* kernel;
+  std::optional<DiskCache::Entry> offered;
   std::shared_ptr<CompiledKernel> result;
   bool from_disk = false;
 };
@@ -144,9 +150,9 @@ std::string memory_key(const std::string& key, bool debug) { return debug ? key 
 
 void make_kernel(Job& job, const TargetInfo& target, const DiskCache& disk, llvm::TargetMachine* machine, bool debug) {
   auto entry = disk.find(job.key);
-  if (!entry) {
-    entry = offered_kernels().take(job.key);
-    if (entry) disk.store(job.key, *entry);
+  if (!entry && job.offered) {
+    entry = std::move(job.offered);
+    disk.store(job.key, *entry);
   }
   job.from_disk = entry.has_value();
   if (!entry) {
@@ -215,13 +221,14 @@ std::vector<std::shared_ptr<CompiledKernel>> compile_cpu_kernels(const std::vect
     std::string key = sha256_hex(environment + canonical_text(*kernel));
     keys.push_back(key);
     if (ready.count(key) || planned.count(key)) continue;
+    auto offered = offered_kernels().take(key);  // also where it is not needed: it would stay
     if (auto found = memory_cache().find(memory_key(key, options.debug))) {
       ready[key] = found;
       ++counted.memory_hits;
       continue;
     }
     planned[key] = jobs.size();
-    jobs.push_back({key, kernel.get(), nullptr, false});
+    jobs.push_back({key, kernel.get(), std::move(offered), nullptr, false});
   }
   DiskCache disk(options.cache_dir, options.cache_limit_bytes);
   run_jobs(
