@@ -322,8 +322,8 @@ class Verifier {
     DEPLO_REQUIRE(s.parts.size() <= 4 && static_cast<size_t>(s.type.lanes) == 2 * s.parts.size(), s.name, "each part fills two lanes of at most 8");
     for (const std::string& part : s.parts) {
       const Type type = use(part, s.name);
-      DEPLO_REQUIRE(type.dtype == DType::f32 && s.lane >= 0 && s.lane + 1 < type.lanes, s.name,
-                    fmt::format("{} has no lanes {} of f32", part, s.lane));
+      DEPLO_REQUIRE((type.dtype == DType::f32 || type.dtype == s.type.dtype) && s.lane >= 0 && s.lane + 1 < type.lanes, s.name,
+                    fmt::format("{} has no lanes {} of f32 or {}", part, s.lane, to_string(s.type.dtype)));
     }
     define(s.name, s.type);
   }

@@ -66,7 +66,7 @@ class Lexer;
 //   gpu_contraction, gpu_matrix         tile register_block threads; tile warps split stages raster
 //   gpu_online                          tile warps stages, or tile groups stages
 //   gpu_chain                           tile warps stages keep
-//   gpu_tiles, gpu_groups               tile stages raster
+//   gpu_tiles, gpu_groups; gpu_taps     tile stages raster; tile warps
 //   gpu_points                          threads blocks order, or threads vectorize split unroll
 //   gpu_stencil                         tile vectorize register_block stage
 //   gpu_transpose                       tile threads vectorize

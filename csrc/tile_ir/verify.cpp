@@ -319,7 +319,10 @@ class Verifier : loop_ir::StatementVerifier {
     DEPLO_REQUIRE(scope.registers.count(s.array) > 0, fmt::format("{} is no register array", s.array));
     DEPLO_REQUIRE(s.places.size() == 1 || s.places.size() == 2 || s.places.size() == 4, s.name + " is not made of 1, 2 or 4 matrices");
     for (const std::vector<Expr>& place : s.places) {
-      element(scope, s.array, place, DType::f32, false);
+      const DType dtype = access(scope, s.array, place).dtype;
+      DEPLO_REQUIRE(dtype == DType::f32 || dtype == s.dtype,
+                    fmt::format("{} is made of {}, a matrix of {} is of f32 or of such", s.name, to_string(dtype), to_string(s.dtype)));
+      element(scope, s.array, place, dtype, false);
       register_index(scope, s.array, place);
       DEPLO_REQUIRE(!place.empty() && place.back().is_constant() && place.back().value() % 2 == 0, "numbers lie in pairs of the last dimension");
     }

@@ -207,6 +207,7 @@ __device__ inline unsigned deplo_pair_f16(float low, float high) {
   return (unsigned)deplo_to_f16(low).bits | (unsigned)deplo_to_f16(high).bits << 16;
   #endif
 }
+template <class T> __device__ inline unsigned deplo_pair_bits(T low, T high) { return (unsigned)low.bits | (unsigned)high.bits << 16; }
 __device__ inline void deplo_mma_bf16(float& c0, float& c1, float& c2, float& c3, const deplo_pack<unsigned, 4>& a, unsigned b0, unsigned b1) {
   #if __CUDA_ARCH__ >= 800
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

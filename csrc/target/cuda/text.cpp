@@ -465,8 +465,11 @@ class BodyWriter {
   void statement(const JoinMatrix& s) {
     std::string words;
     for (const std::string& part : s.parts)
-      words += fmt::format("{}deplo_pair_{}({}, {})", words.empty() ? "" : ", ", s.type.dtype == DType::bf16 ? "bf16" : "f16", lane(part, s.lane),
-                           lane(part, s.lane + 1));
+      words += fmt::format("{}deplo_pair_{}({}, {})", words.empty() ? "" : ", ",
+                           known(part).dtype != DType::f32 ? "bits"
+                           : s.type.dtype == DType::bf16   ? "bf16"
+                                                           : "f16",
+                           lane(part, s.lane), lane(part, s.lane + 1));
     line("const deplo_pack<unsigned, {}> {}{{{{{}}}}};", s.parts.size(), id(s.name), words);
     values_[s.name] = {s.type.dtype, s.type.lanes, Form::matrices};
   }

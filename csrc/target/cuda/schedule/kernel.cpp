@@ -11,6 +11,7 @@
 #include "target/cuda/schedule/row_vectors.h"
 #include "target/cuda/schedule/scan_readers.h"
 #include "target/cuda/schedule/stencil.h"
+#include "target/cuda/schedule/taps.h"
 #include "target/cuda/schedule/tiles.h"
 #include "target/cuda/schedule/transpose.h"
 #include "target/cuda/schedule/vectors.h"
@@ -31,6 +32,7 @@ tile_ir::Block apply_kind(const loop_ir::Kernel& given, const Schedule& schedule
   const loop_ir::Kernel kernel = join_scan_readers(given);
   if (schedule.kind == "gpu_tiles") return GpuTiles(kernel).apply(schedule);
   if (schedule.kind == "gpu_groups") return GpuGroups(kernel).apply(schedule);
+  if (schedule.kind == "gpu_taps") return GpuTaps(kernel).apply(schedule);
   if (schedule.kind == "gpu_matrix") return GpuMatrix(kernel).apply(schedule);
   if (schedule.kind == "gpu_online") return GpuOnline(kernel).apply(schedule);
   if (schedule.kind == "gpu_chain") return GpuChain(kernel).apply(schedule);
@@ -63,6 +65,8 @@ class Forms {
 
   void on_matrix_units() {
     if (GpuTiles tiles(kernel_); tiles.fits(hints_, arch_)) add(tiles.propose(hints_, arch_));
+    if (only_first_ && !found_.empty()) return;
+    if (GpuTaps taps(kernel_); taps.fits(arch_)) add(taps.propose(hints_, arch_));
     if (only_first_ && !found_.empty()) return;
     if (GpuGroups groups(kernel_); groups.fits(hints_, arch_)) add(groups.propose(hints_, arch_));
     if (only_first_ && !found_.empty()) return;

@@ -15,6 +15,7 @@ namespace deplo {
 ///   gpu_rows         a block per point of the outer axes; its threads share the loops and reductions inside through shared memory
 ///   gpu_contraction  64 x 64 outputs per block, 4 x 4 per thread in registers, operands staged through shared memory, k in steps of 16
 ///   gpu_matrix       the same of bf16 or f16 operands, or of bytes, on matrix units, operands copied several stages of k ahead
+///   gpu_taps         products of a window of few taps with weights, on matrix units, both in shared memory as a whole
 ///   gpu_tiles        the same by groups of threads that multiply tiles which a warp copies by tensor maps, on sm_90a
 ///   gpu_serial       one thread, for stores that collide in order
 /// Local buffers of rows lie in shared memory where their size is a constant that fits, else in scratch memory of the block. A thread's own

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kGroupRows = 64;  // of a product that a group of warps forms
 constexpr int64_t kMostStages = 8;
-const std::set<std::string> kProducts = {"gpu_contraction", "gpu_matrix", "gpu_tiles", "gpu_groups", "gpu_online", "gpu_chain"};
+const std::set<std::string> kProducts = {"gpu_contraction", "gpu_matrix", "gpu_taps", "gpu_tiles", "gpu_groups", "gpu_online", "gpu_chain"};
 // Columns that products of matrix units may have are multiples of 8, of which these are worth a try.
 const std::vector<int64_t> kColumns = {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256};
 

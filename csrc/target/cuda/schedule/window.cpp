@@ -221,7 +221,7 @@ Region make_region(const Reach& window, const PointTile& tile, const std::string
   for (size_t d = 0; d < rank; ++d) {
     int64_t extent = window.most[d] - window.least[d] + 1;
     int64_t begin = window.least[d];
-    bool ragged = false;
+    bool ragged = window.beyond && window.run() == d;
     for (const auto& [axis, step] : window.steps[d]) {
       const int64_t n = points_of(axis);
       extent += std::abs(step) * (n - 1);

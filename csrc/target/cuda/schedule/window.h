@@ -20,7 +20,8 @@ struct Reach {
   std::vector<int64_t> least, most;                   ///< what reductions' axes, and other loads, add to the base
   std::vector<Cond> inside;                           ///< of guards, in terms of coordinates
   Scalar fill;
-  double taps = 0;  ///< loads of one point
+  double taps = 0;      ///< loads of one point
+  bool beyond = false;  ///< it has been widened along its run: elements may lie beyond the buffer
 
   /// Stands for the coordinate along a dimension in `inside`.
   static std::string coordinate(size_t dimension) { return "$" + std::to_string(dimension); }
