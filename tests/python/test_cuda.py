@@ -600,11 +600,39 @@ def test_the_greatest_score_may_be_used_beside_its_weights():
     narrow, wide = (lambda *x: 3 * fn(*x).float()), (lambda *x: F.softmax(x[0].float() @ x[1].float().mT, -1) @ x[2].float())
     for made, rounds in ((fn, True), (narrow, True), (wide, False)):
         kernels = deplo.explain(made, q, k, v, options=gpu()).graphs[0].kernels
-        assert kernels[0].schedule.startswith("gpu_online") == rounds
+        assert kernels[0].schedule.startswith("gpu_online") and ("register_block" not in kernels[0].schedule) == rounds
 
 
 def attention_of(causal: bool = False, **options: Any) -> Callable[..., torch.Tensor]:
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal, **options)
+
+
+@pytest.mark.parametrize(
+    ("fn", "heads", "rows", "keys", "width"),
+    [
+        (attention_of(causal=True), 2, 70, 70, 32),
+        (lambda q, k, v: (with_the_greatest(q, k, v), q), 2, 33, 131, 20),
+        (lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2).contiguous(), -1) @ v.mT.contiguous().mT, 2, 17, 50, 72),
+    ],
+    ids=["causal", "the greatest", "turned"],
+)
+def test_attention_in_float32(fn: Callable[..., Any], heads: int, rows: int, keys: int, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Many rows a block, and weights that pass through shared memory; a row of NaN stays what it is."""
+    torch.manual_seed(0)
+    inputs = torch.randn(1, 2, rows, width), torch.randn(1, heads, keys, width), torch.randn(1, heads, keys, width)
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
+    kernels = deplo.explain(fn, *inputs, options=gpu()).graphs[0].kernels
+    assert any("gpu_online" in kernel.schedule and "register_block" in kernel.schedule for kernel in kernels)
+    torch._dynamo.reset()
+    got, eager, exact = compiled_for_gpu(fn)(*inputs), fn(*inputs), fn(*(x.double() for x in inputs))
+    for mine, theirs, best in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, eager, exact)), strict=True):
+        assert (mine.double() - best).norm() <= 2 * (theirs.double() - best).norm() + 1e-7 * best.norm()
+    inputs[0][0, 0, 2] = math.nan
+    got, eager = compiled_for_gpu(fn)(*inputs), fn(*inputs)
+    for mine, theirs in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, eager)), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-5, rtol=1e-5, equal_nan=True)
+    if gpu() == EMULATOR:
+        assert is_clean(tmp_path / "judge")
 
 
 @pytest.mark.parametrize(

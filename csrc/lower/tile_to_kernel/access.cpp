@@ -476,12 +476,15 @@ std::string& Lowering::element(RegisterArray& array, const std::vector<Expr>& in
 }
 
 Value Lowering::load_register(const Load& s, RegisterArray& array, const std::vector<Cond>& guard) {
-  bool vectors = array.per_copy || (array.plan.mode == RegisterPlan::Mode::lanes && lanes_);
+  const bool in_lanes = !array.per_copy && array.plan.mode == RegisterPlan::Mode::lanes && array.plan.width > 1;
+  const bool picks = in_lanes && (!lanes_ || !varies(resolve(s.index.back())));
+  bool vectors = array.per_copy || (array.plan.mode == RegisterPlan::Mode::lanes && lanes_ && !picks);
   Value value;
   value.dtype = s.dtype;
   value.varying = lanes_ && (vectors || varies(guard));
   for (size_t c = 0; c < (value.varying ? copies() : 1); ++c) {
     std::string name = element(array, s.index, c);
+    if (picks) name = emit_.extract(name, static_cast<int>(resolve(s.index.back()).value() % array.plan.width));
     if (value.varying && !vectors) name = emit_.splat(name, width());
     std::string mask = !value.varying ? scalar_mask(guard) : guard_mask(guard, c);
     if (!mask.empty()) {

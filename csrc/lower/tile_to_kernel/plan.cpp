@@ -185,7 +185,8 @@ struct Planner {
     ArrayUse& use = it->second;
     bool lanes = current && !index.empty() && uses(index.back(), current->axis->name);
     if (!lanes) {
-      use.by_scalars = true;
+      // A grid's threads pick lanes of their vectors.
+      use.by_scalars = use.by_scalars || store || !target_of(context).has_grid;
       if (store && current && use.inside != current->node) use.stored_uniformly = true;
       return;
     }

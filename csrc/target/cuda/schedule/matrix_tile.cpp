@@ -81,10 +81,10 @@ void MatrixTile::set_shape(int64_t width, int64_t depth) {
 
 Expr MatrixTile::rotated(Expr line_at, Expr chunk) const {
   const int64_t turn = std::min(line / this->chunk(), kLine);
-  if (turn == 1) return chunk;
+  if (turn == 1 || alike == 0) return chunk;
   // Eight lines of a matrix: lines of columns are taken in the order of the sums.
-  Expr by = floordiv(line_at, kLine / turn);
-  if (along_k && !of_rows && lanes > 2) {
+  Expr by = floordiv(line_at, kLine / turn * alike);
+  if (along_k && !of_rows && lanes > 2 && alike == 1) {
     by = floordiv(line_at, lanes);
     // So are eight lines side by side, where threads fill them together.
     if (gathered) by = by + mod(floordiv(line_at, 2), lanes / 2) * (kWidestOrder / lanes);
@@ -97,6 +97,11 @@ Expr MatrixTile::rotated(Expr line_at, Expr chunk) const {
 Expr MatrixTile::place_of(Expr begin, Expr line_at, Expr chunk) const {
   if (!in_boxes) return begin + line_at * line + rotated(line_at, chunk) * this->chunk();
   return begin + (floordiv(chunk, kLine) * lines + line_at) * line + differing_bits(chunk, line_at) * this->chunk();
+}
+
+Expr MatrixTile::place_of_number(Expr begin, Expr first, Expr past, Expr chunk, Expr k) const {
+  if (along_k) return place_of(begin, first, chunk) + past * line + k;
+  return begin + (chunk * this->chunk() + k) * line + first + past;
 }
 
 Expr MatrixTile::column_of(Expr line_at) const {
@@ -132,23 +137,23 @@ Expr MatrixTile::row_of_matrix(Expr lane, Expr begin, Expr first, Expr depth) co
 
 std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const loop_ir::Block& slice, const std::string& value,
                                            const std::vector<loop_ir::Axis>& k, const std::vector<loop_ir::Axis>& free, bool of_rows, bool gathers,
-                                           DType sum) {
+                                           DType sum, bool numbers) {
   MatrixTile tile;
   tile.of_rows = of_rows;
   const loop_ir::Let* widened = nullptr;
   for (const auto& stmt : slice)
     if (name_of(*stmt) == value) widened = std::get_if<loop_ir::Let>(&stmt->node);
-  if (!widened || widened->fn != Fn::cast || widened->dtype != sum) return std::nullopt;
-  tile.value = widened->operands[0];
+  if (!numbers && (!widened || widened->fn != Fn::cast || widened->dtype != sum)) return std::nullopt;
+  tile.value = numbers ? value : widened->operands[0];
   for (const auto& stmt : slice) {
-    if (name_of(*stmt) != value) tile.slice.push_back(stmt);
+    if (numbers || name_of(*stmt) != value) tile.slice.push_back(stmt);
     if (name_of(*stmt) != tile.value) continue;
     if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) tile.dtype = let->dtype;
     if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node)) tile.dtype = load->dtype;
   }
   const bool is_half = tile.dtype == DType::bf16 || tile.dtype == DType::f16;
   const bool is_byte = tile.dtype == DType::i8 || tile.dtype == DType::u8;
-  if (sum == DType::i32 ? !is_byte : !is_half) return std::nullopt;
+  if (numbers ? tile.dtype != DType::f32 : sum == DType::i32 ? !is_byte : !is_half) return std::nullopt;
 
   // Tiles lie as memory does, along k where there is a choice.
   const std::vector<GlobalAccess> accesses = global_accesses(kernel, tile.slice);

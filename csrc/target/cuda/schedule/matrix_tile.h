@@ -35,6 +35,7 @@ struct MatrixTile {
   bool halves = false;
   bool gathered = false;  ///< by threads side by side on lines of k, for elements that lie side by side along rows or columns
   bool of_rows = true;
+  int64_t alike = 1;                        ///< of numbers that are read one by one: lines side by side that are rotated alike, 0: none is
   bool in_boxes = false;                    ///< of lines of 128 bytes, as groups of threads multiply them (`program_ir/groups.h`)
   std::string tile, next;                   ///< in shared memory, and in registers
   int64_t line = 0, lines = 0, filled = 0;  ///< elements of a line of the tile, lines, and elements of a line that are filled
@@ -60,15 +61,18 @@ struct MatrixTile {
   Expr row_of_matrix(Expr lane, Expr begin, Expr first, Expr depth) const;
   /// Where chunk `chunk` of a line lies in it, in chunks.
   Expr rotated(Expr line_at, Expr chunk) const;
+  /// Where element `k` of chunk `chunk` of k lies, of a row or column whose first one of those that are rotated alike is `first`.
+  Expr place_of_number(Expr begin, Expr first, Expr past, Expr chunk, Expr k) const;
   /// Where it lies in the array of a tile that begins at `begin`.
   Expr place_of(Expr begin, Expr line_at, Expr chunk) const;
 };
 
 /// The elements of which a factor of a product is the widened value, exactly: floats of 16 bits, or bytes of a product of int32 (`sum`); else
-/// nothing. `gathers`: windows that move along rows or columns, and bytes that do not lie along k, may become lines of k.
+/// nothing. Of numbers, all factors of float32 are elements as they are. `gathers`: windows that move along rows or columns, and bytes that do not
+/// lie along k, may become lines of k.
 std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const loop_ir::Block& slice, const std::string& value,
                                            const std::vector<loop_ir::Axis>& k, const std::vector<loop_ir::Axis>& free, bool of_rows,
-                                           bool gathers = false, DType sum = DType::f32);
+                                           bool gathers = false, DType sum = DType::f32, bool numbers = false);
 
 /// Which part of an operand becomes a tile, and who copies it.
 struct TileCopy {

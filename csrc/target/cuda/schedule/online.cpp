@@ -29,6 +29,8 @@ constexpr double kLeastKeys = 128;   // that are worth it all the same: what is 
 constexpr int64_t kMostDepth = 256;  // of keys and of values
 constexpr int64_t kMostSums = 192;   // of a thread: scores and sums of values
 constexpr int64_t kFewBytes = 48 << 10;
+// Of numbers.
+constexpr double kFewRows = 16;
 // Of groups of threads.
 constexpr std::string_view kGroupArch = "sm_90a";
 constexpr int64_t kMostGroupKeys = 128;
@@ -63,7 +65,10 @@ bool GpuOnline::recognize() {
   if (!depth || *depth < 1 || *depth > kMostDepth || !columns || *columns < 1 || *columns > kMostDepth) return false;
   depth_ = round_up(*depth, kMatrixDepth);
   width_ = round_up(*columns, 2 * kMatrixColumns);
-  return find_row() && find_operands() && reads_inputs_alone();
+  if (!find_row()) return false;
+  numbers_ = !find_tiles(false);
+  if (numbers_ && (sum_.rounded || !find_tiles(true))) return false;
+  return find_operands() && reads_inputs_alone();
 }
 
 /// Of the axes that queries alone have. Where there is none, one row.
@@ -79,7 +84,7 @@ bool GpuOnline::find_row() {
 }
 
 /// With the statements outside of the reductions that the operands take: none may need what is known only at the end.
-bool GpuOnline::find_operands() {
+bool GpuOnline::find_tiles(bool numbers) {
   const WeightedSum::Contractions& pair = *sum_.contractions;
   Block outside = sum_.rows;
   outside.insert(outside.end(), sum_.score.begin(), sum_.score.end());
@@ -88,11 +93,19 @@ bool GpuOnline::find_operands() {
     Block pool = around;
     pool.insert(pool.end(), source.slice.begin(), source.slice.end());
     const Block slice = statements_for(pool, {source.value});
-    auto found = find_matrix_tile(kernel_, slice, source.value, k, free, of_rows);
+    auto found = find_matrix_tile(kernel_, slice, source.value, k, free, of_rows, false, DType::f32, numbers);
     if (!found || !is_early(slice)) return false;
     tile = std::move(*found);
     tile.tile = names_.fresh(std::string(name) + "_tile");
     tile.next = names_.fresh(std::string(name) + "_next");
+    if (!numbers) return true;
+    // Vectors of k are read of rows, vectors of columns of what does not lie along k.
+    if (of_rows && !tile.along_k) {
+      tile.copied = nullptr;
+      tile.linear = false;
+      tile.along_k = true;
+    }
+    if (!of_rows) tile.alike = tile.along_k ? kNumbers : 0;
     return true;
   };
   if (!prepare(queries_, pair.queries, outside, depth_axes_, row_axes_, true, "q")) return false;
@@ -104,7 +117,13 @@ bool GpuOnline::find_operands() {
   if (!prepare(values_, pair.value, column, pair.values.reduce->axes, column_axes_, false, "v")) return false;
   if (queries_.dtype != keys_tile_.dtype) return false;
   // Weights are rounded to 16 bits, which results of more would show.
-  if (!sum_.rounded && !is_rounded(pair.values.result, sum_.column_body)) return false;
+  return numbers || sum_.rounded || is_rounded(pair.values.result, sum_.column_body);
+}
+
+/// With the statements outside of the reductions that make and read scores.
+bool GpuOnline::find_operands() {
+  Block outside = sum_.rows;
+  outside.insert(outside.end(), sum_.score.begin(), sum_.score.end());
   score_ = statements_for(outside, {sum_.scored});
   Block pool = sum_.rows;
   pool.insert(pool.end(), sum_.read.begin(), sum_.read.end());
@@ -220,11 +239,14 @@ int64_t GpuOnline::shared_bytes(int64_t rows, int64_t keys, int64_t stages, bool
   q.set_shape(rows, depth_);
   k.set_shape(keys, depth_);
   v.set_shape(width_, keys);
-  return 2 * (q.elements() + stages * (k.elements() + v.elements()));
+  MatrixTile w = weights_;
+  if (numbers_) w.set_shape(rows, keys);
+  return size_of(q.dtype) * (q.elements() + stages * (k.elements() + v.elements()) + (numbers_ ? w.elements() : 0));
 }
 
 bool GpuOnline::fits(const SizeHints& hints, const std::string& arch) const {
   if (!possible_ || cuda_generation(arch) < 80) return false;
+  if (numbers_) return !part_ && analysis::estimate(row_.extent, hints, kernel_.symbols) > kFewRows;
   return analysis::estimate(row_.extent, hints, kernel_.symbols) >= kLeastRows ||
          analysis::estimate(sum_.key.extent, hints, kernel_.symbols) >= kLeastKeys;
 }
@@ -265,6 +287,7 @@ Schedule GpuOnline::propose(const SizeHints& hints, const std::string& arch) con
   const double batch = std::max(1.0, analysis::estimate(count(batch_), hints, kernel_.symbols));
   int64_t keys = std::max(depth_, width_) > 128 && !part_ ? 32 : 64;
   const double length = analysis::estimate(sum_.key.extent, hints, kernel_.symbols);
+  if (numbers_) return propose_numbers(rows, length, batch, arch);
   if (auto groups = propose_groups(rows, length, batch, arch)) return *groups;
   while (keys > 16 && !part_ && length <= static_cast<double>(keys) / 2) keys /= 2;
   int64_t tile = 128;
@@ -290,17 +313,60 @@ Schedule GpuOnline::propose(const SizeHints& hints, const std::string& arch) con
 void GpuOnline::read(const Schedule& schedule) {
   ScheduleReader reader(kernel_.name, schedule);
   if (!possible_) reader.fail("the kernel's rows are no sums of values of bf16 or f16 weighted by a softmax of scores");
-  read_tiles(reader, sum_.key.name, 1, true);
+  if (numbers_)
+    read_numbers(reader, sum_.key.name);
+  else
+    read_tiles(reader, sum_.key.name, 1, true);
   if (part_ && keys_ != analysis::kKeyBlock) reader.fail(fmt::format("its keys are in parts, by blocks of {}", analysis::kKeyBlock));
-  const int64_t sums = units() * (width_ + keys_) / 2;
+  if (numbers_) width_ = columns().groups * columns().lanes * wide_;
+  const int64_t sums = numbers_ ? per_row_ * (width_ + keys_) / wide_ : units() * (width_ + keys_) / 2;
   if (sums > kMostSums)
-    reader.fail(reader.one("warps"), fmt::format("each thread would have {} scores and sums in registers, allowed: {}", sums, kMostSums));
+    reader.fail(reader.one(numbers_ ? "register_block" : "warps"),
+                fmt::format("each thread would have {} scores and sums in registers, allowed: {}", sums, kMostSums));
   check_shared(reader, shared_bytes(rows_, keys_, stages_, in_groups_));
-  reader.finish("tile, warps or groups, and stages");
+  reader.finish(numbers_ ? "tile, register_block, threads and stages" : "tile, warps or groups, and stages");
   for (MatrixTile* tile : {&queries_, &keys_tile_, &values_}) tile->in_boxes = in_groups_;
   queries_.set_shape(rows_, depth_);
   keys_tile_.set_shape(keys_, depth_);
   values_.set_shape(width_, keys_);
+  if (numbers_) weights_.set_shape(rows_, keys_);
+}
+
+/// Blocks of threads that hold 64 rows or more, with as many sums in registers as leave each load of shared memory enough products.
+Schedule GpuOnline::propose_numbers(double rows, double length, double batch, const std::string& arch) const {
+  struct Form {
+    int64_t rows, keys, per_row, threads, stages;
+  };
+  constexpr Form kForms[] = {{64, 64, 8, 128, 1}, {64, 32, 4, 128, 1}, {32, 32, 4, 64, 1},
+                             {32, 32, 8, 32, 1},  {16, 32, 4, 32, 1},  {16, 16, 2, 32, 1}};
+  const CudaModel& model = cuda_model(arch);
+  const auto bytes = [&](const Form& f) { return shared_bytes(f.rows, f.keys, f.stages, false); };
+  const int64_t most = model.shared_kb_block << 10;
+  Form best = kForms[std::size(kForms) - 1];
+  for (const Form& f : kForms) {
+    const bool fits = bytes(f) + kOwnBytes <= std::min(most, (static_cast<int64_t>(model.shared_kb_sm) << 10) / 2);
+    const bool fills = batch * std::ceil(rows / static_cast<double>(f.rows)) >= model.sms || f.rows <= 16;
+    if (!fits || !fills || rows <= static_cast<double>(f.rows) / 2) continue;
+    best = f;
+    break;
+  }
+  while (best.keys > 16 && !part_ && best.keys / 2 * best.rows / best.per_row >= best.threads * kNumbers &&
+         length <= static_cast<double>(best.keys) / 2)
+    best.keys /= 2;
+  return {"gpu_online",
+          {{"tile", {{row_.name, best.rows}}},
+           {"tile", {{sum_.key.name, best.keys}}},
+           {"register_block", {{row_.name, best.per_row}}},
+           {"threads", {{"", best.threads}}},
+           {"stages", {{"", best.stages}}}}};
+}
+
+WarpRows::Columns GpuOnline::columns() const {
+  if (!numbers_) return width_ / kMatrixColumns;
+  const int64_t columns = sum_.column.extent.value();
+  int64_t lanes = kNumbers;
+  while (lanes > 1 && 4 * round_up(columns, wide_ * lanes) > 5 * round_up(columns, wide_)) lanes /= 2;
+  return {(columns + wide_ * lanes - 1) / (wide_ * lanes), lanes};
 }
 
 // ---- statements ------------------------------------------------------------------------------------------------------
@@ -336,6 +402,7 @@ tile_ir::Block GpuOnline::apply(const Schedule& schedule) {
   base_ = names_.fresh("base");
   most_ = names_.fresh("most");
   total_ = names_.fresh("total");
+  if (numbers_) weights_.tile = names_.fresh("w_tile");
   return on_rows([&] { return body(); });
 }
 
@@ -346,10 +413,11 @@ tile_ir::Block GpuOnline::body() {
   tile_ir::Block out{alloc(queries_.tile, queries_.dtype, {queries_.elements()}, Space::shared),
                      alloc(keys_tile_.tile, keys_tile_.dtype, {stages_ * keys_tile_.elements()}, Space::shared),
                      alloc(values_.tile, values_.dtype, {stages_ * values_.elements()}, Space::shared),
-                     alloc(sums_, DType::f32, {units(), 2, column_groups(), 2}, Space::reg),
-                     alloc(base_, DType::f32, {units(), 2}, Space::reg),
-                     alloc(total_, DType::f32, {units(), 2}, Space::reg)};
-  if (exact_most_) out.push_back(alloc(most_, DType::f32, {units(), 2}, Space::reg));
+                     alloc(sums_, DType::f32, {units(), halves(), columns().groups, columns().lanes}, Space::reg),
+                     alloc(base_, DType::f32, {units(), halves()}, Space::reg),
+                     alloc(total_, DType::f32, {units(), halves()}, Space::reg)};
+  if (numbers_) out.push_back(alloc(weights_.tile, DType::f32, {weights_.elements()}, Space::shared));
+  if (exact_most_) out.push_back(alloc(most_, DType::f32, {units(), halves()}, Space::reg));
   append(out, start_rows());
   find_bounds(out);
   append(out, main_loop());
@@ -364,7 +432,7 @@ tile_ir::Block GpuOnline::start_rows() {
   if (exact_most_) start.push_back(store_at(most_, {sym("u"), sym("h")}, lowest));
   const std::string nothing = number(start, 0);
   start.push_back(store_at(total_, {sym("u"), sym("h")}, nothing));
-  return {clear(sums_, column_groups()), per_row(std::move(start))};
+  return {clear(sums_, columns()), per_row(std::move(start))};
 }
 
 /// Outside of these blocks of keys all of the block's rows read -inf.
@@ -380,7 +448,7 @@ Ref<tile_ir::Stmt> GpuOnline::fetch(const MatrixTile& tile, Expr begin, Expr key
   const Expr key = key_block * keys_;
   TileCopy copy;
   copy.thread = thread();
-  copy.threads = warps_ * kWarp;
+  copy.threads = threads();
   copy.begin = begin;
   copy.first = of_queries ? first_row_ : of_values ? Expr(0) : key;
   copy.depth = of_values ? key : Expr(0);
@@ -416,21 +484,33 @@ tile_ir::Block GpuOnline::main_loop() {
     keys_begin = mod(turn, stages_) * keys_tile_.elements();
     values_begin = mod(turn, stages_) * values_.elements();
   }
-  body.push_back(make(tile_ir::Alloc{scores_, DType::f32, {units(), 2, key_groups(), 2}, Space::reg}));
-  body.push_back(clear(scores_, key_groups()));
-  append(body, multiply(scores_, queries_, keys_tile_, keys_begin, key_groups(), depth_));
-  if (stages_ == 1) append(body, {wait(0), make(tile_ir::Barrier{}), fetch(keys_tile_, 0, block + stride()), commit()});
+  body.push_back(make(tile_ir::Alloc{scores_, DType::f32, {units(), halves(), key_columns().groups, key_columns().lanes}, Space::reg}));
+  body.push_back(clear(scores_, key_columns()));
+  if (numbers_)
+    append(body, multiply_by_numbers(scores_, queries_, keys_tile_, keys_begin, key_columns(), depth_));
+  else
+    append(body, multiply(scores_, queries_, keys_tile_, keys_begin, key_groups(), depth_));
+  if (stages_ == 1 && !numbers_) append(body, {wait(0), make(tile_ir::Barrier{}), fetch(keys_tile_, 0, block + stride()), commit()});
   append(body, finish_scores(block * keys_));
   if (auto mask = mask_scores(block * keys_)) body.push_back(*mask);
   append(body, weigh());
-  append(body, multiply_numbers(sums_, scores_, values_, values_begin, column_groups(), keys_));
+  if (numbers_) {
+    // Weights for the threads of other columns. Those before have been read: a barrier has come since.
+    body.push_back(put_weights());
+    if (stages_ == 1) body.push_back(wait(0));
+    body.push_back(make(tile_ir::Barrier{}));
+    if (stages_ == 1) append(body, {fetch(keys_tile_, 0, block + stride()), commit()});
+    append(body, multiply_by_numbers(sums_, weights_, values_, values_begin, columns(), keys_));
+  } else {
+    append(body, multiply_numbers(sums_, scores_, values_, values_begin, columns().groups, keys_));
+  }
   out.push_back(make(tile_ir::For{axis(n, 0, part_ ? ceildiv(last_block_ - first_block_, stride()) : last_block_ - first_block_), std::move(body)}));
   return out;
 }
 
 /// Sums of products become what the softmax reads; guards that leave -inf come after.
 tile_ir::Block GpuOnline::finish_scores(Expr first_key) {
-  const Expr key = first_key + column();
+  const Expr key = first_key + column(key_columns().lanes);
   const Substitution map = at(row(), key);
   if (is_scaled_) return {};
   tile_ir::Block body{make(Load{sum_.contractions->scores.result, DType::f32, scores_, place(), {}, {}})};
@@ -446,16 +526,16 @@ tile_ir::Block GpuOnline::finish_scores(Expr first_key) {
     if (!whole(sum_.key.extent, keys_)) inside.push_back(less(key, sum_.key.extent));
     if (!inside.empty()) body = {make(tile_ir::If{std::move(inside), std::move(body)})};
   }
-  return {per_thread(key_groups(), std::move(body))};
+  return {per_thread(key_columns(), std::move(body))};
 }
 
-/// The least value of a condition's expression over the rows of a warp and a block of keys.
+/// The least value of a condition's expression over the rows of a warp, or all, and a block of keys.
 std::optional<Expr> GpuOnline::least_of(const Cond& cond, Expr first_key) const {
   const auto of_row = linear_coefficient(cond.expr, row_.name);
   const auto of_key = linear_coefficient(cond.expr, sum_.read_axis);
   if (cond.kind != Cond::Kind::ge0 || !of_row || !of_key || !of_row->is_constant() || !of_key->is_constant()) return std::nullopt;
-  const Expr first = first_row_ + warp() * warp_rows();
-  const Expr row = of_row->value() >= 0 ? first : first + (warp_rows() - 1);
+  const Expr first = by_numbers_ ? first_row_ : first_row_ + warp() * warp_rows();
+  const Expr row = of_row->value() >= 0 ? first : first + ((by_numbers_ ? rows_ : warp_rows()) - 1);
   const Expr key = of_key->value() >= 0 ? first_key : first_key + (keys_ - 1);
   return substitute(cond.expr, at(row, key));
 }
@@ -476,11 +556,25 @@ std::optional<Ref<tile_ir::Stmt>> GpuOnline::mask_scores(Expr first_key) {
     if (one) least = least ? min(*least, *one) : *one;
   }
   const std::string masked = names_.fresh("x");
-  const Substitution map = at(row(), first_key + column());
+  const Substitution map = at(row(), first_key + column(key_columns().lanes));
   tile_ir::Block body{make(Load{masked, DType::f32, scores_, place(), substituted(conds, map), Scalar::of_float(DType::f32, -kInfinity)}),
                       store_at(scores_, place(), masked)};
-  Ref<tile_ir::Stmt> all = per_thread(key_groups(), std::move(body));
+  Ref<tile_ir::Stmt> all = per_thread(key_columns(), std::move(body));
   return known ? make(tile_ir::If{{less(*least, 0)}, {std::move(all)}}) : all;
+}
+
+/// Of a difference of scores. Weights that are rounded leave little of it.
+std::string GpuOnline::exponential(tile_ir::Block& into, const std::string& past) {
+  if (!numbers_) return let(into, Fn::exp2_near, {let(into, Fn::mul, {past, number(into, kLog2E * scale_)})});
+  return let(into, Fn::exp, {scale_ == 1 ? past : let(into, Fn::mul, {past, number(into, scale_)})});
+}
+
+Ref<tile_ir::Stmt> GpuOnline::put_weights() {
+  tile_ir::Block body;
+  const std::string weight = load(body, scores_, place());
+  const Expr chunk = sym("g") * wide_ + sym(thread_x_);
+  body.push_back(store_at(weights_.tile, {weights_.place_of_number(0, own_row(), 0, chunk, sym("c"))}, weight));
+  return per_thread(key_columns(), std::move(body));
 }
 
 /// Scores become weights, relative to a score so far. Sums so far are scaled to another one only when some score is greater than it by so much that
@@ -490,21 +584,22 @@ tile_ir::Block GpuOnline::weigh() {
   tile_ir::Block scaling;
   tile_ir::Block weighing;
   std::string grown;
+  const Columns keys = key_columns();
   for (int64_t u = 0; u < units(); ++u)
-    for (int64_t h : {0, 1}) {
+    for (int64_t h = 0; h < halves(); ++h) {
       const auto rows = [&](const tile_ir::Block& body) { return make(tile_ir::For{axis("u", u, u + 1, LoopKind::unroll), body}); };
       const auto row_of = [&](tile_ir::Block body) { return rows({make(tile_ir::For{axis("h", h, h + 1, LoopKind::unroll), std::move(body)})}); };
       const std::vector<Expr> here{u, h};
       tile_ir::Block of_most;
       const std::string score = load(of_most, scores_, {u, h, sym("g"), sym("c")});
       const std::string most = names_.fresh("here");
-      out.push_back(make(
-          tile_ir::Reduce{{most},
-                          {DType::f32},
-                          Combiner::max,
-                          {score},
-                          {axis(thread_x_, 0, 4, LoopKind::thread_x), axis("g", 0, key_groups(), LoopKind::unroll), axis("c", 0, 2, LoopKind::lanes)},
-                          std::move(of_most)}));
+      out.push_back(make(tile_ir::Reduce{
+          {most},
+          {DType::f32},
+          Combiner::max,
+          {score},
+          {axis(thread_x_, 0, wide_, LoopKind::thread_x), axis("g", 0, keys.groups, LoopKind::unroll), axis("c", 0, keys.lanes, LoopKind::lanes)},
+          std::move(of_most)}));
       const std::string before = load(out, base_, here);
       if (exact_most_) out.push_back(store_at(most_, here, let(out, Fn::max, {load(out, most_, here), most})));
       const std::string unit = number(out, kLog2E * scale_);
@@ -519,17 +614,22 @@ tile_ir::Block GpuOnline::weigh() {
       const std::string grows = let(out, Fn::bit_not, {stays}, DType::boolean);
       grown = grown.empty() ? grows : let(out, Fn::bit_or, {grown, grows}, DType::boolean);
 
-      const std::string factor = let(scaling, Fn::exp2_near, {let(scaling, Fn::mul, {let(scaling, Fn::sub, {before, origin}), unit})});
+      const std::string factor = exponential(scaling, let(scaling, Fn::sub, {before, origin}));
       scaling.push_back(store_at(total_, here, let(scaling, Fn::mul, {load(scaling, total_, here), factor})));
       tile_ir::Block of_column;
       of_column.push_back(store_at(sums_, place(), let(of_column, Fn::mul, {load(of_column, sums_, place()), factor})));
-      scaling.push_back(row_of({over_groups(column_groups(), std::move(of_column))}));
+      scaling.push_back(row_of({over_groups(columns(), std::move(of_column))}));
 
-      const std::string less_base = let(weighing, Fn::neg, {let(weighing, Fn::mul, {origin, unit})});
       tile_ir::Block of_weight;
-      const std::string relative = let(of_weight, Fn::fma, {load(of_weight, scores_, place()), unit, less_base});
-      of_weight.push_back(store_at(scores_, place(), let(of_weight, Fn::exp2_near, {relative})));
-      weighing.push_back(row_of({over_groups(key_groups(), std::move(of_weight))}));
+      if (numbers_) {
+        const std::string past = let(of_weight, Fn::sub, {load(of_weight, scores_, place()), origin});
+        of_weight.push_back(store_at(scores_, place(), exponential(of_weight, past)));
+      } else {
+        const std::string less_base = let(weighing, Fn::neg, {let(weighing, Fn::mul, {origin, unit})});
+        const std::string relative = let(of_weight, Fn::fma, {load(of_weight, scores_, place()), unit, less_base});
+        of_weight.push_back(store_at(scores_, place(), let(of_weight, Fn::exp2_near, {relative})));
+      }
+      weighing.push_back(row_of({over_groups(keys, std::move(of_weight))}));
       tile_ir::Block of_sum;
       const std::string weight = load(of_sum, scores_, {u, h, sym("g"), sym("c")});
       const std::string more = names_.fresh("more");
@@ -537,7 +637,7 @@ tile_ir::Block GpuOnline::weigh() {
                                               {DType::f32},
                                               Combiner::sum,
                                               {weight},
-                                              {axis("g", 0, key_groups(), LoopKind::unroll), axis("c", 0, 2, LoopKind::lanes)},
+                                              {axis("g", 0, keys.groups, LoopKind::unroll), axis("c", 0, keys.lanes, LoopKind::lanes)},
                                               std::move(of_sum)}));
       weighing.push_back(store_at(total_, here, let(weighing, Fn::add, {load(weighing, total_, here), more})));
     }
@@ -554,15 +654,19 @@ tile_ir::Block GpuOnline::finish() {
   tile_ir::Block part;
   const std::string own = load(part, total_, here);
   const std::string total = names_.fresh("all");
-  tile_ir::Block body{make(tile_ir::Reduce{
-      {total}, {DType::f32}, Combiner::sum, {own}, {axis(thread_x_, 0, 4, LoopKind::thread_x), axis("g", 0, 1, LoopKind::unroll)}, std::move(part)})};
+  tile_ir::Block body{make(tile_ir::Reduce{{total},
+                                           {DType::f32},
+                                           Combiner::sum,
+                                           {own},
+                                           {axis(thread_x_, 0, wide_, LoopKind::thread_x), axis("g", 0, 1, LoopKind::unroll)},
+                                           std::move(part)})};
   tile_ir::Block rest;
   std::string factor;  // from what weights are relative to, to the maximum
   if (exact_most_) {
     const std::string most = load(rest, most_, here);
-    const std::string by = let(rest, Fn::mul, {let(rest, Fn::sub, {load(rest, base_, here), most}), number(rest, kLog2E * scale_)});
+    const std::string weight = exponential(rest, let(rest, Fn::sub, {load(rest, base_, here), most}));
     const std::string nothing = let(rest, Fn::eq, {most, number(rest, -kInfinity)}, DType::boolean);
-    factor = let(rest, Fn::where, {nothing, number(rest, 0), let(rest, Fn::exp2_near, {by})});
+    factor = let(rest, Fn::where, {nothing, number(rest, 0), weight});
     rest.push_back(make(Let{sum_.max, DType::f32, Fn::mul, {most, number(rest, scale_)}, {}, 0}));
     rest.push_back(make(Let{sum_.sum, DType::f32, Fn::mul, {total, factor}, {}, 0}));
   } else {
@@ -574,7 +678,7 @@ tile_ir::Block GpuOnline::finish() {
   append(rest, converted({sum_.rows.begin(), sum_.rows.begin() + static_cast<std::ptrdiff_t>(sum_.before)}, map));
   tile_ir::Block of_column;
   Substitution inner = map;
-  inner[sum_.column.name] = column();
+  inner[sum_.column.name] = column(columns().lanes);
   const std::string& result = sum_.contractions->values.result;
   for (const auto& s : sum_.column_body) {
     if (!std::holds_alternative<loop_ir::Reduce>(s->node)) {
@@ -588,8 +692,8 @@ tile_ir::Block GpuOnline::finish() {
     if (sum_.normalized) of_column.push_back(make(Let{result, DType::f32, Fn::div, {raw, total}, {}, 0}));
     if (!sum_.normalized && exact_most_) of_column.push_back(make(Let{result, DType::f32, Fn::mul, {raw, factor}, {}, 0}));
   }
-  if (!whole(sum_.column.extent, width_)) of_column = {make(tile_ir::If{{less(column(), sum_.column.extent)}, std::move(of_column)})};
-  rest.push_back(over_groups(column_groups(), std::move(of_column)));
+  if (!whole(sum_.column.extent, width_)) of_column = {make(tile_ir::If{{less(column(columns().lanes), sum_.column.extent)}, std::move(of_column)})};
+  rest.push_back(over_groups(columns(), std::move(of_column)));
   append(rest, converted({sum_.rows.begin() + static_cast<std::ptrdiff_t>(sum_.before), sum_.rows.end()}, map));
   body.push_back(make(tile_ir::If{{less(row(), row_.extent)}, std::move(rest)}));
   return {per_row(std::move(body))};

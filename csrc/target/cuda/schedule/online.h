@@ -15,6 +15,9 @@ namespace deplo::loop_to_tile {
 /// keys. The scores of a block of keys are sums in registers; as weights, relative to the maximum so far, they become an operand of the second
 /// product there, so that no score is ever in memory. What was summed before is scaled when the maximum grows, and divided at the end.
 ///
+/// All others are numbers of float32, which threads multiply one by one: weights then pass through shared memory, from the threads that have their
+/// keys to those that have columns of the values.
+///
 /// Blocks of keys outside of the limits of all of a block's rows are left out, with what they hold; guards are applied in those blocks of keys that
 /// they cut.
 class GpuOnline : private WarpRows {
@@ -30,6 +33,7 @@ class GpuOnline : private WarpRows {
  private:
   bool recognize();
   bool find_row();
+  bool find_tiles(bool numbers);
   bool find_operands();
   void find_scale();
   bool only_shifts() const;
@@ -37,6 +41,7 @@ class GpuOnline : private WarpRows {
   bool reads_inputs_alone() const;
   void read(const Schedule& schedule);
   int64_t shared_bytes(int64_t rows, int64_t keys, int64_t stages, bool in_groups) const;
+  Schedule propose_numbers(double rows, double length, double batch, const std::string& arch) const;
   std::optional<Schedule> propose_groups(double rows, double length, double batch, const std::string& arch) const;
 
   tile_ir::Block body();
@@ -48,11 +53,14 @@ class GpuOnline : private WarpRows {
   std::optional<Ref<tile_ir::Stmt>> mask_scores(Expr first_key);
   std::optional<Expr> least_of(const Cond& cond, Expr first_key) const;
   tile_ir::Block weigh();
+  std::string exponential(tile_ir::Block& into, const std::string& past);
+  Ref<tile_ir::Stmt> put_weights();
   tile_ir::Block finish();
 
   tile_ir::Block converted(const loop_ir::Block& block, const Substitution& map) const;
   Substitution at(Expr row, Expr key) const;
-  int64_t column_groups() const { return width_ / kMatrixColumns; }
+  /// Of numbers, as many side by side as waste few columns.
+  Columns columns() const;
   /// From one block of keys to the next one that counts.
   int64_t stride() const { return part_ ? part_->axis.extent.value() : 1; }
 
@@ -60,6 +68,7 @@ class GpuOnline : private WarpRows {
   std::optional<analysis::KeyPart> part_;  ///< which blocks of keys count
   std::vector<loop_ir::Axis> depth_axes_, column_axes_;
   MatrixTile queries_, keys_tile_, values_;
+  MatrixTile weights_;    ///< by numbers
   loop_ir::Block score_;  ///< what makes a score of a sum of products
   loop_ir::Block read_;   ///< what the softmax reads of it
   bool guarded_ = false;  ///< and that is the score, or -inf where a guard fails
@@ -67,6 +76,7 @@ class GpuOnline : private WarpRows {
   bool is_scaled_ = false;  ///< scores are sums of products times scale_
   double scale_ = 1;
   bool exact_most_ = false;  ///< the greatest score itself is used
+  bool numbers_ = false;     ///< of float32
   bool possible_ = false;
   int64_t depth_ = 0, width_ = 0;  ///< of scores and columns, up to whole matrices
 

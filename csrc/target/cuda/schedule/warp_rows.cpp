@@ -16,6 +16,8 @@ namespace {
 
 // What a schedule may ask for.
 constexpr int64_t kMostTile = 256, kMostWarps = 16, kMostStages = 4;
+constexpr int64_t kMostThreads = 512, kMostOwnRows = 16;
+constexpr int64_t kTurn = 8;  // chunks of k, by which lines are rotated: as many steps have addresses of their own
 constexpr int64_t kGroupWarps = kGroupThreads / kWarp;
 
 }  // namespace
@@ -88,6 +90,33 @@ void WarpRows::read_tiles(ScheduleReader& reader, const std::string& key, int64_
   const Directive& stages = reader.one("stages");
   reader.only(stages, {""});
   stages_ = reader.number(stages, "", least_stages, kMostStages);
+}
+
+void WarpRows::read_numbers(ScheduleReader& reader, const std::string& key) {
+  by_numbers_ = true;
+  auto tile = [&](const std::string& name) {
+    const Directive* d = reader.find("tile", name);
+    if (!d) reader.fail(fmt::format("it needs 'tile({}=...)'", name));
+    reader.only(*d, {name});
+    return reader.number(*d, name, 1, kMostTile);
+  };
+  rows_ = tile(row_.name);
+  keys_ = tile(key);
+  const Directive& block = reader.one("register_block");
+  reader.only(block, {row_.name});
+  per_row_ = reader.number(block, row_.name, 1, kMostOwnRows);
+  if (rows_ % per_row_ != 0) reader.fail(block, fmt::format("allowed: what divides {} rows", rows_));
+  const Directive& threads = reader.one("threads");
+  reader.only(threads, {""});
+  const int64_t count = reader.number(threads, "", kWarp, kMostThreads);
+  wide_ = count / (rows_ / per_row_);
+  const bool whole = count % (rows_ / per_row_) == 0 && count % kWarp == 0 && wide_ <= kWarp && (wide_ & (wide_ - 1)) == 0;
+  if (!whole) reader.fail(threads, "allowed: whole warps, and a power of two of threads, up to 32, for each row");
+  if (keys_ % (wide_ * kNumbers) != 0)
+    reader.fail(threads, fmt::format("{} threads for each row leave them {} keys, allowed: multiples of {}", wide_, keys_ / wide_, kNumbers));
+  const Directive& stages = reader.one("stages");
+  reader.only(stages, {""});
+  stages_ = reader.number(stages, "", 1, kMostStages);
 }
 
 void WarpRows::check_shared(const ScheduleReader& reader, int64_t bytes) {
@@ -172,24 +201,26 @@ std::string WarpRows::load(tile_ir::Block& into, const std::string& array, std::
   return name;
 }
 
-Ref<tile_ir::Stmt> WarpRows::over_groups(int64_t groups, tile_ir::Block body) const {
-  return unroll("g", groups, {make(tile_ir::For{axis("c", 0, 2, LoopKind::lanes), std::move(body)})});
+Ref<tile_ir::Stmt> WarpRows::over_groups(const Columns& columns, tile_ir::Block body) const {
+  return unroll("g", columns.groups, {make(tile_ir::For{axis("c", 0, columns.lanes, LoopKind::lanes), std::move(body)})});
 }
 
-Ref<tile_ir::Stmt> WarpRows::per_row(tile_ir::Block body) const { return unroll("u", units(), {unroll("h", 2, std::move(body))}); }
+Ref<tile_ir::Stmt> WarpRows::per_row(tile_ir::Block body) const { return unroll("u", units(), {unroll("h", halves(), std::move(body))}); }
 
-Ref<tile_ir::Stmt> WarpRows::per_thread(int64_t groups, tile_ir::Block body) const { return per_row({over_groups(groups, std::move(body))}); }
+Ref<tile_ir::Stmt> WarpRows::per_thread(const Columns& columns, tile_ir::Block body) const {
+  return per_row({over_groups(columns, std::move(body))});
+}
 
-Ref<tile_ir::Stmt> WarpRows::clear(const std::string& array, int64_t groups) {
+Ref<tile_ir::Stmt> WarpRows::clear(const std::string& array, const Columns& columns) {
   tile_ir::Block zero;
   const std::string none = number(zero, 0);
   zero.push_back(store_at(array, place(), none));
-  return per_thread(groups, std::move(zero));
+  return per_thread(columns, std::move(zero));
 }
 
 Ref<tile_ir::Stmt> WarpRows::on_grid(const std::string& block, Expr blocks, tile_ir::Block body) const {
-  tile_ir::Block inner{make(tile_ir::For{axis(thread_x_, 0, 4, LoopKind::thread_x), std::move(body)})};
-  inner = {make(tile_ir::For{axis(thread_y_, 0, warps_ * 8, LoopKind::thread_y), std::move(inner)})};
+  tile_ir::Block inner{make(tile_ir::For{axis(thread_x_, 0, wide_, LoopKind::thread_x), std::move(body)})};
+  inner = {make(tile_ir::For{axis(thread_y_, 0, threads() / wide_, LoopKind::thread_y), std::move(inner)})};
   return make(tile_ir::For{axis(block, 0, blocks, LoopKind::block_x), std::move(inner)});
 }
 
@@ -257,6 +288,39 @@ tile_ir::Block WarpRows::multiply_in_groups(const std::string& sums, const Matri
   }
   body.push_back(make(tile_ir::MultiplyGroup{sums, 0, std::move(products)}));
   return body;
+}
+
+/// Four of k at once, of which a vector of a row is loaded, and vectors of columns, whichever way those lie.
+tile_ir::Block WarpRows::multiply_by_numbers(const std::string& sums, const MatrixTile& rows, const MatrixTile& columns, Expr begin,
+                                             const Columns& own, int64_t depth) {
+  const std::string outer = names_.fresh("ko");
+  const std::string step = names_.fresh("ks");
+  const std::string k = names_.fresh("kn");
+  const std::string v = names_.fresh("kl");
+  const std::string of_rows = names_.fresh("qn");
+  const int64_t chunks = depth / kNumbers;
+  int64_t turn = std::min(chunks, kTurn);
+  while (chunks % turn != 0) --turn;
+  const Expr chunk = sym(outer) * turn + sym(step);
+  tile_ir::Block body{make(tile_ir::Alloc{of_rows, DType::f32, {units(), kNumbers}, tile_ir::Space::reg})};
+  tile_ir::Block vector;
+  const std::string number = names_.fresh("x");
+  vector.push_back(make(tile_ir::Load{number, DType::f32, rows.tile, {rows.place_of_number(0, own_row(), 0, chunk, sym(v))}, {}, {}}));
+  vector.push_back(store_at(of_rows, {sym("u"), sym(v)}, number));
+  body.push_back(unroll("u", units(), {unroll("h", 1, {make(tile_ir::For{axis(v, 0, kNumbers, LoopKind::lanes), std::move(vector)})})}));
+  tile_ir::Block product;
+  const std::string a = load(product, of_rows, {sym("u"), sym(k)});
+  const std::string b = names_.fresh("x");
+  const Expr first = (sym("g") * wide_ + sym(thread_x_)) * own.lanes;
+  product.push_back(make(tile_ir::Load{b, DType::f32, columns.tile, {columns.place_of_number(begin, first, sym("c"), chunk, sym(k))}, {}, {}}));
+  const std::string c = load(product, sums, place());
+  product.push_back(store_at(sums, place(), let(product, Fn::fma, {a, b, c})));
+  tile_ir::Block columnwise{make(tile_ir::For{axis("c", 0, own.lanes, LoopKind::lanes), std::move(product)})};
+  columnwise = {unroll(k, kNumbers, std::move(columnwise))};
+  columnwise = {unroll("u", units(), {unroll("h", 1, std::move(columnwise))})};
+  body.push_back(unroll("g", own.groups, std::move(columnwise)));
+  body = {make(tile_ir::For{axis(step, 0, turn, LoopKind::serial, 1, turn), std::move(body)})};
+  return {make(tile_ir::For{axis(outer, 0, chunks / turn), std::move(body)})};
 }
 
 /// 16 of k.

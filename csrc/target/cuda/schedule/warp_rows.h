@@ -12,8 +12,18 @@ namespace deplo::loop_to_tile {
 
 /// What schedules share whose warps each make some rows of a block: a block of four threads holds a row of 8 columns of each matrix. Sums lie in
 /// arrays [unit of 16 rows][half][group of 8 columns][2].
+///
+/// Without matrix units (`by_numbers_`) up to 32 threads side by side hold a row, each as many columns side by side as an access has, and the same of
+/// further rows; sums lie in arrays [row][1][group of columns][columns side by side].
 class WarpRows {
  protected:
+  /// A thread's columns: groups of `lanes` side by side.
+  struct Columns {
+    Columns(int64_t n, int64_t side_by_side = 2) : groups(n), lanes(side_by_side) {}  // NOLINT(google-explicit-constructor)
+    int64_t groups, lanes;
+  };
+  static constexpr int64_t kNumbers = 4;  ///< of float32 in an access
+
   explicit WarpRows(const loop_ir::Kernel& kernel);
 
   // ---- recognition
@@ -27,6 +37,8 @@ class WarpRows {
   // ---- the schedule as data
   /// Rows and keys of a block, warps, or groups of four of them, and stages.
   void read_tiles(ScheduleReader& reader, const std::string& key, int64_t least_stages, bool in_groups = false);
+  /// The same of a block without matrix units: rows and keys, the rows of a thread, threads and stages.
+  void read_numbers(ScheduleReader& reader, const std::string& key);
   static void check_shared(const ScheduleReader& reader, int64_t bytes);
 
   // ---- the block
@@ -39,14 +51,14 @@ class WarpRows {
   static tile_ir::Block placed(const loop_ir::Block& block, const Substitution& map);
 
   /// for unit, half, group, lane: body, over the thread's own places.
-  Ref<tile_ir::Stmt> per_thread(int64_t groups, tile_ir::Block body) const;
+  Ref<tile_ir::Stmt> per_thread(const Columns& columns, tile_ir::Block body) const;
   Ref<tile_ir::Stmt> per_row(tile_ir::Block body) const;
-  Ref<tile_ir::Stmt> over_groups(int64_t groups, tile_ir::Block body) const;
+  Ref<tile_ir::Stmt> over_groups(const Columns& columns, tile_ir::Block body) const;
   std::vector<Expr> place() const { return {sym("u"), sym("h"), sym("g"), sym("c")}; }
   std::string let(tile_ir::Block& into, Fn fn, std::vector<std::string> operands, DType dtype = DType::f32);
   std::string number(tile_ir::Block& into, double value);
   std::string load(tile_ir::Block& into, const std::string& array, std::vector<Expr> index);
-  Ref<tile_ir::Stmt> clear(const std::string& array, int64_t groups);
+  Ref<tile_ir::Stmt> clear(const std::string& array, const Columns& columns);
   /// Matrices of the warp's rows of a tile that begins at 0, each unit of one 16 of k; their names.
   std::vector<std::string> load_rows(tile_ir::Block& into, const MatrixTile& rows, Expr depth);
   /// Adds to `sums` the products of the warp's rows of `rows`, which begin at 0, with all columns of `columns`, over `depth` of k. `loaded`: such
@@ -58,6 +70,9 @@ class WarpRows {
                                   int64_t depth);
   tile_ir::Block multiply_step(const std::string& sums, const std::vector<std::string>& rows, const MatrixTile& columns, Expr begin, int64_t groups,
                                Expr depth);
+  /// Adds the products of a thread's own rows of `rows` and columns of `columns`, one by one.
+  tile_ir::Block multiply_by_numbers(const std::string& sums, const MatrixTile& rows, const MatrixTile& columns, Expr begin, const Columns& own,
+                                     int64_t depth);
   /// The products of groups of warps, 64 rows each, with tiles in boxes. `numbers`: rows are those, in registers, rather than a tile.
   tile_ir::Block multiply_in_groups(const std::string& sums, const MatrixTile& rows, const std::string& numbers, const MatrixTile& columns,
                                     Expr begin, int64_t groups, int64_t depth);
@@ -65,14 +80,22 @@ class WarpRows {
 
   Expr lane() const { return mod(sym(thread_y_), 8) * 4 + sym(thread_x_); }
   Expr warp() const { return floordiv(sym(thread_y_), 8); }
-  Expr thread() const { return sym(thread_y_) * 4 + sym(thread_x_); }
+  Expr thread() const { return sym(thread_y_) * wide_ + sym(thread_x_); }
+  int64_t threads() const { return by_numbers_ ? rows_ / per_row_ * wide_ : warps_ * kWarp; }
   int64_t warp_rows() const { return rows_ / warps_; }
-  int64_t units() const { return warp_rows() / kMatrixRows; }
-  Expr row() const { return first_row_ + warp() * warp_rows() + sym("u") * kMatrixRows + sym("h") * 8 + mod(sym(thread_y_), 8); }
-  Expr column() const { return sym("g") * kMatrixColumns + sym(thread_x_) * 2 + sym("c"); }
+  int64_t units() const { return by_numbers_ ? per_row_ : warp_rows() / kMatrixRows; }
+  int64_t halves() const { return by_numbers_ ? 1 : 2; }
+  /// Of the block. Threads side by side have rows side by side, which lie in different banks.
+  Expr own_row() const {
+    if (by_numbers_) return sym("u") * (rows_ / per_row_) + sym(thread_y_);
+    return warp() * warp_rows() + sym("u") * kMatrixRows + sym("h") * 8 + mod(sym(thread_y_), 8);
+  }
+  Expr row() const { return first_row_ + own_row(); }
+  Expr column(int64_t lanes = 2) const { return (sym("g") * wide_ + sym(thread_x_)) * lanes + sym("c"); }
   static bool whole(Expr extent, int64_t tile) { return extent.is_constant() && extent.value() % tile == 0; }
 
   int64_t key_groups() const { return keys_ / kMatrixColumns; }
+  Columns key_columns() const { return by_numbers_ ? Columns{keys_ / (wide_ * kNumbers), kNumbers} : Columns{keys_ / kMatrixColumns, 2}; }
 
   static constexpr int64_t kOwnBytes = 1 << 10;  ///< of shared memory, that a block has besides its tiles
   static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -83,6 +106,9 @@ class WarpRows {
   loop_ir::Axis row_;
   std::vector<loop_ir::Axis> nest_, batch_, row_axes_, key_axes_;
   int64_t rows_ = 0, keys_ = 0, warps_ = 0, stages_ = 0;  ///< of a block
+  bool by_numbers_ = false;                               ///< without matrix units
+  int64_t wide_ = 4;                                      ///< threads that hold a row
+  int64_t per_row_ = 0;                                   ///< by numbers: rows of a thread
   bool in_groups_ = false;                                ///< four warps multiply together, straight from shared memory
   std::string block_, thread_x_, thread_y_;
   Expr first_row_;
