@@ -55,7 +55,7 @@ class Lexer;
 //   raster(R)                       a GPU's blocks go down R rows of tiles before the next column of tiles
 //   stage(v, ...)                   what these loads reach from a GPU block's tile is copied to its shared memory
 //   blocks(B)                       blocks of a GPU's grid, at most; each then goes on with further points or rows
-//   order(a, b, ...)                a GPU's thread runs through the axes in their order, for stores may meet along them; others have threads
+//   order(a, b, ...), last(a)       stores may meet along axes: a GPU's thread runs through them in order, or stores if it is a place's last one
 //
 // Kinds, each with the words it takes:
 //   contraction   parallel tile vectorize register_block partition chain unroll dot pack epilogue
@@ -67,7 +67,7 @@ class Lexer;
 //   gpu_online                          tile warps stages, or tile groups stages
 //   gpu_chain                           tile warps stages keep
 //   gpu_tiles, gpu_groups; gpu_taps     tile stages raster; tile warps
-//   gpu_points                          threads blocks order, or threads vectorize split unroll
+//   gpu_points                          threads blocks order, or threads vectorize split unroll last
 //   gpu_stencil                         tile vectorize register_block stage
 //   gpu_transpose                       tile threads vectorize
 //   gpu_rows                            threads blocks, or threads vectorize rows keep

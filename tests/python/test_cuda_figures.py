@@ -45,6 +45,12 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "running extremes": (lambda x: x.cummax(-1), ((3, 300),), "gpu_rows"),
     "running sums of columns": (lambda x: x.cumsum(0), ((130, 20),), "split(32)"),
     "running sums of exponentials": (lambda x: x.logcumsumexp(1), ((2, 70, 12),), "split(32)"),
+    "rows too long for registers": (lambda x: torch.softmax(x, -1) * 2, ((2, 33_001),), "gpu_rows threads(1024) vectorize(by=4)"),
+    "batch norm of channels that lie last": (
+        lambda x: F.batch_norm(x.permute(0, 3, 1, 2), None, None, training=True),
+        ((4, 40, 40, 8),),
+        "split(32)",
+    ),
     "rows of odd size": (lambda x: torch.softmax(x, -1), ((5, 301),), "vectorize(by=4)"),
     "rows two short of vectors": (lambda x: x.sum(-1), ((5, 254),), "keep(registers)"),
     "norms two short of vectors": (lambda x: F.layer_norm(x, (510,)), ((4, 510),), "keep(registers)"),
@@ -70,15 +76,29 @@ def test_schedules_by_figures(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert all(" races=0 unwritten=0" in line for line in (tmp_path / "judge").read_text().splitlines())
 
 
-def test_stores_that_may_meet_run_on_many_threads(tmp_path: Path):
+def halves_copied(x: torch.Tensor, places: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Two stores side by side for each point."""
+    half = y.shape[-1] // 2
+    return x.index_copy(1, places, torch.cat([-y[..., half:], y[..., :half]], -1))
+
+
+@pytest.mark.parametrize(
+    ("fn", "word"),
+    [(index_copied, "last("), (halves_copied, "last("), (lambda x, places, y: x.index_add(1, places, y), "order(")],
+    ids=["copies", "halves", "sums"],
+)
+def test_stores_that_may_meet_run_on_many_threads(fn: Any, word: str, monkeypatch: pytest.MonkeyPatch):
     x, y, places = torch.randn(2, 16, 24), torch.randn(2, 5, 24), torch.tensor([3, 9, 3, 0, 15])
+    apart = [fn(x, places[k : k + 1], y[:, k : k + 1]) - x for k in range(5)]
     expected = x.clone()
     for k, place in enumerate(places.tolist()):  # the last one stays
-        expected[:, place] = y[:, k]
-    compiled = Compiler()(index_copied, {**OPTIONS, "dump_dir": str(tmp_path)})
-    assert torch.equal(compiled(x, places, y), expected)
-    explained = deplo.explain(index_copied, x, places, y, options=OPTIONS)
-    assert any("order(" in kernel.schedule for graph in explained.graphs for kernel in graph.kernels)
+        expected[:, place] = (expected if word == "order(" else x)[:, place] + apart[k][:, place]
+    explained = deplo.explain(fn, x, places, y, options=OPTIONS)
+    assert any(word in kernel.schedule for graph in explained.graphs for kernel in graph.kernels)
+    for order in ("", "reversed=1"):
+        torch._dynamo.reset()
+        monkeypatch.setenv("DEPLO_FAKE_CUDA", order)
+        assert torch.allclose(Compiler()(fn, OPTIONS)(x, places, y), expected, atol=1e-6)
 
 
 def test_a_linear_layer_and_a_norm_are_two_kernels():

@@ -408,7 +408,11 @@ struct Chooser {
         unite(name, plain.begin()->first);
         images_.at(name).gain += kWindowGain * elements(name);
       }
-      images_.at(plain.begin()->first).gain += mixed(*accesses, "");
+      const double beside = mixed(*accesses, "");
+      // A grid's threads read turned what lies otherwise than the memory beside it.
+      double turned = 0;
+      for (const auto& [name, axes] : plain) turned += kMixedGain * elements(name);
+      images_.at(plain.begin()->first).gain += target_of(context).has_grid && beside < 0 ? std::min(beside, turned) : beside;
       others.push_back(plain);
     }
     for (bool learnt = true; learnt;) {

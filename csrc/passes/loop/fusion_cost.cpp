@@ -20,6 +20,8 @@ using loop_ir::Store;
 constexpr double kEnoughParallel = 16;      ///< shared iterations that occupy any machine's cores well enough
 constexpr double kRowBlock = 128;           ///< rows of a contraction whose fused rows stay in cache together
 constexpr double kCores = 8;                ///< that read a shared operand each for itself
+constexpr double kEnoughColumns = 4096;     ///< shared by two kernels, along which memory runs, that keep blocks of a grid busy
+constexpr double kLongColumn = 4096;        ///< points of one of fewer columns that have blocks of their own
 constexpr double kLeastPart = 128;          ///< elements of a part of a reduction that has a kernel of its own
 constexpr double kMostWidth = 256;          ///< of the heads of attention that blocks of a grid take as a whole
 constexpr double kMostChained = 1 << 20;    ///< bytes of an operand of one of two contractions in one kernel, without a softmax between them
@@ -287,7 +289,28 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
   if (attends(a, b)) return true;
   // Parts of long sums keep blocks of a grid busy, and are few beside what they are made of.
   if (!whole_a && target_of(context_).has_grid && a.points >= kLeastPart * points(a.nest.axes)) return false;
+  if (!whole_b && target_of(context_).has_grid && shared < kEnoughColumns && b.points >= kLongColumn * shared && has_columns(b.nest, pairs))
+    return false;
   return parallel_enough(shared, std::max(a.points, b.points));
+}
+
+/// Whether memory runs along what two nests share: blocks of a grid would be as few as those columns.
+bool FusionCost::has_columns(const NestGroup& nest, const AxisPairs& pairs) const {
+  bool found = false;
+  loop_ir::visit(nest.body, [&](const Stmt& stmt, const std::vector<Axis>&) {
+    const auto* load = std::get_if<Load>(&stmt.node);
+    if (!load || !graph_.find_buffer(load->buffer)) return;
+    const auto& strides = graph_.buffer(load->buffer).strides;
+    Expr offset = 0;
+    for (size_t d = 0; d < load->index.size(); ++d) offset = offset + load->index[d] * strides[d];
+    // Of what all of the nest's axes move.
+    const bool all = std::all_of(nest.axes.begin(), nest.axes.end(), [&](const Axis& axis) { return uses(offset, axis.name); });
+    for (const auto& [name, partner] : pairs) {
+      const auto step = linear_coefficient(offset, partner);
+      found = found || (all && step && step->is(1));
+    }
+  });
+  return found;
 }
 
 }  // namespace deplo

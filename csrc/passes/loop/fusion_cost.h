@@ -46,6 +46,7 @@ class FusionCost {
   double points(const std::vector<loop_ir::Axis>& axes) const;
   double bytes_read_again(const NestGroup& joined) const;
   bool keep_rows(const NestGroup& rows, const NestGroup& joined, const std::set<std::string>& flow);
+  bool has_columns(const NestGroup& nest, const AxisPairs& pairs) const;
   bool multiplies_heads(const NestGroup& nest) const;
   bool attends(const FusionGroup& a, const FusionGroup& b) const;
   bool chainable(const FusionGroup& a, const FusionGroup& b, const std::set<std::string>& flow);

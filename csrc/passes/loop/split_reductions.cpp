@@ -75,15 +75,17 @@ struct Splitter {
     bool partial = reduce.operands.size() != static_cast<size_t>(operand_count(reduce.combiner));
     if (partial || reduce.combiner == Combiner::online_softmax) return;
     const bool grid = target_of(context).has_grid;
-    if (grid && meets_again(nest, reduce)) return;
+    const bool again = grid && meets_again(nest, reduce);
     if (grid && !nest.axes.empty() && runs_along(reduce, nest.axes.back()) && !runs_along(reduce, reduce.axes.back())) {
       const double blocks = std::ceil(results / kColumnsOfBlock);
       const double seconds = results * length / kElementsPerSecond;
       const double chunks = std::min(std::ceil(kEnoughBlocks / blocks), std::floor(length / kLeastColumn));
-      if (chunks > 1 && seconds * kEnoughBlocks / 2 / blocks > seconds + kSecondLaunch)
-        split(at, nest, reduce, length, even(reduce, length, length / chunks), true);
+      // Columns that meet their input again are read once more by kernels of their own.
+      const double more = seconds + kSecondLaunch + (again ? seconds + kSecondLaunch : 0);
+      if (chunks > 1 && seconds * kEnoughBlocks / 2 / blocks > more) split(at, nest, reduce, length, even(reduce, length, length / chunks), true);
       return;
     }
+    if (again) return;
     if (results > (grid ? kFewRows : kFewResults) || length < kLongReduction) return;
     const double elements = std::max(kChunkElements, length / kMostChunks);
     split(at, nest, reduce, length, grid ? even(reduce, length, elements) : elements, false);

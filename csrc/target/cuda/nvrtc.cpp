@@ -3,10 +3,13 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <regex>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -14,6 +17,10 @@
 
 namespace deplo {
 namespace {
+
+// Attributes of kernels in a cubin (section .nv.info), those whose values are bytes.
+constexpr uint64_t kWithBytes = 4, kRegisters = 0x2f, kFrame = 0x11;
+constexpr int64_t kRegistersOfSm = 65536;
 
 // The part of NVRTC's C interface (nvrtc.h of CUDA 13) that deplo calls, so that building needs no CUDA.
 using Program = struct Opaque*;
@@ -80,9 +87,47 @@ std::shared_ptr<const Nvrtc> open_nvrtc(const std::string& path) {
   return api;
 }
 
-}  // namespace
+/// What the machine code of one kernel takes of a thread.
+struct Takes {
+  int64_t registers = 0;
+  int64_t stack_bytes = 0;
+};
 
-NvrtcOutput nvrtc_compile(const std::string& text, const std::string& arch, const std::string& library) {
+/// From a cubin's table of attributes; nothing of other images.
+Takes takes_of(const std::string& image) {
+  Takes takes;
+  const auto read = [&](size_t at, size_t bytes) {
+    uint64_t value = 0;
+    if (at <= image.size() && bytes <= image.size() - at) std::memcpy(&value, image.data() + at, bytes);
+    return value;
+  };
+  if (!image.starts_with("\x7f"
+                         "ELF"))
+    return takes;
+  const size_t sections = read(40, 8);
+  const size_t size = read(58, 2);
+  const size_t names = read(sections + read(62, 2) * size + 24, 8);
+  for (size_t k = 0; k < read(60, 2); ++k) {
+    const size_t section = sections + k * size;
+    const std::string_view name = ".nv.info";
+    const size_t named = names + read(section, 4);
+    if (named > image.size() || image.compare(named, name.size() + 1, name.data(), name.size() + 1) != 0) continue;
+    size_t at = read(section + 24, 8);
+    for (const size_t end = at + read(section + 32, 8); at + 4 <= end && end <= image.size();) {
+      if (read(at, 1) != kWithBytes) {
+        at += 4;
+        continue;
+      }
+      const auto value = static_cast<int64_t>(read(at + 8, 4));
+      if (read(at + 1, 1) == kRegisters) takes.registers = std::max(takes.registers, value);
+      if (read(at + 1, 1) == kFrame) takes.stack_bytes = std::max(takes.stack_bytes, value);
+      at += 4 + read(at + 2, 2);
+    }
+  }
+  return takes;
+}
+
+NvrtcOutput compile_once(const std::string& text, const std::string& arch, const std::string& library) {
   auto api = open_nvrtc(library);
   Program program = nullptr;
   int status = api->create(&program, text.c_str(), "deplo.cu", 0, nullptr, nullptr);
@@ -112,6 +157,27 @@ NvrtcOutput nvrtc_compile(const std::string& text, const std::string& arch, cons
   status = (ptx ? api->ptx : api->cubin)(program, out.image.data());
   DEPLO_ASSERT(status == 0, "NVRTC gave no code for {}: {}", arch, api->error_text(status));
   return out;
+}
+
+}  // namespace
+
+NvrtcOutput nvrtc_compile(const std::string& text, const std::string& arch, const std::string& library) {
+  NvrtcOutput best = compile_once(text, arch, library);
+  static const std::regex bounds(R"(__launch_bounds__\((\d+)\))");
+  const Takes takes = takes_of(best.image);
+  std::smatch found;
+  if (takes.stack_bytes == 0 || !std::regex_search(text, found, bounds)) return best;
+  // The compiler saves registers for the sake of more blocks at once even where what is left does not do: it is told how few are enough.
+  const int64_t threads = std::stoll(found[1]);
+  for (const int64_t registers : {64, 128, 255}) {
+    if (registers <= takes.registers) continue;
+    const int64_t blocks = std::max<int64_t>(1, kRegistersOfSm / (registers * threads));
+    NvrtcOutput next = compile_once(std::regex_replace(text, bounds, fmt::format("__launch_bounds__($1, {})", blocks)), arch, library);
+    const int64_t stack_bytes = takes_of(next.image).stack_bytes;
+    if (stack_bytes == 0) return next;
+    if (stack_bytes == takes.stack_bytes) break;  // an array, which no register holds
+  }
+  return best;
 }
 
 std::string nvrtc_version(const std::string& library) {

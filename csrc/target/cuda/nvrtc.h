@@ -12,7 +12,7 @@ struct NvrtcOutput {
 
 /// Compiles CUDA C++ text for `arch`: machine code of "sm_90", PTX for "compute_90". NVRTC is opened at run time: `library` if given, else
 /// libnvrtc.so.13 by the loader's own search. Throws UnsupportedError naming the remedy when there is none, InternalError
-/// with NVRTC's log when the text does not compile. No GPU is needed.
+/// with NVRTC's log when the text does not compile. No GPU is needed. A kernel that would spill, though it could have more registers, gets more.
 NvrtcOutput nvrtc_compile(const std::string& text, const std::string& arch, const std::string& library = "");
 
 /// Its version, as "13.0". Throws UnsupportedError where there is none.

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "lower/loop_to_tile/merge_axes.h"
 #include "target/cuda/schedule/access.h"
+#include "target/cuda/schedule/kept_rows.h"
 #include "target/cuda/schedule/scan_readers.h"
 
 namespace deplo::loop_to_tile {
@@ -22,6 +23,7 @@ constexpr int64_t kMostWarpSteps = 8;       ///< of a warp along a row of its ow
 constexpr int64_t kLongestUnshifted = 128;  ///< rows of odd size so long whose vectors begin where memory's do
 constexpr int64_t kMostRowThreads = 1024;
 constexpr int64_t kLongRowThreads = 512;  ///< for rows that do not stay in registers
+constexpr int64_t kFewRows = 132;         ///< that leave most of a device idle
 
 bool is_scalar(const loop_ir::Stmt& stmt) {
   return std::holds_alternative<loop_ir::Let>(stmt.node) || std::holds_alternative<loop_ir::Load>(stmt.node) ||
@@ -52,10 +54,24 @@ Flat flatten(const loop_ir::For& loop) {
 }  // namespace
 
 GpuRowVectors::GpuRowVectors(const loop_ir::Kernel& kernel) : kernel_(merge_inner_axes(merge_outer_axes(kernel))) {
+  look();
+  if (fits_ || locals_.empty()) return;
+  // What does not stay in registers is computed again by each loop.
+  loop_ir::Kernel again = without_kept_rows(kernel_);
+  if (again == kernel_) return;
+  kernel_ = std::move(again);
+  look();
+}
+
+void GpuRowVectors::look() {
   OuterNest nest = outer_nest(kernel_);
   outer_ = nest.axes;
   inner_ = nest.inner;
   names_.reserve(kernel_);
+  extent_ = 0;
+  least_lanes_ = whole_lanes_ = 0;
+  locals_.clear();
+  starts_.clear();
   fits_ = match();
 }
 
@@ -114,10 +130,10 @@ bool GpuRowVectors::match() {
   } else {
     threads_ = kGpuThreads;
   }
-  if (extent_.is_constant() && !keeps_) threads_ = kLongRowThreads;
+  const Expr all = count(outer_);
+  if (extent_.is_constant() && !keeps_) threads_ = all.is_constant() && all.value() < kFewRows ? kMostRowThreads : kLongRowThreads;
   if (!keeps_ && !locals_.empty()) return false;
   rows_ = std::max<int64_t>(1, kGpuThreads / threads_);
-  const Expr all = count(outer_);
   while (rows_ > 1 && all.is_constant() && all.value() < rows_) rows_ /= 2;
   return true;
 }

@@ -12,8 +12,8 @@
 namespace deplo::loop_to_tile {
 
 /// Schedules of kind gpu_rows with `vectorize`: the threads of a warp, or of the block, share a row in vectors of 16 bytes, combine what they reduce
-/// or scan by exchanging it, and keep what they computed of a row of constant size in registers, so that it is read once. A block has one or more
-/// rows.
+/// or scan by exchanging it, and keep what they computed of a row of constant size in registers, so that it is read once; of longer rows each loop
+/// computes again what it needs. A block has one or more rows.
 class GpuRowVectors {
  public:
   explicit GpuRowVectors(const loop_ir::Kernel& kernel);
@@ -23,6 +23,7 @@ class GpuRowVectors {
   tile_ir::Block apply(const Schedule& schedule);
 
  private:
+  void look();
   bool match();
   bool match_loop(const std::vector<loop_ir::Axis>& axes, const loop_ir::Block& body);
   int64_t registers_of_element() const;

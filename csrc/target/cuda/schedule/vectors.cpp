@@ -26,6 +26,7 @@ constexpr int64_t kFewColumns[] = {8, 32};
 constexpr int64_t kEnoughBlocks = 132;
 constexpr int64_t kFewVectors = 4;                       ///< of a row, of which one in part is no gain
 constexpr int64_t kScanned = 16;                         ///< elements that a thread scans before threads combine
+constexpr int64_t kSearched = 8;                         ///< places that a thread compares with its own at once
 constexpr int64_t kAhead = 4;                            ///< of those that a thread scans alone, loaded together
 constexpr int64_t kEnoughThreads = kEnoughBlocks * 512;  ///< which scan columns of their own
 
@@ -88,12 +89,14 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
   outer_ = nest.axes;
   inner_ = nest.inner;
   names_.reserve(kernel_);
+  if (!colliding_stores(kernel_).empty()) last_ = find_last_stores(outer_, *inner_, names_);
   if (!is_possible()) return;
   const std::vector<GlobalAccess> accesses = global_accesses(kernel_, *inner_);
   // Along the axis where most bytes lie side by side; stores that do not cost most.
   size_t best = outer_.size();
   int64_t most = 0;
   for (size_t a = outer_.size(); a-- > 0;) {
+    if (last_ && outer_[a].name == last_->axis) continue;  // points side by side share the search
     int64_t weight = 0;
     for (const GlobalAccess& access : accesses) {
       auto step = linear_coefficient(access.offset, outer_[a].name);
@@ -107,12 +110,16 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
   std::rotate(outer_.begin() + static_cast<int64_t>(best), outer_.begin() + static_cast<int64_t>(best) + 1, outer_.end());
   int64_t along_reductions = 0;
   int64_t along_points = 0;  // of what reductions load
+  int64_t narrowest = kAccessBytes;
   bool scans = false;
   auto look = [&](const loop_ir::Block& body, const Expr& n, const std::string& last) {
     wide_ = wide_ || !n.is_constant() || n.value() >= kWideReduction;
     for (const GlobalAccess& access : global_accesses(kernel_, body)) {
       if (auto step = linear_coefficient(access.offset, last); step && step->is(1)) along_reductions += access.bytes;
-      if (auto step = linear_coefficient(access.offset, outer_.back().name); step && step->is(1)) along_points += access.bytes;
+      if (auto step = linear_coefficient(access.offset, outer_.back().name); step && step->is(1)) {
+        along_points += access.bytes;
+        narrowest = std::min(narrowest, access.bytes);
+      }
     }
   };
   for (const auto& stmt : *inner_) {
@@ -145,8 +152,10 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
   // Few points keep all threads busy alone.
   const Expr n = count(outer_);
   if (n.is_constant() && n.value() < int64_t{1} << 20) proposed_vectors_ = 1;
-  fits_ = proposed_lanes_ > 1 || wide_ || sided;
+  if (last_) proposed_vectors_ = 1;
+  fits_ = proposed_lanes_ > 1 || wide_ || sided || last_;
   if (!wide_) return;
+  if (along_points > 0) proposed_lanes_ = std::min(proposed_lanes_, kAccessBytes / narrowest);  // sums of more would not fit in registers
   if (scans && n.is_constant() && n.value() / proposed_lanes_ >= kEnoughThreads) return;
   const Expr columns = ceildiv(n, proposed_lanes_ * kManyColumns[0]);
   const bool many = !columns.is_constant() || columns.value() >= kEnoughBlocks;
@@ -155,7 +164,7 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
 }
 
 bool GpuVectors::is_possible() const {
-  if (outer_.empty() || !colliding_stores(kernel_).empty() || !is_simple(*inner_, false)) return false;
+  if (outer_.empty() || (!colliding_stores(kernel_).empty() && !last_) || !is_simple(*inner_, false)) return false;
   const bool scans = std::any_of(inner_->begin(), inner_->end(), [](const auto& s) { return std::holds_alternative<loop_ir::Scan>(s->node); });
   if (std::any_of(inner_->begin(), inner_->end(), [](const auto& s) { return is_product_of_doubles(*s); })) return false;
   return (!has_loops(*inner_) && !scans) || stores_apart(kernel_);
@@ -187,6 +196,7 @@ Schedule GpuVectors::propose() const {
   Schedule s{"gpu_points", {{"threads", {{"", proposed_threads_}}}, {"vectorize", {{outer_.back().name, {}}, {"by", proposed_lanes_}}}}};
   if (proposed_split_ > 1) s.directives.push_back({"split", {{"", proposed_split_}}});
   if (proposed_vectors_ > 1) s.directives.push_back({"unroll", {{"", proposed_vectors_}}});
+  if (last_) s.directives.push_back({"last", {{last_->axis, {}}}});
   return s;
 }
 
@@ -216,13 +226,19 @@ void GpuVectors::read(const Schedule& schedule) {
     if ((split_ & (split_ - 1)) != 0) reader.fail(split, "allowed: powers of two");
     if (split_ * threads_ % 32 != 0) reader.fail(split, "allowed: what makes whole warps of the block's threads");
     if (vectors_ > 1) reader.fail(split, "allowed without unroll");
+    if (last_) reader.fail(split, "allowed where stores do not meet");
     for (const auto& stmt : *inner_) {
       const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
       if (!reduce) continue;
       if (reduce->combiner == Combiner::online_softmax) reader.fail(split, "online_softmax is not shared");
     }
   }
-  reader.finish("threads, vectorize, split and unroll");
+  if (last_) {
+    const Directive& last = reader.one("last");
+    reader.only(last, {last_->axis});
+    if (axes[0] == last_->axis) reader.fail(vectorize, "allowed: axes along which stores do not meet");
+  }
+  reader.finish("threads, vectorize, split, unroll and last");
 }
 
 tile_ir::Block GpuVectors::apply(const Schedule& schedule) {
@@ -256,9 +272,26 @@ tile_ir::Block GpuVectors::apply(const Schedule& schedule) {
     threads = {make(tile_ir::For{axis(row_, 0, split_, LoopKind::thread_y), std::move(threads)})};
     return {make(tile_ir::For{axis(block, 0, ceildiv(n, threads_), LoopKind::block_x), std::move(threads)})};
   }
+  if (last_) vector = with_last_alone(std::move(vector));
   tile_ir::Block body{make(tile_ir::If{{less(linear, n)}, std::move(vector)})};
   if (vectors_ > 1) body = {make(tile_ir::For{axis(piece, 0, vectors_, LoopKind::unroll), std::move(body)})};
   return gpu_grid(block, ceildiv(n, threads_ * vectors_), thread, threads_, std::move(body));
+}
+
+/// The vector, if no later iteration of the axis along which stores meet has the same place.
+tile_ir::Block GpuVectors::with_last_alone(tile_ir::Block vector) {
+  const std::string piece = names_.fresh("p");
+  const std::string own = names_.fresh("e");
+  const std::string last = names_.fresh("last");
+  const Expr element = sym(piece) * kSearched + sym(own);
+  const bool whole = last_->extent.value() % kSearched == 0;
+  map_[last_->other] = whole ? element : min(element, last_->extent - 1);
+  tile_ir::Block out = convert(last_->own);
+  tile_ir::Reduce reduce{{last}, {DType::i64}, Combiner::max, {last_->found}, {}, convert(last_->search)};
+  reduce.axes = {axis(piece, 0, ceildiv(last_->extent, kSearched)), axis(own, 0, kSearched, LoopKind::unroll)};
+  out.push_back(make(std::move(reduce)));
+  out.push_back(make(tile_ir::If{{equal(sym(last), map_.at(last_->axis))}, std::move(vector)}));
+  return out;
 }
 
 Ref<tile_ir::Stmt> GpuVectors::convert(const loop_ir::Reduce& s) {

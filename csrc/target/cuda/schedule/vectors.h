@@ -1,10 +1,12 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "loop_ir/build.h"
 #include "target/cuda/schedule/block.h"
+#include "target/cuda/schedule/last_stores.h"
 
 namespace deplo::loop_to_tile {
 
@@ -31,6 +33,7 @@ class GpuVectors {
   Ref<tile_ir::Stmt> convert(const loop_ir::Reduce& s);
   Ref<tile_ir::Stmt> convert(const loop_ir::Scan& s);
   Ref<tile_ir::Stmt> convert(const loop_ir::For& s);
+  tile_ir::Block with_last_alone(tile_ir::Block vector);
 
   loop_ir::Kernel kernel_;  ///< with its outer axes merged
   loop_ir::Names names_;
@@ -46,8 +49,9 @@ class GpuVectors {
   int64_t vectors_ = 1;  ///< of a thread
   int64_t split_ = 1;    ///< threads that share a point's reductions
   std::string row_;
-  std::vector<Cond> in_range_;  ///< that the points exist; empty: they do
-  std::vector<Cond> stores_;    ///< under which a thread stores
+  std::optional<LastStores> last_;  ///< stores that may meet
+  std::vector<Cond> in_range_;      ///< that the points exist; empty: they do
+  std::vector<Cond> stores_;        ///< under which a thread stores
   Substitution map_;
 };
 
