@@ -1,5 +1,6 @@
 #include "emulator.h"
 
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 #include <deque>
 #include <fstream>
 #include <map>
-#include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,7 @@ struct Product {
 struct Fiber {
   enum class State : unsigned char { ready, at_barrier, at_exchange, at_flag, at_group, done };
   ucontext_t context;
-  std::unique_ptr<char[]> stack;
+  char* stack = nullptr;
   deplo_dim3 thread;
   State state = State::ready;
   unsigned number = 0;                   // in the block
@@ -72,9 +73,30 @@ struct Flag {
 };
 std::map<long long*, Flag> flags;
 
-constexpr size_t kStack = 512 << 10;
+// Text of symbolic sizes has thousands of temporaries, which -O0 keeps apart.
+constexpr size_t kStack = 4 << 20;
+constexpr size_t kPage = 4 << 10;
 constexpr size_t kGuard = 4 << 10;  // bytes behind dynamic shared memory that must stay as they are
 constexpr unsigned char kUntouched = 0xa7;
+
+/// Memory for the stacks of a block's threads, taken up where it is touched. What runs over the end of one meets a page that nobody may touch.
+class Stacks {
+ public:
+  explicit Stacks(size_t count)
+      : bytes_(count * kStack),
+        begin_(static_cast<char*>(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0))) {
+    if (begin_ == MAP_FAILED) throw std::bad_alloc();
+    for (size_t t = 0; t < count; ++t) mprotect((*this)[t], kPage, PROT_NONE);
+  }
+  ~Stacks() { munmap(begin_, bytes_); }
+  Stacks(const Stacks&) = delete;
+  Stacks& operator=(const Stacks&) = delete;
+  char* operator[](size_t t) const { return begin_ + t * kStack; }
+
+ private:
+  size_t bytes_;
+  char* begin_;
+};
 
 ucontext_t scheduler;
 Fiber* current = nullptr;
@@ -93,7 +115,7 @@ void entry() {
 void resume(Fiber& fiber) {
   current = &fiber;
   threadIdx = fiber.thread;
-  deplo_judge::set_thread(fiber.number, fiber.stack.get(), kStack);
+  deplo_judge::set_thread(fiber.number, fiber.stack, kStack);
   swapcontext(&scheduler, &fiber.context);
   deplo_judge::set_thread(0, nullptr, 0);
 }
@@ -151,7 +173,7 @@ bool run_block(std::vector<Fiber>& fibers, bool reversed) {
     f.products.clear();
     f.open_products.clear();
     getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.get();
+    f.context.uc_stack.ss_sp = f.stack;
     f.context.uc_stack.ss_size = kStack;
     f.context.uc_link = &scheduler;
     makecontext(&f.context, entry, 0);
@@ -533,8 +555,9 @@ bool deplo_run(const char* kernel, const deplo_emulated_launch& launch, void (*b
   current_body = body;
   current_context = context;
   std::vector<Fiber> fibers(static_cast<size_t>(block.x) * block.y * block.z);
+  const Stacks stacks(fibers.size());
   for (size_t t = 0; t < fibers.size(); ++t) {
-    fibers[t].stack = std::make_unique_for_overwrite<char[]>(kStack);
+    fibers[t].stack = stacks[t];
     fibers[t].number = static_cast<unsigned>(t);
     fibers[t].thread = {static_cast<unsigned>(t % block.x), static_cast<unsigned>(t / block.x % block.y),
                         static_cast<unsigned>(t / block.x / block.y)};
