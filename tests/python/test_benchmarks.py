@@ -14,6 +14,7 @@ import models
 import peak
 import peers
 import pytest
+import temporaries
 import torch
 import zoo
 from engines import needs_core, same
@@ -100,6 +101,25 @@ def test_first_calls_compile_nothing_where_the_cache_is_warm(tmp_path):
         assert row["error deplo"] <= harness.allowed_error(row["error eager"], row["eps"])
     assert all(per_call[f"{name} us"] > 0 for name in ("eager", "empty", "deplo")) and "deplo beyond empty us" in per_call
     assert all(name in result.stdout for name in names) and "one call, eight elements" in result.stdout
+
+
+@needs_core
+def test_what_was_compiled_before_is_not_made_again(tmp_path):
+    path = tmp_path / "starts.json"
+    engines = ("loaded", "training cache")
+    result = script("starts.py", "--models", "bert-base", "--size", "tiny", "--rounds", "1", "--engines", ",".join(engines), "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["case"] for row in rows] == [f"bert-base {engine}" for engine in engines]
+    assert all(row["s"] > 0 and row["compiled"] == 0 and row["imported"] == 0 and row["programs"] > 0 for row in rows)
+
+
+@needs_core
+def test_what_a_call_takes_is_seen_from_outside():
+    bytes, near = 64 << 20, 1 << 20  # Linux counts pages of each thread in batches
+    assert bytes - near <= temporaries.most_beyond(lambda: torch.ones(bytes // 4)) < bytes + 8 * near
+    assert bytes - near <= temporaries.most_beyond(lambda: torch.ones(bytes // 4).sum()) < bytes + 8 * near
+    assert temporaries.most_beyond(lambda: torch.ones(4)) < 8 * near
 
 
 @needs_core
