@@ -118,7 +118,17 @@ def main() -> int:
         for engine in BACKENDS:
             if engine == "inductor" and arguments.no_inductor:
                 continue
-            command = [sys.executable, os.path.abspath(__file__), "--child", engine, name, "--size", arguments.size, "--threads", str(arguments.threads)]
+            command = [
+                sys.executable,
+                os.path.abspath(__file__),
+                "--child",
+                engine,
+                name,
+                "--size",
+                arguments.size,
+                "--threads",
+                str(arguments.threads),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise SystemExit(done.stderr[-3000:])
