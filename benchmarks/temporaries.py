@@ -82,7 +82,7 @@ def child(engine: str, name: str, size: str) -> dict[str, float]:
         row["arena MB"] = arenas(records)
     if case.reset is not None:  # blocks with a cache do not train
         return row
-    del model, case
+    model = case = None  # type: ignore[assignment]
     torch._dynamo.reset()
     module, sets = trainable(name, size)
     with collect_records() as records:
