@@ -299,8 +299,10 @@ class Compilation:
             return EagerGraph(gm), f"the {record.kind} graph runs in eager mode, {record.fallback}"
         record_artifacts(record.program.images())
         smaller = compiler_of_smaller(imported, record.kind, self.options)
-        if self.options.tune == "background" and not is_packaging() and has_folder(self.options):
-            record.search = Finetuned(record.program, imported, self.options, lambda: compile_text(imported, self.options))
+        on_device = find_target(imported.target).device
+        if self.options.tune == "background" and not on_device and not is_packaging() and has_folder(self.options):
+            options = self.options  # not this object, which keeps the program
+            record.search = Finetuned(record.program, imported, options, lambda: compile_text(imported, options))
             search_in_background(record.search)
         return Executable(record.program, imported, EagerGraph(gm), record.kind, self.options.strict, smaller), ""
 

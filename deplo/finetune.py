@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from .errors import Error
 from .imported import Imported
 from .options import Options
 
+_log = logging.getLogger(__name__)
 _MOST_PAUSE = 0.5  # seconds between two races, which else are as long as the race was: calls have the processors at least half of the time
 
 
@@ -27,20 +29,32 @@ class Stopped(KeyboardInterrupt):
 
 
 class Polite:
-    """A runner that pauses after each race."""
+    """A runner that pauses before each race, as long as the last one was. Once it is told to stop, what is measured at last is not held up."""
 
     def __init__(self, runner: tune.Runner, pause: Callable[[float], None]) -> None:
         self._runner = runner
         self._pause = pause
+        self._last = 0.0
+        self._stops = False
+
+    def _wait(self, seconds: float) -> None:
+        if self._stops:
+            return
+        try:
+            self._pause(seconds)
+        except Stopped:
+            self._stops = True
+            raise
 
     def make(self, schedules: Sequence[str]) -> list[Any]:
-        self._pause(0.0)
+        self._wait(0.0)
         return self._runner.make(schedules)
 
     def race(self, programs: Sequence[Any], patient: bool = False) -> list[float]:
+        self._wait(min(self._last, _MOST_PAUSE))
         start = time.monotonic()
         times = self._runner.race(programs, patient)
-        self._pause(min(time.monotonic() - start, _MOST_PAUSE))
+        self._last = time.monotonic() - start
         return times
 
 
@@ -56,7 +70,7 @@ class Finetuned:
         self.state = "compiling"
         self.searched = 0  # kernels
         self.improved = 0  # of these, that are faster now
-        if imported.device < 0 and not imported.training:
+        if not imported.training:
             program.want_example()
 
     def describe(self) -> str:
@@ -71,9 +85,11 @@ class Finetuned:
             self._search(pause)
         except Stopped:
             return False
-        except Exception:  # the program works as it is
-            self.improved = 0
+        except Exception as error:  # the program works as it is
+            _log.warning("a search for schedules ended: %s", error)
         self.state = "compiled"
+        if (program := self._program()) is not None:
+            program.take_example()  # which nobody needs any more
         return True
 
     def _search(self, pause: Callable[[float], None]) -> None:
@@ -87,8 +103,12 @@ class Finetuned:
         for task in tasks:
             self._living()
             found = tune.load(task, options) or tune.Found(task.usual)
-            if not found.done:
-                self._search_one(task, found, options, figures, pause)
+            if not found.done and found.level != "full":  # which goes on when it is asked for
+                try:
+                    self._search_one(task, found, options, figures, pause)
+                except Exception as error:  # the kernel stays as it is, others may be faster
+                    _log.warning("schedules of %s are not searched: %s", task.kernel, error)
+                    continue
             better += found.best != used.get(task.kernel + task.version, task.usual)
         self.searched = len(tasks)
         if better:
@@ -117,7 +137,7 @@ class Finetuned:
         made = self._recompile()
         pause(0.0)
         program = self._living()
-        if (example := program.take_example()) is not None:
-            with contextlib.suppress(Error, RuntimeError):  # the call raises it, too, if it still holds then
+        with contextlib.suppress(Error, RuntimeError):  # the call raises it, too, if it still holds then
+            if (example := program.take_example()) is not None:
                 made.prepare(example)
         program.adopt(made)

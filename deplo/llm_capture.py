@@ -33,7 +33,7 @@ def _quiet(kind: Any) -> Any:
             return self.global_var if torch.compiler.is_compiling() else super().get()  # which does not trace before something was noted
 
         def set(self, value: Any) -> Any:
-            if not value and torch.compiler.is_compiling():
+            if not value and not self.compiling and torch.compiler.is_compiling():
                 return None
             return super().set(value)
 

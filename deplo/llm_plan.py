@@ -96,6 +96,7 @@ class Plans:
         llm_capture.install()
         llm_experts.install(model)
         self.is_asked = not llm_positions.install(model, length)
+        self.has_tables = llm_positions.has_tables(model)
         self.make()
 
     def make(self) -> None:
@@ -275,7 +276,20 @@ class Plans:
             if name in self.own or name == self.cache_name or value is None or (name in _IDLE and value is False):
                 continue
             return f"it is given {name}"
-        return "" if isinstance(kwargs.get("logits_to_keep", 0), int) else "logits_to_keep is no number"
+        if not isinstance(kwargs.get("logits_to_keep", 0), int):
+            return "logits_to_keep is no number"
+        return self._why_not_places(kwargs.get(self.positions_name))
+
+    def _why_not_places(self, places: torch.Tensor | None) -> str:
+        """Tables of positions are as long as the cache."""
+        if not self.has_tables or places is None or not places.numel():
+            return ""
+        least, most = (int(x) for x in places.aminmax())
+        return (
+            f"its {self.positions_name} reach from {least} to {most}, beyond the {self.length} prepared ones"
+            if least < 0 or most >= self.length
+            else ""
+        )
 
     def padded(
         self, store: Store, ids: torch.Tensor, positions: torch.Tensor, kwargs: dict[str, Any], rows: int

@@ -104,6 +104,11 @@ def install(model: torch.nn.Module, length: int) -> bool:
     return found
 
 
+def has_tables(model: torch.nn.Module) -> bool:
+    """Whether positions are looked up in tables of the prepared length."""
+    return any("deplo_tables" in module.__dict__ for module in model.modules())
+
+
 def remove(model: torch.nn.Module) -> None:
     """Takes the formula away."""
     for module in model.modules():

@@ -383,9 +383,13 @@ def tune_graph(imported: Imported, options: Options) -> None:
         return
     from torch.utils._python_dispatch import _disable_current_modes
 
+    from .executable import synchronize
+
     with _disable_current_modes():
         figures = figures_of(imported, options)
         if figures is not None:
+            if imported.device >= 0:
+                synchronize()  # errors of earlier calls are the caller's, and no candidate's
             tune(imported.text, imported.options(options), options.tune, figures)
 
 

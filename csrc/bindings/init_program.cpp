@@ -100,7 +100,7 @@ void init_program(py::module_& module) {
       .def("adopt", &PyProgram::adopt, py::arg("other"),
            "From now on calls run what another program runs, which was compiled from the same text; those under way end as they began.")
       .def("want_example", &PyProgram::want_example, "Has the next call leave inputs like its own for prepare().")
-      .def("take_example", &PyProgram::take_example, "These inputs, once; None before such a call.")
+      .def("take_example", &PyProgram::take_example, "Inputs like these, once; None before such a call, after which none leaves any.")
       .def("missing", &PyProgram::missing, "What this machine lacks to run the graph; empty: nothing. run() then raises UnsupportedError.")
       .def("text", &PyProgram::text, "The program as text, for restore(): its Kernel IR, and JSON about its kernels.")
       .def("images", &PyProgram::images, "From key to machine code, as offer_kernel() takes it, of its kernels of this CPU.")

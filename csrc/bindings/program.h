@@ -49,11 +49,25 @@ class __attribute__((visibility("hidden"))) PyProgram {
     linked_ = other.linked_;
   }
 
-  /// Has the next call leave an example of its inputs, which takes none of them along: those that keep their memory as they are, tensors that were
-  /// never touched in place of others.
+  /// Has the next call leave an example of its inputs, which takes none of them along: those that keep their memory, and layouts of others.
   void want_example() { wants_example_ = true; }
-  /// That, once; None before such a call.
-  py::object take_example() { return std::exchange(example_, py::none()); }
+  /// Inputs like those, once, tensors that were never touched in place of others; None before such a call, after which none leaves any.
+  py::object take_example() {
+    wants_example_ = false;
+    const std::vector<Example> found = std::exchange(example_, {});
+    if (found.empty()) return py::none();
+    py::list list(found.size());
+    for (size_t i = 0; i < found.size(); ++i) {
+      const Example& one = found[i];
+      if (one.number) {
+        list[i] = one.number;
+        continue;
+      }
+      at::Tensor tensor = one.tensor.defined() ? one.tensor : at::empty_strided(one.sizes, one.strides, one.options);
+      list[i] = py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor)));
+    }
+    return list;
+  }
 
   /// Runs the program on `count` tensors and integers, and puts new references to its outputs into `results`, which has room for all. Leaves it
   /// alone where it throws.
@@ -136,6 +150,14 @@ class __attribute__((visibility("hidden"))) PyProgram {
     std::vector<std::optional<size_t>> allocated_at;  ///< by output: its place among the allocated buffers
   };
 
+  /// An input of a call: a number, a tensor that keeps its memory, or the layout of another one.
+  struct Example {
+    py::object number;
+    at::Tensor tensor;
+    std::vector<int64_t> sizes, strides;
+    at::TensorOptions options;
+  };
+
   struct Buffers {
     std::vector<const at::Tensor*> tensors;
     std::vector<CallArgument> arguments;
@@ -207,19 +229,20 @@ class __attribute__((visibility("hidden"))) PyProgram {
 
   void leave_example(const Linked& linked, PyObject* const* inputs, size_t count, const Buffers& at) {
     wants_example_ = false;
-    py::list example(count);
+    example_.resize(count);
     for (size_t i = 0; i < count; ++i) {
-      const std::optional<size_t> buffer = linked.layout().input_order[i];
+      Example& one = example_[i];
       if (!at.tensors[i]) {
-        example[i] = py::reinterpret_borrow<py::object>(inputs[i]);
+        one.number = py::reinterpret_borrow<py::object>(inputs[i]);
         continue;
       }
       const at::Tensor& tensor = *at.tensors[i];
-      const bool stays = buffer && linked.program().module().buffers[*buffer].is_static;
-      at::Tensor like = stays ? tensor.detach() : at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
-      example[i] = py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(like)));
+      const std::optional<size_t> buffer = linked.layout().input_order[i];
+      if (buffer && linked.program().module().buffers[*buffer].is_static)
+        one.tensor = tensor.detach();
+      else
+        one.sizes = tensor.sizes().vec(), one.strides = tensor.strides().vec(), one.options = tensor.options();
     }
-    example_ = std::move(example);
   }
 
   void wrap(const Linked& linked, PyObject* const* inputs, aten::TensorHost& host, const runtime::Plan& plan, PyObject** results) const {
@@ -249,7 +272,7 @@ class __attribute__((visibility("hidden"))) PyProgram {
   std::shared_ptr<Linked> linked_;
   c10::Device device_ = c10::kCPU;  ///< where its tensors are
   bool wants_example_ = false;
-  py::object example_ = py::none();
+  std::vector<Example> example_;
 };
 
 }  // namespace deplo::bindings

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -153,12 +154,35 @@ def test_what_is_to_compile_comes_first_and_nobodys_program_is_left(gate):
         assert deplo.wait_compiled() and deplo.wait_tuned()
         gate.opened.clear()
         gate.begun.clear()
-        torch.compile(torch.nn.LogSoftmax(-1), backend="deplo", options=SEARCHED)(torch.randn(64, 100))
+        with collect_records() as records:
+            torch.compile(torch.nn.LogSoftmax(-1), backend="deplo", options=SEARCHED)(torch.randn(64, 100))
         assert gate.begun.wait(60)
+        search = records[-1].search
+        program = weakref.ref(records.pop().program)
+        records.clear()
         torch._dynamo.reset()
         gc.collect()
+        assert program() is None and not search.is_needed()
         gate.opened.set()
         assert deplo.wait_tuned()
+
+
+def test_a_kernel_that_cannot_be_searched_holds_up_no_other(gate, monkeypatch):
+    def make(task):
+        if "softmax" in task.kernel:
+            raise MemoryError("no room for inputs")
+        return gate(task)
+
+    monkeypatch.setattr(tune, "make_runner", make)
+    gate.opened.set()
+    model, x = torch.nn.Sequential(torch.nn.Softmax(-1), torch.nn.Linear(64, 96)), torch.randn(40, 64)
+    with torch.no_grad(), collect_records() as records:
+        compiled = torch.compile(model, backend="deplo", options=SEARCHED)
+        compiled(x)
+        usual = schedules(records[0])
+        assert deplo.wait_tuned() and schedules(records[0]) != usual and records[0].search.improved == 1
+        torch.testing.assert_close(compiled(x), model(x))
+        assert records[0].program.take_example() is None
 
 
 @pytest.mark.parametrize("how", ["exit", "fork"])

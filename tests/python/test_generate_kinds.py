@@ -143,6 +143,10 @@ def test_frequencies_of_long_texts() -> None:
     other = prepared(model)
     for ids in (prompt(1), prompt(5), prompt(20), prompt(14, 2)):
         agree(model, other, input_ids=ids)
+    with torch.no_grad(), pytest.warns(deplo.FallbackWarning, match="reach from 0 to 102, beyond the 40 prepared ones"):
+        places = torch.tensor([[0, 1, 102], [0, 1, 102]])
+        got = other(input_ids=prompt(3, 2), position_ids=places, past_key_values=other.deplo_plans.cache()).logits
+    assert_close(got, model(input_ids=prompt(3, 2), position_ids=places).logits)
     deplo.prepare(model, max_length=10, quiet=True)
 
 
