@@ -378,6 +378,20 @@ def test_dumps_show_the_kernels_text(capfd: pytest.CaptureFixture[str]):
     assert "# tile/" in shown and "# cuda" not in shown
 
 
+def test_values_of_stores_that_later_ones_cover_are_checked():
+    def fn(x: torch.Tensor, i: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        x[i] = table[rows]
+        return x
+
+    compiled, x, table = compiled_for_gpu(fn), torch.randn(10, 64), torch.randn(5, 64)
+    i, rows = torch.tensor([3, 1, 3, -1, 9, 3]), torch.tensor([4, 0, 1, 2, 3, 4])
+    assert torch.equal(compiled(x, i, table, rows), fn(x, i, table, rows))
+    rows[0] = 77  # of a row that the last one covers
+    with pytest.raises(IndexError, match="index 77 is out of bounds for dimension 0 with size 5"):
+        compiled(x, i, table, rows)
+
+
 def test_a_graph_of_views_alone_needs_no_gpu():
     x = torch.randn(4, 6)
     with warnings.catch_warnings():

@@ -79,6 +79,16 @@ std::optional<LastStores> find_last_stores(const std::vector<Axis>& axes, const 
   });
   const Block made = statements_for(body, {*place});
   if (reads || made.empty() || name_of(*made.back()) != *place) return std::nullopt;
+  // What is checked of the place is checked by the last store to it; of other values, by all iterations.
+  std::set<std::string> known;
+  for (const auto& stmt : made) known.insert(name_of(*stmt));
+  for (const auto& stmt : body) {
+    const auto* check = std::get_if<Check>(&stmt->node);
+    if (!check) continue;
+    const std::set<std::string> checked = symbols_of(check->cond.expr);
+    for (const auto& value : body)
+      if (is_straight(*value) && checked.count(name_of(*value)) > 0 && known.count(name_of(*value)) == 0) return std::nullopt;
+  }
   std::set<std::string> used;
   for (const auto& stmt : made) collect_uses(*stmt, used);
   std::vector<Axis> meeting;
