@@ -80,8 +80,8 @@ std::optional<LastStores> find_last_stores(const std::vector<Axis>& axes, const 
   const Block made = statements_for(body, {*place});
   if (reads || made.empty() || name_of(*made.back()) != *place) return std::nullopt;
   // What is checked of the place is checked by the last store to it; of other values, by all iterations.
-  std::set<std::string> known;
-  for (const auto& stmt : made) known.insert(name_of(*stmt));
+  // What a place follows from may differ where places are equal.
+  const std::set<std::string> known = {*place};
   for (const auto& stmt : body) {
     const auto* check = std::get_if<Check>(&stmt->node);
     if (!check) continue;
