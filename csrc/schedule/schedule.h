@@ -64,7 +64,7 @@ class Lexer;
 //   nest          parallel reorder tile transpose vectorize register_block window; every kernel has schedules of this kind
 //   pack          parallel tile; follows from the kernel that it packs for
 //   gpu_contraction, gpu_matrix         tile register_block threads; tile warps split stages raster
-//   gpu_online                          tile warps stages, or tile groups stages
+//   gpu_online                          tile warps stages, or tile groups stages, or tile register_block threads stages
 //   gpu_chain                           tile warps stages keep
 //   gpu_tiles, gpu_groups; gpu_taps     tile stages raster; tile warps
 //   gpu_points                          threads blocks order, or threads vectorize split unroll last

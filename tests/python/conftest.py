@@ -21,6 +21,18 @@ gc.set_threshold(10_000, 20, 50)
 
 
 @pytest.fixture
+def winners(tmp_path, monkeypatch):
+    """An empty folder for winners, which compilations use, and nothing compiled."""
+    monkeypatch.setenv("DEPLO_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("DEPLO_TUNE", "auto")
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield tmp_path
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def fresh_inference():
     """Nothing compiled before, and no gradients."""
     torch._dynamo.reset()

@@ -75,6 +75,18 @@ def fetched(tree: Any) -> Any:
     return tree_map_only(torch.Tensor, one, tree)
 
 
+def is_clean(judged: Path) -> bool:
+    """Whether the emulator's judge wrote of launches, and in none found a race or a read of what nobody wrote."""
+    lines = judged.read_text().splitlines()
+    return bool(lines) and all(" races=0 unwritten=0" in line for line in lines)
+
+
+def bank_ways(judged: Path) -> dict[str, float]:
+    """Of the launches that the judge wrote of, by its lines: turns of the banks of shared memory for a request."""
+    of = {line: dict(word.split("=") for word in line.split() if "=" in word) for line in judged.read_text().splitlines()}
+    return {line: float(figures["shared_ways"]) / max(1.0, float(figures["shared_requests"])) for line, figures in of.items()}
+
+
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return Gpu(monkeypatch)

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
-from devices import EMULATED, Driver, Gpu, fetched
+from devices import EMULATED, Driver, Gpu, fetched, is_clean
 from devices import device as device
 from devices import driver as driver
 from engines import Compiler, same
@@ -67,12 +67,6 @@ def check_for_gpus(folder: Path) -> int:
         for arch in ("sm_90a",) if "wgmma" in text else ARCHS:  # which no other architecture has
             assert _C.assemble(text, json.dumps({"target": "cuda", "arch": arch, "nvrtc": nvrtc}))
     return len(texts)
-
-
-def is_clean(judged: Path) -> bool:
-    """Whether the emulator's judge wrote of launches, and in none found a race or a read of what nobody wrote."""
-    lines = judged.read_text().splitlines()
-    return bool(lines) and all(" races=0 unwritten=0" in line for line in lines)
 
 
 def run_case(case: Case, symbolic: bool, folder: Path, device: Gpu | None) -> None:
@@ -391,6 +385,18 @@ def test_values_of_stores_that_later_ones_cover_are_checked():
     with pytest.raises(IndexError, match="index 77 is out of bounds for dimension 0 with size 5"):
         compiled(x, i, table, rows)
 
+    def at_places(x: torch.Tensor, places: torch.Tensor, i: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        x[places[i]] = y
+        return x
+
+    compiled, places, y = compiled_for_gpu(at_places), torch.tensor([4, 0, 2, 1, 3, 5, 6, 7, 8, 9]), torch.randn(4, 64)
+    i = torch.tensor([0, 1, 2, 0])
+    assert torch.equal(compiled(x, places, i, y), at_places(x, places, i, y))
+    i[0] = 77  # what is read there instead is the place of another one
+    with pytest.raises(IndexError, match="index 77 is out of bounds for dimension 0 with size 10"):
+        compiled(x, places, i, y)
+
 
 def test_a_graph_of_views_alone_needs_no_gpu():
     x = torch.randn(4, 6)
@@ -640,7 +646,7 @@ def test_attention_in_float32(fn: Callable[..., Any], heads: int, rows: int, key
     torch._dynamo.reset()
     got, eager, exact = compiled_for_gpu(fn)(*inputs), fn(*inputs), fn(*(x.double() for x in inputs))
     for mine, theirs, best in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, eager, exact)), strict=True):
-        assert (mine.double() - best).norm() <= 2 * (theirs.double() - best).norm() + 1e-7 * best.norm()
+        assert (mine.double() - best).norm() <= 1.2 * (theirs.double() - best).norm() + 1e-7 * best.norm()
     inputs[0][0, 0, 2] = math.nan
     got, eager = compiled_for_gpu(fn)(*inputs), fn(*inputs)
     for mine, theirs in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, eager)), strict=True):

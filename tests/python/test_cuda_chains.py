@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from devices import bank_ways, is_clean
 from engines import Compiler
 from test_cuda import EMULATOR, check_for_gpus, compiled_for_gpu, gpu
 from torch.nn.attention import flex_attention as flex
@@ -51,11 +52,8 @@ def check_judge(path: Path, lines_are_whole: bool = True) -> None:
     """No race, no read of what nobody wrote; no conflict of banks in gradients whose tiles have lines of 128 bytes, or parts of them."""
     if gpu() != EMULATOR:
         return
-    lines = path.read_text().splitlines()
-    assert lines and all(" races=0 unwritten=0" in line for line in lines)
-    for line in (line for line in lines if lines_are_whole and "backward" in line):
-        of = dict(word.split("=") for word in line.split() if "=" in word)
-        assert float(of["shared_ways"]) <= _MOST_WAYS * float(of["shared_requests"]), line
+    assert is_clean(path)
+    assert not lines_are_whole or all(ways <= _MOST_WAYS for line, ways in bank_ways(path).items() if "backward" in line)
 
 
 def windowed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

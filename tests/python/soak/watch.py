@@ -11,7 +11,6 @@ import threading
 import time
 
 import torch
-from torch.compiler._cache import CacheArtifactManager
 
 from deplo.core import core
 
@@ -24,9 +23,8 @@ def resident_bytes() -> int:
 
 
 def settled_bytes() -> int:
-    """Resident memory when everything that nobody needs has been given back: what PyTorch keeps for save_cache_artifacts, too."""
+    """Resident memory when everything that nobody needs has been given back."""
     torch._dynamo.reset()
-    CacheArtifactManager.clear()
     for _ in range(2):
         gc.collect()
     core().trim_memory()

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/error.h"
 #include "target/cuda/schedule/chain.h"
 #include "target/cuda/schedule/contraction.h"
 #include "target/cuda/schedule/groups.h"
@@ -67,13 +66,7 @@ class Forms {
   void on_matrix_units() {
     if (GpuTiles tiles(kernel_); tiles.fits(hints_, arch_)) add(tiles.propose(hints_, arch_));
     if (only_first_ && !found_.empty()) return;
-    if (GpuTaps taps(kernel_); taps.fits(arch_)) try {
-        const Schedule schedule = taps.propose(hints_, arch_);
-        GpuTaps(kernel_).apply(schedule);
-        add(schedule);
-      } catch (const UserError&) {
-        // What even its smallest tile reaches does not fit into shared memory.
-      }
+    if (GpuTaps taps(kernel_); taps.fits(hints_, arch_)) add(taps.propose(hints_, arch_));
     if (only_first_ && !found_.empty()) return;
     if (GpuGroups groups(kernel_); groups.fits(hints_, arch_)) add(groups.propose(hints_, arch_));
     if (only_first_ && !found_.empty()) return;

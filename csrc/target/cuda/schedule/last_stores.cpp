@@ -79,15 +79,14 @@ std::optional<LastStores> find_last_stores(const std::vector<Axis>& axes, const 
   });
   const Block made = statements_for(body, {*place});
   if (reads || made.empty() || name_of(*made.back()) != *place) return std::nullopt;
-  // What is checked of the place is checked by the last store to it; of other values, by all iterations.
-  // What a place follows from may differ where places are equal.
-  const std::set<std::string> known = {*place};
+  // What is checked of the place is checked by the last store to it; of other values, by all iterations: what a place follows from may differ where
+  // places are equal.
   for (const auto& stmt : body) {
     const auto* check = std::get_if<Check>(&stmt->node);
     if (!check) continue;
     const std::set<std::string> checked = symbols_of(check->cond.expr);
     for (const auto& value : body)
-      if (is_straight(*value) && checked.count(name_of(*value)) > 0 && known.count(name_of(*value)) == 0) return std::nullopt;
+      if (is_straight(*value) && name_of(*value) != *place && checked.count(name_of(*value)) > 0) return std::nullopt;
   }
   std::set<std::string> used;
   for (const auto& stmt : made) collect_uses(*stmt, used);

@@ -125,7 +125,9 @@ bool GpuTaps::match_weights(const Operand& operand) {
   return true;
 }
 
-bool GpuTaps::fits(const std::string& arch) const { return possible_ && cuda_generation(arch) >= 80; }
+bool GpuTaps::fits(const SizeHints& hints, const std::string& arch) const {
+  return possible_ && cuda_generation(arch) >= 80 && choose(hints, arch).has_value();
+}
 
 // ---- the schedule as data ------------------------------------------------------------------------------------------
 
@@ -256,7 +258,7 @@ double GpuTaps::cost(const Shape& shape, const SizeHints& hints, const std::stri
   return each * work + std::ceil(each / resident) * kLatency * std::sqrt(thin);
 }
 
-Schedule GpuTaps::propose(const SizeHints& hints, const std::string& arch) const {
+std::optional<GpuTaps::Shape> GpuTaps::choose(const SizeHints& hints, const std::string& arch) const {
   const double all = std::max(1.0, analysis::estimate(count(channels()), hints, kernel_.symbols));
   const int64_t most = (static_cast<int64_t>(cuda_model(arch).shared_kb_block) << 10) - (1 << 10);
   std::optional<Shape> best;
@@ -279,7 +281,12 @@ Schedule GpuTaps::propose(const SizeHints& hints, const std::string& arch) const
           best = shape;
           least = clocks;
         }
-  if (!best) best = Shape{16, down_.empty() ? 1 : 2, kMatrixRows, down_.empty() ? 1 : 2};
+  return best;
+}
+
+Schedule GpuTaps::propose(const SizeHints& hints, const std::string& arch) const {
+  const std::optional<Shape> best = choose(hints, arch);
+  DEPLO_CHECK(best.has_value(), "{}: gpu_taps is proposed for a window that does not fit", kernel_.name);
   Schedule s{"gpu_taps", {{"tile", {{across_, best->across}}}}};
   if (best->down > 1) s.directives.push_back({"tile", {{down_, best->down}}});
   s.directives.push_back({"tile", {{group_of(channels()), best->channels}}});

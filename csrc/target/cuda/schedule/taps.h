@@ -22,7 +22,7 @@ class GpuTaps : private MergedKernel, public GpuProducts {
  public:
   explicit GpuTaps(const loop_ir::Kernel& kernel);
 
-  bool fits(const std::string& arch) const;
+  bool fits(const SizeHints& hints, const std::string& arch) const;
   Schedule propose(const SizeHints& hints, const std::string& arch) const;
   /// The kernel's body as a grid of blocks.
   tile_ir::Block apply(const Schedule& schedule);
@@ -58,6 +58,8 @@ class GpuTaps : private MergedKernel, public GpuProducts {
   int64_t lanes_of(const Shape& shape) const;
   int64_t shared_bytes(const Shape& shape) const;
   double cost(const Shape& shape, const SizeHints& hints, const std::string& arch) const;
+  /// The cheapest shape; nothing where even the smallest tile reaches more of the image than shared memory holds.
+  std::optional<Shape> choose(const SizeHints& hints, const std::string& arch) const;
   void read(const Schedule& schedule);
 
   Expr place_of(Expr point) const;
