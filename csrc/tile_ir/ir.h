@@ -63,9 +63,9 @@ namespace deplo::tile_ir {
 // `copy_wait 2` close groups of a thread's copies, and wait until at most two are under way; a copy takes place at any time until then.
 // `a = load_matrix t[s, i, j] x4` and `mma acc[i, 0, g, 2], acc[i, 1, g, 2] += a * b half 1` are what a warp's 32 threads do together, as in Kernel
 // IR: each names the beginning of a row of 8 elements, and its sums lie in two places of a register array, each in this and the next element;
-// `a = join_matrix bf16 s[i, 0, 2, 0], s[i, 1, 2, 0]` takes matrices from such places of f32 numbers, or such as they are, instead, two numbers of each.
-// Rows of bytes have 16 elements; sums of products of bytes are i32.
-// `multiply_tiles acc += x by ... * w by ...` is what a block's threads do together to tiles that come by copies of their own
+// `a = join_matrix bf16 s[i, 0, 2, 0], s[i, 1, 2, 0]` takes matrices from such places of f32 numbers, or such as they are, instead, two numbers of
+// each. Rows of bytes have 16 elements; sums of products of bytes are i32. `multiply_tiles acc += x by ... * w by ...` is what a block's threads do
+// together to tiles that come by copies of their own
 // (`program_ir/tiles.h`); a thread's sums are acc[h, g, c], f32[2, columns / 8, 2] in registers. `multiply_group acc[u] += x ... * w ...` is what
 // groups of 128 threads do with tiles that lie in shared memory (`program_ir/groups.h`); a thread's sums are acc[u, h, g, c], f32[units, 2,
 // columns / (4 lanes), lanes] in registers. `if`
