@@ -44,7 +44,7 @@ class Executable:
         self._refusal = _checker(imported)
         self._derived = _derived(imported)
         self._compile = compile
-        self._smaller: list[Callable[[list[Any]], Any] | None] = [None] * len(imported.smaller)
+        self._smaller: list[Callable[..., Any] | None] = [None] * len(imported.smaller)
         self._choose = _chooser(imported)
         self._failed = False
         self._lock = threading.Lock()
@@ -54,6 +54,10 @@ class Executable:
         run, arguments, constants, refusal, derived = self._run, self._arguments, self._constants, self._refusal, self._derived
         takes_all = not constants and arguments == list(range(self._inputs))
         choose = self._choose
+        # Outputs that are inputs, or views of them, need these; else nothing does once the program has read them.
+        lets_go = not any(output.kind == "input" or (output.kind != "result" and output.of_input) for output in self.imported.outputs)
+        passes_on = takes_all and self._direct  # sizes of views are read from inputs afterwards
+        holders = 0 if not lets_go else 1 if passes_on else 2 if derived is None else 3
 
         def call(args: list[Any]) -> Any:
             if self._failed and not self._strict:
@@ -63,10 +67,13 @@ class Executable:
             given = inputs if derived is None else [*inputs, *derived(inputs)]
             if refusal is not None and (why := refusal(given)):
                 return self._pass_on(inputs, UnsupportedError(why))
+            passed = inputs if passes_on else [given[i] for i in arguments] + constants
             try:
                 chosen = run if choose is None or (at := choose(given)) < 0 else self._smaller[at] or self._run_of_smaller(at)
-                results = chosen(inputs if takes_all else [given[i] for i in arguments] + constants)
+                results = chosen(passed, holders)
             except InternalError as error:
+                if arguments and not passed:
+                    raise  # some of its inputs are gone
                 return self._fall_back(inputs, error)
             except UnsupportedError as error:  # of an input, before anything ran
                 return self._pass_on(inputs, error)
@@ -75,6 +82,8 @@ class Executable:
                     raise
                 return self._pass_on(inputs, UnsupportedError(str(error)))
             except (IndexError, RuntimeError) as error:
+                if arguments and not passed:
+                    raise
                 raise self._in_eagers_words(inputs, error) from None
             if self._direct:
                 return results
@@ -95,7 +104,7 @@ class Executable:
         is_bare = is_bare and self._choose is None
         return self.program if is_bare else None
 
-    def _run_of_smaller(self, at: int) -> Callable[[list[Any]], Any]:
+    def _run_of_smaller(self, at: int) -> Callable[..., Any]:
         with self._lock:
             run = self._smaller[at]
             if run is None:

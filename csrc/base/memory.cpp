@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -37,30 +39,107 @@ struct Block {
   int64_t bytes;
 };
 
+int64_t round_up(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
+
+/// Blocks that nobody uses, neighbours joined: what one size leaves serves others.
+class FreeBlocks {
+ public:
+  int64_t bytes() const { return bytes_; }
+  bool empty() const { return by_address_.empty(); }
+
+  void add(Block block) {
+    bytes_ += block.bytes;
+    auto next = by_address_.lower_bound(block.data);
+    if (next != by_address_.end() && block.data + block.bytes == next->first) {
+      block.bytes += next->second.bytes;
+      next = forget(next);
+    }
+    if (next != by_address_.begin()) {
+      auto last = std::prev(next);
+      if (last->first + last->second.bytes == block.data) {
+        block = {last->first, last->second.bytes + block.bytes};
+        forget(last);
+      }
+    }
+    insert(block, age_++);
+  }
+
+  /// The smallest that holds so many bytes, of which the rest stays here; data is null where none does.
+  Block take(int64_t bytes) {
+    auto found = by_size_.lower_bound({bytes, nullptr});
+    if (found == by_size_.end()) return {nullptr, 0};
+    const Block whole{found->second, found->first};
+    auto at = by_address_.find(whole.data);
+    const uint64_t age = at->second.age;
+    forget(at);
+    bytes_ -= bytes;
+    if (whole.bytes > bytes) insert({whole.data + bytes, whole.bytes - bytes}, age);
+    return {whole.data, bytes};
+  }
+
+  /// Up to so many bytes of the one that nobody has asked for the longest.
+  Block take_oldest(int64_t bytes) {
+    auto at = by_address_.find(by_age_.begin()->second);
+    const Block whole{at->first, at->second.bytes};
+    const uint64_t age = at->second.age;
+    forget(at);
+    const int64_t taken = std::min(whole.bytes, round_up(bytes, kHugePage));
+    bytes_ -= taken;
+    if (whole.bytes > taken) insert({whole.data, whole.bytes - taken}, age);
+    return {whole.data + whole.bytes - taken, taken};
+  }
+
+ private:
+  struct Free {
+    int64_t bytes;
+    uint64_t age;
+  };
+  using ByAddress = std::map<char*, Free>;
+
+  void insert(Block block, uint64_t age) {
+    by_address_.emplace(block.data, Free{block.bytes, age});
+    by_size_.emplace(block.bytes, block.data);
+    by_age_.emplace(age, block.data);
+  }
+
+  ByAddress::iterator forget(ByAddress::iterator at) {
+    by_size_.erase({at->second.bytes, at->first});
+    by_age_.erase(at->second.age);
+    return by_address_.erase(at);
+  }
+
+  ByAddress by_address_;
+  std::set<std::pair<int64_t, char*>> by_size_;
+  std::map<uint64_t, char*> by_age_;
+  uint64_t age_ = 0;
+  int64_t bytes_ = 0;
+};
+
 class Pool {
  public:
   Block take(int64_t bytes) {
-    bytes = (bytes + kPage - 1) / kPage * kPage;
-    if (bytes >= kHugePage) bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    bytes = round_up(bytes, kPage);
     {
       std::lock_guard lock(mutex_);
-      auto at = free_.lower_bound(bytes);
-      if (at != free_.end() && at->first <= bytes + bytes / 4) {
-        Block block = remove(at);
-        use(block.bytes);
+      const Block block = free_.take(bytes);
+      if (block.data) {
+        use(bytes);
         return block;
       }
     }
-    void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const int64_t mapped = bytes >= kHugePage ? round_up(bytes, kHugePage) : bytes;
+    void* data = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) {
       trim();
-      data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (data == MAP_FAILED) throw ExecutionError(fmt::format("out of memory: a program asked the system for {} bytes at once", bytes));
+      data = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (data == MAP_FAILED) throw ExecutionError(fmt::format("out of memory: a program asked the system for {} bytes at once", mapped));
     }
-    if (bytes >= kHugePage) madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a hint: failure costs only speed
+    if (mapped >= kHugePage) madvise(data, static_cast<size_t>(mapped), MADV_HUGEPAGE);  // a hint: failure costs only speed
+    const Block block{static_cast<char*>(data), bytes};
     std::lock_guard lock(mutex_);
     use(bytes);
-    return {static_cast<char*>(data), bytes};
+    if (mapped > bytes) free_.add({block.data + bytes, mapped - bytes});
+    return block;
   }
 
   void give(Block block) {
@@ -69,13 +148,11 @@ class Pool {
       std::lock_guard lock(mutex_);
       used_bytes_ -= block.bytes;
       recent_peak_ = std::max(used_bytes_, recent_peak_ - block.bytes / kPeakMemory);
-      free_bytes_ += block.bytes;
-      by_age_.emplace(given_, free_.emplace(block.bytes, Free{block.data, given_}));
-      ++given_;
-      // What nobody has asked for the longest goes first: programs that are gone leave sizes that no other one has.
+      free_.add(block);
       const int64_t recent = recent_peak_ + recent_peak_ / kSlack;
       const int64_t most = std::max(used_bytes_ + kFreeFloor, std::min(recent, physical_bytes() / kShareOfMachine));
-      while (used_bytes_ + free_bytes_ > most) gone.push_back(remove(by_age_.begin()->second));
+      // What nobody has asked for the longest goes first: programs that are gone leave sizes that no other one has.
+      while (used_bytes_ + free_.bytes() > most && !free_.empty()) gone.push_back(free_.take_oldest(used_bytes_ + free_.bytes() - most));
     }
     unmap(gone);
   }
@@ -84,14 +161,14 @@ class Pool {
     std::vector<Block> gone;
     {
       std::lock_guard lock(mutex_);
-      while (!by_age_.empty()) gone.push_back(remove(by_age_.begin()->second));
+      while (!free_.empty()) gone.push_back(free_.take_oldest(free_.bytes()));
     }
     unmap(gone);
   }
 
   MemoryStats stats() {
     std::lock_guard lock(mutex_);
-    return {used_bytes_, free_bytes_};
+    return {used_bytes_, free_.bytes()};
   }
 
   // Held across a fork, so that the child never inherits the lock in the hands of a thread that it does not have.
@@ -104,29 +181,12 @@ class Pool {
     recent_peak_ = std::max(recent_peak_, used_bytes_);
   }
 
-  struct Free {
-    char* data;
-    uint64_t age;  ///< blocks that were given back before it
-  };
-  using BySize = std::multimap<int64_t, Free>;
-
-  Block remove(BySize::iterator at) {
-    Block block{at->second.data, at->first};
-    by_age_.erase(at->second.age);
-    free_.erase(at);
-    free_bytes_ -= block.bytes;
-    return block;
-  }
-
   static void unmap(const std::vector<Block>& blocks) {
     for (const Block& block : blocks) munmap(block.data, static_cast<size_t>(block.bytes));
   }
 
   std::mutex mutex_;
-  BySize free_;
-  std::map<uint64_t, BySize::iterator> by_age_;
-  uint64_t given_ = 0;
-  int64_t free_bytes_ = 0;
+  FreeBlocks free_;
   int64_t used_bytes_ = 0;
   int64_t recent_peak_ = 0;  ///< of used_bytes_, forgotten slowly
 };
@@ -164,9 +224,11 @@ Memory::~Memory() {
   if (data_) pool().give({data_, bytes_});
 }
 
-void Memory::keep_tail_small(int64_t bytes) {
-  const int64_t whole = bytes / kHugePage * kHugePage;
-  if (bytes_ > bytes && bytes_ >= kHugePage) madvise(data_ + whole, static_cast<size_t>(bytes_ - whole), MADV_NOHUGEPAGE);
+void Memory::keep_tail_small() {
+  if (bytes_ < kHugePage) return;
+  char* end = data_ + bytes_;
+  char* tail = end - reinterpret_cast<uintptr_t>(end) % kHugePage;
+  if (tail > data_) madvise(tail, static_cast<size_t>(end - tail), MADV_NOHUGEPAGE);
 }
 
 Memory::Memory(Memory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}

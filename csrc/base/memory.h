@@ -16,8 +16,8 @@ class Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  /// Of a block that stays, of which only so many bytes are used: behind its last whole huge page, pages are small ones.
-  void keep_tail_small(int64_t bytes);
+  /// Of a block that stays: behind its last whole huge page, pages are small ones.
+  void keep_tail_small();
 
   char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }

@@ -33,10 +33,21 @@ class __attribute__((visibility("hidden"))) PyProgram {
     }
   }
 
-  py::list run(const py::list& inputs) {
+  /// `holders` is how many references to each input the caller knows of: the memory of a tensor that has no others goes as soon as the program has
+  /// read it, and the list is empty afterwards. 0: inputs stay.
+  py::list run(const py::list& inputs, int holders) {
     auto count = static_cast<size_t>(PyList_GET_SIZE(inputs.ptr()));
     py::list list(outputs());
-    call(PySequence_Fast_ITEMS(inputs.ptr()), count, PySequence_Fast_ITEMS(list.ptr()));
+    PyObject** items = PySequence_Fast_ITEMS(inputs.ptr());
+    std::vector<size_t> ends = holders == 0 ? std::vector<size_t>() : inputs_of_nobody_else(items, count, holders);
+    try {
+      call(items, count, PySequence_Fast_ITEMS(list.ptr()), ends);
+    } catch (...) {
+      const bool is_too_late = std::any_of(ends.begin(), ends.end(), [&](size_t i) { return THPVariable_Unpack(items[i]).storage().nbytes() == 0; });
+      if (is_too_late) PyList_SetSlice(inputs.ptr(), 0, PyList_GET_SIZE(inputs.ptr()), nullptr);
+      throw;
+    }
+    if (!ends.empty()) PyList_SetSlice(inputs.ptr(), 0, PyList_GET_SIZE(inputs.ptr()), nullptr);
     return list;
   }
 
@@ -70,12 +81,13 @@ class __attribute__((visibility("hidden"))) PyProgram {
   }
 
   /// Runs the program on `count` tensors and integers, and puts new references to its outputs into `results`, which has room for all. Leaves it
-  /// alone where it throws.
-  void call(PyObject* const* inputs, size_t count, PyObject** results) {
+  /// alone where it throws. `ends` are places of tensors that nobody else holds.
+  void call(PyObject* const* inputs, size_t count, PyObject** results, const std::vector<size_t>& ends = {}) {
     CallSample sample;
     Arguments borrowed;
     Buffers& at = *borrowed;
     read(inputs, count, at);
+    for (size_t place : ends) at.arguments[place].is_last = true;
     aten::refuse_tangents(at.tensors);
     const std::shared_ptr<Linked> linked = linked_;  // other threads may have the program adopt another one meanwhile
     if (wants_example_ && count == linked->layout().input_order.size()) leave_example(*linked, inputs, count, at);
@@ -170,6 +182,7 @@ class __attribute__((visibility("hidden"))) PyProgram {
       PyObject* item = inputs[i];
       CallArgument& argument = at.arguments[i];
       argument.is_tensor = THPVariable_Check(item);
+      argument.is_last = false;
       if (argument.is_tensor) {
         at.tensors[i] = &THPVariable_Unpack(item);
         argument.tensor = aten::view_of(*at.tensors[i], device_.type());
@@ -177,6 +190,21 @@ class __attribute__((visibility("hidden"))) PyProgram {
         argument.integer = integer_of(item, i);
       }
     }
+  }
+
+  /// Places of large inputs that are of no use after the program's last step that reads them.
+  std::vector<size_t> inputs_of_nobody_else(PyObject* const* inputs, size_t count, int holders) const {
+    constexpr size_t kLeast = 1 << 16;  // bytes
+    std::vector<size_t> found;
+    for (const runtime::Layout::Ending& ending : linked_->layout().endings) {
+      if (!ending.argument || *ending.argument >= count) continue;
+      PyObject* item = inputs[*ending.argument];
+      if (Py_REFCNT(item) != holders || !THPVariable_Check(item)) continue;
+      const at::Tensor& tensor = THPVariable_Unpack(item);
+      const bool is_alone = tensor.is_cpu() && tensor.has_storage() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
+      if (is_alone && tensor.storage().nbytes() >= kLeast) found.push_back(*ending.argument);
+    }
+    return found;
   }
 
   int64_t integer_of(PyObject* item, size_t place) const {

@@ -29,6 +29,7 @@ struct TensorView {
 /// An input in calling order: a tensor, or the value of a symbol.
 struct CallArgument {
   bool is_tensor = true;
+  bool is_last = false;  ///< nobody but the call holds the tensor: its memory may go once the program has read it
   int64_t integer = 0;
   TensorView tensor;
 };
@@ -70,7 +71,7 @@ using LibraryFactory = std::unique_ptr<LibraryOp> (*)(const LibraryStep& step, c
 class Host {
  public:
   virtual ~Host() = default;
-  /// Memory of the caller's for output buffer `buffer`.
+  /// Memory of the caller's for output buffer `buffer`. Asked in the order of the layout's `allocated`, before the first step that uses it.
   virtual char* allocate(size_t buffer, DType dtype, const BufferShape& shape) = 0;
   /// Keeps the identity of a static input's storage from being reused while the result lives.
   virtual std::shared_ptr<void> watch(size_t input) = 0;
@@ -78,6 +79,9 @@ class Host {
   /// Has `gone(memory)` called before the memory that a static input lies in goes back to its allocator. `memory` is where it begins; null where the
   /// library cannot promise that.
   virtual char* report_end(size_t /*input*/, void (* /*gone*/)(void*)) { return nullptr; }
+
+  /// The program reads a buffer no more: what a library step made, or an input whose argument `is_last`.
+  virtual void release(size_t /*buffer*/) {}
 
   /// The call goes on for long: what the caller holds that others wait for (Python's lock) should be let go.
   virtual void will_take_long() {}

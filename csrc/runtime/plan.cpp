@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "base/error.h"
@@ -84,6 +85,7 @@ class LayoutMaker {
     Layout::Output made;
     if (const auto* value = std::get_if<ValueName>(&output.value)) {
       made.buffer = buffer(value->name);
+      passed_on_.insert(*made.buffer);
       if (module_.buffers[*made.buffer].kind != BufferKind::input) returned_.insert(*made.buffer);
       DEPLO_ASSERT(module_.buffers[*made.buffer].kind != BufferKind::packed, "{} returns the packed buffer {}", module_.name, value->name);
     } else if (const auto* integer = std::get_if<Expr>(&output.value)) {
@@ -93,20 +95,50 @@ class LayoutMaker {
   }
 
   void add_temporaries() {
+    const int past = static_cast<int>(layout_.steps.size());
     std::map<size_t, std::pair<int, int>> lifetimes;
     for (size_t s = 0; s < layout_.steps.size(); ++s)
       for (size_t b : layout_.steps[s].buffers) {
         auto [at, fresh] = lifetimes.try_emplace(b, static_cast<int>(s), static_cast<int>(s));
         at->second.second = static_cast<int>(s);
       }
+    std::vector<std::pair<int, size_t>> allocated;
     for (size_t b = 0; b < module_.buffers.size(); ++b) {
       BufferKind kind = module_.buffers[b].kind;
       if (kind == BufferKind::input || kind == BufferKind::packed || from_library_.contains(b)) continue;
+      auto found = lifetimes.find(b);
       if (returned_.contains(b))
-        layout_.allocated.push_back(b);
-      else if (auto found = lifetimes.find(b); found != lifetimes.end())
+        allocated.emplace_back(found == lifetimes.end() ? past : found->second.first, b);
+      else if (found != lifetimes.end())
         layout_.temporaries.push_back({b, found->second.first, found->second.second});
     }
+    std::sort(allocated.begin(), allocated.end());
+    for (const auto& [first, b] : allocated) {
+      layout_.allocated.push_back(b);
+      layout_.allocated_first.push_back(first);
+    }
+    const auto& temporaries = layout_.temporaries;
+    std::sort(layout_.temporaries.begin(), layout_.temporaries.end(),
+              [](const auto& a, const auto& b) { return std::pair(a.first, a.buffer) < std::pair(b.first, b.buffer); });
+    layout_.last_used.resize(temporaries.size());
+    std::iota(layout_.last_used.begin(), layout_.last_used.end(), size_t{0});
+    std::sort(layout_.last_used.begin(), layout_.last_used.end(),
+              [&](size_t a, size_t b) { return std::pair(temporaries[a].last, a) < std::pair(temporaries[b].last, b); });
+    add_endings(lifetimes);
+  }
+
+  void add_endings(const std::map<size_t, std::pair<int, int>>& lifetimes) {
+    std::map<size_t, size_t> arguments;  // by buffer
+    for (size_t i = 0; i < layout_.input_order.size(); ++i)
+      if (layout_.input_order[i]) arguments[*layout_.input_order[i]] = i;
+    for (const auto& [b, lifetime] : lifetimes) {
+      const Buffer& buffer = module_.buffers[b];
+      const bool is_input = buffer.kind == BufferKind::input;
+      if ((is_input && (buffer.is_static || written_.contains(b))) || (!is_input && !from_library_.contains(b)) || passed_on_.contains(b)) continue;
+      layout_.endings.push_back({b, is_input ? std::optional(arguments.at(b)) : std::nullopt, lifetime.second});
+    }
+    std::sort(layout_.endings.begin(), layout_.endings.end(),
+              [](const auto& a, const auto& b) { return std::pair(a.last, a.buffer) < std::pair(b.last, b.buffer); });
   }
 
   const kernel_ir::Module& module_;
@@ -116,6 +148,7 @@ class LayoutMaker {
   std::set<size_t> written_;
   std::set<size_t> from_library_;
   std::set<size_t> returned_;
+  std::set<size_t> passed_on_;  ///< those, and inputs that are outputs
 };
 
 void check_range(const std::string& name, const Range& range, const std::map<std::string, int64_t>& symbols) {
@@ -175,6 +208,17 @@ std::shared_ptr<Plan> make_plan(const kernel_ir::Module& module, const Layout& l
   plan->offsets = std::move(memory.offsets);
   plan->arena_bytes = memory.bytes;
   plan->peak_bytes = peak_bytes(lifetimes, kAlignment);
+  plan->rest_offsets = plan->offsets;
+  plan->rest_bytes = plan->arena_bytes;
+  if (layout.endings.empty()) return plan;
+  std::vector<bool> is_large;
+  for (Lifetime& lifetime : lifetimes) {
+    is_large.push_back(lifetime.bytes >= kLargeTemporary);
+    if (is_large.back()) lifetime.bytes = 0;
+  }
+  memory = plan_memory(lifetimes, kAlignment);
+  plan->rest_bytes = memory.bytes;
+  for (size_t t = 0; t < lifetimes.size(); ++t) plan->rest_offsets[t] = is_large[t] ? -1 : memory.offsets[t];
   return plan;
 }
 

@@ -16,6 +16,8 @@ namespace deplo::runtime {
 
 /// Distinct buffers start on distinct cache lines.
 inline constexpr int64_t kAlignment = 64;
+/// From here on a temporary is worth memory of its own where that can be another's before and after.
+inline constexpr int64_t kLargeTemporary = int64_t{1} << 18;
 
 /// A program with its names resolved to places: what holds for every size.
 struct Layout {
@@ -36,11 +38,20 @@ struct Layout {
     int first;
     int last;
   };
+  /// A buffer that the host may let go of after step `last`: no later one reads it, and the program does not return it.
+  struct Ending {
+    size_t buffer;
+    std::optional<size_t> argument;  ///< of an input; nothing for what a library step makes
+    int last;
+  };
 
   std::vector<Step> steps;
   std::vector<Output> outputs;
   std::vector<Temporary> temporaries;
-  std::vector<size_t> allocated;                   ///< buffers that the host allocates: outputs that no library step makes
+  std::vector<size_t> last_used;                   ///< temporaries, by place among them, in the order of their last steps
+  std::vector<size_t> allocated;                   ///< buffers that the host allocates: outputs that no library step makes, by first use
+  std::vector<int> allocated_first;                ///< the step that uses each first; past all steps for one that none does
+  std::vector<Ending> endings;                     ///< in the order of their last steps
   std::vector<std::optional<size_t>> input_order;  ///< buffer of each argument; nothing for a symbol
   std::vector<size_t> written_inputs;              ///< arguments, by place in the calling order
 };
@@ -84,6 +95,9 @@ struct Plan {
   std::vector<int64_t> symbols;     ///< values, in the order of the program's
   std::vector<BufferShape> shapes;  ///< by buffer
   std::vector<int64_t> offsets;     ///< in the arena, by temporary
+  /// The same for calls in which large temporaries come and go as inputs do (StepMemory): -1 for those, the others in an arena of `rest_bytes`.
+  std::vector<int64_t> rest_offsets;
+  int64_t rest_bytes = 0;
   std::vector<Step> steps;
   std::vector<int64_t> integers;  ///< by output; 0 where it is none
   int64_t arena_bytes = 0;

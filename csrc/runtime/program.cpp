@@ -11,6 +11,7 @@
 #include "runtime/guard.h"
 #include "runtime/kernel_error.h"
 #include "runtime/owned.h"
+#include "runtime/step_memory.h"
 #include "runtime/turns.h"
 
 namespace deplo::runtime {
@@ -359,7 +360,7 @@ void Program::pack(const OnceGroup& group, const CallState& state, const Plan& p
     passing_device = host.allocate_on_device(passing_bytes);
   } else {
     block.memory = Memory(block.bytes);
-    block.memory.keep_tail_small(block.bytes);
+    block.memory.keep_tail_small();
     passing_memory = Memory(passing_bytes);
   }
   char* data = resident_ ? block.device.data : block.memory.data();
@@ -616,30 +617,29 @@ void Program::call_kernel(size_t step, const Plan& plan, void* const* buffers, c
   if (error != 0) throw_kernel_error(error, module_.kernels[*layout_.steps[step].kernel]->name);
 }
 
-void Program::run_steps(CallState& state, const Plan& plan, Host& host, TeamLease& team) {
-  int64_t scratch_stride = round_up(plan.scratch_bytes, kScratchAlignment);
-  int64_t arena_bytes = round_up(plan.arena_bytes, kScratchAlignment);
-  Memory memory(arena_bytes + scratch_stride * team.threads());
-  for (size_t t = 0; t < layout_.temporaries.size(); ++t) state.pointers[layout_.temporaries[t].buffer] = memory.data() + plan.offsets[t];
-  char* scratch = memory.data() + arena_bytes;
+void Program::run_steps(CallState& state, const Plan& plan, const CallArgument* arguments, Host& host, TeamLease& team) {
+  const int64_t scratch_bytes = round_up(plan.scratch_bytes, kScratchAlignment) * team.threads();
+  StepMemory memory(module_, layout_, plan, arguments, state.pointers.data(), host, scratch_bytes, options_.guard);
   bool profiling = profiling_.load(std::memory_order_relaxed);
   auto start = profiling ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
   for (size_t s = 0; s < layout_.steps.size(); ++s) {
     const Layout::Step& step = layout_.steps[s];
-    if (step.once || !plan.steps[s].runs) continue;
-    for (const Layout::Temporary& fresh : layout_.temporaries)
-      if (options_.guard && fresh.first == static_cast<int>(s)) poison(state.pointers[fresh.buffer], plan.shapes[fresh.buffer].bytes);
-    if (step.kernel)
-      run_kernel(s, plan, state.pointers.data(), scratch, team);
-    else
-      libraries_[step.library]->run(host);
-    if (profiling) add_time(s, start);
+    memory.before(s);
+    if (!step.once && plan.steps[s].runs) {
+      if (step.kernel)
+        run_kernel(s, plan, state.pointers.data(), memory.scratch(), team);
+      else
+        libraries_[step.library]->run(host);
+      if (profiling) add_time(s, start);
+    }
+    memory.after(s);
   }
+  memory.finish();
 }
 
-void Program::run_timed(CallState& state, const Plan& plan, Host& host, TeamLease& team) {
+void Program::run_timed(CallState& state, const Plan& plan, const CallArgument* arguments, Host& host, TeamLease& team) {
   auto start = std::chrono::steady_clock::now();
-  run_steps(state, plan, host, team);
+  run_steps(state, plan, arguments, host, team);
   plan.duration.add(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count());
 }
 
@@ -758,21 +758,18 @@ std::shared_ptr<const Plan> Program::run(const CallArgument* arguments, size_t c
   if (resident_ && packed) await_packed(*packed, host);
   for (size_t g = 0; g < groups_.size(); ++g)
     for (size_t i = 0; packed->blocks[g] && i < groups_[g].packed.size(); ++i) state->pointers[groups_[g].packed[i]] = packed->blocks[g]->pointers[i];
-  for (size_t buffer : layout_.allocated) {
-    state->pointers[buffer] = host.allocate(buffer, module_.buffers[buffer].dtype, plan->shapes[buffer]);
-    if (options_.guard && !resident_) poison(state->pointers[buffer], plan->shapes[buffer].bytes);
-  }
   host.symbols = &plan->symbols;
   host.shapes = &plan->shapes;
   host.pointers = state->pointers.data();
+  if (code_.device) allocate_outputs(module_, layout_, *plan, state->pointers.data(), host);
   if (resident_)
     run_steps_of_residents(*state, *plan, host);
   else if (code_.device)
     run_steps_on_device(*state, *plan, host);
   else if (plan->duration.open())
-    run_timed(*state, *plan, host, team);
+    run_timed(*state, *plan, arguments, host, team);
   else
-    run_steps(*state, *plan, host, team);
+    run_steps(*state, *plan, arguments, host, team);
   return plan;
 }
 

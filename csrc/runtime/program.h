@@ -110,9 +110,9 @@ class Program {
   std::shared_ptr<const Unpacking> unpacking_of(const OnceGroup& group, size_t input, const CallState& state, const Plan& plan, TeamLease& team);
   /// Has the call's stream wait until packed blocks are filled.
   static void await_packed(const PackedState& packed, Host& host);
-  void run_steps(CallState& state, const Plan& plan, Host& host, TeamLease& team);
+  void run_steps(CallState& state, const Plan& plan, const CallArgument* arguments, Host& host, TeamLease& team);
   /// The same, adding to what the plan knows of its duration.
-  void run_timed(CallState& state, const Plan& plan, Host& host, TeamLease& team);
+  void run_timed(CallState& state, const Plan& plan, const CallArgument* arguments, Host& host, TeamLease& team);
   void run_steps_on_device(CallState& state, const Plan& plan, Host& host);
   void run_steps_of_residents(CallState& state, const Plan& plan, Host& host);
   void add_time(size_t step, std::chrono::steady_clock::time_point& start);

@@ -1,5 +1,7 @@
 #include "runtime/program.h"
 
+#include <fmt/format.h>
+
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <map>
@@ -39,7 +41,10 @@ struct Owned {
 
 struct TestHost final : Host {
   std::map<size_t, std::vector<char>> outputs;
+  std::vector<std::string> events;
+  void release(size_t buffer) override { events.push_back(fmt::format("release {}", buffer)); }
   char* allocate(size_t buffer, DType /*dtype*/, const BufferShape& shape) override {
+    events.push_back(fmt::format("allocate {}", buffer));
     outputs[buffer].resize(static_cast<size_t>(shape.bytes));
     return outputs[buffer].data();
   }
@@ -89,6 +94,31 @@ TEST_CASE("a program finds its sizes, uses temporaries and fills outputs") {
       std::vector<float> y = host.floats(*graph.program->layout().outputs[0].buffer);
       REQUIRE(y.size() == x.values.size());
       for (size_t i = 0; i < y.size(); ++i) REQUIRE(y[i] == 4 * x.values[i]);
+    }
+}
+
+TEST_CASE("an input that nobody else holds goes after its last step, before outputs of later ones are made") {
+  std::string text = kDouble;
+  const auto replace = [&](const std::string& from, const std::string& to) { text.replace(text.find(from), from.size(), to); };
+  replace("in 0..1000", "in 0..100000");
+  replace("  buffer y:", "  buffer u: f32[s0, 4]\n  buffer y:");
+  replace("  call @double(t, y)", "  call @double(t, u)\n  call @double(u, y)");
+  CompiledGraph graph = compiled(text);
+  const size_t x_buffer = *graph.program->layout().input_order[0];
+  const size_t y_buffer = *graph.program->layout().outputs[0].buffer;
+  for (int64_t n : {10, 30000})  // 480 KB of them
+    for (bool is_last : {false, true}) {
+      Owned x({n, 4}, 1);
+      TestHost host;
+      CallArgument argument = x.argument();
+      argument.is_last = is_last;
+      graph.program->run(&argument, 1, host, 2);
+      std::vector<float> y = host.floats(y_buffer);
+      REQUIRE(y.size() == x.values.size());
+      for (size_t i = 0; i < y.size(); ++i) REQUIRE(y[i] == 8 * x.values[i]);
+      std::vector<std::string> expected{fmt::format("release {}", x_buffer), fmt::format("allocate {}", y_buffer)};
+      if (!is_last) expected.erase(expected.begin());
+      CHECK(host.events == expected);
     }
 }
 

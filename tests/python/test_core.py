@@ -55,6 +55,26 @@ def compiled(text, **options):
     return _C.compile(text, json.dumps({"cache_dir": "", "verify": True, **options}))
 
 
+def test_inputs_that_nobody_else_holds_end_in_the_call():
+    program = compiled(TWICE)
+    x = torch.randn(30000, 4)
+    expected = x * 4
+    kept, alone = x, x.clone()
+    storage = alone.untyped_storage()
+    for given, ends in (([kept], False), ([alone], False), ([x.clone()], True)):
+        y = program.run(given, 1)[0]  # `kept` and `alone` have names, and one a storage that somebody looks at
+        assert torch.equal(y, expected)
+        assert (not given) == ends
+    assert torch.equal(kept * 4, expected) and torch.equal(alone * 4, expected) and storage.nbytes() == x.nbytes
+    small = [x[:3].clone()]
+    program.run(small, 1)
+    assert len(small) == 1  # not worth it
+    inputs = [torch.randn(30000, 5)]
+    with pytest.raises(UserError):
+        program.run(inputs, 1)
+    assert inputs[0].shape == (30000, 5)  # nothing ran: whoever called may go on with it
+
+
 def test_outputs_are_new_tensors_integers_and_none():
     program = compiled(TWICE)
     for n in (0, 1, 3, 5000):

@@ -535,3 +535,36 @@ def test_native_dropout_called_by_itself(dtype, p, train, grad):
             assert x[0, 0] == -2
     for got, want in zip(*answers, strict=True):
         torch.testing.assert_close(got, want, rtol=0 if dtype == torch.float32 else 2**-7, atol=0)
+
+
+def test_backward_lets_activations_go_that_nobody_holds():
+    """What forward saved goes while backward runs, unless the graph is retained or the caller has it."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.Linear(96, 96) for _ in range(4))
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        middle = torch.zeros(())
+        for at, layer in enumerate(layers):
+            x = layer(x).sigmoid()  # whose gradient reads its result
+            middle = x if at == 1 else middle
+        return x.square().sum(), middle
+
+    def run(step, x: torch.Tensor, parameters, retained: bool = False):
+        loss, middle = step(x)
+        gradients = [torch.autograd.grad(loss, parameters, retain_graph=retained)]
+        if retained:
+            gradients.append(torch.autograd.grad(loss, parameters))
+        return gradients, middle
+
+    x = torch.randn(2000, 96)
+    given = x.clone()
+    parameters = list(layers.parameters())
+    expected = run(model, x, parameters)
+    exact = run(model, x.double(), list(layers.double().parameters()))
+    layers.float()
+    compiled = torch.compile(model, backend="deplo", options=STRICT)
+    for retained in (False, True, False):
+        gradients, middle = run(compiled, x, parameters, retained)
+        for got in gradients:
+            same((got, middle), (expected[0][0], expected[1]), exact=(exact[0][0], exact[1]))
+    assert torch.equal(x, given)

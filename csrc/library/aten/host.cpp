@@ -77,11 +77,13 @@ class AtenStep final : public LibraryOp {
 /// more than most kernels that fill them.
 constexpr int64_t kPooledBytes = 1 << 20;
 
+void give_back(void* block) { delete static_cast<Memory*>(block); }
+
 /// An uninitialised tensor whose storage gives its block back to the pool. Resizing moves it to PyTorch's allocator, as any storage.
 at::Tensor pooled_tensor(at::ScalarType dtype, const BufferShape& shape) {
   auto memory = std::make_unique<Memory>(shape.bytes);
   void* data = memory->data();
-  at::DataPtr owner(data, memory.release(), [](void* block) { delete static_cast<Memory*>(block); }, c10::kCPU);
+  at::DataPtr owner(data, memory.release(), give_back, c10::kCPU);
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), shape.bytes, std::move(owner), c10::GetCPUAllocator(),
                                                        /*resizable=*/true);
   at::Tensor tensor =
@@ -175,6 +177,19 @@ char* TensorHost::report_end(size_t input, void (*gone)(void*)) {
   if (!free_memory || memory.get() != memory.get_context()) return nullptr;
   if (memory.get_deleter() != tell && !memory.compare_exchange_deleter(free_memory, tell)) return nullptr;
   return static_cast<char*>(memory.get());
+}
+
+void TensorHost::release(size_t buffer) {
+  if (program_.buffers[buffer].kind != BufferKind::input) {
+    std::erase_if(adopted_, [&](const auto& adopted) { return adopted.first == buffer; });
+    return;
+  }
+  // The tensor stays, as a Python object whose lock this thread may not hold, but what it holds goes.
+  c10::StorageImpl* storage = inputs_[argument_of_[buffer]]->storage().unsafeGetStorageImpl();
+  c10::DataPtr& memory = storage->_mutable_data_ptr_no_checks();
+  if (memory.get_deleter() != give_back && memory.get_deleter() != c10::GetCPUAllocator()->raw_deleter()) return;
+  storage->set_nbytes(0);
+  memory = c10::DataPtr(nullptr, c10::kCPU);
 }
 
 at::Tensor TensorHost::tensor(size_t buffer) const {

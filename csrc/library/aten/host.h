@@ -26,6 +26,7 @@ class TensorHost : public Host {
 
   char* allocate(size_t buffer, DType dtype, const BufferShape& shape) override;
   std::shared_ptr<void> watch(size_t input) override;
+  void release(size_t buffer) override;
   /// Of memory of PyTorch's allocator for CPUs alone: mapped files, shared memory and what others lent have ends of their own.
   char* report_end(size_t input, void (*gone)(void*)) override;
   void* stream() override { return handle_; }

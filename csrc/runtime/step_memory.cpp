@@ -1,0 +1,76 @@
+#include "runtime/step_memory.h"
+
+#include "runtime/guard.h"
+
+namespace deplo::runtime {
+namespace {
+
+constexpr int64_t kPage = 4096;
+
+int64_t round_up(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
+
+/// Whether as much memory ends in the call as a large temporary takes.
+bool has_large_ends(const Layout& layout, const Plan& plan, const CallArgument* arguments) {
+  int64_t bytes = 0;
+  for (const Layout::Ending& ending : layout.endings)
+    if (ending.argument && arguments[*ending.argument].is_last) bytes += plan.shapes[ending.buffer].bytes;
+  return bytes >= kLargeTemporary;
+}
+
+}  // namespace
+
+StepMemory::StepMemory(const ProgramBody& program, const Layout& layout, const Plan& plan, const CallArgument* arguments, char** pointers, Host& host,
+                       int64_t scratch_bytes, bool poisons)
+    : program_(program),
+      layout_(layout),
+      plan_(plan),
+      arguments_(arguments),
+      pointers_(pointers),
+      host_(host),
+      poisons_(poisons),
+      has_ends_(has_large_ends(layout, plan, arguments)) {
+  const std::vector<int64_t>& offsets = has_ends_ ? plan.rest_offsets : plan.offsets;
+  const int64_t bytes = round_up(has_ends_ ? plan.rest_bytes : plan.arena_bytes, kPage);
+  arena_ = Memory(bytes + scratch_bytes);
+  scratch_ = arena_.data() + bytes;
+  for (size_t t = 0; t < layout.temporaries.size(); ++t)
+    if (offsets[t] >= 0) pointers[layout.temporaries[t].buffer] = arena_.data() + offsets[t];
+  if (has_ends_) large_.resize(layout.temporaries.size());
+}
+
+void StepMemory::allocate_output(size_t place) {
+  const size_t buffer = layout_.allocated[place];
+  pointers_[buffer] = host_.allocate(buffer, program_.buffers[buffer].dtype, plan_.shapes[buffer]);
+  if (poisons_) poison(pointers_[buffer], plan_.shapes[buffer].bytes);
+}
+
+void StepMemory::before(size_t step) {
+  const int now = static_cast<int>(step);
+  for (; allocated_ < layout_.allocated.size() && layout_.allocated_first[allocated_] <= now; ++allocated_) allocate_output(allocated_);
+  if (!has_ends_ && !poisons_) return;
+  for (; first_ < layout_.temporaries.size() && layout_.temporaries[first_].first <= now; ++first_) {
+    const size_t buffer = layout_.temporaries[first_].buffer;
+    if (has_ends_ && plan_.rest_offsets[first_] < 0) {
+      large_[first_] = Memory(plan_.shapes[buffer].bytes);
+      pointers_[buffer] = large_[first_].data();
+    }
+    if (poisons_) poison(pointers_[buffer], plan_.shapes[buffer].bytes);
+  }
+}
+
+void StepMemory::after(size_t step) {
+  const int now = static_cast<int>(step);
+  for (; ending_ < layout_.endings.size() && layout_.endings[ending_].last <= now; ++ending_) {
+    const Layout::Ending& ending = layout_.endings[ending_];
+    if (!ending.argument || arguments_[*ending.argument].is_last) host_.release(ending.buffer);
+  }
+  if (!has_ends_) return;
+  for (; last_ < layout_.last_used.size() && layout_.temporaries[layout_.last_used[last_]].last <= now; ++last_)
+    large_[layout_.last_used[last_]] = {};
+}
+
+void allocate_outputs(const ProgramBody& program, const Layout& layout, const Plan& plan, char** pointers, Host& host) {
+  for (size_t buffer : layout.allocated) pointers[buffer] = host.allocate(buffer, program.buffers[buffer].dtype, plan.shapes[buffer]);
+}
+
+}  // namespace deplo::runtime
