@@ -201,7 +201,7 @@ class __attribute__((visibility("hidden"))) PyProgram {
       PyObject* item = inputs[*ending.argument];
       if (Py_REFCNT(item) != holders || !THPVariable_Check(item)) continue;
       const at::Tensor& tensor = THPVariable_Unpack(item);
-      const bool is_alone = tensor.is_cpu() && tensor.has_storage() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
+      const bool is_alone = tensor.device() == device_ && tensor.has_storage() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
       if (is_alone && tensor.storage().nbytes() >= kLeast) found.push_back(*ending.argument);
     }
     return found;

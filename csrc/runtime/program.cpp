@@ -619,7 +619,7 @@ void Program::call_kernel(size_t step, const Plan& plan, void* const* buffers, c
 
 void Program::run_steps(CallState& state, const Plan& plan, const CallArgument* arguments, Host& host, TeamLease& team) {
   const int64_t scratch_bytes = round_up(plan.scratch_bytes, kScratchAlignment) * team.threads();
-  StepMemory memory(module_, layout_, plan, arguments, state.pointers.data(), host, scratch_bytes, options_.guard);
+  StepMemory memory(module_, layout_, plan, arguments, state.pointers.data(), host, {.scratch_bytes = scratch_bytes, .poisons = options_.guard});
   bool profiling = profiling_.load(std::memory_order_relaxed);
   auto start = profiling ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
   for (size_t s = 0; s < layout_.steps.size(); ++s) {
@@ -644,6 +644,7 @@ void Program::run_timed(CallState& state, const Plan& plan, const CallArgument* 
 }
 
 void Program::run_steps_on_device(CallState& state, const Plan& plan, Host& host) {
+  allocate_outputs(module_, layout_, plan, state.pointers.data(), host);
   Memory memory(libraries_.empty() ? 0 : plan.arena_bytes);  // what library calls read lies where the host can
   for (size_t t = 0; t < layout_.temporaries.size(); ++t)
     state.pointers[layout_.temporaries[t].buffer] = libraries_.empty() ? nullptr : memory.data() + plan.offsets[t];
@@ -673,34 +674,34 @@ void Program::run_steps_on_device(CallState& state, const Plan& plan, Host& host
   call.finish(results);
 }
 
-void Program::run_steps_of_residents(CallState& state, const Plan& plan, Host& host) {
-  int64_t arena_bytes = round_up(plan.arena_bytes, kScratchAlignment);
-  DeviceBlock memory = host.allocate_on_device(arena_bytes + plan.launches->scratch_bytes());
-  for (size_t t = 0; t < layout_.temporaries.size(); ++t) state.pointers[layout_.temporaries[t].buffer] = memory.data + plan.offsets[t];
-  char* scratch = memory.data + arena_bytes;
+void Program::run_steps_of_residents(CallState& state, const Plan& plan, const CallArgument* arguments, Host& host) {
+  char** pointers = state.pointers.data();
+  // Recorded launches are repeated with the addresses that they were recorded with.
+  StepMemory memory(module_, layout_, plan, arguments, pointers, host,
+                    {.scratch_bytes = plan.launches->scratch_bytes(), .is_on_device = true, .inputs_end = !options_.replay});
   bool profiling = profiling_.load(std::memory_order_relaxed);
   if (profiling) code_.device->synchronize();
   auto start = profiling ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
-  size_t s = 0;
   auto is_packing = [&](size_t step) { return layout_.steps[step].once; };
-  while (s < layout_.steps.size()) {
-    if (is_packing(s) || !plan.steps[s].runs) {
-      ++s;
-      continue;
+  for (size_t s = 0, last = 0; s < layout_.steps.size(); s = last) {
+    last = s + 1;
+    memory.before(s);
+    if (!is_packing(s) && plan.steps[s].runs) {
+      if (layout_.steps[s].kernel) {
+        const size_t calm = profiling ? last : memory.calm_until(s);
+        while (last < calm && layout_.steps[last].kernel && !is_packing(last)) ++last;
+        resident_->start(s, last, plan, pointers, memory.scratch(), host.stream());
+      } else {
+        libraries_[layout_.steps[s].library]->run(host);
+      }
+      if (profiling) {
+        code_.device->synchronize();
+        add_time(s, start);
+      }
     }
-    size_t last = s + 1;
-    if (layout_.steps[s].kernel) {
-      while (!profiling && last < layout_.steps.size() && layout_.steps[last].kernel && !is_packing(last)) ++last;
-      resident_->start(s, last, plan, state.pointers.data(), scratch, host.stream());
-    } else {
-      libraries_[layout_.steps[s].library]->run(host);
-    }
-    if (profiling) {
-      code_.device->synchronize();
-      add_time(s, start);
-    }
-    s = last;
+    memory.after(last - 1);
   }
+  memory.finish();
   if (profiling) resident_->check_errors();
 }
 
@@ -761,9 +762,8 @@ std::shared_ptr<const Plan> Program::run(const CallArgument* arguments, size_t c
   host.symbols = &plan->symbols;
   host.shapes = &plan->shapes;
   host.pointers = state->pointers.data();
-  if (code_.device) allocate_outputs(module_, layout_, *plan, state->pointers.data(), host);
   if (resident_)
-    run_steps_of_residents(*state, *plan, host);
+    run_steps_of_residents(*state, *plan, arguments, host);
   else if (code_.device)
     run_steps_on_device(*state, *plan, host);
   else if (plan->duration.open())

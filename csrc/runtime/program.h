@@ -114,7 +114,7 @@ class Program {
   /// The same, adding to what the plan knows of its duration.
   void run_timed(CallState& state, const Plan& plan, const CallArgument* arguments, Host& host, TeamLease& team);
   void run_steps_on_device(CallState& state, const Plan& plan, Host& host);
-  void run_steps_of_residents(CallState& state, const Plan& plan, Host& host);
+  void run_steps_of_residents(CallState& state, const Plan& plan, const CallArgument* arguments, Host& host);
   void add_time(size_t step, std::chrono::steady_clock::time_point& start);
   void run_kernel(size_t step, const Plan& plan, char* const* pointers, char* scratch, TeamLease& team);
   void run_guarded(size_t step, const Plan& plan, char* const* pointers, TeamLease& team);

@@ -30,7 +30,8 @@ thread_local c10::StreamId streams[kDevices] = {};
 std::atomic<int64_t> copies{0};  // between this device and the host
 std::atomic<int64_t> allocations{0};
 std::atomic<int64_t> live_bytes{0};
-std::atomic<int64_t> waits{0};  // of the host for the device
+std::atomic<int64_t> peak_bytes{0};  // the most of them
+std::atomic<int64_t> waits{0};       // of the host for the device
 std::atomic<int64_t> stream_waits{0};
 std::atomic<int64_t> recorded{0};  // blocks that a stream other than their own uses
 std::atomic<int64_t> limit{INT64_MAX};
@@ -42,7 +43,9 @@ struct FakeAllocator final : c10::Allocator {
     if (bytes == 0) return {nullptr, device};
     TORCH_CHECK_WITH(OutOfMemoryError, live_bytes + static_cast<int64_t>(bytes) <= limit, "CUDA out of memory. Tried to allocate ", bytes, " bytes.");
     ++allocations;
-    live_bytes += static_cast<int64_t>(bytes);
+    const int64_t live = live_bytes += static_cast<int64_t>(bytes);
+    for (int64_t peak = peak_bytes; peak < live && !peak_bytes.compare_exchange_weak(peak, live);) {
+    }
     auto* block = static_cast<size_t*>(std::aligned_alloc(512, 512 + (bytes + 511) / 512 * 512));
     *block = bytes;
     char* data = reinterpret_cast<char*>(block) + 512;
@@ -227,11 +230,12 @@ struct Registered {
 
 }  // namespace
 
-/// The counts since the last call, by name; live_bytes stays.
+/// The counts since the last call, by name; live_bytes stays, of which peak_bytes were the most.
 EXPORT int64_t fake_count(const char* name) {
   const std::map<std::string, std::atomic<int64_t>*> all{
       {"copies", &copies}, {"allocations", &allocations}, {"waits", &waits}, {"recorded", &recorded}, {"stream_waits", &stream_waits}};
   if (std::string(name) == "live_bytes") return live_bytes;
+  if (std::string(name) == "peak_bytes") return peak_bytes.exchange(live_bytes);
   return all.at(name)->exchange(0);
 }
 

@@ -186,10 +186,8 @@ void TensorHost::release(size_t buffer) {
   }
   // The tensor stays, as a Python object whose lock this thread may not hold, but what it holds goes.
   c10::StorageImpl* storage = inputs_[argument_of_[buffer]]->storage().unsafeGetStorageImpl();
-  c10::DataPtr& memory = storage->_mutable_data_ptr_no_checks();
-  if (memory.get_deleter() != give_back && memory.get_deleter() != c10::GetCPUAllocator()->raw_deleter()) return;
   storage->set_nbytes(0);
-  memory = c10::DataPtr(nullptr, c10::kCPU);
+  storage->_mutable_data_ptr_no_checks() = c10::DataPtr(nullptr, device_);
 }
 
 at::Tensor TensorHost::tensor(size_t buffer) const {
