@@ -134,8 +134,9 @@ peers: venv ## ONNX Runtime, OpenVINO, zentorch (in .peers) and matplotlib, for 
 	@test "$$(uname -sm)" != "Linux x86_64" || { rm -rf .peers && $(PY) -m pip install -q --no-deps --target .peers -r requirements-zentorch.txt; } || \
 	  { echo "deplo: pip could not install requirements-zentorch.txt: check the network" >&2; exit 1; }
 
-vllm: build ## vLLM for CPUs with deplo's plugin in .venv-vllm (docs/vllm.md), and its throughput beside its own modes (VLLM="--dtype float32" for more)
+vllm: build ## vLLM for CPUs with deplo's plugin in .venv-vllm (docs/vllm.md): its tests, and its throughput beside its own modes (VLLM="--dtype float32" for more)
 	@PYTHON=$(PYTHON) scripts/make_vllm_venv.sh .venv-vllm
+	@.venv-vllm/bin/python -m pytest -q tests/python/test_vllm.py tests/python/test_vllm_server.py
 	@.venv-vllm/bin/python benchmarks/vllm.py $(VLLM)
 
 transformers5: build ## language models of transformers 5 (in .transformers5): the tests of generate()
