@@ -298,13 +298,13 @@ class Compilation:
                 raise UnsupportedError(f"the {record.kind} graph: {record.fallback}")
             return EagerGraph(gm), f"the {record.kind} graph runs in eager mode, {record.fallback}"
         record_artifacts(record.program.images())
-        smaller = compiler_of_smaller(imported, record.kind, self.options)
+        others = compiler_of_others(record.kind, self.options)
         on_device = find_target(imported.target).device
         if self.options.tune == "background" and not on_device and not is_packaging() and has_folder(self.options):
             options = self.options  # not this object, which keeps the program
             record.search = Finetuned(record.program, imported, options, lambda: compile_text(imported, options))
             search_in_background(record.search)
-        return Executable(record.program, imported, EagerGraph(gm), record.kind, self.options.strict, smaller), ""
+        return Executable(record.program, imported, EagerGraph(gm), record.kind, self.options.strict, others), ""
 
     def _tiered(self, record: Record, gm: torch.fx.GraphModule, imported: Imported, static: set[str] | None) -> Tiered:
         """The graph in eager mode, while another thread compiles it."""
@@ -353,13 +353,14 @@ def compile_text(imported: Imported, options: Options) -> Any:
         raise InternalError(f"[core] {type(error).__name__}: {error}; {replay_of(imported)}") from error
 
 
-def compiler_of_smaller(imported: Imported, kind: str, options: Options) -> Callable[[Smaller], Any]:
-    """A function that compiles a program of `imported.smaller`, and tells who collects records."""
+def compiler_of_others(kind: str, options: Options) -> Callable[[Imported, Smaller | None], Any]:
+    """A function that compiles a graph's program, or one of its `smaller`, and tells who collects records."""
 
-    def compile(smaller: Smaller) -> Any:
-        graph = dataclasses.replace(imported, text=smaller.text, hints={**imported.hints, imported.split_size: smaller.hint})
+    def compile(graph: Imported, smaller: Smaller | None) -> Any:
+        if smaller is not None:
+            graph = dataclasses.replace(graph, text=smaller.text, hints={**graph.hints, graph.split_size: smaller.hint})
         start = time.perf_counter()
-        with progress(f"compiling the {kind} graph for sizes up to {smaller.most}"):
+        with progress(f"compiling the {kind} graph for " + (f"sizes up to {smaller.most}" if smaller else "other switches of PyTorch's")):
             program = compile_text(graph, options)
         record_artifacts(program.images())
         publish(Record(kind, graph.text, program, compile_seconds=time.perf_counter() - start, hints=graph.hints))

@@ -86,10 +86,10 @@ class StoredGraph:
         artifacts.record(program.images())
         seconds = time.perf_counter() - start
         publish(Record(self.kind, self.imported.text, program, compile_seconds=seconds, hints=self.imported.hints, restored=True))
-        from .backend import compiler_of_smaller
+        from .backend import compiler_of_others
 
-        smaller = compiler_of_smaller(self.imported, self.kind, options)
-        return Executable(program, self.imported, EagerGraph(self.eager), self.kind, options.strict, smaller)
+        others = compiler_of_others(self.kind, options)
+        return Executable(program, self.imported, EagerGraph(self.eager), self.kind, options.strict, others)
 
 
 class CompiledGraph(OutputCode):

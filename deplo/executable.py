@@ -11,7 +11,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from . import sizes
+from . import sizes, tf32
 from .core import core
 from .errors import FallbackWarning, InternalError, UnsupportedError, UserError
 from .graph_code import EagerGraph
@@ -25,9 +25,15 @@ class Executable:
     """
 
     def __init__(
-        self, program: Any, imported: Imported, eager: EagerGraph, kind: str, strict: bool = False, compile: Callable[[Smaller], Any] | None = None
+        self,
+        program: Any,
+        imported: Imported,
+        eager: EagerGraph,
+        kind: str,
+        strict: bool = False,
+        compile: Callable[[Imported, Smaller | None], Any] | None = None,
     ) -> None:
-        """`compile` makes the programs of `imported.smaller`; the first call that needs one does so."""
+        """`compile` makes the programs of `imported.smaller`, and those for other switches of PyTorch's; the first call that needs one does so."""
         self.program = program
         self.imported = imported
         self.kind = kind
@@ -46,6 +52,8 @@ class Executable:
         self._compile = compile
         self._smaller: list[Callable[..., Any] | None] = [None] * len(imported.smaller)
         self._choose = _chooser(imported)
+        self._switch = _switch(imported)
+        self._switched: dict[tuple[tf32.State, int], Callable[..., Any]] = {}
         self._failed = False
         self._lock = threading.Lock()
 
@@ -53,7 +61,7 @@ class Executable:
         """The function for AOTAutograd."""
         run, arguments, constants, refusal, derived = self._run, self._arguments, self._constants, self._refusal, self._derived
         takes_all = not constants and arguments == list(range(self._inputs))
-        choose = self._choose
+        choose, switch = self._choose, self._switch
         # Outputs that are inputs, or views of them, need these; else nothing does once the program has read them.
         lets_go = not any(output.kind == "input" or (output.kind != "result" and output.of_input) for output in self.imported.outputs)
         passes_on = takes_all and self._direct  # sizes of views are read from inputs afterwards
@@ -69,7 +77,11 @@ class Executable:
                 return self._pass_on(inputs, UnsupportedError(why))
             passed = inputs if passes_on else [given[i] for i in arguments] + constants
             try:
-                chosen = run if choose is None or (at := choose(given)) < 0 else self._smaller[at] or self._run_of_smaller(at)
+                at = -1 if choose is None else choose(given)
+                if switch is not None and (state := switch()) is not None:
+                    chosen = self._switched.get((state, at)) or self._run_switched(state, at)
+                else:
+                    chosen = run if at < 0 else self._smaller[at] or self._run_of_smaller(at)
                 results = chosen(passed, holders)
             except InternalError as error:
                 if arguments and not passed:
@@ -101,7 +113,7 @@ class Executable:
         """The program, where it takes a call's inputs and gives its outputs as they are, and writes none; None where a call is more."""
         takes_all = not self._constants and self._arguments == list(range(self._inputs))
         is_bare = takes_all and self._direct and not self._writes and self._refusal is None and self._derived is None and not self._failed
-        is_bare = is_bare and self._choose is None
+        is_bare = is_bare and self._choose is None and self._switch is None
         return self.program if is_bare else None
 
     def _run_of_smaller(self, at: int) -> Callable[..., Any]:
@@ -109,7 +121,17 @@ class Executable:
             run = self._smaller[at]
             if run is None:
                 assert self._compile is not None
-                run = self._smaller[at] = self._compile(self.imported.smaller[at]).run
+                run = self._smaller[at] = self._compile(self.imported, self.imported.smaller[at]).run
+            return run
+
+    def _run_switched(self, state: tf32.State, at: int) -> Callable[..., Any]:
+        """Of the graph, or of one of `imported.smaller`, where PyTorch allows `state`."""
+        with self._lock:
+            run = self._switched.get((state, at))
+            if run is None:
+                assert self._compile is not None
+                imported = self.imported.with_tf32(state)
+                run = self._switched[state, at] = self._compile(imported, imported.smaller[at] if at >= 0 else None).run
             return run
 
     def _pass_on(self, inputs: list[Any], error: UnsupportedError) -> Any:
@@ -144,6 +166,21 @@ class Executable:
         if self._writes:
             raise error  # some inputs may be written already: running the graph again could apply a mutation twice
         return self.eager(inputs)
+
+
+def _switch(imported: Imported) -> Callable[[], tf32.State | None] | None:
+    """What tells another state of the switches that the graph's text depends on than it was imported in; None where it is that one."""
+    made = imported.precision
+    matters = tf32.switches(imported.text) if made is not None else (False, False)
+    if made is None or not any(matters):
+        return None
+
+    def changed() -> tf32.State | None:
+        now = tf32.state()
+        state = (now[0] if matters[0] else made[0], now[1] if matters[1] else made[1])
+        return None if state == made else state
+
+    return changed
 
 
 def _reader(output: Output, symbols: dict[str, tuple[int, int | None]]) -> Callable[[list[Any], list[Any]], Any]:

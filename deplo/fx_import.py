@@ -19,7 +19,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from . import sizes
+from . import sizes, tf32
 from .attention_calls import call_of, name_attention
 from .errors import UnsupportedError
 from .fx_nodes import function_of, packet_name, provenance, storage_of, where
@@ -121,6 +121,7 @@ class _Importer:
         self.static = static
         self.home = home_of(gm)
         self.target = _target_for(self.home, target)
+        self.tf32 = tf32.state() if tf32.serves(self.target.tensors, self.home) else None
         self.names: dict[torch.fx.Node, str] = {}
         self.taken: set[str] = set()
         self.used_symbols: dict[str, Any] = {}
@@ -188,6 +189,7 @@ class _Importer:
             derived=derived,
             split_size=split,
             smaller=smaller,
+            precision=self.tf32,
         )
 
     def _split_size(self, placeholders: list[torch.fx.Node]) -> str:
@@ -409,6 +411,8 @@ class _Importer:
         if target._schema.is_mutable:
             raise UnsupportedError(f"{op} mutates its arguments{where(node)}")
         arguments = [f"{key}={text}" for key, text in self._arguments(node, target, args, kwargs)]
+        if self.tf32 is not None and (word := tf32.argument(target, _given(target, args, kwargs), self.tf32)):
+            arguments.append(f"tf32={word}")
         if generator:
             op = _with_generator(target)
             arguments.append(f"generator={generator}")
@@ -477,8 +481,7 @@ class _Importer:
         self, node: torch.fx.Node, target: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Iterable[tuple[str, str]]:
         schema = _parameters(target)
-        given = {name: value for (name, _), value in zip(schema, args, strict=False)}
-        given.update(kwargs)
+        given = _given(target, args, kwargs)
         if packet_name(node) in BY_STORAGE:
             given["self"], given["storage_offset"] = self._memory(given, node)
         for name, kind in schema:
@@ -690,6 +693,11 @@ class _Importer:
 def _parameters(target: torch._ops.OpOverload) -> list[tuple[str, str]]:
     """Names and types of an operator's arguments."""
     return [(argument.name, str(argument.type)) for argument in target._schema.arguments]
+
+
+def _given(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names."""
+    return {name: value for (name, _), value in zip(_parameters(target), args, strict=False)} | kwargs
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

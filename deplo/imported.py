@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from . import tf32
 from .options import Options
 
 
@@ -76,6 +77,12 @@ class Imported:
     # for the largest, `smaller` for calls up to a size each, in rising order.
     split_size: str = ""
     smaller: list[Smaller] = dataclasses.field(default_factory=list)
+    precision: tf32.State | None = None  # what PyTorch allowed (deplo/tf32.py); None: the graph does not ask
+
+    def with_tf32(self, state: tf32.State) -> Imported:
+        """The same graph where PyTorch allows `state`."""
+        smaller = [dataclasses.replace(one, text=tf32.switched(one.text, state)) for one in self.smaller]
+        return dataclasses.replace(self, text=tf32.switched(self.text, state), smaller=smaller, precision=state)
 
     def options(self, options: Options) -> str:
         """What the core reads to compile the program, or to restore it.

@@ -215,6 +215,7 @@ class Judgement:
     where: str  # what `mix` counts: the main loop, or all
     instructions: int
     mix: dict[str, int]
+    matrix: float  # of the rate of matrix units for 16 bits; 0: none multiplies
     bytes: float  # moved by the device's memory
     asked_bytes: float  # by the kernel's accesses, which caches serve in part
     least_bytes: float
@@ -251,13 +252,14 @@ class CodeFigures:
     where: str
     instructions: int
     mix: dict[str, int]
-    matrix: bool  # it has instructions of matrix units
+    matrix: float  # of the rate of matrix units for 16 bits; 0: none multiplies
 
     @staticmethod
     def of(code: KernelCode) -> CodeFigures:
         where, body = code.main_loop()
         mix = dict(Counter(class_of(i) for i in body).most_common())
-        matrix = any(class_of(i) in ("HMMA", "HGMMA") for i in code.instructions)
+        products = [i for i in code.instructions if class_of(i) in ("HMMA", "HGMMA")]
+        matrix = (0.5 if all("TF32" in i.name.split(".") for i in products) else 1.0) if products else 0.0
         return CodeFigures(code.registers, code.spills, code.stack_bytes, code.shared_bytes, where, len(body), mix, matrix)
 
 
@@ -290,7 +292,7 @@ def _judge(about: Mapping[str, Any], code: CodeFigures, device: Mapping[str, Any
     own_shared = max(code.shared_bytes, about["shared_bytes"])  # large arrays are no part of the code
     shared = own_shared + min(about["scratch_bytes"], device["shared_kb_block"] * 1024)
     resident = occupancy(about["threads"], code.registers, shared, device)
-    peak = device["bf16_tflops" if code.matrix else "float32_tflops"] * 1e12
+    peak = (device["bf16_tflops"] * code.matrix or device["float32_tflops"]) * 1e12
     # What is asked for again and again comes from the L2, if it fits.
     sizes, cached = about["buffers"], device["l2_mb"] * 1e6 / 2
     moved = sum(min(asked, sizes[name]) if sizes.get(name, cached) < cached else asked for name, asked in memory["of_buffers"].items())
@@ -323,6 +325,7 @@ def _judge(about: Mapping[str, Any], code: CodeFigures, device: Mapping[str, Any
         where=code.where,
         instructions=code.instructions,
         mix=code.mix,
+        matrix=code.matrix,
         bytes=moved,
         asked_bytes=memory["global_bytes"],
         least_bytes=about["bytes"],

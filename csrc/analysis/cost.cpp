@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "analysis/tf32.h"
 #include "loop_ir/params.h"
 
 namespace deplo::analysis {
@@ -15,10 +16,17 @@ struct Counter {
   KernelCost cost;
   std::map<std::string, Expr> touched;  ///< elements addressed per buffer
 
+  Block constants;  ///< so far, also of outer blocks
+
   void block(const Block& body, Expr points) {
     for (const auto& stmt : body)
+      if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node); let && let->fn == Fn::constant) constants.push_back(stmt);
+    Block known = constants;
+    known.insert(known.end(), body.begin(), body.end());
+    const std::set<std::string> roundings = tf32_steps(known);
+    for (const auto& stmt : body)
       std::visit(Overloaded{[&](const loop_ir::Let& s) {
-                              int weight = cost_of(s.fn);
+                              int weight = roundings.count(s.name) > 0 ? 0 : cost_of(s.fn);
                               cost.operations = cost.operations + points * weight;
                               if (weight > 0) cost.flops = cost.flops + points;
                             },

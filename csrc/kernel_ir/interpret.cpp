@@ -233,9 +233,9 @@ struct Machine {
   void run(const JoinMatrix& s, Thread& t) {
     Lanes lanes;
     for (const std::string& part : s.parts)
-      for (int e : {0, 1}) {
+      for (int e = 0; e < lanes_of_matrix(s.type.dtype); ++e) {
         Scalar wide[] = {t.values.at(part)[static_cast<size_t>(s.lane) + static_cast<size_t>(e)]};
-        lanes.push_back(apply(Fn::cast, s.type.dtype, wide, mode, &division_error));
+        lanes.push_back(as_factor(apply(Fn::cast, s.type.dtype, wide, mode, &division_error)));
       }
     define(t, s.name, std::move(lanes));
   }

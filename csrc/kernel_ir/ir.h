@@ -51,21 +51,21 @@ namespace deplo::kernel_ir {
 // A GPU's threads copy from global to shared memory without waiting: `copy_async t[o] = x[p] by 8 first n if c` copies the elements below n of 8, 0
 // for the others and where c does not hold; `copy_commit` closes a group of a thread's copies and `copy_wait 2` waits until at most two of its groups
 // are under way. A copy takes place at any time until then. Other threads see it behind a barrier after the wait.
-// The 32 threads of a warp work on matrices together. `a: bf16x8 = load_matrix t[o]` loads as many matrices of 8 x 8 elements of 16 bits as it has
-// pairs of lanes: the offset of thread 8 m + i is where row i of matrix m begins, and thread l gets elements 2 (l % 4) and the next one of row l / 4
-// of each; `transposed`: of column l / 4. `mma c, d lane 2 += a * b half 1` adds the product of a 16 x 16 matrix (a: its quarters in the order of
-// columns) and a 16 x 8 one (b: its two halves below each other, transposed, by default the first two lanes' of each; `half 1`: lanes 4 to 7) to the
-// sums, of which thread l holds two in lanes 2 and 3 of var c, row l / 4, and two in those of d, row l / 4 + 8, columns 2 (l % 4) and the next one.
-// Of bytes, `a: i8x16 = load_matrix t[o]`, a row has 16 elements, of which a thread gets four; `mma` multiplies 16 x 32 and 32 x 8 bytes, signed or
-// not each, and adds to sums of i32, which are exact and wrap. `a: bf16x8 = join_matrix p, q, r, s lane 2` makes such matrices of what threads have:
-// of each f32 value lanes 2 and 3, rounded, for one of them. `multiply_tiles a, b, c, d += x by ... * w by ...` is what a block's threads do together
-// to tiles that come by copies of their own
-// (`program_ir/tiles.h`); the vars hold two columns of f32 each, of rows h = 0 and 1 of one g after the other. `multiply_group a, b += x ... * w ...`
-// is what groups of 128 threads do with tiles in shared memory (`program_ir/groups.h`); a var holds the sums of lanes / 2 values of g, of one h, in
-// the same order. `matrix` statements work on the eight registers of a matrix unit, each 16 rows of 64 bytes: t0 holds 16 x 16 f32 or 16 x 32 bf16.
-// `matrix t0 = 0`, `matrix t0 = c[p] stride s` and `matrix c[p] stride s = t0` (rows s elements apart), and `matrix t0 += t4 * t6`, which adds, for
-// row i and column j, the products of a[i, 2p] with b[p, 2j] and of a[i, 2p + 1] with b[p, 2j + 1] for the 16 p, in the unit's order; subnormals may
-// count as 0.
+// The 32 threads of a warp work on matrices together. `a: bf16x8 = load_matrix t[o]` loads as many matrices of 8 x 8 elements of 16 bits as it
+// has pairs of lanes: the offset of thread 8 m + i is where row i of matrix m begins, and thread l gets elements 2 (l % 4) and the next one of
+// row l / 4 of each; `transposed`: of column l / 4. `mma c, d lane 2 += a * b half 1` adds the product of a 16 x 16 matrix (a: its quarters in
+// the order of columns) and a 16 x 8 one (b: its two halves below each other, transposed, by default the first two lanes' of each; `half 1`:
+// lanes 4 to 7) to the sums, of which thread l holds two in lanes 2 and 3 of var c, row l / 4, and two in those of d, row l / 4 + 8, columns 2 (l
+// % 4) and the next one. Of bytes, `a: i8x16 = load_matrix t[o]`, a row has 16 elements, of which a thread gets four; `mma` multiplies 16 x 32
+// and 32 x 8 bytes, signed or not each, and adds to i32, exactly but for wraps; of f32 a row has 4 elements, rounded to tf32. `a: bf16x8 =
+// join_matrix p, q, r, s lane 2` makes such matrices of what threads have: of each f32 value lanes 2 and 3 (of f32x4 lane 2), rounded.
+// `multiply_tiles a, b, c, d += x by ... * w by ...` is what a block's threads do together to tiles that come by copies of their own
+// (`program_ir/tiles.h`); the vars hold two columns of f32 each, of rows h = 0 and 1 of one g after the other. `multiply_group a, b += x ... * w
+// ...` is what groups of 128 threads do with tiles in shared memory (`program_ir/groups.h`); a var holds the sums of lanes / 2 values of g, of
+// one h, in the same order. `matrix` statements work on the eight registers of a matrix unit, each 16 rows of 64 bytes: t0 holds 16 x 16 f32 or
+// 16 x 32 bf16. `matrix t0 = 0`, `matrix t0 = c[p] stride s` and `matrix c[p] stride s = t0` (rows s elements apart), and `matrix t0 += t4 * t6`,
+// which adds, for row i and column j, the products of a[i, 2p] with b[p, 2j] and of a[i, 2p + 1] with b[p, 2j + 1] for the 16 p, in the unit's
+// order; subnormals may count as 0.
 
 struct Type {
   DType dtype = DType::f32;

@@ -306,8 +306,8 @@ class Verifier {
   void statement(const CopyGroup& s) { DEPLO_REQUIRE(s.pending >= CopyGroup::kCommit, "copy_wait", "a number of groups is negative"); }
   void statement(const LoadMatrix& s) {
     DEPLO_REQUIRE(buffer(s.buffer, s.name) == s.type.dtype && is_matrix_dtype(s.type.dtype), s.name,
-                  s.buffer + " has another dtype than the result's, of bf16, f16 or bytes");
-    DEPLO_REQUIRE(!s.transposed || size_of(s.type.dtype) == 2, s.name, "matrices of bytes are not transposed");
+                  s.buffer + " has another dtype than the result's, of bf16, f16, f32 or bytes");
+    DEPLO_REQUIRE(!s.transposed || size_of(s.type.dtype) == 2, s.name, "matrices of bytes or f32 are not transposed");
     DEPLO_REQUIRE(shared_.count(s.buffer) > 0, s.name, "matrices are loaded from shared memory");
     const int count = s.type.lanes / lanes_of_matrix(s.type.dtype);
     DEPLO_REQUIRE((count == 1 || count == 2 || count == 4) && s.type.lanes == count * lanes_of_matrix(s.type.dtype), s.name,
@@ -318,11 +318,13 @@ class Verifier {
     define(s.name, s.type);
   }
   void statement(const JoinMatrix& s) {
-    DEPLO_REQUIRE(size_of(s.type.dtype) == 2 && is_float(s.type.dtype), s.name, "matrices are of bf16 or f16");
-    DEPLO_REQUIRE(s.parts.size() <= 4 && static_cast<size_t>(s.type.lanes) == 2 * s.parts.size(), s.name, "each part fills two lanes of at most 8");
+    DEPLO_REQUIRE(is_matrix_dtype(s.type.dtype) && is_float(s.type.dtype), s.name, "matrices are of bf16, f16 or f32");
+    const int lanes = lanes_of_matrix(s.type.dtype);
+    DEPLO_REQUIRE(s.parts.size() <= 4 && s.type.lanes == lanes * static_cast<int>(s.parts.size()), s.name,
+                  fmt::format("each part fills {} lanes of at most {}", lanes, 4 * lanes));
     for (const std::string& part : s.parts) {
       const Type type = use(part, s.name);
-      DEPLO_REQUIRE((type.dtype == DType::f32 || type.dtype == s.type.dtype) && s.lane >= 0 && s.lane + 1 < type.lanes, s.name,
+      DEPLO_REQUIRE((type.dtype == DType::f32 || type.dtype == s.type.dtype) && s.lane >= 0 && s.lane + lanes <= type.lanes, s.name,
                     fmt::format("{} has no lanes {} of f32 or {}", part, s.lane, to_string(s.type.dtype)));
     }
     define(s.name, s.type);

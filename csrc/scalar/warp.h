@@ -6,6 +6,7 @@
 
 #include "base/array.h"
 #include "base/dtype.h"
+#include "base/tf32.h"
 #include "scalar/functions.h"
 
 namespace deplo {
@@ -15,11 +16,18 @@ namespace deplo {
 constexpr size_t kWarpThreads = 32;
 constexpr int64_t kWarpRowBytes = 16;  ///< of a row of a matrix of 8 rows, and of an asynchronous copy
 
-/// What matrix units multiply: floats of 16 bits, and bytes.
-inline bool is_matrix_dtype(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::i8 || dtype == DType::u8; }
+/// What matrix units multiply: floats of 16 bits, bytes, and float32 rounded to tf32.
+inline bool is_matrix_dtype(DType dtype) {
+  return dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::i8 || dtype == DType::u8 || dtype == DType::f32;
+}
 
-/// Elements of a matrix that a thread holds in a register, side by side in a row: two of 16 bits, four bytes. Rows are 16 bytes long.
+/// Elements of a matrix that a thread holds in a register, side by side in a row: one of 32 bits, two of 16, four bytes. Rows are 16 bytes long.
 inline int lanes_of_matrix(DType dtype) { return 4 / static_cast<int>(size_of(dtype)); }
+
+/// A number as matrix units take it.
+inline Scalar as_factor(const Scalar& number) {
+  return number.dtype == DType::f32 ? Scalar::of_float(DType::f32, static_cast<double>(round_to_tf32(static_cast<float>(number.f)))) : number;
+}
 
 /// What each thread gets of `count` matrices of 8 rows of 16 bytes: element(thread, column) is one of the row that a thread names. `transposed`
 /// matrices are of 16 bits.
@@ -31,13 +39,13 @@ std::vector<std::vector<Scalar>> load_matrices(int count, DType dtype, bool tran
       for (size_t lane = 0, lanes = static_cast<size_t>(lanes_of_matrix(dtype)); lane < lanes; ++lane) {
         const size_t across = thread / 4;
         const size_t along = thread % 4 * lanes + lane;
-        out[thread].push_back(element(m * 8 + (transposed ? along : across), transposed ? across : along));
+        out[thread].push_back(as_factor(element(m * 8 + (transposed ? along : across), transposed ? across : along)));
       }
   return out;
 }
 
-/// Adds a product of 16 x 16 and 16 x 8 elements of 16 bits, or of 16 x 32 and 32 x 8 bytes, to the sums of 32 threads, each with four registers of
-/// the first, two of the second and four sums; typed sums of floats are rounded once, those of bytes are exact and wrap.
+/// Adds a product of 16 x 16 and 16 x 8 elements of 16 bits, of 16 x 8 and 8 x 8 of f32, or of 16 x 32 and 32 x 8 bytes, to the sums of 32 threads,
+/// each with four registers of the first, two of the second and four sums; typed sums of floats are rounded once, those of bytes are exact and wrap.
 inline void multiply_matrices(const std::vector<std::vector<Scalar>>& a, const std::vector<std::vector<Scalar>>& b,
                               std::vector<std::vector<Scalar>>& sums, Mode mode) {
   for (size_t thread = 0; thread < kWarpThreads; ++thread)

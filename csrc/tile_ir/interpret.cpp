@@ -299,9 +299,9 @@ struct Machine {
   void run(const JoinMatrix& s, Thread& t) {
     std::vector<Scalar> lanes;
     for (const std::vector<Expr>& index : s.places)
-      for (int64_t e : {0, 1}) {
+      for (int64_t e = 0; e < lanes_of_matrix(s.dtype); ++e) {
         Scalar wide[] = {t.buffers.at(s.array)->get(place(t, s.array, index) + e)};
-        lanes.push_back(apply(Fn::cast, s.dtype, wide, mode, &division_error));
+        lanes.push_back(as_factor(apply(Fn::cast, s.dtype, wide, mode, &division_error)));
       }
     t.fragments[s.name] = std::move(lanes);
   }

@@ -58,24 +58,24 @@ namespace deplo::tile_ir {
 // memory from there on along its last two dimensions, and `matrix t += a[i, k] * b[p, 0, 0]`, which adds the products of m x 32 bf16 elements of a,
 // from a[i, k] on, and 32 x n of b, pairs of whose rows lie side by side in its last dimension ([32 / 2][n][2]). The order of the additions is
 // the unit's; subnormals may count as 0.
-// A GPU's threads copy without waiting, `copy_async t[s, i, j] = x[p, q] along 1 by 8 first n if c`: 8 elements side by side in the last dimension of
-// a shared array, from there on along dimension 1 of a parameter; those at n and above, and all where c does not hold, are 0. `copy_commit` and
-// `copy_wait 2` close groups of a thread's copies, and wait until at most two are under way; a copy takes place at any time until then.
-// `a = load_matrix t[s, i, j] x4` and `mma acc[i, 0, g, 2], acc[i, 1, g, 2] += a * b half 1` are what a warp's 32 threads do together, as in Kernel
-// IR: each names the beginning of a row of 8 elements, and its sums lie in two places of a register array, each in this and the next element;
-// `a = join_matrix bf16 s[i, 0, 2, 0], s[i, 1, 2, 0]` takes matrices from such places of f32 numbers, or such as they are, instead, two numbers of
-// each. Rows of bytes have 16 elements; sums of products of bytes are i32. `multiply_tiles acc += x by ... * w by ...` is what a block's threads do
-// together to tiles that come by copies of their own
-// (`program_ir/tiles.h`); a thread's sums are acc[h, g, c], f32[2, columns / 8, 2] in registers. `multiply_group acc[u] += x ... * w ...` is what
-// groups of 128 threads do with tiles that lie in shared memory (`program_ir/groups.h`); a thread's sums are acc[u, h, g, c], f32[units, 2,
-// columns / (4 lanes), lanes] in registers. `if`
-// runs its body when the guard holds; a guard may use axes. `barrier` joins a GPU block. `prefetch` is a hint. Values, loads, stores, checks and
-// reductions mean what they mean in Loop IR. Reduce axes are loops with kinds (outer first). The first ones may be thread loops around the reduction,
-// of kind thread_x or thread_y with their names and extents: what their threads reduce is combined, and all of them get the result; all threads of
-// the block must then be there, and there is an element where the combination is online_softmax. The axes of a scan say the order of its elements,
-// outer first: one serial loop, or at most one serial or unrolled loop of pieces, a thread loop around the scan, and a thread's own elements side by
-// side, of an unrolled or a lanes loop. Results of one thread's elements then count what threads before it had; all threads of the block are there,
-// and what `then` does lets threads see nothing of each other.
+// A GPU's threads copy without waiting, `copy_async t[s, i, j] = x[p, q] along 1 by 8 first n if c`: 8 elements side by side in the last
+// dimension of a shared array, from there on along dimension 1 of a parameter; those at n and above, and all where c does not hold, are 0.
+// `copy_commit` and `copy_wait 2` close groups of a thread's copies, and wait until at most two are under way; a copy takes place at any time
+// until then. `a = load_matrix t[s, i, j] x4` and `mma acc[i, 0, g, 2], acc[i, 1, g, 2] += a * b half 1` are what a warp's 32 threads do
+// together, as in Kernel IR: each names the beginning of a row of 8 elements, and its sums lie in two places of a register array, each in this
+// and the next element; `a = join_matrix bf16 s[i, 0, 2, 0], s[i, 1, 2, 0]` takes matrices from such places of f32 numbers, or such as they are,
+// instead, two numbers of each, of f32 one. Rows of bytes have 16 elements, and sums of i32; rows of f32 have 4, rounded to tf32.
+// `multiply_tiles acc += x by ... * w by ...` is what a block's threads do together to tiles that come by copies of their own
+// (`program_ir/tiles.h`); a thread's sums are acc[h, g, c], f32[2, columns / 8, 2] in registers. `multiply_group acc[u] += x ... * w ...` is
+// what groups of 128 threads do with tiles that lie in shared memory (`program_ir/groups.h`); a thread's sums are acc[u, h, g, c], f32[units, 2,
+// columns / (4 lanes), lanes] in registers. `if` runs its body when the guard holds; a guard may use axes. `barrier` joins a GPU block.
+// `prefetch` is a hint. Values, loads, stores, checks and reductions mean what they mean in Loop IR. Reduce axes are loops with kinds (outer
+// first). The first ones may be thread loops around the reduction, of kind thread_x or thread_y with their names and extents: what their threads
+// reduce is combined, and all of them get the result; all threads of the block must then be there, and there is an element where the combination
+// is online_softmax. The axes of a scan say the order of its elements, outer first: one serial loop, or at most one serial or unrolled loop of
+// pieces, a thread loop around the scan, and a thread's own elements side by side, of an unrolled or a lanes loop. Results of one thread's
+// elements then count what threads before it had; all threads of the block are there, and what `then` does lets threads see nothing of each
+// other.
 
 struct Stmt;
 using Block = Refs<Stmt>;

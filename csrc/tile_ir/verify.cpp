@@ -300,8 +300,8 @@ class Verifier : loop_ir::StatementVerifier {
 
   void statement(const LoadMatrix& s, Scope& scope) {
     DEPLO_REQUIRE(scope.shared.count(s.buffer) > 0, fmt::format("{} is no shared array", s.buffer));
-    DEPLO_REQUIRE(is_matrix_dtype(s.dtype), fmt::format("{} is {}, a matrix is of bf16, f16 or bytes", s.name, to_string(s.dtype)));
-    DEPLO_REQUIRE(!s.transposed || size_of(s.dtype) == 2, s.name + " is a matrix of bytes, which are not transposed");
+    DEPLO_REQUIRE(is_matrix_dtype(s.dtype), fmt::format("{} is {}, a matrix is of bf16, f16, f32 or bytes", s.name, to_string(s.dtype)));
+    DEPLO_REQUIRE(!s.transposed || size_of(s.dtype) == 2, s.name + " is a matrix of bytes or f32, which are not transposed");
     DEPLO_REQUIRE(!scope.lanes && !scope.reduces, "a warp's matrices inside a lanes loop or a reduction");
     for (int64_t past : {int64_t{0}, kWarpRowBytes / size_of(s.dtype) - 1}) {
       std::vector<Expr> index = s.index;
@@ -314,7 +314,8 @@ class Verifier : loop_ir::StatementVerifier {
   }
 
   void statement(const JoinMatrix& s, Scope& scope) {
-    DEPLO_REQUIRE(size_of(s.dtype) == 2 && is_float(s.dtype), fmt::format("{} is {}, a matrix is of bf16 or f16", s.name, to_string(s.dtype)));
+    DEPLO_REQUIRE(is_matrix_dtype(s.dtype) && is_float(s.dtype),
+                  fmt::format("{} is {}, a matrix is of bf16, f16 or f32", s.name, to_string(s.dtype)));
     DEPLO_REQUIRE(!scope.lanes && !scope.reduces, "a warp's matrices inside a lanes loop or a reduction");
     DEPLO_REQUIRE(scope.registers.count(s.array) > 0, fmt::format("{} is no register array", s.array));
     DEPLO_REQUIRE(s.places.size() == 1 || s.places.size() == 2 || s.places.size() == 4, s.name + " is not made of 1, 2 or 4 matrices");
@@ -324,7 +325,8 @@ class Verifier : loop_ir::StatementVerifier {
                     fmt::format("{} is made of {}, a matrix of {} is of f32 or of such", s.name, to_string(dtype), to_string(s.dtype)));
       element(scope, s.array, place, dtype, false);
       register_index(scope, s.array, place);
-      DEPLO_REQUIRE(!place.empty() && place.back().is_constant() && place.back().value() % 2 == 0, "numbers lie in pairs of the last dimension");
+      DEPLO_REQUIRE(!place.empty() && place.back().is_constant() && place.back().value() % lanes_of_matrix(s.dtype) == 0,
+                    "numbers lie in pairs of the last dimension");
     }
     define(scope, s.name, s.dtype);
     scope.fragments[s.name] = static_cast<int>(s.places.size());

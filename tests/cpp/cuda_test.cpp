@@ -199,6 +199,11 @@ TEST_CASE("the emulator's judge finds what is seeded, and counts sectors and con
   const std::string product = "  float c[4] = {};\n  float* const p[] = {c, c + 1, c + 2, c + 3};\n  unsigned a[4] = {};\n";
   CHECK(run(product + "  deplo_emulate_mma(p, a, 0, 0, true);\n  y[t] = c[0];\n"));
   CHECK_FALSE(run(product + "  if (t < 16) deplo_emulate_mma(p, a, 0, 0, true);\n  y[t] = c[0];\n"));  // half a warp
+  CHECK_FALSE(run(product + "  if (t < 16) deplo_emulate_mma_tf32(p, a, 0, 0);\n  y[t] = c[0];\n"));
+  // Element (row, k) of a is 1 at (3, 5) alone, (k, column) of b 7 at (5, 2): by the PTX manual's layout of m16n8k8. What tf32 lacks is cut.
+  const std::string one = "  a[2] = t % 32 == 13 ? 0x3f800fffu : 0;\n  unsigned b1 = t % 32 == 9 ? 0x40e00000u : 0;\n";
+  const std::string good = "c[0] == (t % 32 == 13 ? 7 : 0) && c[1] == 0 && c[2] == 0 && c[3] == 0";
+  CHECK(run(product + one + "  deplo_emulate_mma_tf32(p, a, 0, b1);\n  y[t] = " + good + " ? 0 : s[t];\n"));  // else what nobody wrote
   CHECK(run("  s[t * 32 % 2048] = x[t * 8];\n"));
   CHECK(counted(file.text(), "shared_ways") == 32 * counted(file.text(), "shared_requests"));
   CHECK(counted(file.text(), "global_sectors") == 64);

@@ -223,6 +223,7 @@ constexpr unsigned kAtMma = 2 * kWarp;
 constexpr unsigned kAtLoad = kAtMma + 6;
 constexpr unsigned kAtBelow = kAtLoad + 64;  // and how far below
 constexpr unsigned kAtRows = kAtLoad + 10;
+constexpr unsigned kAtTf32 = kAtLoad + 32;
 
 void take_place(const Copy& copy) {
   std::memset(copy.to, 0, kCopyBytes);
@@ -315,6 +316,27 @@ void deplo_emulate_mma(float* const* sums, const unsigned* a, unsigned b0, unsig
       sum += static_cast<double>(widened(all[(row * 4 + part) * kWords + k / 8 * 2 + s / 2], k % 2, is_bf16)) *
              static_cast<double>(widened(all[(column * 4 + part) * kWords + 4 + k / 8], k % 2, is_bf16));
     }
+    *sums[s] = static_cast<float>(sum);
+  }
+}
+
+/// Of an operand's 32 bits matrix units look at 19.
+void deplo_emulate_mma_tf32(float* const* sums, const unsigned* a, unsigned b0, unsigned b1) {
+  const unsigned lane = current->number % kWarp;
+  const unsigned words[] = {a[0], a[1], a[2], a[3], b0, b1};
+  const unsigned* all = meet(words, kWords, kAtTf32);
+  const auto number = [](unsigned word) {
+    word &= 0xffffe000U;
+    float value = 0;
+    std::memcpy(&value, &word, sizeof value);
+    return static_cast<double>(value);
+  };
+  for (unsigned s = 0; s < 4; ++s) {
+    const unsigned row = lane / 4;
+    const unsigned column = lane % 4 * 2 + s % 2;
+    double sum = *sums[s];
+    for (unsigned k = 0; k < 8; ++k)
+      sum += number(all[(row * 4 + k % 4) * kWords + k / 4 * 2 + s / 2]) * number(all[(column * 4 + k % 4) * kWords + 4 + k / 4]);
     *sums[s] = static_cast<float>(sum);
   }
 }

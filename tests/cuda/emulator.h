@@ -38,6 +38,7 @@ unsigned __shfl_up_sync(unsigned mask, unsigned value, int lane);
 void deplo_emulate_copy(void* to, const void* from, int bytes);  // of 16; the others are 0
 void deplo_emulate_copy_commit();
 void deplo_emulate_copy_wait(int pending);
+void deplo_emulate_mma_tf32(float* const* sums, const unsigned* a, unsigned b0, unsigned b1);
 void deplo_emulate_load_matrix(const void* row, unsigned* registers, int count, bool transposed);
 void deplo_emulate_mma(float* const* sums, const unsigned* a, unsigned b0, unsigned b1, bool is_bf16);
 void deplo_emulate_mma_bytes(int* const* sums, const unsigned* a, unsigned b0, unsigned b1, bool a_signed, bool b_signed);

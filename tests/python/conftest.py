@@ -14,6 +14,9 @@ import torch
 import torch._dynamo
 import torch._functorch.aot_autograd
 
+# Eager mode on CPUs, which judges, rounds no operand of a convolution; PyTorch's default lets GPUs do so (deplo/tf32.py).
+torch.backends.cudnn.allow_tf32 = False
+
 # Python's collector went through all that importing torch makes again and again: a sixth of the tests' time.
 gc.collect()
 gc.freeze()

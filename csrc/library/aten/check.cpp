@@ -61,11 +61,11 @@ struct Checker {
     values[name] = at::detail::empty_strided_meta(evaluated(type.shape), evaluated(type.strides), to_scalar_type(type.dtype));
   }
 
-  /// The arguments for tensors without data: what a call makes is of the device `meta`.
+  /// The arguments for tensors without data: what a call makes is of the device `meta`. How exact products are is not ATen's to know.
   static std::vector<std::pair<std::string, Attribute>> on_meta(const torch_ir::Node& node, const c10::FunctionSchema& schema) {
     std::vector<std::pair<std::string, Attribute>> arguments;
     for (const auto& argument : node.arguments)
-      if (argument.first != "device") arguments.push_back(argument);
+      if (argument.first != "device" && argument.first != "tf32") arguments.push_back(argument);
     if (schema.argumentIndexWithName("device")) arguments.emplace_back("device", Attribute{Word{"meta"}});
     return arguments;
   }

@@ -482,11 +482,12 @@ void Lowering::statement(const LoadMatrix& s) {
 
 void Lowering::statement(const JoinMatrix& s) {
   RegisterArray& array = registers_.at(s.array);
-  kernel_ir::JoinMatrix node{"", {s.dtype, 2 * static_cast<int>(s.places.size())}, {}, 0};
+  const int lanes = lanes_of_matrix(s.dtype);
+  kernel_ir::JoinMatrix node{"", {s.dtype, lanes * static_cast<int>(s.places.size())}, {}, 0};
   node.lane = static_cast<int>(s.places[0].back().value() % array.plan.width);
   for (const std::vector<Expr>& place : s.places) {
     const int64_t lane = place.back().value() % array.plan.width;
-    DEPLO_SUPPORT(lane == node.lane && lane + 1 < array.plan.width, "{}: places of {} do not lie in the same pair of lanes of its vectors of {}",
+    DEPLO_SUPPORT(lane == node.lane && lane + lanes <= array.plan.width, "{}: places of {} do not lie in the same lanes of its vectors of {}",
                   kernel_.name, s.array, array.plan.width);
     node.parts.push_back(element(array, place, 0));
   }

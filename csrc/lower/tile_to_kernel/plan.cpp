@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "scalar/warp.h"
 #include "target/target.h"
 #include "tile_ir/rewrite.h"
 
@@ -165,9 +166,9 @@ struct Planner {
   void statement(const CopyAsync&) {}
   void statement(const CopyGroup&) {}
   void statement(const LoadMatrix&) {}
-  // Pairs of the lanes of its vectors.
+  // Pairs of the lanes of its vectors, or one of them.
   void statement(const JoinMatrix& s) {
-    if (auto it = arrays.find(s.array); it != arrays.end()) it->second.by_lanes = true;
+    if (auto it = arrays.find(s.array); it != arrays.end() && lanes_of_matrix(s.dtype) > 1) it->second.by_lanes = true;
   }
   void statement(const Mma& s) {
     if (auto it = arrays.find(s.array); it != arrays.end()) it->second.by_lanes = true;

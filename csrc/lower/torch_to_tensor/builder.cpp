@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/tf32.h"
 #include "lower/torch_to_tensor/sizes.h"
 #include "tensor_ir/rewrite.h"
 
@@ -364,11 +365,21 @@ Value Builder::scatter(tensor_ir::Scatter scatter, const Value& base) {
   return add(tensor_ir::make_scatter({fresh(), base.type}, std::move(scatter), provenance_));
 }
 
+/// By its bits, as analysis/tf32 finds it again (`base/tf32.h`); the carry of a NaN would leave its exponent.
+Value Builder::rounded_to_tf32(const Value& a) {
+  const Shape& shape = a.type.shape;
+  const Value up = apply(Fn::add, {bitcast(a, DType::i32), constant_int(DType::i32, shape, kTf32Half)});
+  const Value cut = apply(Fn::bit_and, {up, constant_int(DType::i32, shape, kTf32Mask)});
+  return apply(Fn::where, {apply(Fn::ne, {a, a}), a, bitcast(cut, DType::f32)});
+}
+
 Value Builder::contract(const Value& a, const Value& b, int reduce_axes, DType result) {
   auto rank = static_cast<int64_t>(a.type.shape.size());
   std::vector<int64_t> axes;
   for (int64_t d = rank - reduce_axes; d < rank; ++d) axes.push_back(d);
-  Value products = apply(Fn::mul, {as_compute(*this, a), as_compute(*this, b)});
+  const bool rounds = tf32_ && reduce_axes > 0 && a.type.dtype == DType::f32 && b.type.dtype == DType::f32;
+  const auto factor = [&](const Value& v) { return rounds ? rounded_to_tf32(v) : as_compute(*this, v); };
+  Value products = apply(Fn::mul, {factor(a), factor(b)});
   if (reduce_axes == 0) return cast(products, result);
   return cast(reduce(Combiner::sum, products, axes, false), result);
 }

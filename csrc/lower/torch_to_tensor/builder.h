@@ -50,6 +50,8 @@ class Builder {
   /// sum over k of a[..., k] * b[..., k] in at least float32: both operands given with the same full index space
   /// (free axes then reduce axes, as maps), reduced over the trailing `reduce_axes` dimensions.
   Value contract(const Value& a, const Value& b, int reduce_axes, DType result);
+  /// Whether contract() rounds operands of float32 to the 10 bits of tf32, as PyTorch's switches let a GPU's products do.
+  void set_tf32(bool rounds) { tf32_ = rounds; }
 
   Value pad(const Value& a, const std::vector<Expr>& before, const std::vector<Expr>& after, Scalar fill);
   Value constant(const Shape& shape, const Scalar& value);
@@ -90,8 +92,10 @@ class Builder {
  private:
   std::string fresh();
   Value add(Ref<tensor_ir::Op> op);
+  Value rounded_to_tf32(const Value& a);
   std::vector<Ref<tensor_ir::Op>> ops_;
   std::string provenance_;
+  bool tf32_ = false;
   KnownSizes known_;
   std::set<std::string> reserved_;
   std::map<std::string, Scalar> constants_;  ///< values that are one literal everywhere

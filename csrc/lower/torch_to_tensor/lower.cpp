@@ -19,6 +19,9 @@ using rules::Rule;
 using tensor_ir::Graph;
 using tensor_ir::Value;
 
+/// The one argument that is not ATen's, of products: operands of float32 are rounded to tf32.
+constexpr std::string_view kTf32 = "tf32";
+
 /// "aten.native_layer_norm.default" as "native_layer_norm".
 std::string base_name(const std::string& overload) {
   size_t first = overload.find('.');
@@ -100,6 +103,7 @@ struct Lowering {
     rules::refuse_dtypes(node, torch_values);
     Call call(node, values, torch_values);
     ignore_placement(call);
+    builder.set_tf32(call.boolean(kTf32, false));
     std::vector<Value> results = rule(builder, call);
     std::vector<std::string> unused = call.unused_arguments();
     DEPLO_SUPPORT(unused.empty(), "the rule does not handle {}", joined(unused));
@@ -161,7 +165,8 @@ struct Lowering {
   std::vector<Value> call_library(const torch_ir::Node& node, const std::string& reason) {
     if (rules::needs_layout(node.op)) throw UnsupportedError(fmt::format("{}: {}", node.op, reason));
     tensor_ir::Library library{node.op, {}, reason, {}, {}};
-    for (const auto& [name, value] : node.arguments) library.arguments.emplace_back(name, renamed(value, library.operands));
+    for (const auto& [name, value] : node.arguments)
+      if (name != kTf32) library.arguments.emplace_back(name, renamed(value, library.operands));
     if (std::none_of(library.operands.begin(), library.operands.end(), [](const auto& strides) { return strides.has_value(); }))
       library.operands.clear();
     std::vector<Value> results;

@@ -226,6 +226,29 @@ __device__ inline void deplo_mma_f16(float& c0, float& c1, float& c2, float& c3,
   deplo_emulate_mma(c, a.lane, b0, b1, false);
   #endif
 }
+__device__ inline unsigned deplo_tf32(float x) {
+  #if __CUDA_ARCH__ >= 800
+  unsigned r;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+  return r;
+  #else
+  unsigned bits = deplo_bits<unsigned>(x);
+  return x != x ? bits : bits + 0x1000u & 0xffffe000u;
+  #endif
+}
+template <int N> __device__ inline deplo_pack<unsigned, N> deplo_tf32_of(deplo_pack<unsigned, N> a) {
+  for (int k = 0; k < N; ++k) a.lane[k] = deplo_tf32(deplo_bits<float>(a.lane[k]));
+  return a;
+}
+__device__ inline void deplo_mma_tf32(float& c0, float& c1, float& c2, float& c3, const deplo_pack<unsigned, 4>& a, unsigned b0, unsigned b1) {
+  #if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3) : "r"(a.lane[0]), "r"(a.lane[1]), "r"(a.lane[2]), "r"(a.lane[3]), "r"(b0), "r"(b1));
+  #else
+  float* const c[] = {&c0, &c1, &c2, &c3};
+  deplo_emulate_mma_tf32(c, a.lane, b0, b1);
+  #endif
+}
 __device__ inline void deplo_mma_s8_s8(int& c0, int& c1, int& c2, int& c3, const deplo_pack<unsigned, 4>& a, unsigned b0, unsigned b1) {
   #if __CUDA_ARCH__ >= 800
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -458,26 +458,32 @@ class BodyWriter {
   }
   void statement(const LoadMatrix& s) {
     const int64_t count = s.type.lanes * size_of(s.type.dtype) / 4;
-    line("const deplo_pack<unsigned, {0}> {1} = deplo_load_matrix_x{0}{2}({3}, {4});", count, id(s.name), s.transposed ? "_transposed" : "",
-         id(s.buffer), shared_offset(s.offset));
+    const std::string loaded =
+        fmt::format("deplo_load_matrix_x{}{}({}, {})", count, s.transposed ? "_transposed" : "", id(s.buffer), shared_offset(s.offset));
+    line("const deplo_pack<unsigned, {}> {} = {};", count, id(s.name),
+         s.type.dtype == DType::f32 ? fmt::format("deplo_tf32_of({})", loaded) : loaded);
     values_[s.name] = {s.type.dtype, s.type.lanes, Form::matrices};
   }
   void statement(const JoinMatrix& s) {
     std::string words;
     for (const std::string& part : s.parts)
-      words += fmt::format("{}deplo_pair_{}({}, {})", words.empty() ? "" : ", ",
-                           known(part).dtype != DType::f32 ? "bits"
-                           : s.type.dtype == DType::bf16   ? "bf16"
-                                                           : "f16",
-                           lane(part, s.lane), lane(part, s.lane + 1));
+      if (s.type.dtype == DType::f32)
+        words += fmt::format("{}deplo_tf32({})", words.empty() ? "" : ", ", lane(part, s.lane));
+      else
+        words += fmt::format("{}deplo_pair_{}({}, {})", words.empty() ? "" : ", ",
+                             known(part).dtype != DType::f32 ? "bits"
+                             : s.type.dtype == DType::bf16   ? "bf16"
+                                                             : "f16",
+                             lane(part, s.lane), lane(part, s.lane + 1));
     line("const deplo_pack<unsigned, {}> {}{{{{{}}}}};", s.parts.size(), id(s.name), words);
     values_[s.name] = {s.type.dtype, s.type.lanes, Form::matrices};
   }
   void statement(const Mma& s) {
     const DType a = known(s.a).dtype;
     const DType b = known(s.b).dtype;
-    const std::string kind =
-        size_of(a) == 1 ? fmt::format("{}8_{}8", a == DType::i8 ? "s" : "u", b == DType::i8 ? "s" : "u") : std::string(to_string(a));
+    const std::string kind = size_of(a) == 1   ? fmt::format("{}8_{}8", a == DType::i8 ? "s" : "u", b == DType::i8 ? "s" : "u")
+                             : a == DType::f32 ? "tf32"
+                                               : std::string(to_string(a));
     line("deplo_mma_{}({}, {}, {}, {}, {}, {}.lane[{}], {}.lane[{}]);", kind, lane(s.low, s.lane), lane(s.low, s.lane + 1), lane(s.high, s.lane),
          lane(s.high, s.lane + 1), id(s.a), id(s.b), 2 * s.half, id(s.b), 2 * s.half + 1);
   }

@@ -9,6 +9,7 @@
 #include "target/cuda/devices.h"
 #include "target/cuda/schedule/access.h"
 #include "target/cuda/schedule/raster.h"
+#include "target/cuda/schedule/tf32.h"
 
 namespace deplo::loop_to_tile {
 
@@ -53,9 +54,11 @@ constexpr double kCombine = 150;           // that parts of k take to meet, besi
 GpuMatrix::GpuMatrix(const loop_ir::Kernel& kernel) : GpuProducts(kernel) {
   possible_ = fits_;
   for (const Item& item : items_) {
-    auto find = [&](const Operand& operand, bool of_rows) {
-      auto tile = find_matrix_tile(kernel_, operand.slice, operand.value, item.k, of_rows ? rows_ : columns_, of_rows, true, item.reduce->dtypes[0]);
+    auto find = [&](const Operand& operand, bool of_rows) -> std::optional<MatrixTile> {
+      auto tile = find_matrix_tile(kernel_, operand.slice, operand.value, item.k, of_rows ? rows_ : columns_, of_rows, true, item.reduce->dtypes[0],
+                                   false, true);
       if (!tile) return tile;
+      if (tile->dtype == DType::f32) return with_numbers(*tile, operand.tile, operand.next);
       if (auto codes = find_codes(kernel_, *tile, item.k, of_rows ? rows_ : columns_)) tile = codes;
       tile->tile = operand.tile;
       tile->next = operand.next;
@@ -70,8 +73,8 @@ GpuMatrix::GpuMatrix(const loop_ir::Kernel& kernel) : GpuProducts(kernel) {
     products_.push_back({*rows, *columns});
     // They share their memory.
     const Product& one = products_[0];
-    possible_ = one.rows.dtype == rows->dtype && one.columns.dtype == columns->dtype && one.rows.halves == rows->halves &&
-                one.columns.halves == columns->halves;
+    const auto alike = [](const MatrixTile& a, const MatrixTile& b) { return a.dtype == b.dtype && a.halves == b.halves && a.apart == b.apart; };
+    possible_ = alike(one.rows, *rows) && alike(one.columns, *columns);
   }
 }
 
@@ -123,8 +126,10 @@ int64_t GpuMatrix::bytes_of_parts(int64_t split, int64_t rows, int64_t columns) 
 }
 
 int64_t GpuMatrix::bytes_of(int64_t rows, int64_t columns, int64_t step) const {
-  const auto line = [&](const MatrixTile& tile) { return step * kAccessBytes / tile.depth_of_chunk(); };
-  return rows * line(products_[0].rows) + columns * line(products_[0].columns);
+  const auto bytes = [&](const MatrixTile& tile, int64_t width) {
+    return (width * kAccessBytes / tile.depth_of_chunk() + tile.apart * size_of(tile.dtype)) * step;
+  };
+  return bytes(products_[0].rows, rows) + bytes(products_[0].columns, columns);
 }
 
 // ---- the schedule as data ------------------------------------------------------------------------------------------
@@ -154,8 +159,7 @@ double GpuMatrix::cost(const Tiles& tiles, double rows, double columns, double b
   const int64_t warp_rows = tiles.rows / tiles.warp_rows;
   const int64_t warp_columns = tiles.columns / tiles.warp_columns;
   const int64_t sums = warp_rows * warp_columns / kWarp * static_cast<int64_t>(items_.size());
-  const int64_t in_two_bytes = depth_of_step() / kMatrixDepth;
-  const int64_t bytes = tiles.split * bytes_of(tiles.rows, tiles.columns, tiles.step * in_two_bytes);
+  const int64_t bytes = tiles.split * bytes_of(tiles.rows, tiles.columns, depth_of(tiles.step));
   const int64_t resident = std::max<int64_t>(1, std::min({model.warps_sm / warps, kRegisters / ((sums + kOtherRegisters) * warps * kWarp),
                                                           (model.shared_kb_sm << 10) / (bytes * tiles.stages + 1024)}));
   const double flops_per_clock = model.bf16_tflops * 1e3 / (model.sms * model.boost_ghz);
@@ -191,8 +195,6 @@ Schedule GpuMatrix::propose(const SizeHints& hints, const std::string& arch) con
   std::optional<Tiles> best;
   double least = 0;
   const int64_t most = cuda_model(arch).shared_kb_block << 10;
-  // Bytes are multiplied, and lie in tiles, as half as many elements of 16 bits.
-  const int64_t in_two_bytes = depth_of_step() / kMatrixDepth;
   const auto consider = [&](Tiles tiles) {
     for (int64_t step : kSteps)
       for (int64_t stages : kStages) {
@@ -202,17 +204,18 @@ Schedule GpuMatrix::propose(const SizeHints& hints, const std::string& arch) con
         const int64_t sums = tiles.rows / tiles.warp_rows * (tiles.columns / tiles.warp_columns) / kWarp;
         const int64_t parts = bytes_of_parts(tiles.split, tiles.rows, tiles.columns);
         if (sums * static_cast<int64_t>(items_.size()) > kMostSums ||
-            parts + tiles.split * stages * bytes_of(tiles.rows, tiles.columns, step * in_two_bytes) > most)
+            parts + tiles.split * stages * bytes_of(tiles.rows, tiles.columns, depth_of(step)) > most)
           continue;
-        if (!takes_step(step * in_two_bytes) || !takes_split(tiles.split, step * in_two_bytes)) continue;
-        const int64_t factors = registers_of_factors(tiles.columns / tiles.warp_columns, step * in_two_bytes);
-        double clocks = cost(tiles, expected(rows_), expected(columns_), expected(batch_), expected(items_[0].k) / in_two_bytes, arch);
+        if (!takes_step(depth_of(step)) || !takes_split(tiles.split, depth_of(step))) continue;
+        const int64_t factors = registers_of_factors(tiles.columns / tiles.warp_columns, depth_of(step));
+        double clocks = cost(tiles, expected(rows_), expected(columns_), expected(batch_),
+                             expected(items_[0].k) * kMatrixDepth / static_cast<double>(depth_of_step()), arch);
         // What spills is chosen where everything does.
         if (const int64_t over = sums * static_cast<int64_t>(items_.size()) + factors - kMostSums - kFactors; over > 0)
           clocks += kSpill * static_cast<double>(over);
         if (best && clocks >= least) continue;
         best = tiles;
-        best->step = step * in_two_bytes;
+        best->step = depth_of(step);
         least = clocks;
       }
   };
@@ -235,7 +238,7 @@ Schedule GpuMatrix::propose(const SizeHints& hints, const std::string& arch) con
 
 void GpuMatrix::read(const Schedule& schedule) {
   ScheduleReader reader(kernel_.name, schedule);
-  if (!possible_) reader.fail("the kernel is no contraction of bf16 or f16 operands, or of bytes in int32");
+  if (!possible_) reader.fail("the kernel is no contraction of bf16 or f16 operands, of float32 rounded to tf32, or of bytes in int32");
   auto tile = [&](const std::string& axis, int64_t of) {
     const Directive* d = reader.find("tile", axis);
     if (!d) reader.fail(fmt::format("it needs 'tile({}=...)'", axis));
@@ -446,6 +449,7 @@ tile_ir::Block GpuMatrix::multiply_step(size_t product, Expr stage, Expr step) {
   const int64_t warp_columns = tile_columns_ / warps_across_;
   const Expr depth = step * depth_of_step();
   const auto load = [&](const std::string& name, const MatrixTile& tile, Expr first) -> tile_ir::Block {
+    if (tile.apart > 0) return load_numbers(tile, {lane(), begin_of(tile, stage), first, depth}, name, names_);
     if (tile.has_codes()) return widen_codes(tile, codes_at(product, tile, stage, first, step.value()), name, names_);
     return {
         make(tile_ir::LoadMatrix{name, tile.dtype, tile.tile, {tile.row_of_matrix(lane(), begin_of(tile, stage), first, depth)}, 4, !tile.along_k})};

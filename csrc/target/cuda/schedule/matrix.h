@@ -12,9 +12,9 @@
 
 namespace deplo::loop_to_tile {
 
-/// Schedules of kind gpu_matrix: contractions of bf16 or f16 operands, or of bytes with sums of int32, on matrix units. A block makes a tile of
-/// outputs, each warp a part of it, from tiles of the operands that a pipeline of asynchronous copies puts into shared memory, several stages of k
-/// ahead.
+/// Schedules of kind gpu_matrix: contractions of bf16 or f16 operands, of float32 rounded to tf32, or of bytes with sums of int32, on matrix units. A
+/// block makes a tile of outputs, each warp a part of it, from tiles of the operands that a pipeline of asynchronous copies puts into shared memory,
+/// several stages of k ahead.
 ///
 /// Sums side by side in a thread are `lanes_` columns side by side where the columns' operand lies along k.
 class GpuMatrix : public GpuProducts {
@@ -43,6 +43,8 @@ class GpuMatrix : public GpuProducts {
   void read(const Schedule& schedule);
   DType sum_type() const { return items_[0].reduce->dtypes[0]; }
   int64_t depth_of_step() const { return 2 * chunk_of(products_[0].rows.element()); }  ///< k that one instruction multiplies
+  /// k that lie in as many bytes as so many elements of 16 bits: matrix units multiply as many bytes of k of any type.
+  int64_t depth_of(int64_t step) const { return step * depth_of_step() / kMatrixDepth; }
   bool has_codes() const;
   bool has_halves() const;
   /// Steps of k that a stage of codes may have.

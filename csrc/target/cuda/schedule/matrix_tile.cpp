@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "analysis/tf32.h"
 #include "expr/node.h"
+#include "loop_ir/places.h"
 #include "target/cuda/schedule/access.h"
 
 namespace deplo::loop_to_tile {
@@ -15,13 +17,6 @@ namespace {
 
 constexpr int64_t kLine = 8;         // chunks in which all banks lie
 constexpr int64_t kWidestOrder = 8;  // columns side by side in a thread's sums
-
-const std::string& name_of(const loop_ir::Stmt& stmt) {
-  static const std::string kNone;
-  if (const auto* let = std::get_if<loop_ir::Let>(&stmt.node)) return let->name;
-  if (const auto* load = std::get_if<loop_ir::Load>(&stmt.node)) return load->name;
-  return kNone;
-}
 
 /// The last of the axes, as many as memory runs through in one step, until chunks along them, taken as one index, do not leave them; none where
 /// chunks always may.
@@ -77,6 +72,7 @@ void MatrixTile::set_shape(int64_t width, int64_t depth) {
   const int64_t chunks = filled / chunk();
   if (chunks > kLine / 2) line = (chunks + kLine - 1) / kLine * kLine * chunk();
   if (chunks == kLine / 2 - 1) line = kLine / 2 * chunk();
+  line += apart;
 }
 
 Expr MatrixTile::rotated(Expr line_at, Expr chunk) const {
@@ -137,7 +133,9 @@ Expr MatrixTile::row_of_matrix(Expr lane, Expr begin, Expr first, Expr depth) co
 
 std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const loop_ir::Block& slice, const std::string& value,
                                            const std::vector<loop_ir::Axis>& k, const std::vector<loop_ir::Axis>& free, bool of_rows, bool gathers,
-                                           DType sum, bool numbers) {
+                                           DType sum, bool numbers, bool tf32) {
+  if (const auto rounding = tf32 && sum == DType::f32 ? analysis::tf32_rounding(slice, value) : std::nullopt)
+    return find_matrix_tile(kernel, statements_for(slice, {rounding->operand}), rounding->operand, k, free, of_rows, gathers, sum, true);
   MatrixTile tile;
   tile.of_rows = of_rows;
   const loop_ir::Let* widened = nullptr;

@@ -40,6 +40,7 @@ struct MatrixTile {
   std::string tile, next;                   ///< in shared memory, and in registers
   int64_t line = 0, lines = 0, filled = 0;  ///< elements of a line of the tile, lines, and elements of a line that are filled
   int64_t lanes = 2;
+  int64_t apart = 0;  ///< elements that are left out behind each line
 
   /// `width` rows or columns by `depth` of k. Lines become long enough for their chunks to be rotated.
   void set_shape(int64_t width, int64_t depth);
@@ -69,10 +70,10 @@ struct MatrixTile {
 
 /// The elements of which a factor of a product is the widened value, exactly: floats of 16 bits, or bytes of a product of int32 (`sum`); else
 /// nothing. Of numbers, all factors of float32 are elements as they are. `gathers`: windows that move along rows or columns, and bytes that do not
-/// lie along k, may become lines of k.
+/// lie along k, may become lines of k. `tf32`: numbers that the program rounds to tf32, too.
 std::optional<MatrixTile> find_matrix_tile(const loop_ir::Kernel& kernel, const loop_ir::Block& slice, const std::string& value,
                                            const std::vector<loop_ir::Axis>& k, const std::vector<loop_ir::Axis>& free, bool of_rows,
-                                           bool gathers = false, DType sum = DType::f32, bool numbers = false);
+                                           bool gathers = false, DType sum = DType::f32, bool numbers = false, bool tf32 = false);
 
 /// Which part of an operand becomes a tile, and who copies it.
 struct TileCopy {
