@@ -23,6 +23,7 @@ constexpr double kCores = 8;                ///< that read a shared operand each
 constexpr double kEnoughColumns = 4096;     ///< shared by two kernels, along which memory runs, that keep blocks of a grid busy
 constexpr double kLongColumn = 4096;        ///< points of one of fewer columns that have blocks of their own
 constexpr double kLeastPart = 128;          ///< elements of a part of a reduction that has a kernel of its own
+constexpr double kLongKeys = 128;           ///< of float32, that are worth blocks of a grid
 constexpr double kMostWidth = 256;          ///< of the heads of attention that blocks of a grid take as a whole
 constexpr double kMostChained = 1 << 20;    ///< bytes of an operand of one of two contractions in one kernel, without a softmax between them
 constexpr double kSmallProduct = 8192;      ///< multiply-adds up to which a contraction is as fast without packed operands
@@ -216,7 +217,7 @@ bool FusionCost::chainable(const FusionGroup& a, const FusionGroup& b, const std
   return true;
 }
 
-// A row of its own for each head, times a matrix of 16-bit numbers that changes from call to call.
+// A row of its own for each head, times a matrix that changes from call to call, of 16-bit numbers, or of float32 and long.
 bool FusionCost::multiplies_heads(const NestGroup& nest) const {
   loop_ir::Kernel kernel;
   kernel.symbols = graph_.program().symbols;
@@ -232,15 +233,15 @@ bool FusionCost::multiplies_heads(const NestGroup& nest) const {
         ++sides;
       }
     }
-    bool half = false;
+    bool streams = false;
     bool changes = true;
     for (const auto* operand : {&c.a, &c.b})
       for (const std::string& name : operand->buffers)
         if (const Buffer* buffer = graph_.find_buffer(name)) {
-          half = half || size_of(buffer->dtype) == 2;
+          streams = streams || size_of(buffer->dtype) == 2 || (buffer->dtype == DType::f32 && std::max(rows, depth) >= kLongKeys);
           changes = changes && !buffer->is_static;
         }
-    if (half && changes && sides == 1 && !c.axes_of(analysis::AxisClass::batch).empty() && std::min(rows, depth) <= kMostWidth) return true;
+    if (streams && changes && sides == 1 && !c.axes_of(analysis::AxisClass::batch).empty() && std::min(rows, depth) <= kMostWidth) return true;
   }
   return false;
 }

@@ -67,16 +67,16 @@ struct Splitter {
     });
   }
 
-  /// The sum of values with its weights rounded, stored for the part.
+  /// The sum of values with its weights rounded, where values have 16 bits, stored for the part.
   static Ref<Stmt> partial_values(const WeightedSum& sum, Names& names, const std::string& buffer, std::vector<Expr> place) {
     const Reduce& values = *sum.contractions->values.reduce;
     const analysis::Contraction& products = sum.contractions->values;
     const std::string weight = sum.contractions->value.value == products.b.value ? products.a.value : products.b.value;
     Reduce made = values;
-    if (!sum.rounded) {
-      DType narrow = DType::bf16;
-      for (const auto& stmt : sum.contractions->value.slice)
-        if (const auto* load = std::get_if<Load>(&stmt->node); load && size_of(load->dtype) == 2) narrow = load->dtype;
+    std::optional<DType> narrow;
+    for (const auto& stmt : sum.contractions->value.slice)
+      if (const auto* load = std::get_if<Load>(&stmt->node); load && size_of(load->dtype) == 2) narrow = load->dtype;
+    if (!sum.rounded && narrow) {
       made.body.clear();
       for (const auto& stmt : values.body) {
         const auto* let = std::get_if<Let>(&stmt->node);
@@ -85,7 +85,7 @@ struct Splitter {
           continue;
         }
         Body body(names);
-        const std::string rounded = body.let(Fn::cast, DType::f32, {body.let(Fn::cast, narrow, {weight})});
+        const std::string rounded = body.let(Fn::cast, DType::f32, {body.let(Fn::cast, *narrow, {weight})});
         for (const auto& s : body.take()) made.body.push_back(s);
         Let product = *let;
         product.operands[product.operands[0] == weight ? 0 : 1] = rounded;

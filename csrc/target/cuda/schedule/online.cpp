@@ -31,6 +31,7 @@ constexpr int64_t kMostSums = 192;   // of a thread: scores and sums of values
 constexpr int64_t kFewBytes = 48 << 10;
 // Of numbers.
 constexpr double kFewRows = 16;
+constexpr int64_t kBlocksOfFew = 3;  // that an SM holds if each fetches two blocks of keys ahead
 // Of groups of threads.
 constexpr std::string_view kGroupArch = "sm_90a";
 constexpr int64_t kMostGroupKeys = 128;
@@ -246,8 +247,8 @@ int64_t GpuOnline::shared_bytes(int64_t rows, int64_t keys, int64_t stages, bool
 
 bool GpuOnline::fits(const SizeHints& hints, const std::string& arch) const {
   if (!possible_ || cuda_generation(arch) < 80) return false;
-  if (numbers_) return !part_ && analysis::estimate(row_.extent, hints, kernel_.symbols) > kFewRows;
-  return analysis::estimate(row_.extent, hints, kernel_.symbols) >= kLeastRows ||
+  const double enough = numbers_ ? kFewRows + 1 : kLeastRows;
+  return analysis::estimate(row_.extent, hints, kernel_.symbols) >= enough ||
          analysis::estimate(sum_.key.extent, hints, kernel_.symbols) >= kLeastKeys;
 }
 
@@ -337,13 +338,25 @@ Schedule GpuOnline::propose_numbers(double rows, double length, double batch, co
   struct Form {
     int64_t rows, keys, per_row, threads, stages;
   };
+  // Of few rows whose keys stream by: a block holds all rows, and an SM several blocks, so that copies are always on their way.
+  constexpr Form kFew[] = {{2, 64, 1, 32, 1}, {4, 64, 1, 64, 1}, {8, 64, 2, 64, 1}, {16, 64, 4, 64, 1}};
   constexpr Form kForms[] = {{64, 64, 8, 128, 1}, {64, 32, 4, 128, 1}, {32, 32, 4, 64, 1},
                              {32, 32, 8, 32, 1},  {16, 32, 4, 32, 1},  {16, 16, 2, 32, 1}};
   const CudaModel& model = cuda_model(arch);
   const auto bytes = [&](const Form& f) { return shared_bytes(f.rows, f.keys, f.stages, false); };
   const int64_t most = model.shared_kb_block << 10;
   Form best = kForms[std::size(kForms) - 1];
+  const bool few = rows <= kFewRows && (part_ || length >= kLeastKeys);
+  for (const Form& f : kFew) {
+    if (!few || (rows > static_cast<double>(f.rows) && f.rows < kFewRows)) continue;
+    best = f;
+    best.stages = 2;
+    if (bytes(best) + kOwnBytes > (static_cast<int64_t>(model.shared_kb_sm) << 10) / kBlocksOfFew) best.stages = 1;
+    break;
+  }
+  while (few && !part_ && best.keys > 16 && bytes(best) + kOwnBytes > most) best.keys /= 2;
   for (const Form& f : kForms) {
+    if (few) break;
     const bool fits = bytes(f) + kOwnBytes <= std::min(most, (static_cast<int64_t>(model.shared_kb_sm) << 10) / 2);
     const bool fills = batch * std::ceil(rows / static_cast<double>(f.rows)) >= model.sms || f.rows <= 16;
     if (!fits || !fills || rows <= static_cast<double>(f.rows) / 2) continue;

@@ -1,0 +1,49 @@
+"""Attention of float32 on GPUs beyond many rows of it: few rows over many keys; on a GPU where there is one, else on a driver that emulates it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from devices import bank_ways, is_clean
+from test_cuda import EMULATOR, compiled_for_gpu, decoded, gpu
+
+import deplo
+
+pytestmark = pytest.mark.usefixtures("fresh_inference")
+
+
+@pytest.mark.parametrize(
+    ("fn", "heads", "rows", "keys", "width", "kernels"),
+    [
+        (functools.partial(F.scaled_dot_product_attention, enable_gqa=True), (8, 2), 1, 640, 64, 2),
+        (decoded, (2, 2), 1, 643, 64, 2),
+        (decoded, (24, 2), 1, 200, 32, 1),
+        (F.scaled_dot_product_attention, (3, 3), 1, 520, 128, 2),
+    ],
+    ids=["grouped", "position", "twelve rows", "wide"],
+)
+def test_few_rows_over_many_keys(
+    fn: Callable[..., Any], heads: tuple[int, int], rows: int, keys: int, width: int, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Keys come by copies of 16 bytes, once for all rows that share them; long ones are cut into parts, which a second kernel combines."""
+    torch.manual_seed(0)
+    q = torch.randn(2, heads[0], rows, width)
+    k, v = (torch.randn(2, heads[1], keys, width) for _ in range(2))
+    inputs = [q, k, v, *([torch.tensor([80, keys - 1])] if fn is decoded else [])]
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    made = deplo.explain(fn, *inputs, options=gpu()).graphs[0].kernels
+    assert "gpu_online" in made[0].schedule and "register_block" in made[0].schedule and len(made) == kernels
+    torch._dynamo.reset()
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
+    got, eager, exact = compiled_for_gpu(fn, fullgraph=True)(*inputs), fn(*inputs), fn(*wide)
+    assert got.dtype == eager.dtype
+    assert (got.double() - exact).norm() <= 1.2 * (eager.double() - exact).norm() + 1e-7 * exact.norm()
+    if gpu() == EMULATOR:
+        assert is_clean(tmp_path / "judge")
+        assert max(bank_ways(tmp_path / "judge").values()) <= 1.1
