@@ -14,14 +14,15 @@ _KERNELS = {
     torch.ops.aten._scaled_dot_product_cudnn_attention.default: "attn_bias",
 }
 _FLASH_GRADIENT = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
-_NARROW = (torch.bfloat16, torch.float16)  # others have no matrix units that are as exact
+_NARROW = (torch.bfloat16, torch.float16)  # many rows of float32 the library multiplies in three parts on matrix units, faster than FFMA
 _MOST_WIDTH = 256
 _LEAST_ROWS = 8  # fewer leave matrix units idle: the library splits their keys
+_MOST_FEW_ROWS, _LONG_KEYS = 16, 128  # of float32, whose keys the library does not split
 
 
 def name_attention(gm: torch.fx.GraphModule) -> None:
     """Replaces such calls, in place, where only the result is used (no gradient will be computed from the rest) and deplo has a kernel that is as
-    fast: of 16-bit floats, at most 256 wide, with 8 rows of queries or more, without dropout."""
+    fast: at most 256 wide, without dropout, of 16-bit floats and 8 rows of queries or more, or of float32 and up to 16 rows over 128 keys or more."""
     changed = False
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and node.target in _KERNELS and (users := _users(node)):
@@ -44,11 +45,14 @@ def _arguments(node: torch.fx.Node) -> dict[str, Any]:
 
 
 def _has_kernel(query: Any, value: Any) -> bool:
-    if query is None or value is None or query.dtype not in _NARROW:
+    if query is None or value is None:
         return False
     if any(not isinstance(size, int) or size > _MOST_WIDTH for size in (query.shape[-1], value.shape[-1])):
         return False
-    return not isinstance(query.shape[-2], int) or query.shape[-2] >= _LEAST_ROWS
+    rows, keys = query.shape[-2], value.shape[-2]
+    if query.dtype == torch.float32:
+        return isinstance(rows, int) and rows <= _MOST_FEW_ROWS and (not isinstance(keys, int) or keys >= _LONG_KEYS)
+    return query.dtype in _NARROW and (not isinstance(rows, int) or rows >= _LEAST_ROWS)
 
 
 def call_of(node: torch.fx.Node) -> tuple[Any, Sequence[Any], dict[str, Any]]:

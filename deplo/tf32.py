@@ -1,8 +1,8 @@
 """Which products of float32 may round their operands to tf32, as PyTorch's switches say: a part of a graph's text, and what its calls choose by.
 
 `torch.backends.cuda.matmul` (fp32_precision, allow_tf32, `torch.set_float32_matmul_precision`) speaks for products of matrices, and
-`torch.backends.cudnn` for convolutions. Torch IR says it of each call that could (`tf32=true`, `tf32=false`), so equal texts mean the same. Dynamo's guards know the first
-switch alone: a call compares both with those that its program was made with.
+`torch.backends.cudnn` for convolutions. Torch IR says it of each call that could (`tf32=true`, `tf32=false`), so equal texts mean the same. Dynamo's
+guards know the first switch alone: a call compares both with those that its program was made with.
 """
 
 from __future__ import annotations

@@ -87,6 +87,26 @@ def test_gradients_of_attention(fn: Callable[..., Any], shapes: list[tuple[int, 
         assert check_for_gpus(tmp_path) == 2
 
 
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [
+        (causal, [(1, 1, 80, 16)] * 3),
+        (functools.partial(F.scaled_dot_product_attention, enable_gqa=True), [(1, 2, 50, 12), *[(1, 1, 70, 12)] * 2]),
+    ],
+    ids=["causal", "grouped widths"],
+)
+def test_gradients_of_attention_in_float32(fn: Callable[..., Any], shapes: list[tuple[int, ...]], tmp_path: Path, monkeypatch):
+    """The same by multiply-adds, many rows a block; weights pass through shared memory as they are."""
+    inputs = [torch.randn(shape) for shape in shapes]
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
+    got = gradients(compiled_for_gpu(fn, {"dump_dir": str(tmp_path)}, fullgraph=True), inputs)
+    for ours, theirs, true in zip(got, gradients(fn, inputs), gradients(fn, inputs, torch.float64), strict=True):
+        # Sums are chains as long as rows or keys.
+        assert (ours.double() - true).norm() <= 1.2 * (theirs.double() - true).norm() + 2.0**-24 * shapes[-1][-2] ** 0.5 * true.norm()
+    assert kernels_of(tmp_path)[-2:] == ["gpu_chain", "gpu_chain"]
+    check_judge(tmp_path / "judge", lines_are_whole=False)
+
+
 def test_gradients_of_flex_attention(tmp_path: Path, monkeypatch):
     """Soft caps of scores, keys of two heads each; gradients of scores are rounded by the program."""
     monkeypatch.setattr(flex, "_validate_device", lambda query, key, value: None)

@@ -18,15 +18,22 @@ import deplo
 pytestmark = pytest.mark.usefixtures("fresh_inference")
 
 
+def chosen_by_a_gpu(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    if q.dtype == torch.float64 or not torch.compiler.is_compiling():
+        return F.scaled_dot_product_attention(q, k, v)
+    result: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, False)[0]
+    return result
+
+
 @pytest.mark.parametrize(
     ("fn", "heads", "rows", "keys", "width", "kernels"),
     [
         (functools.partial(F.scaled_dot_product_attention, enable_gqa=True), (8, 2), 1, 640, 64, 2),
         (decoded, (2, 2), 1, 643, 64, 2),
         (decoded, (24, 2), 1, 200, 32, 1),
-        (F.scaled_dot_product_attention, (3, 3), 1, 520, 128, 2),
+        (chosen_by_a_gpu, (3, 3), 1, 520, 128, 2),
     ],
-    ids=["grouped", "position", "twelve rows", "wide"],
+    ids=["grouped", "position", "twelve rows", "chosen by a GPU"],
 )
 def test_few_rows_over_many_keys(
     fn: Callable[..., Any], heads: tuple[int, int], rows: int, keys: int, width: int, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

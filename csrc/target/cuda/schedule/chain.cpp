@@ -24,6 +24,9 @@ constexpr double kLeastRows = 16;    // fewer leave matrix units idle
 constexpr int64_t kMostDepth = 256;  // of a product, and columns of all results
 constexpr int64_t kMostSums = 160;   // of a thread
 constexpr int64_t kMostKept = 168;   // of these, and registers with what stays
+// Of numbers.
+constexpr int64_t kMostNumbers = 128;  // sums of a thread that are proposed
+constexpr int64_t kBusyThreads = 256;  // of an SM
 constexpr double kLog2E = 1.4426950408889634;
 
 bool is_constant(const loop_ir::Stmt& stmt) {
@@ -52,6 +55,13 @@ bool GpuChain::recognize() {
   limits_ = analysis::key_limits(chain_);
   if (!find_row()) return false;
   key_axes_ = {chain_.keys.back()};
+  return (find_products(false) || find_products(true)) && find_points() && reads_inputs_alone();
+}
+
+bool GpuChain::find_products(bool numbers) {
+  numbers_ = numbers;
+  inner_.clear();
+  outer_.clear();
   int64_t columns = 0;
   for (const auto& inner : chain_.inner)
     if (!find_inner(inner)) return false;
@@ -61,7 +71,7 @@ bool GpuChain::recognize() {
   }
   for (const Inner& inner : inner_)
     if (inner.rows.dtype != inner_[0].rows.dtype) return false;
-  return columns <= kMostDepth && find_points() && reads_inputs_alone();
+  return columns <= kMostDepth;
 }
 
 /// Of the axes that what stays has and what moves has not.
@@ -88,9 +98,17 @@ bool GpuChain::find_inner(const ProductChain::Inner& source) {
     std::set<std::string> used;
     for (const auto& stmt : operand.slice) loop_ir::collect_uses(*stmt, used);
     if (std::any_of(chain_.points.begin(), chain_.points.end(), [&](const auto& s) { return used.count(loop_ir::name_of(*s)) > 0; })) return false;
-    auto found = find_matrix_tile(kernel_, statements_for(pool, {operand.value}), operand.value, inner.depth_axes, free, of_rows);
+    auto found =
+        find_matrix_tile(kernel_, statements_for(pool, {operand.value}), operand.value, inner.depth_axes, free, of_rows, false, DType::f32, numbers_);
     if (!found) return false;
     tile = std::move(*found);
+    // Vectors of k are read of rows, vectors of columns of what does not lie along k.
+    if (numbers_ && of_rows && !tile.along_k) {
+      tile.copied = nullptr;
+      tile.linear = false;
+      tile.along_k = true;
+    }
+    if (numbers_ && !of_rows) tile.alike = tile.along_k ? kNumbers : 0;
     tile.tile = names_.fresh(of_rows ? "row_tile" : "key_tile");
     tile.next = names_.fresh(of_rows ? "row_next" : "key_next");
     return true;
@@ -114,12 +132,15 @@ bool GpuChain::find_outer(const ProductChain::Outer& source) {
     if (!loop_ir::name_of(*s).empty()) pool.push_back(s);
   pool.insert(pool.end(), source.other.slice.begin(), source.other.slice.end());
   const Block slice = statements_for(pool, {source.other.value});
-  auto found = find_matrix_tile(kernel_, slice, source.other.value, outer.key_axes, outer.column_axes, false);
+  auto found = find_matrix_tile(kernel_, slice, source.other.value, outer.key_axes, outer.column_axes, false, false, DType::f32, numbers_);
   std::set<std::string> used;
   for (const auto& s : slice) collect_uses(*s, used);
   if (!found || found->dtype != inner_[0].rows.dtype || used.count(source.contraction.result) > 0 || !is_exact_enough(source)) return false;
   outer.tile = std::move(*found);
-  outer.shares = find_shared(source, outer.tile, outer.width);
+  if (numbers_) outer.tile.alike = outer.tile.along_k ? kNumbers : 0;
+  if (numbers_) outer.shared_weights.tile = names_.fresh("weight_tile");
+  // Numbers of columns lie otherwise than those of k.
+  if (!numbers_) outer.shares = find_shared(source, outer.tile, outer.width);
   if (outer.shares) {
     outer.tile.tile = inner_[*outer.shares].moving.tile;
   } else {
@@ -150,7 +171,7 @@ std::optional<size_t> GpuChain::find_shared(const ProductChain::Outer& outer, co
 
 /// Weights are rounded to 16 bits, and those that were not so by the program must be exponentials times something, in results of 16 bits.
 bool GpuChain::is_exact_enough(const ProductChain::Outer& outer) const {
-  if (outer.rounded) return true;
+  if (outer.rounded || numbers_) return true;
   if (!analysis::ValueConditions(chain_.rows, {&chain_.points}).is_weight(outer.weight)) return false;
   return is_rounded(outer.contraction.result, outer.body);
 }
@@ -217,6 +238,21 @@ int64_t GpuChain::sums_of(int64_t units, int64_t keys) const {
   return units * sums;
 }
 
+int64_t GpuChain::sums_of_numbers(int64_t per_row, int64_t keys, int64_t wide) const {
+  int64_t sums = static_cast<int64_t>(inner_.size() + outer_.size()) * keys / wide;
+  for (const Outer& outer : outer_) sums += outer.width / wide;
+  return per_row * sums;
+}
+
+/// Of numbers, as many side by side as waste few columns.
+WarpRows::Columns GpuChain::columns(const Outer& outer) const {
+  if (!numbers_) return outer.width / kMatrixColumns;
+  const int64_t width = outer.column_axes[0].extent.value();
+  int64_t lanes = kNumbers;
+  while (lanes > 1 && 4 * round_up(width, wide_ * lanes) > 5 * round_up(width, wide_)) lanes /= 2;
+  return {(width + wide_ * lanes - 1) / (wide_ * lanes), lanes};
+}
+
 /// Registers of a thread that what stays of its rows takes.
 int64_t GpuChain::kept_of(int64_t units) const {
   int64_t registers = 0;
@@ -230,6 +266,8 @@ void GpuChain::set_shapes(int64_t rows, int64_t keys) {
     inner.moving.set_shape(keys, inner.depth);
   }
   for (Outer& outer : outer_) outer.tile.set_shape(outer.width, keys);
+  for (Outer& outer : outer_)
+    if (numbers_) outer.shared_weights.set_shape(rows, keys);
 }
 
 int64_t GpuChain::shared_bytes(int64_t rows, int64_t keys, int64_t stages) const {
@@ -244,11 +282,14 @@ int64_t GpuChain::shared_bytes(int64_t rows, int64_t keys, int64_t stages) const
   }
   for (const Outer& outer : outer_)
     if (!outer.shares) add(outer.tile, outer.width, keys, stages);
-  return 2 * elements;
+  for (const Outer& outer : outer_)
+    if (numbers_) add(outer.shared_weights, rows, keys, 1);
+  return size_of(inner_[0].rows.dtype) * elements;
 }
 
 bool GpuChain::fits(const SizeHints& hints, const std::string& arch) const {
-  if (!possible_ || cuda_generation(arch) < 80 || sums_of(1, kMatrixDepth) > kMostSums) return false;
+  if (!possible_ || cuda_generation(arch) < 80) return false;
+  if (!numbers_ && sums_of(1, kMatrixDepth) > kMostSums) return false;
   // Lengths that only a call knows are left to other schedules.
   const auto is_known = [](const loop_ir::Axis& a) { return a.extent.is_constant(); };
   if (!is_known(row_) || !std::all_of(chain_.keys.begin(), chain_.keys.end(), is_known)) return false;
@@ -262,6 +303,7 @@ Schedule GpuChain::propose(const SizeHints& hints, const std::string& arch) cons
   const CudaModel& model = cuda_model(arch);
   const double rows = analysis::estimate(row_.extent, hints, kernel_.symbols);
   const double batch = std::max(1.0, analysis::estimate(count(batch_), hints, kernel_.symbols));
+  if (numbers_) return propose_numbers(rows, batch, arch);
   const auto of_block = static_cast<int64_t>(model.shared_kb_block) << 10;
   const auto of_sm = static_cast<int64_t>(model.shared_kb_sm) << 10;
   int64_t warps = 4;
@@ -287,9 +329,51 @@ Schedule GpuChain::propose(const SizeHints& hints, const std::string& arch) cons
   return s;
 }
 
+/// The most rows of a thread, each load of shared memory being for all of them, that leave an SM enough warps.
+Schedule GpuChain::propose_numbers(double rows, double batch, const std::string& arch) const {
+  struct Form {
+    int64_t rows, keys, per_row, threads;
+    int64_t wide() const { return threads / (rows / per_row); }
+  };
+  constexpr Form kForms[] = {{64, 32, 4, 128}, {64, 32, 2, 256}, {32, 32, 4, 64}, {32, 32, 2, 128},
+                             {32, 32, 1, 256}, {16, 32, 1, 128}, {16, 16, 1, 64}};
+  const CudaModel& model = cuda_model(arch);
+  const auto of_block = static_cast<int64_t>(model.shared_kb_block) << 10;
+  const auto of_sm = static_cast<int64_t>(model.shared_kb_sm) << 10;
+  Form best = kForms[std::size(kForms) - 1];
+  bool found = false;
+  for (const int64_t threads : {kBusyThreads, kBusyThreads / 2, kWarp})
+    for (const Form& f : kForms) {
+      const int64_t bytes = shared_bytes(f.rows, f.keys, 2) + kOwnBytes;
+      const bool fits = bytes <= of_block && sums_of_numbers(f.per_row, f.keys, f.wide()) <= kMostNumbers;
+      const bool fills = f.rows <= kMatrixRows || batch * std::ceil(rows / static_cast<double>(f.rows)) >= model.sms;
+      if (found || !fits || !fills || of_sm / bytes * f.threads < threads || rows <= static_cast<double>(f.rows) / 2) continue;
+      found = true;
+      best = f;
+    }
+  return {"gpu_chain",
+          {{"tile", {{row_.name, best.rows}}},
+           {"tile", {{chain_.keys.back().name, best.keys}}},
+           {"register_block", {{row_.name, best.per_row}}},
+           {"threads", {{"", best.threads}}},
+           {"stages", {{"", 2}}}}};
+}
+
 void GpuChain::read(const Schedule& schedule) {
   ScheduleReader reader(kernel_.name, schedule);
-  if (!possible_) reader.fail("the kernel's rows are no sums of bf16 or f16 operands times what follows from such sums");
+  if (!possible_) reader.fail("the kernel's rows are no sums of bf16, f16 or float32 operands times what follows from such sums");
+  if (numbers_) {
+    read_numbers(reader, chain_.keys.back().name);
+    if (stages_ < 2) reader.fail(reader.one("stages"), "allowed: 2 and more");
+    for (Outer& outer : outer_) outer.width = columns(outer).groups * columns(outer).lanes * wide_;
+    const int64_t sums = sums_of_numbers(per_row_, keys_, wide_);
+    if (sums > kMostSums)
+      reader.fail(reader.one("register_block"), fmt::format("each thread would have {} sums in registers, allowed: {}", sums, kMostSums));
+    check_shared(reader, shared_bytes(rows_, keys_, stages_));
+    reader.finish("tile, register_block, threads and stages");
+    set_shapes(rows_, keys_);
+    return;
+  }
   read_tiles(reader, chain_.keys.back().name, 2);
   const int64_t sums = sums_of(units(), keys_);
   if (sums > kMostSums) reader.fail(reader.one("warps"), fmt::format("each thread would have {} sums in registers, allowed: {}", sums, kMostSums));
@@ -336,10 +420,11 @@ tile_ir::Block GpuChain::body() {
   }
   for (const Outer& outer : outer_) {
     if (!outer.shares) alloc(outer.tile.tile, outer.tile.dtype, {stages_ * outer.tile.elements()}, Space::shared);
-    alloc(outer.sums, DType::f32, {units(), 2, outer.width / kMatrixColumns, 2}, Space::reg);
+    alloc(outer.sums, DType::f32, {units(), halves(), columns(outer).groups, columns(outer).lanes}, Space::reg);
+    if (numbers_) alloc(outer.shared_weights.tile, DType::f32, {outer.shared_weights.elements()}, Space::shared);
   }
-  for (const auto& [name, array] : row_values_) alloc(array, DType::f32, {units(), 2}, Space::reg);
-  for (const Outer& outer : outer_) out.push_back(clear(outer.sums, outer.width / kMatrixColumns));
+  for (const auto& [name, array] : row_values_) alloc(array, DType::f32, {units(), halves()}, Space::reg);
+  for (const Outer& outer : outer_) out.push_back(clear(outer.sums, columns(outer)));
   append(out, load_row_values());
   find_bounds(out);
   append(out, main_loop());
@@ -391,7 +476,7 @@ tile_ir::Block GpuChain::fetch_rows() {
   for (const Inner& inner : inner_) {
     TileCopy copy;
     copy.thread = thread();
-    copy.threads = warps_ * kWarp;
+    copy.threads = threads();
     copy.begin = 0;
     copy.first = first_row_;
     copy.depth = 0;
@@ -412,7 +497,7 @@ tile_ir::Block GpuChain::fetch(Expr turn, Expr stage) {
   const auto add = [&](const MatrixTile& tile, const std::vector<loop_ir::Axis>& k, const std::vector<loop_ir::Axis>& free, bool keys_are_k) {
     TileCopy copy;
     copy.thread = thread();
-    copy.threads = warps_ * kWarp;
+    copy.threads = threads();
     copy.begin = stage * tile.elements();
     copy.first = keys_are_k ? Expr(0) : key;
     copy.depth = keys_are_k ? key : Expr(0);
@@ -447,21 +532,45 @@ tile_ir::Block GpuChain::main_loop() {
   body.push_back(make(tile_ir::CopyGroup{}));
   const Expr stage = mod(turn, stages_);
   for (const Inner& inner : inner_) {
-    body.push_back(make(tile_ir::Alloc{inner.sums, DType::f32, {units(), 2, key_groups(), 2}, Space::reg}));
-    body.push_back(clear(inner.sums, key_groups()));
-    append(body, multiply(inner.sums, inner.rows, inner.moving, stage * inner.moving.elements(), key_groups(), inner.depth, inner.kept));
+    body.push_back(make(tile_ir::Alloc{inner.sums, DType::f32, {units(), halves(), key_columns().groups, key_columns().lanes}, Space::reg}));
+    body.push_back(clear(inner.sums, key_columns()));
+    if (numbers_)
+      append(body, multiply_by_numbers(inner.sums, inner.rows, inner.moving, stage * inner.moving.elements(), key_columns(), inner.depth));
+    else
+      append(body, multiply(inner.sums, inner.rows, inner.moving, stage * inner.moving.elements(), key_groups(), inner.depth, inner.kept));
   }
-  for (const Outer& outer : outer_) body.push_back(make(tile_ir::Alloc{outer.weights, DType::f32, {units(), 2, key_groups(), 2}, Space::reg}));
-  append(body, weigh(turn));
   for (const Outer& outer : outer_)
-    append(body, multiply_numbers(outer.sums, outer.weights, outer.tile, stage * outer.tile.elements(), outer.width / kMatrixColumns, keys_));
+    body.push_back(make(tile_ir::Alloc{outer.weights, DType::f32, {units(), halves(), key_columns().groups, key_columns().lanes}, Space::reg}));
+  append(body, weigh(turn));
+  if (numbers_) append(body, put_weights());
+  for (const Outer& outer : outer_) {
+    const Expr begin = stage * outer.tile.elements();
+    if (numbers_)
+      append(body, multiply_by_numbers(outer.sums, outer.shared_weights, outer.tile, begin, columns(outer), keys_));
+    else
+      append(body, multiply_numbers(outer.sums, outer.weights, outer.tile, begin, outer.width / kMatrixColumns, keys_));
+  }
   out.push_back(make(tile_ir::For{axis(n, 0, turns_), std::move(body)}));
+  return out;
+}
+
+/// For the threads of other columns. Those before have been read: a barrier has come since.
+tile_ir::Block GpuChain::put_weights() {
+  tile_ir::Block out;
+  const Expr chunk = sym("g") * wide_ + sym(thread_x_);
+  for (const Outer& outer : outer_) {
+    tile_ir::Block body;
+    const std::string weight = load(body, outer.weights, place());
+    body.push_back(store_at(outer.shared_weights.tile, {outer.shared_weights.place_of_number(0, own_row(), 0, chunk, sym("c"))}, weight));
+    out.push_back(per_thread(key_columns(), std::move(body)));
+  }
+  out.push_back(make(tile_ir::Barrier{}));
   return out;
 }
 
 /// Sums of products become weights; those of keys and rows that there are not are 0.
 tile_ir::Block GpuChain::weigh(Expr turn) {
-  const Expr key = block_of(turn) * keys_ + column();
+  const Expr key = block_of(turn) * keys_ + column(key_columns().lanes);
   Substitution map = at_turn(turn);
   map[row_.name] = row();
   map[chain_.keys.back().name] = key;
@@ -471,7 +580,7 @@ tile_ir::Block GpuChain::weigh(Expr turn) {
   for (const auto& [name, array] : row_values_) inside.push_back(make(Load{name, DType::f32, array, {sym("u"), sym("h")}, {}, {}}));
   for (const auto& stmt : placed(points_, map)) {
     const auto* exp = std::get_if<Let>(&stmt->node);
-    if (!exp || exp->fn != Fn::exp || exp->dtype != DType::f32) {
+    if (numbers_ || !exp || exp->fn != Fn::exp || exp->dtype != DType::f32) {
       inside.push_back(stmt);
       continue;
     }
@@ -482,12 +591,12 @@ tile_ir::Block GpuChain::weigh(Expr turn) {
   std::vector<Cond> there;
   if (!whole(row_.extent, rows_) && reads_memory_) there.push_back(less(row(), row_.extent));
   if (!whole(chain_.keys.back().extent, keys_)) there.push_back(less(key, chain_.keys.back().extent));
-  if (there.empty()) return {per_thread(key_groups(), std::move(inside))};
+  if (there.empty()) return {per_thread(key_columns(), std::move(inside))};
   tile_ir::Block body;
   const std::string none = number(body, 0);
   for (const Outer& outer : outer_) body.push_back(store_at(outer.weights, place(), none));
   body.push_back(make(tile_ir::If{std::move(there), std::move(inside)}));
-  return {per_thread(key_groups(), std::move(body))};
+  return {per_thread(key_columns(), std::move(body))};
 }
 
 tile_ir::Block GpuChain::finish() {
@@ -497,7 +606,8 @@ tile_ir::Block GpuChain::finish() {
   for (size_t o = 0; o < outer_.size(); ++o) {
     const ProductChain::Outer& source = chain_.outer[o];
     Substitution inner = map;
-    inner[source.column.name] = column();
+    const Columns own = columns(outer_[o]);
+    inner[source.column.name] = column(own.lanes);
     std::set<std::string> needed;
     for (const auto& s : source.body)
       if (!std::holds_alternative<loop_ir::Reduce>(s->node)) collect_uses(*s, needed);
@@ -508,8 +618,9 @@ tile_ir::Block GpuChain::finish() {
       else
         append(of_column, placed({s}, inner));
     }
-    if (!whole(source.column.extent, outer_[o].width)) of_column = {make(tile_ir::If{{less(column(), source.column.extent)}, std::move(of_column)})};
-    rest.push_back(over_groups(outer_[o].width / kMatrixColumns, std::move(of_column)));
+    if (!whole(source.column.extent, outer_[o].width))
+      of_column = {make(tile_ir::If{{less(column(own.lanes), source.column.extent)}, std::move(of_column)})};
+    rest.push_back(over_groups(own, std::move(of_column)));
   }
   return {per_row({make(tile_ir::If{{less(row(), row_.extent)}, std::move(rest)})})};
 }

@@ -17,6 +17,8 @@ namespace deplo::loop_to_tile {
 /// asynchronous copies, blocks of keys ahead. The first sums of a block of keys stay in registers; what is computed of them, rounded, is an operand
 /// of the second products there. An operand of both, the keys of attention in the gradient of its queries, lies in shared memory once.
 ///
+/// All others are numbers of float32, which threads multiply one by one; weights then pass through shared memory, as those of `gpu_online` do.
+///
 /// Blocks of keys outside of the limits of all of a block's rows are left out.
 class GpuChain : private WarpRows {
  public:
@@ -40,10 +42,12 @@ class GpuChain : private WarpRows {
     std::vector<loop_ir::Axis> key_axes, column_axes;
     int64_t width = 0;
     std::string weights, sums;
+    MatrixTile shared_weights;  ///< by numbers: for the threads of other columns
   };
 
   bool recognize();
   bool find_row();
+  bool find_products(bool numbers);
   bool find_inner(const analysis::ProductChain::Inner& inner);
   bool find_outer(const analysis::ProductChain::Outer& outer);
   std::optional<size_t> find_shared(const analysis::ProductChain::Outer& outer, const MatrixTile& tile, int64_t width) const;
@@ -52,7 +56,11 @@ class GpuChain : private WarpRows {
   bool reads_inputs_alone() const;
   std::set<std::string> varying() const;
   void read(const Schedule& schedule);
+  Schedule propose_numbers(double rows, double batch, const std::string& arch) const;
+  /// Columns of a result that each thread holds.
+  Columns columns(const Outer& outer) const;
   int64_t sums_of(int64_t units, int64_t keys) const;
+  int64_t sums_of_numbers(int64_t per_row, int64_t keys, int64_t wide) const;
   int64_t kept_of(int64_t units) const;
   int64_t shared_bytes(int64_t rows, int64_t keys, int64_t stages) const;
   void set_shapes(int64_t rows, int64_t keys);
@@ -64,6 +72,7 @@ class GpuChain : private WarpRows {
   tile_ir::Block fetch(Expr turn, Expr stage);
   tile_ir::Block main_loop();
   tile_ir::Block weigh(Expr turn);
+  tile_ir::Block put_weights();
   tile_ir::Block finish();
 
   Expr block_of(Expr turn) const { return first_block_ + (has_outer_keys() ? mod(turn, span_) : turn); }
@@ -76,6 +85,7 @@ class GpuChain : private WarpRows {
   loop_ir::Block points_;                          ///< what is computed at each row and key
   std::map<std::string, std::string> row_values_;  ///< that they take of the row, and the arrays that hold them
   bool reads_memory_ = false;
+  bool numbers_ = false;  ///< of float32
   bool possible_ = false;
 
   bool keeps_ = false;  ///< rows in registers
