@@ -16,6 +16,7 @@
 #include "passes/kernel/merge_stores.h"
 #include "passes/kernel/simplify_casts.h"
 #include "passes/loop/chain_products.h"
+#include "passes/loop/chain_windows.h"
 #include "passes/loop/choose_layouts.h"
 #include "passes/loop/fuse_nests.h"
 #include "passes/loop/fuse_producers.h"
@@ -283,6 +284,8 @@ const std::vector<Pass<loop_ir::Module>>& loop_passes() {
       {"split_keys", split_keys, "sum parts of the keys of attention on blocks of their own"},
       // Once it is known what each kernel reads.
       {"choose_layouts", choose_layouts, "let temporaries, and copies of parameters, lie along the lanes of the kernels around them"},
+      // Arrays between kernels lie as their readers' lanes do, and are nothing's operands any longer.
+      {"chain_windows", chain_windows, "compute what kernels reach of their neighbours' results where they read it"},
       {"hoist_static", hoist_static, "run what depends on static inputs alone once per program"},
       {"name_kernels", name_kernels, "name kernels after the torch ops that they implement"},
       {"share_kernels", share_kernels, "let steps with equal kernels call one"},

@@ -68,7 +68,7 @@ class Lexer;
 //   gpu_chain                           tile warps stages keep
 //   gpu_tiles, gpu_groups; gpu_taps     tile stages raster; tile warps
 //   gpu_points                          threads blocks order, or threads vectorize split unroll last
-//   gpu_stencil                         tile vectorize register_block stage
+//   gpu_stencil; gpu_stencils           tile vectorize register_block stage; tile threads vectorize register_block
 //   gpu_transpose                       tile threads vectorize
 //   gpu_rows                            threads blocks, or threads vectorize rows keep
 //   gpu_serial                          threads

@@ -103,7 +103,7 @@ class Target : public TargetTraits {
   virtual bool multiplies_bytes(const TargetInfo& /*machine*/) const { return false; }
   /// Into how many parts the keys of a sum of weighted values (`analysis/weighted_sum.h`) are worth cutting, for a kernel each; 1: none.
   virtual int64_t key_parts(const loop_ir::Kernel& /*kernel*/, const PassContext& /*context*/) const { return 1; }
-  /// Whether it multiplies what follows from sums of products (`analysis/product_chain.h`) without memory for it.
+  /// Whether it is worth it to compute, without memory for them, sums of products (`analysis/product_chain.h`) or of neighbours that others take.
   virtual bool chains(const loop_ir::Kernel& /*kernel*/, const PassContext& /*context*/) const { return false; }
   /// JSON about what a kernel's accesses do to memory, for these sizes; the target's documentation says what is in it.
   virtual std::string measure_traffic(const kernel_ir::Kernel& kernel, const std::map<std::string, int64_t>& sizes) const;

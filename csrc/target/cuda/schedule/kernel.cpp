@@ -11,6 +11,7 @@
 #include "target/cuda/schedule/row_vectors.h"
 #include "target/cuda/schedule/scan_readers.h"
 #include "target/cuda/schedule/stencil.h"
+#include "target/cuda/schedule/stencil_chain.h"
 #include "target/cuda/schedule/taps.h"
 #include "target/cuda/schedule/tiles.h"
 #include "target/cuda/schedule/transpose.h"
@@ -38,6 +39,7 @@ tile_ir::Block apply_kind(const loop_ir::Kernel& given, const Schedule& schedule
   if (schedule.kind == "gpu_chain") return GpuChain(kernel).apply(schedule);
   if (schedule.kind == "gpu_contraction") return GpuContraction(kernel).apply(schedule);
   if (schedule.kind == "gpu_stencil") return GpuStencil(kernel).apply(schedule);
+  if (schedule.kind == "gpu_stencils") return GpuStencilChain(kernel).apply(schedule);
   if (schedule.kind == "gpu_transpose") return GpuTranspose(kernel).apply(schedule);
   if (schedule.kind == "gpu_points" && has_vectors(schedule)) return GpuVectors(kernel).apply(schedule);
   if (schedule.kind == "gpu_rows" && has_vectors(schedule)) return GpuRowVectors(kernel).apply(schedule);
@@ -88,6 +90,8 @@ class Forms {
       is_product_ = true;
     } else if (GpuStencil stencil(kernel_); stencil.fits()) {
       add(stencil.propose(hints_, arch_));
+    } else if (GpuStencilChain chain(kernel_); chain.fits()) {
+      add(chain.propose(hints_, arch_));
     }
   }
 
@@ -121,7 +125,11 @@ std::string gpu_arch(const PassContext& ctx) { return ctx.target.features.empty(
 
 int64_t gpu_key_parts(const loop_ir::Kernel& kernel, const PassContext& ctx) { return GpuOnline(kernel).parts(ctx.hints, gpu_arch(ctx)); }
 
-bool gpu_chains(const loop_ir::Kernel& kernel, const PassContext& ctx) { return GpuChain(kernel).fits(ctx.hints, gpu_arch(ctx)); }
+bool gpu_chains(const loop_ir::Kernel& kernel, const PassContext& ctx) {
+  if (GpuChain(kernel).fits(ctx.hints, gpu_arch(ctx))) return true;
+  const GpuStencilChain stencils(kernel);
+  return stencils.fits() && stencils.is_worth(ctx.hints, gpu_arch(ctx));
+}
 
 Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx) { return Forms(kernel, ctx, true).all().front(); }
 

@@ -17,6 +17,8 @@ namespace deplo {
 ///   gpu_matrix       the same of bf16 or f16 operands, or of bytes, on matrix units, operands copied several stages of k ahead
 ///   gpu_taps         products of a window of few taps with weights, on matrix units, both in shared memory as a whole
 ///   gpu_tiles        the same by groups of threads that multiply tiles which a warp copies by tensor maps, on sm_90a
+///   gpu_stencil      a tile of points that reach their neighbours, which are copied to shared memory
+///   gpu_stencils     the same of neighbours that the kernel itself makes, tile by tile, in shared memory
 ///   gpu_serial       one thread, for stores that collide in order
 /// Local buffers of rows lie in shared memory where their size is a constant that fits, else in scratch memory of the block. A thread's own
 /// lie on its stack if they are small, else in its part of the block's scratch memory.

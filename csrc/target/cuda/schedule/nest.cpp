@@ -70,7 +70,7 @@ void GpuNest::read(const Schedule& schedule) {
   if (kind != "gpu_serial" && kind != "gpu_rows" && kind != "gpu_points")
     reader.fail(
         "unknown kind; a GPU kernel is allowed to be gpu_points, gpu_rows, gpu_contraction, gpu_matrix, gpu_tiles, gpu_online, gpu_chain, "
-        "gpu_stencil, gpu_taps, gpu_transpose or gpu_serial");
+        "gpu_stencil, gpu_stencils, gpu_taps, gpu_transpose or gpu_serial");
   const std::vector<std::string> ordered = ordered_axes();
   if (!reader.all("order").empty()) {
     const Directive& order = reader.one("order");

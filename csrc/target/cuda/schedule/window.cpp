@@ -12,7 +12,6 @@ using tile_ir::LoopKind;
 
 namespace {
 
-constexpr int64_t kWidestWindow = 64;  ///< elements by which loads of one window differ along a dimension
 constexpr int64_t kMostPhases = 4;
 constexpr int64_t kUnrolledTurns = 8;  ///< of a thread that copies
 constexpr int kTurnsAtOnce = 4;
@@ -121,22 +120,6 @@ bool is_uniform(const Cond& cond, const std::string& coordinate, int64_t lanes) 
   return step->value() == 1 ? *rest % lanes == 0 : (*rest + 1) % lanes == 0;
 }
 
-/// Conditions under which a copied element exists.
-std::vector<Cond> conditions(const Region& region) {
-  const Reach& w = *region.window;
-  std::vector<Cond> out = w.inside;
-  const auto add = [&](const Cond& cond) {
-    if (std::find(out.begin(), out.end(), cond) == out.end()) out.push_back(cond);
-  };
-  for (size_t d = 0; d < region.ragged.size(); ++d) {
-    if (!region.ragged[d]) continue;
-    const Expr at = Expr::symbol(Reach::coordinate(d));
-    add({Cond::Kind::ge0, at});
-    add(less(at, w.param->shape[d]));
-  }
-  return out;
-}
-
 bool is_zero(const Scalar& s) { return is_float(s.dtype) ? s.f == 0 : s.i == 0; }
 
 /// Rounded up to a number of elements that puts lines side by side into banks of their own.
@@ -205,8 +188,23 @@ Expr Region::place(const std::vector<Expr>& at) const {
   return sum;
 }
 
+std::vector<Cond> conditions(const Region& region) {
+  const Reach& w = *region.window;
+  std::vector<Cond> out = w.inside;
+  const auto add = [&](const Cond& cond) {
+    if (std::find(out.begin(), out.end(), cond) == out.end()) out.push_back(cond);
+  };
+  for (size_t d = 0; d < region.ragged.size(); ++d) {
+    if (!region.ragged[d]) continue;
+    const Expr at = Expr::symbol(Reach::coordinate(d));
+    add({Cond::Kind::ge0, at});
+    add(less(at, w.param->shape[d]));
+  }
+  return out;
+}
+
 Region make_region(const Reach& window, const PointTile& tile, const std::string& lane, int64_t lanes, const std::vector<loop_ir::Axis>& points,
-                   int64_t pad) {
+                   int64_t pad, const TileStarts& starts) {
   Region r;
   r.window = &window;
   const size_t rank = window.base.size();
@@ -227,7 +225,7 @@ Region make_region(const Reach& window, const PointTile& tile, const std::string
       extent += std::abs(step) * (n - 1);
       begin += std::min<int64_t>(step * (n - 1), 0);
       const Expr all = extent_of(axis);
-      ragged = ragged || !all.is_constant() || all.value() % n != 0;
+      ragged = ragged || !all.is_constant() || all.value() % n != 0 || starts.count(axis) > 0;
     }
     first.push_back(begin);
     r.extents.push_back(extent);
@@ -255,14 +253,20 @@ Region make_region(const Reach& window, const PointTile& tile, const std::string
     if (!run || turned || r.extents[last] < by) return false;
     const auto base = window.base[last].as_constant();
     if (!base) return false;
+    int64_t offset = 0;
     for (const auto& [axis, step] : window.steps[last]) {
+      if (const auto start = starts.find(axis); start != starts.end()) {
+        if (step * start->second.multiple % by != 0) return false;
+        offset += step * start->second.offset;
+        continue;
+      }
       const Expr all = extent_of(axis);
       const bool single = all.is_constant() && all.value() <= points_of(axis);
       if (!single && step * points_of(axis) % by != 0) return false;
     }
     for (size_t d = 0; d < rank; ++d)
       if (d != last && strides[d].is_constant() && strides[d].value() % by != 0 && !window.param->shape[d].is(1)) return false;
-    wide.shift = floor_mod(*base + first[last], by);
+    wide.shift = floor_mod(*base + first[last] + offset, by);
     if ((r.extents[last] + wide.shift) % by != 0 || wide.shift != 0) wide.ragged[last] = true;
     wide.extents[last] = (r.extents[last] + wide.shift + by - 1) / by * by;
     wide.lanes = by;

@@ -10,6 +10,8 @@
 
 namespace deplo::loop_to_tile {
 
+constexpr int64_t kWidestWindow = 64;  ///< elements by which loads of one window differ along a dimension
+
 /// Elements of a parameter that loads reach from one point, at places which are sums of multiples of axes: `2 i + k - 1`. Loads that differ by
 /// constants alone are one window.
 struct Reach {
@@ -58,12 +60,23 @@ struct Region {
   int64_t bytes() const { return elements * window->bytes(); }
 };
 
+/// Conditions under which an element of it exists, in terms of coordinates.
+std::vector<Cond> conditions(const Region& region);
+
 /// How many points of each axis a block has; 1 where it is not named.
 using PointTile = std::map<std::string, int64_t>;
 
-/// The region of a tile, which threads side by side along `lane` read `lanes` points at a time. `points`: the extents of the axes.
+/// Where a tile's points begin along an axis: at a multiple of a number, and how far behind it; at that place alone where the number is 0. Such
+/// tiles may leave the axis on either side.
+struct TileStart {
+  int64_t multiple = 0, offset = 0;
+};
+using TileStarts = std::map<std::string, TileStart>;
+
+/// The region of a tile, which threads side by side along `lane` read `lanes` points at a time. `points`: the extents of the axes. `starts`: of axes
+/// along which tiles begin elsewhere than at multiples of their length.
 Region make_region(const Reach& window, const PointTile& tile, const std::string& lane, int64_t lanes, const std::vector<loop_ir::Axis>& points,
-                   int64_t pad = 0);
+                   int64_t pad = 0, const TileStarts& starts = {});
 
 /// Copies it: all threads of a block, each several vectors.
 tile_ir::Block copy_region(const Region& region, Expr thread, int64_t threads, loop_ir::Names& names);
