@@ -23,6 +23,7 @@ namespace {
 constexpr int64_t kWarp = 32;
 constexpr double kLeastTaps = 3;            ///< that are worth shared memory
 constexpr int64_t kReserved = 1 << 10;      ///< bytes of shared memory that devices keep for themselves
+constexpr int64_t kMostChainThreads = 256;  ///< that are tried
 constexpr int64_t kMostPoints = 16 << 10;   ///< of a block's tile
 constexpr double kOtherInstructions = 8;    ///< of a point
 constexpr double kSelectInstructions = 12;  ///< of a point of an array: whether it exists
@@ -456,7 +457,7 @@ std::optional<GpuStencilChain::Choice> GpuStencilChain::choose(const SizeHints& 
       tile.blocked = axis;
       tile.block = block;
       if (tile.count() < kLeastThreads / 2 && static_cast<double>(tile.count() * block * tile.lanes) * 2 < whole) return;
-      for (int64_t threads = kLeastThreads; threads <= kMostThreads && threads < 2 * tile.count(); threads *= 2) {
+      for (int64_t threads = kLeastThreads; threads <= kMostChainThreads && threads < 2 * tile.count(); threads *= 2) {
         if (cost(tile, threads, extents, model, 1) >= best.clocks) continue;
         int64_t bytes = 0;
         double ways = 0;
@@ -472,7 +473,7 @@ std::optional<GpuStencilChain::Choice> GpuStencilChain::choose(const SizeHints& 
     };
     consider(tile.lane, 1);
     for (size_t axis : blocked)
-      for (int64_t block : {2, 4, 8})
+      for (int64_t block : {2, 4})
         if (tile.points[axis] % block == 0 && block * tile.lanes <= kMostSums) consider(axis, block);
   };
   const std::function<void(size_t)> run_through = [&](size_t at) {
