@@ -8,13 +8,19 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <optional>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/ref.h"
+#include "base/tf32.h"
 #include "library/aten/types.h"
 
 namespace deplo::aten {
 namespace {
+
+/// The one argument that is not ATen's, of products: whether operands of float32 are rounded to tf32.
+constexpr std::string_view kTf32 = "tf32";
 
 c10::OperatorHandle find_operator(const std::string& op) {
   size_t first = op.find('.');
@@ -165,14 +171,20 @@ AtenCall::AtenCall(const std::string& op, const std::vector<std::pair<std::strin
     : op_(op), handle_(find_operator(op)), attributes_(arguments) {
   const c10::FunctionSchema& schema = handle_.schema();
   DEPLO_SUPPORT(!schema.is_mutable(), "{} writes its arguments", op);
-  for (const auto& [name, attribute] : attributes_)
-    DEPLO_SUPPORT(schema.argumentIndexWithName(name).has_value(), "{} has no argument '{}'", op, name);
+  for (const auto& [name, attribute] : attributes_) {
+    if (name == kTf32)
+      rounds_ = attribute == Attribute{true};
+    else
+      DEPLO_SUPPORT(schema.argumentIndexWithName(name).has_value(), "{} has no argument '{}'", op, name);
+  }
+  const bool adds_self = schema.argumentIndexWithName("mat1") || schema.argumentIndexWithName("batch1");
   const SizeOf constant_size = [](Expr size) { return size.value(); };
   const TensorOf no_tensor = [](const std::string& name) -> at::Tensor { throw InternalError(name + " is no constant"); };
   Converter converter(op_, no_tensor, constant_size);
   for (const c10::Argument& expected : schema.arguments()) {
     Argument argument;
     argument.type = expected.type();
+    argument.is_factor = expected.name() != "bias" && !(adds_self && expected.name() == "self");
     argument.repeat = expected.N().value_or(0);
     auto given = std::find_if(attributes_.begin(), attributes_.end(), [&](const auto& item) { return item.first == expected.name(); });
     if (given == attributes_.end()) {
@@ -190,6 +202,16 @@ AtenCall::AtenCall(const std::string& op, const std::vector<std::pair<std::strin
 
 namespace {
 
+/// Nothing for what is no tensor of numbers with a point. On a device ATen's own kernels round.
+std::optional<at::Tensor> rounded_to_tf32(const c10::IValue& value) {
+  if (!value.isTensor() || !value.toTensor().is_floating_point()) return std::nullopt;
+  const at::Tensor given = value.toTensor();
+  at::Tensor rounded = given.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
+  auto* numbers = rounded.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < rounded.numel(); ++i) numbers[i] = round_to_tf32(numbers[i]);
+  return rounded.to(given.scalar_type());
+}
+
 bool is_device(const c10::TypePtr& type) {
   if (auto optional = type->cast<c10::OptionalType>()) return is_device(optional->getElementType());
   return type->kind() == c10::TypeKind::DeviceObjType;
@@ -201,10 +223,13 @@ std::vector<at::Tensor> AtenCall::run(const TensorOf& tensor_of, const SizeOf& s
   Converter converter(op_, tensor_of, size_of);
   std::vector<c10::IValue> stack;
   stack.reserve(arguments_.size());
-  for (const Argument& argument : arguments_)
+  for (const Argument& argument : arguments_) {
     stack.push_back(!device.is_cpu() && is_device(argument.type) ? c10::IValue(device)
                     : argument.given                             ? converter.convert(*argument.given, argument.type, argument.repeat)
                                                                  : argument.value);
+    if (rounds_ && device.is_cpu() && argument.is_factor)
+      if (auto rounded = rounded_to_tf32(stack.back())) stack.back() = *std::move(rounded);
+  }
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
   handle_.callBoxed(&stack);

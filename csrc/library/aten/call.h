@@ -31,7 +31,8 @@ class AtenCall {
   struct Argument {
     const Attribute* given = nullptr;  ///< null: `value` holds what to pass
     c10::TypePtr type;
-    int32_t repeat = 0;  ///< length of a fixed list that may be given as one element
+    bool is_factor = false;  ///< of a product, where the call says how exact it is
+    int32_t repeat = 0;      ///< length of a fixed list that may be given as one element
     c10::IValue value;
   };
 
@@ -39,6 +40,7 @@ class AtenCall {
   c10::OperatorHandle handle_;
   std::vector<std::pair<std::string, Attribute>> attributes_;
   std::vector<Argument> arguments_;
+  bool rounds_ = false;  ///< factors of products, to tf32
 };
 
 }  // namespace deplo::aten
