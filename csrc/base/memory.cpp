@@ -83,10 +83,12 @@ class FreeBlocks {
     const Block whole{at->first, at->second.bytes};
     const uint64_t age = at->second.age;
     forget(at);
-    const int64_t taken = std::min(whole.bytes, round_up(bytes, kHugePage));
-    bytes_ -= taken;
-    if (whole.bytes > taken) insert({whole.data, whole.bytes - taken}, age);
-    return {whole.data + whole.bytes - taken, taken};
+    char* end = whole.data + whole.bytes;
+    char* cut = end - std::min(whole.bytes, bytes);
+    cut = std::max(whole.data, cut - reinterpret_cast<uintptr_t>(cut) % kHugePage);
+    bytes_ -= end - cut;
+    if (cut > whole.data) insert({whole.data, cut - whole.data}, age);
+    return {cut, end - cut};
   }
 
  private:
@@ -127,14 +129,15 @@ class Pool {
         return block;
       }
     }
-    const int64_t mapped = bytes >= kHugePage ? round_up(bytes, kHugePage) : bytes;
+    // Whole huge pages, also for little: what is cut from them, and joined again, serves large blocks.
+    const int64_t mapped = round_up(bytes, kHugePage);
     void* data = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) {
       trim();
       data = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (data == MAP_FAILED) throw ExecutionError(fmt::format("out of memory: a program asked the system for {} bytes at once", mapped));
     }
-    if (mapped >= kHugePage) madvise(data, static_cast<size_t>(mapped), MADV_HUGEPAGE);  // a hint: failure costs only speed
+    madvise(data, static_cast<size_t>(mapped), MADV_HUGEPAGE);  // a hint: failure costs only speed
     const Block block{static_cast<char*>(data), bytes};
     std::lock_guard lock(mutex_);
     use(bytes);
@@ -222,13 +225,6 @@ Memory::Memory(int64_t bytes) {
 
 Memory::~Memory() {
   if (data_) pool().give({data_, bytes_});
-}
-
-void Memory::keep_tail_small() {
-  if (bytes_ < kHugePage) return;
-  char* end = data_ + bytes_;
-  char* tail = end - reinterpret_cast<uintptr_t>(end) % kHugePage;
-  if (tail > data_) madvise(tail, static_cast<size_t>(end - tail), MADV_NOHUGEPAGE);
 }
 
 Memory::Memory(Memory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}

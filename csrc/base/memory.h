@@ -5,7 +5,7 @@
 namespace deplo {
 
 /// A block from the process-wide pool: aligned to a page, uninitialised. Returned to the pool, not to the system, when it
-/// dies: first touch of fresh pages costs more than most kernels. Large blocks ask for huge pages.
+/// dies: first touch of fresh pages costs more than most kernels. Blocks lie in huge pages, which they share.
 class Memory {
  public:
   Memory() = default;
@@ -15,9 +15,6 @@ class Memory {
   Memory& operator=(Memory&& other) noexcept;
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
-
-  /// Of a block that stays: behind its last whole huge page, pages are small ones.
-  void keep_tail_small();
 
   char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }

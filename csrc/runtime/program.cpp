@@ -360,7 +360,6 @@ void Program::pack(const OnceGroup& group, const CallState& state, const Plan& p
     passing_device = host.allocate_on_device(passing_bytes);
   } else {
     block.memory = Memory(block.bytes);
-    block.memory.keep_tail_small();
     passing_memory = Memory(passing_bytes);
   }
   char* data = resident_ ? block.device.data : block.memory.data();
