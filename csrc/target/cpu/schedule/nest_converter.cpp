@@ -333,7 +333,17 @@ bool NestConverter::inner_columns(const std::vector<loop_ir::Axis>& axes, const 
   for (const auto& a : axes) own = std::max(own, lane_score(a, true));
   for (const auto& stmt : body)
     if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) inner = std::max(inner, reduce_score(*reduce));
-  return runs_in_lanes(body) && own > inner;
+  return runs_in_lanes(body) && (own > inner || short_windows(axes, body));
+}
+
+bool NestConverter::short_windows(const std::vector<loop_ir::Axis>& axes, const loop_ir::Block& body) const {
+  const int64_t vector = ctx_.target.vector_bytes / 4;
+  const std::string lanes = best_lane_axis(axes);
+  if (std::none_of(axes.begin(), axes.end(), [&](const auto& a) { return a.name == lanes && hint(a.extent) >= vector; })) return false;
+  return std::all_of(body.begin(), body.end(), [&](const auto& stmt) {
+    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
+    return !reduce || std::all_of(reduce->axes.begin(), reduce->axes.end(), [&](const auto& a) { return hint(a.extent) * 2 < vector; });
+  });
 }
 
 void NestConverter::lower(const loop_ir::Reduce& s, bool vectorize, tile_ir::Block& out) {

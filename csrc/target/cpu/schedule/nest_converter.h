@@ -85,6 +85,8 @@ class NestConverter {
   void lower(const loop_ir::Reduce& s, bool vectorize, tile_ir::Block& out);
   void lower(const loop_ir::Scan& s, bool vectorize, tile_ir::Block& out);
   bool inner_columns(const std::vector<loop_ir::Axis>& axes, const loop_ir::Block& body) const;
+  /// Reductions that would leave most lanes empty, at points that fill them.
+  bool short_windows(const std::vector<loop_ir::Axis>& axes, const loop_ir::Block& body) const;
   bool orders(const std::vector<loop_ir::Axis>& axes) const;
 
   const loop_ir::Kernel& kernel_;
