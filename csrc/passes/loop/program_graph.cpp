@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <queue>
+#include <utility>
 
 #include "base/error.h"
 #include "program_ir/facts.h"
@@ -57,6 +58,7 @@ ProgramGraph::ProgramGraph(Module module) : module_(std::move(module)) {
   for (const auto& kernel : module_.kernels) kernels[kernel->name] = kernel;
   for (const Step& step : module_.steps) {
     Node node;
+    node.place = nodes_.size();
     if (const auto* library = std::get_if<LibraryStep>(&step)) {
       node.library = *library;
     } else {
@@ -244,6 +246,7 @@ std::string ProgramGraph::add_buffer(const std::string& hint, DType dtype, std::
 size_t ProgramGraph::add_kernel(loop_ir::Block body, size_t like) {
   Node node;
   node.is_kernel = true;
+  node.place = nodes_[like].place;
   node.provenance = nodes_[like].provenance;
   node.name = fmt::format("{}_{}", nodes_[like].name, nodes_.size());
   node.body = std::move(body);
@@ -471,7 +474,7 @@ Ref<Kernel> ProgramGraph::kernel_of(Node& node, const BufferIndex& buffers, cons
 
 Module ProgramGraph::finish() {
   if (module_.name.empty() && nodes_.empty()) return std::move(module_);  // kernels without a program that calls them
-  // Kahn's algorithm, lowest node number first, so that the order changes only where it must.
+  // Kahn's algorithm, first place first, so that the order changes only where it must.
   std::vector<std::vector<size_t>> successors(nodes_.size());
   std::vector<size_t> waiting(nodes_.size(), 0);
   size_t alive = 0;
@@ -483,9 +486,10 @@ Module ProgramGraph::finish() {
       ++waiting[at];
     });
   }
-  std::priority_queue<size_t, std::vector<size_t>, std::greater<>> ready;
+  using Placed = std::pair<size_t, size_t>;  // place and node
+  std::priority_queue<Placed, std::vector<Placed>, std::greater<>> ready;
   for (size_t at = 0; at < nodes_.size(); ++at)
-    if (nodes_[at].alive && waiting[at] == 0) ready.push(at);
+    if (nodes_[at].alive && waiting[at] == 0) ready.emplace(nodes_[at].place, at);
   Module result = std::move(module_);
   result.steps.clear();
   result.kernels.clear();
@@ -493,7 +497,7 @@ Module ProgramGraph::finish() {
   std::unordered_set<std::string> used;
   const BufferIndex buffers(result);
   while (!ready.empty()) {
-    size_t at = ready.top();
+    const size_t at = ready.top().second;
     ready.pop();
     ++placed;
     Node& node = nodes_[at];
@@ -509,7 +513,7 @@ Module ProgramGraph::finish() {
       result.steps.emplace_back(std::move(call));
     }
     for (size_t next : successors[at])
-      if (--waiting[next] == 0) ready.push(next);
+      if (--waiting[next] == 0) ready.emplace(nodes_[next].place, next);
   }
   DEPLO_ASSERT(placed == alive, "program @{}: the steps depend on each other in a circle", result.name);
   std::erase_if(result.buffers, [&](const Buffer& b) { return b.kind != BufferKind::input && !used.count(b.name) && !returned_.count(b.name); });

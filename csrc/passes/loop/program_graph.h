@@ -24,6 +24,7 @@ class ProgramGraph {
     bool alive = true;
     bool is_kernel = false;
     bool once = false;
+    size_t place = 0;              ///< among the steps, as far as nothing else orders them; shared by nodes that come of one
     loop_ir::Block body;           ///< of a kernel
     FlatSet<std::string> updated;  ///< buffers that it keeps in part: inout
     std::vector<std::string> provenance;
