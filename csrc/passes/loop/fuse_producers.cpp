@@ -40,6 +40,7 @@ struct Fuser {
     double cost = 0;
     double full_reads = 0;  ///< different buffers about as large as the result
     int loads = 0;
+    size_t parts = 0;          ///< changing buffers from which a place chooses, as in a concatenation
     bool only_moves = true;    ///< an index map: loads, coordinates, casts, selections by position
     bool all_static = true;    ///< every large operand stays the same between calls
     bool from_kernel = false;  ///< a large operand comes from a kernel with a reduction: better as that kernel's epilogue
@@ -116,6 +117,7 @@ struct Fuser {
   Weight weigh(const PointwiseNest& p, double elements) {
     Weight w;
     std::set<std::string> large;
+    std::set<std::string> parts;
     std::map<std::string, DType> dtypes;
     for (const auto& stmt : p.body) {
       if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) {
@@ -128,11 +130,13 @@ struct Fuser {
       dtypes[load->name] = load->dtype;
       w.loads += 1;
       const Buffer& b = graph.buffer(load->buffer);
+      if (!load->guard.empty() && !b.is_static) parts.insert(load->buffer);
       if (elements_of(load->buffer) * 2 < elements || (b.shape.empty() && elements > 1) || !large.insert(load->buffer).second) continue;
       w.full_reads += 1;
       w.all_static = w.all_static && b.is_static;
       w.from_kernel = w.from_kernel || (once_each(load->index, p.axes) && rooted(load->buffer));
     }
+    w.parts = parts.size();
     return w;
   }
 
@@ -145,6 +149,9 @@ struct Fuser {
 
   bool worthwhile(const PointwiseNest& p, const Weight& w, const std::vector<Site>& sites, size_t consumers) {
     double elements = points(p.axes);
+    // Where products read a concatenation, each of its readers would choose among the parts again.
+    auto repeats = [&](const Site& site) { return points(site.loops) > kSameElement * elements; };
+    if (w.parts > 2 && sites.size() > 1 && std::any_of(sites.begin(), sites.end(), repeats)) return false;
     if (w.only_moves && !w.from_kernel && (sites.size() == 1 || w.full_reads <= 1)) return true;
     if (w.from_kernel && is_limit(p) && !(sites.size() == 1 && goes_through(sites[0]))) return false;
     if (w.only_moves && w.cost == 0) return true;

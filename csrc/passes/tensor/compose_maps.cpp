@@ -15,6 +15,7 @@ namespace {
 
 // Beyond this many sources a joined map costs more to evaluate than the copy that it saves.
 constexpr size_t kMaxSources = 8;
+constexpr size_t kManyParts = 3;  // of a concatenation: choosing among them costs about what copying them does
 
 Expr axis(size_t d) { return Expr::symbol("i" + std::to_string(d)); }
 
@@ -94,6 +95,22 @@ std::unordered_map<std::string, int> uses_of(const Graph& graph) {
   return uses;
 }
 
+/// Concatenations of many parts that several values are computed from, once views have vanished, of which some read elements more than once.
+std::unordered_set<std::string> kept_whole(const Graph& graph, const std::unordered_map<std::string, Expr>& demand) {
+  std::unordered_map<std::string, int> readers;
+  std::unordered_set<std::string> kept;
+  for (size_t at = graph.ops.size(); at-- > 0;) {
+    const Op& op = *graph.ops[at];
+    const auto* map = std::get_if<IndexMap>(&op.node);
+    if (map && map->indirects.empty() && map->sources.size() >= kManyParts && readers[op.results[0].name] > 1) {
+      const Value& value = op.results[0];
+      if (provably_nonnegative(demand.at(value.name) - product(value.type.shape) * readers[value.name] - 1, graph.symbols)) kept.insert(value.name);
+    }
+    for (const std::string& name : operands_of(op)) readers[name] += map && is_plain(*map) ? readers[op.results[0].name] : 1;
+  }
+  return kept;
+}
+
 /// If the first condition holds, so does the second.
 bool implies(const Cond& given, const Cond& cond, const Ranges& ranges) {
   if (given.kind != Cond::Kind::ge0 || cond.kind != Cond::Kind::ge0) return given == cond;
@@ -143,6 +160,7 @@ Substitution fixed_by(const std::vector<Cond>& guard, size_t rank) {
 struct Composer {
   Editor& editor;
   const std::unordered_map<std::string, Expr>& demand;
+  const std::unordered_set<std::string>& whole;
   TensorType type;  ///< of the map
   std::string provenance;
 
@@ -322,12 +340,18 @@ struct Composer {
     enter(map.indirects);
     map = canonical(map);
     for (size_t k = 0; k < map.sources.size();) {
-      if (enter(map, k)) {
-        enter(map.indirects);
-        map = canonical(map);
-      } else {
-        ++k;
+      IndexMap joined = map;
+      bool entered = enter(joined, k);
+      if (entered) {
+        enter(joined.indirects);
+        joined = canonical(joined);
+        // A slice of one part reads that part all the same.
+        entered = joined.sources.size() <= map.sources.size() || !whole.contains(map.sources[k].operand);
       }
+      if (entered)
+        map = std::move(joined);
+      else
+        ++k;
     }
     return map;
   }
@@ -376,7 +400,7 @@ struct Composer {
       DType dtype = editor.value(operand).type.dtype;
       moved.sources[0].operand = operand;
       moved.fill = {dtype, 0, 0};
-      operands.push_back(Composer{editor, demand, {dtype, type.shape}, op.provenance}.emit(editor.fresh(), moved, true));
+      operands.push_back(Composer{editor, demand, whole, {dtype, type.shape}, op.provenance}.emit(editor.fresh(), moved, true));
     }
     return editor.emit(make_elementwise(name, node.fn, type.dtype, operands, op.provenance));
   }
@@ -385,6 +409,7 @@ struct Composer {
 /// Before views vanish: a view of a view is put back step by step.
 Graph scatter_into_bases(Graph graph) {
   const std::unordered_map<std::string, Expr> demand;
+  const std::unordered_set<std::string> whole;
   const std::unordered_map<std::string, int> uses = uses_of(graph);
   return Editor(std::move(graph)).run([&](Editor& editor, const Ref<Op>& op) {
     const auto* map = std::get_if<IndexMap>(&op->node);
@@ -393,7 +418,7 @@ Graph scatter_into_bases(Graph graph) {
       return from && std::holds_alternative<Scatter>(from->node);
     };
     if (map && std::any_of(map->sources.begin(), map->sources.end(), is_scattered)) {
-      const Composer composer{editor, demand, op->results[0].type, op->provenance};
+      const Composer composer{editor, demand, whole, op->results[0].type, op->provenance};
       if (auto scatter = composer.as_scatter(composer.canonical(*map), uses)) {
         editor.emit(make_scatter(op->results[0], std::move(*scatter), op->provenance));
         return;
@@ -408,12 +433,13 @@ Graph scatter_into_bases(Graph graph) {
 Graph compose_maps(Graph graph, const PassContext&) {
   graph = scatter_into_bases(std::move(graph));
   const std::unordered_map<std::string, Expr> demand = demands(graph);
-  return Editor(std::move(graph)).run([&demand](Editor& editor, const Ref<Op>& op) {
+  const std::unordered_set<std::string> whole = kept_whole(graph, demand);
+  return Editor(std::move(graph)).run([&demand, &whole](Editor& editor, const Ref<Op>& op) {
     const auto* map = std::get_if<IndexMap>(&op->node);
     const Value result = op->results.empty() ? Value{} : op->results[0];
     if (const auto* scatter = std::get_if<Scatter>(&op->node)) {
       Scatter entered = *scatter;
-      Composer{editor, demand, result.type, op->provenance}.enter(entered.indirects);
+      Composer{editor, demand, whole, result.type, op->provenance}.enter(entered.indirects);
       editor.emit(make_scatter(result, std::move(entered), op->provenance));
       return;
     }
@@ -421,7 +447,7 @@ Graph compose_maps(Graph graph, const PassContext&) {
       editor.emit(op);
       return;
     }
-    Composer composer{editor, demand, result.type, op->provenance};
+    Composer composer{editor, demand, whole, result.type, op->provenance};
     // An identity stays where an output needs memory of its own.
     IndexMap simplest = composer.composed(*map);
     if (composer.is_identity(simplest) && editor.replace(result.name, simplest.sources[0].operand)) return;

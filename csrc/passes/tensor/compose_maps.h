@@ -12,7 +12,9 @@ namespace deplo {
 /// were are dropped: an update through views changes the whole in place.
 /// Parts that are never read, for one before them holds wherever they do, are gone.
 /// A map with guards is entered where the guards and fills of both can be joined. Indices and guards are simplified by the ranges.
-/// Before: verified Tensor IR. After: a map reads another map only where guards or indirect coordinates forbid joining them.
+/// Before: verified Tensor IR. After: a map reads another map only where guards or indirect coordinates forbid joining them, or
+/// where it is a concatenation of three parts or more that several values are computed from, some by products: each would choose among the
+/// parts again. A slice of one part reads that part all the same.
 tensor_ir::Graph compose_maps(tensor_ir::Graph graph, const PassContext& context);
 
 }  // namespace deplo
