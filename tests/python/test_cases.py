@@ -186,7 +186,7 @@ class Interpreted:
             assert self._lower(entered[level], "kernel", stop_after=f"lower_to_{below}") == entered[below], level
         assert self._lower(entered["kernel"], "kernel") == self.texts["kernel"]
 
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
+    def run(self, inputs: Sequence[Any], holders: int = 0) -> list[Any]:
         typed = {level: _C.interpret(text, list(inputs), "typed") for level, text in self.texts.items()}
         exact = {level: _C.interpret(text, list(inputs), "exact") for level, text in self.exact_texts.items()}
         scale = max(1, condition(self.case, [x for x in inputs if isinstance(x, torch.Tensor)]))
