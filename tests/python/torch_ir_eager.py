@@ -72,7 +72,7 @@ class Program:
     def images(self) -> dict[str, bytes]:
         return {}  # no machine code
 
-    def run(self, arguments: list[Any]) -> list[Any]:
+    def run(self, arguments: list[Any], holders: int = 0) -> list[Any]:
         env: dict[str, Any] = dict(_CONSTANTS | _WORDS | _DTYPES)
         assert len(arguments) == len(self.inputs)
         for (name, kind), value in zip(self.inputs, arguments, strict=True):
