@@ -83,20 +83,14 @@ class Executable:
                 else:
                     chosen = run if at < 0 else self._smaller[at] or self._run_of_smaller(at)
                 results = chosen(passed, holders)
-            except InternalError as error:
-                if arguments and not passed:
-                    raise  # some of its inputs are gone
-                return self._fall_back(inputs, error)
-            except UnsupportedError as error:  # of an input, before anything ran
-                return self._pass_on(inputs, error)
-            except UserError as error:  # Dynamo guards the sizes of inputs, but not of the base that some share
-                if not self._has_bases:
+            except (InternalError, UnsupportedError, UserError, IndexError, RuntimeError) as error:
+                if arguments and not passed:  # some inputs are gone
+                    inputs.clear()
+                    given.clear()
+                    if isinstance(error, InternalError) and not self._strict:
+                        self._give_up(error)
                     raise
-                return self._pass_on(inputs, UnsupportedError(str(error)))
-            except (IndexError, RuntimeError) as error:
-                if arguments and not passed:
-                    raise
-                raise self._in_eagers_words(inputs, error) from None
+                return self._recover(inputs, error)
             if self._direct:
                 return results
             return [read(results, given) for read in self._outputs]
@@ -134,10 +128,22 @@ class Executable:
                 run = self._switched[state, at] = self._compile(imported, imported.smaller[at] if at >= 0 else None).run
             return run
 
+    def _recover(self, inputs: list[Any], error: Exception) -> Any:
+        """What eager mode gives or raises, where it may stand in; else raises the error."""
+        if isinstance(error, InternalError):
+            return self._fall_back(inputs, error)
+        if isinstance(error, UnsupportedError):  # of an input, before anything ran
+            return self._pass_on(inputs, error)
+        if isinstance(error, UserError):  # Dynamo guards the sizes of inputs, but not of the base that some share
+            if not self._has_bases:
+                raise error
+            return self._pass_on(inputs, UnsupportedError(str(error)))
+        raise self._in_eagers_words(inputs, error) from None
+
     def _pass_on(self, inputs: list[Any], error: UnsupportedError) -> Any:
         if self._strict:
             raise error
-        warnings.warn(f"a call of the {self.kind} graph runs in eager mode, deplo does not take its inputs: {error}", FallbackWarning, stacklevel=3)
+        warnings.warn(f"a call of the {self.kind} graph runs in eager mode, deplo does not take its inputs: {error}", FallbackWarning, stacklevel=4)
         return self.eager(inputs)
 
     def _in_eagers_words(self, inputs: list[Any], error: Exception) -> Exception:
@@ -156,13 +162,16 @@ class Executable:
             return eagers.with_traceback(None)
         return error
 
-    def _fall_back(self, inputs: list[Any], error: InternalError) -> Any:
-        if self._strict:
-            raise error
+    def _give_up(self, error: InternalError) -> None:
         with self._lock:
             if not self._failed:
                 self._failed = True
-                warnings.warn(f"the {self.kind} graph runs in eager mode from now on, deplo has a bug there: {error}", FallbackWarning, stacklevel=3)
+                warnings.warn(f"the {self.kind} graph runs in eager mode from now on, deplo has a bug there: {error}", FallbackWarning, stacklevel=5)
+
+    def _fall_back(self, inputs: list[Any], error: InternalError) -> Any:
+        if self._strict:
+            raise error
+        self._give_up(error)
         if self._writes:
             raise error  # some inputs may be written already: running the graph again could apply a mutation twice
         return self.eager(inputs)

@@ -41,7 +41,7 @@ class __attribute__((visibility("hidden"))) PyProgram {
     PyObject** items = PySequence_Fast_ITEMS(inputs.ptr());
     std::vector<size_t> ends = holders == 0 ? std::vector<size_t>() : inputs_of_nobody_else(items, count, holders);
     try {
-      call(items, count, PySequence_Fast_ITEMS(list.ptr()), ends);
+      call(items, count, PySequence_Fast_ITEMS(list.ptr()), ends, holders);
     } catch (...) {
       const bool is_too_late = std::any_of(ends.begin(), ends.end(), [&](size_t i) { return THPVariable_Unpack(items[i]).storage().nbytes() == 0; });
       if (is_too_late) PyList_SetSlice(inputs.ptr(), 0, PyList_GET_SIZE(inputs.ptr()), nullptr);
@@ -81,8 +81,9 @@ class __attribute__((visibility("hidden"))) PyProgram {
   }
 
   /// Runs the program on `count` tensors and integers, and puts new references to its outputs into `results`, which has room for all. Leaves it
-  /// alone where it throws. `ends` are places of tensors that nobody else holds.
-  void call(PyObject* const* inputs, size_t count, PyObject** results, const std::vector<size_t>& ends = {}) {
+  /// alone where it throws. `ends` are places of tensors that nobody else holds, which have
+  /// `holders` references.
+  void call(PyObject* const* inputs, size_t count, PyObject** results, const std::vector<size_t>& ends = {}, int holders = 0) {
     CallSample sample;
     Arguments borrowed;
     Buffers& at = *borrowed;
@@ -92,6 +93,7 @@ class __attribute__((visibility("hidden"))) PyProgram {
     const std::shared_ptr<Linked> linked = linked_;  // other threads may have the program adopt another one meanwhile
     if (wants_example_ && count == linked->layout().input_order.size()) leave_example(*linked, inputs, count, at);
     PythonHost host(linked->program().module(), at.tensors, linked->argument_of, linked->layout().allocated, device_);
+    host.lets_go(inputs, holders);
     int threads = options_.target.threads > 0 ? options_.target.threads : at::in_parallel_region() ? 1 : at::get_num_threads();
     std::shared_ptr<const runtime::Plan> plan = linked->program().run(at.arguments.data(), count, host, threads);
     sample.program_ended();
@@ -229,6 +231,11 @@ class __attribute__((visibility("hidden"))) PyProgram {
     void will_take_long() override {
       if (!state_) state_ = release_python();
     }
+    /// Of inputs whose objects have so many references, and no others.
+    void lets_go(PyObject* const* inputs, int holders) { inputs_ = inputs, holders_ = holders; }
+    void release(size_t buffer) override {
+      if (!is_input(buffer) || (inputs_ && Py_REFCNT(inputs_[argument_of(buffer)]) == holders_)) TensorHost::release(buffer);
+    }
     void return_lock() {
       if (state_) take_python(state_);
       state_ = nullptr;
@@ -236,6 +243,8 @@ class __attribute__((visibility("hidden"))) PyProgram {
 
    private:
     PyThreadState* state_ = nullptr;
+    PyObject* const* inputs_ = nullptr;
+    int holders_ = 0;
   };
 
   /// The thread's, which later calls use again; a call inside another one (of a library call in Python) gets its own.

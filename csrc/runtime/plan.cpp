@@ -73,6 +73,8 @@ class LayoutMaker {
     Layout::Step step;
     step.library = index;
     for (const auto& [name, attribute] : library.arguments) add_operands(attribute, step.buffers);
+    // Collectives read their operands until somebody waits for them.
+    if (library.op.starts_with("_c10d_functional.")) held_.insert(step.buffers.begin(), step.buffers.end());
     for (const std::string& result : library.results) {
       if (result.empty()) continue;
       step.buffers.push_back(buffer(result));
@@ -102,6 +104,7 @@ class LayoutMaker {
         auto [at, fresh] = lifetimes.try_emplace(b, static_cast<int>(s), static_cast<int>(s));
         at->second.second = static_cast<int>(s);
       }
+    for (size_t b : held_) lifetimes.at(b).second = past - 1;
     std::vector<std::pair<int, size_t>> allocated;
     for (size_t b = 0; b < module_.buffers.size(); ++b) {
       BufferKind kind = module_.buffers[b].kind;
@@ -148,6 +151,7 @@ class LayoutMaker {
   std::set<size_t> written_;
   std::set<size_t> from_library_;
   std::set<size_t> returned_;
+  std::set<size_t> held_;       ///< to the end
   std::set<size_t> passed_on_;  ///< those, and inputs that are outputs
 };
 

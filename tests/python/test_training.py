@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from deplo.backend import collect_records
 from deplo.decompositions import decompositions
+from deplo.errors import UnsupportedError
 
 pytest.importorskip("deplo._C")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -568,3 +569,42 @@ def test_backward_lets_activations_go_that_nobody_holds():
         for got in gradients:
             same((got, middle), (expected[0][0], expected[1]), exact=(exact[0][0], exact[1]))
     assert torch.equal(x, given)
+
+
+def test_backward_leaves_what_an_operator_keeps():
+    """An operator of the user's keeps what it was given, or fails after others went."""
+    kept: list[torch.Tensor] = []
+    broken: list[bool] = []
+
+    @torch.library.custom_op("deplo_test::square", mutates_args=())
+    def square(x: torch.Tensor) -> torch.Tensor:
+        return x * x
+
+    @torch.library.custom_op("deplo_test::square_backward", mutates_args=())
+    def square_backward(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        kept.append(x)
+        if broken:
+            raise UnsupportedError("not today")
+        return 2 * x * grad
+
+    for operator in (square, square_backward):
+        operator.register_fake(lambda x, *_: torch.empty_like(x))
+    square.register_autograd(
+        lambda ctx, grad: square_backward(*ctx.saved_tensors, grad), setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+    )
+
+    def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (square((x @ w).sigmoid()) @ w).sigmoid().sum()
+
+    x, w = torch.randn(2000, 96), torch.randn(96, 96, requires_grad=True)
+    expected = torch.autograd.grad(model(x, w), w)[0]
+    wanted = kept.pop()
+    compiled = torch.compile(model, backend="deplo")
+    loss = compiled(x, w)
+    same(torch.autograd.grad(loss, w)[0], expected, 2000.0)
+    same(kept.pop(), wanted, 64.0)
+    broken.append(True)
+    with pytest.raises(UnsupportedError, match="not today"):
+        torch.autograd.grad(compiled(x, w), w)
+    broken.clear()
+    same(torch.autograd.grad(compiled(x, w), w)[0], expected, 2000.0)

@@ -184,10 +184,16 @@ void TensorHost::release(size_t buffer) {
     std::erase_if(adopted_, [&](const auto& adopted) { return adopted.first == buffer; });
     return;
   }
+  // A library step may have kept it since the call began, or read it still.
+  const at::Tensor& tensor = *inputs_[argument_of_[buffer]];
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  if (tensor.use_count() != 1 || tensor.storage().use_count() != 1) return;
+  // Memory that others made (shared with processes, say) they may know of without a reference.
+  c10::DataPtr& memory = storage->_mutable_data_ptr_no_checks();
+  if (device_.is_cpu() && memory.get_deleter() != give_back && memory.get_deleter() != c10::GetCPUAllocator()->raw_deleter()) return;
   // The tensor stays, as a Python object whose lock this thread may not hold, but what it holds goes.
-  c10::StorageImpl* storage = inputs_[argument_of_[buffer]]->storage().unsafeGetStorageImpl();
   storage->set_nbytes(0);
-  storage->_mutable_data_ptr_no_checks() = c10::DataPtr(nullptr, device_);
+  memory = c10::DataPtr(nullptr, device_);
 }
 
 at::Tensor TensorHost::tensor(size_t buffer) const {

@@ -26,6 +26,7 @@ class TensorHost : public Host {
 
   char* allocate(size_t buffer, DType dtype, const BufferShape& shape) override;
   std::shared_ptr<void> watch(size_t input) override;
+  /// Leaves what somebody has taken a reference to since the call began.
   void release(size_t buffer) override;
   /// Of memory of PyTorch's allocator for CPUs alone: mapped files, shared memory and what others lent have ends of their own.
   char* report_end(size_t input, void (*gone)(void*)) override;
@@ -44,6 +45,10 @@ class TensorHost : public Host {
   at::Tensor tensor(size_t buffer) const;
   /// Takes what a library op returned as the contents of `buffer`: in the strides that the program expects and in memory of its own.
   void adopt(size_t buffer, at::Tensor result, const std::vector<at::Tensor>& operands, const std::string& op);
+
+ protected:
+  size_t argument_of(size_t buffer) const { return argument_of_[buffer]; }
+  bool is_input(size_t buffer) const { return program_.buffers[buffer].kind == BufferKind::input; }
 
  private:
   /// An uninitialised tensor.
