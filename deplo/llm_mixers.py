@@ -7,6 +7,7 @@ cache. Tensors are [batch, tokens, channels]. Gu and Dao, arXiv:2312.00752 and a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 
 from .errors import UnsupportedError
 from .faded import faded_sum
+from .llm_state_caches import of_layer
 
 
 def _convolution(block: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,10 +35,13 @@ def _convolution(block: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return block.act(result.to(x.dtype)), padded[:, tokens:].transpose(1, 2)
 
 
-def _first(block: Any, x: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mamba's scan (Falcon's, too): each channel has a few states of its own, whose decay changes from token to token."""
+def _first(block: Any, x: torch.Tensor, mask: torch.Tensor | None, early: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mamba's scan (Falcon's, too): each channel has a few states of its own, whose decay changes from token to token. `early`: padding is taken out
+    before the first projection (transformers 5), rather than behind it."""
+    if mask is not None and early:
+        x = (x * mask[:, :, None]).to(x.dtype)
     hidden, gate = block.in_proj(x).chunk(2, dim=-1)
-    if mask is not None:
+    if mask is not None and not early:
         hidden = hidden * mask[:, :, None]
     hidden, last = _convolution(block, hidden)
     if mask is not None:
@@ -106,16 +111,16 @@ def _second(block: Any, x: torch.Tensor, mask: torch.Tensor | None) -> tuple[tor
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Mixers that a formula stands for: those that have these parts, and whose results it gives (`_check` compares them)."""
+    """Mixers that a formula stands for: those that have these parts, and whose results it gives (`_gives` compares them)."""
 
     parts: tuple[str, ...]
-    formula: Callable[[Any, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    formulas: tuple[Callable[[Any, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor, torch.Tensor]], ...]
 
 
 _COMMON = ("A_log", "D", "act", "conv1d", "in_proj", "out_proj", "ssm_state_size", "layer_idx")
 FAMILIES = (
-    Family((*_COMMON, "x_proj", "dt_proj", "time_step_rank"), _first),
-    Family((*_COMMON, "dt_bias", "norm", "num_heads", "n_groups", "head_dim", "chunk_size", "conv_dim", "time_step_limit"), _second),
+    Family((*_COMMON, "x_proj", "dt_proj", "time_step_rank"), (_first, functools.partial(_first, early=True))),
+    Family((*_COMMON, "dt_bias", "norm", "num_heads", "n_groups", "head_dim", "chunk_size", "conv_dim", "time_step_limit"), (_second,)),
 )
 
 
@@ -127,20 +132,12 @@ def _forward(block: Any, hidden_states: torch.Tensor, cache_params: Any = None, 
     if args or cache_params is None or not torch.compiler.is_compiling() or hidden_states.shape[1] == 1:
         return type(block).forward(block, hidden_states, cache_params, *args, **kwargs)
     result, last, state = block.deplo_formula(block, hidden_states, kwargs.get("attention_mask"))
-    for kept, value in zip(states_of(cache_params, block.layer_idx), (last, state), strict=True):
+    for kept, value in zip(of_layer(cache_params, block.layer_idx), (last, state), strict=True):
         kept.copy_(value)
     return result
 
 
 _forward.__name__ = "forward"  # as copies of the bound method look for it
-
-
-def states_of(cache: Any, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a cache keeps for a layer: inputs of the convolution, and the state."""
-    if hasattr(cache, "conv_states"):
-        return cache.conv_states[layer], cache.ssm_states[layer]
-    kept = cache.layers[layer]  # transformers 5
-    return kept.conv_states[0], kept.recurrent_states[0]
 
 
 def install(model: torch.nn.Module, new_cache: Callable[[int], Any], more: dict[str, Any]) -> None:
@@ -154,8 +151,10 @@ def install(model: torch.nn.Module, new_cache: Callable[[int], Any], more: dict[
     for name, block in found:
         family = _family(block)
         assert family is not None
-        block.__dict__.update(deplo_formula=family.formula, forward=types.MethodType(_forward, block))
-        _check(name, block, new_cache, more)
+        formula = next((formula for formula in family.formulas if _gives(formula, block, new_cache, more)), None)
+        if formula is None:
+            raise UnsupportedError(f"{type(block).__name__} ({name}) goes through its tokens in a way that deplo knows no formula of")
+        block.__dict__.update(deplo_formula=formula, forward=types.MethodType(_forward, block))
 
 
 @torch.no_grad()
@@ -176,8 +175,8 @@ def remove(model: torch.nn.Module) -> None:
 
 
 @torch.no_grad()
-def _check(name: str, block: Any, new_cache: Callable[[int], Any], more: dict[str, Any]) -> None:
-    """Compares the formula with the mixer's own results for a few tokens, of which some are padding."""
+def _gives(formula: Any, block: Any, new_cache: Callable[[int], Any], more: dict[str, Any]) -> bool:
+    """Whether the formula's results are the mixer's own for a few tokens, of which some are padding; what becomes of that, nobody reads."""
     weight = block.in_proj.weight
     accepted = inspect.signature(type(block).forward).parameters
     more = {key: value for key, value in more.items() if key in accepted}
@@ -186,7 +185,10 @@ def _check(name: str, block: Any, new_cache: Callable[[int], Any], more: dict[st
     for given in (None, mask):
         cache = new_cache(2)
         wanted = type(block).forward(block, x, cache, attention_mask=given, **more)
-        got = block.deplo_formula(block, x, given)
-        for a, b in zip(got, (wanted, *states_of(cache, block.layer_idx)), strict=True):
+        got, *kept = formula(block, x, given)
+        if given is not None:
+            got, wanted = got[given.bool()], wanted[given.bool()]
+        for a, b in zip((got, *kept), (wanted, *of_layer(cache, block.layer_idx)), strict=True):
             if a.shape != b.shape or float((a - b).abs().max()) > 64 * torch.finfo(x.dtype).eps * max(float(b.abs().max()), 1e-30):
-                raise UnsupportedError(f"{type(block).__name__} ({name}) goes through its tokens in a way that deplo knows no formula of")
+                return False
+    return True

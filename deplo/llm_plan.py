@@ -75,7 +75,7 @@ class Plans:
 
     ids_name, mask_name, positions_name = "input_ids", "attention_mask", "position_ids"
     # What the programs take of a call, beside the cache.
-    own = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position", "use_cache", "return_dict", "logits_to_keep"})
+    own: frozenset[str] = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position", "use_cache", "return_dict", "logits_to_keep"})
     cache_class: Any = PreparedCache
     has_limit = True  # of tokens
     has_regions = True  # equal layers are traced once

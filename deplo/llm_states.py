@@ -7,67 +7,32 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from . import llm_mixers
+from . import llm_mixers, llm_state_caches
 from .decorator import jit
 from .errors import UnsupportedError, UserError
 from .llm_plan import Plans, of_its_own
 from .progress import Bar
 
-_STATES = ("conv_states", "ssm_states")
-
-
-def cache_class_of(model: Any) -> Any:
-    """The class of cache that the model's own module makes, if it is one of states; None otherwise."""
-    if "cache_params" not in inspect.signature(type(model).forward).parameters:
-        return None
-    module = inspect.getmodule(type(model))
-    found = [kind for name, kind in vars(module).items() if isinstance(kind, type) and name.endswith("Cache") and hasattr(kind, "update_ssm_state")]
-    return found[0] if len(found) == 1 else None
-
-
-def tensors_of(cache: Any) -> list[torch.Tensor]:
-    """Its states: one tensor a layer, or one for all of them."""
-    found: list[torch.Tensor] = []
-    for name in _STATES:
-        states = getattr(cache, name)
-        found += states if isinstance(states, list) else [states]
-    return found
-
 
 class StateStep(torch.nn.Module):
-    """A token after those that the states hold, or a prompt of more than one, which begins with none; and their logits."""
+    """A token after those that the states hold, or a prompt of more than one, which begins with none; and logits of the last `keep` (0: of all)."""
 
-    def __init__(self, model: Any, kind: Any, example: Any) -> None:
+    def __init__(self, model: Any, caches: Any) -> None:
         super().__init__()
         self.model = model
         self.call = type(model).forward
-        self.layers = len(example.conv_states) if isinstance(example.conv_states, list) else 0
-        self.fixed = {name: value for name, value in vars(example).items() if name not in _STATES and isinstance(value, int)}
+        self.caches = caches
+        self.keeps = "logits_to_keep" in inspect.signature(self.call).parameters
 
-        class States(kind):  # type: ignore[misc]
-            """The model's cache, over states that are there."""
-
-            def __init__(self, conv: Any, ssm: Any, fixed: dict[str, int]) -> None:
-                self.conv_states, self.ssm_states = conv, ssm
-                for name, value in fixed.items():
-                    setattr(self, name, value)
-
-        self.kind = States
-
-    def forward(self, ids: torch.Tensor, position: torch.Tensor, mask: torch.Tensor | None, states: list[torch.Tensor]) -> torch.Tensor:
-        if self.layers:
-            cache = self.kind(states[: self.layers], states[self.layers :], self.fixed)
-            places: Any = position
-        else:
-            cache = self.kind(states[0], states[1], self.fixed)
-            places = [1]  # it is asked for nothing but whether it is the first one
+    def forward(self, ids: torch.Tensor, position: torch.Tensor, mask: torch.Tensor | None, states: list[torch.Tensor], keep: int) -> torch.Tensor:
+        cache = self.caches.view(states, ids.shape[1] > 1)
+        more = {**self.caches.arguments(position), **({"logits_to_keep": keep} if self.keeps else {})}
         logits: torch.Tensor = self.call(
-            self.model, input_ids=ids, cache_params=cache, cache_position=places, attention_mask=mask, use_cache=True, return_dict=True
+            self.model, input_ids=ids, cache_params=cache, attention_mask=mask, use_cache=True, return_dict=True, **more
         ).logits
         return logits
 
@@ -75,11 +40,9 @@ class StateStep(torch.nn.Module):
 class StateStore:
     """States of `batch` sequences."""
 
-    def __init__(self, make: Callable[[int], Any], batch: int) -> None:
-        self.batch = batch
-        example = make(batch)
-        self.states = tensors_of(example)
-        self.axis = 0 if isinstance(example.conv_states, list) else 1  # of sequences
+    def __init__(self, caches: Any, batch: int) -> None:
+        self.batch, self.caches = batch, caches
+        self.states = caches.tensors(caches.make(batch))
 
     def clear(self) -> None:
         """As before a text."""
@@ -108,13 +71,16 @@ class PreparedStates:
 
     def keep(self, cache: Any, rows: int) -> None:
         """Takes over the states of a cache of the model's for so many sequences."""
-        for mine, given in zip(self.store.states, tensors_of(cache), strict=True):
-            mine.narrow(self.store.axis, 0, rows).copy_(given)
+        caches = self.store.caches
+        for mine, given in zip(self.store.states, caches.tensors(cache), strict=True):
+            mine.narrow(caches.axis, 0, rows).copy_(given)
 
-    def give(self, cache: Any, rows: int) -> None:
-        """Fills a cache of the model's."""
-        for mine, given in zip(self.store.states, tensors_of(cache), strict=True):
-            given.copy_(mine.narrow(self.store.axis, 0, rows))
+    def given(self, rows: int) -> Any:
+        """A cache of the model's with copies of the states of so many sequences."""
+        caches = self.store.caches
+        if not self.length:
+            return caches.make(rows)
+        return caches.view([mine.narrow(caches.axis, 0, rows).clone() for mine in self.store.states], False)
 
 
 class StatePlans(Plans):
@@ -125,26 +91,24 @@ class StatePlans(Plans):
     has_limit = False
 
     def make(self) -> None:
-        self.kind = cache_class_of(self.model)
+        self.caches = llm_state_caches.kind_of(self.model)
         self.layers, self.sliding = [], ()
+        self.keeps = "logits_to_keep" in self.accepted
+        if self.keeps:
+            self.own = self.own | {"logits_to_keep"}
         taps = self.model.config.conv_kernel
-        llm_mixers.install(self.model, self.new_cache, {"cache_position": torch.arange(taps)})
+        llm_mixers.install(self.model, self.caches.make, {"cache_position": torch.arange(taps)})
         self.ignores_mask_of_one = llm_mixers.ignores_mask_of_one(self.model)
         self.position = torch.full((1,), taps)  # of a token behind those that a convolution reads
-        arguments = (self.model, self.kind, self.new_cache(1))
+        arguments = (self.model, self.caches)
         self.prefill = jit(of_its_own(StateStep, *arguments), options=self.options, fullgraph=True, guards="inputs")
         self.decode = jit(of_its_own(StateStep, *arguments), options=self.options, fullgraph=True, dynamic=False, guards="inputs")
 
-    def new_cache(self, batch: int) -> Any:
-        """A cache of the model's own kind."""
-        model = self.model
-        return self.kind(model.config, batch, dtype=model.dtype, device=model.device)
-
     def cache_memory(self) -> int:
-        return sum(batch * x.nbytes for x in tensors_of(self.new_cache(1)) for batch in self.batches)
+        return sum(batch * x.nbytes for x in self.caches.tensors(self.caches.make(1)) for batch in self.batches)
 
     def new_store(self, batch: int) -> Any:
-        return StateStore(self.new_cache, batch)
+        return StateStore(self.caches, batch)
 
     def new_prepared(self, store: Any, pool: Any) -> Any:
         return PreparedStates(store, self, pool)
@@ -163,13 +127,14 @@ class StatePlans(Plans):
 
     def _warm_up(self, lengths: list[int], bar: Bar) -> None:
         lengths = self._lengths(lengths)
+        more = {"logits_to_keep": 1} if self.keeps else {}
         for batch in self.batches:
             cache = self.cache(batch)
             with torch.no_grad():
                 for length in lengths:
                     bar.step(f"prompts, {batch} at once")
                     cache.reset()
-                    self.call(input_ids=torch.zeros(batch, length, dtype=torch.int64), **{self.cache_name: cache})
+                    self.call(input_ids=torch.zeros(batch, length, dtype=torch.int64), **more, **{self.cache_name: cache})
                 bar.step(f"single tokens, {batch} at once")
                 for _ in range(2):  # the second goes by its arguments alone
                     self.call(input_ids=torch.zeros(batch, 1, dtype=torch.int64), **{self.cache_name: cache})
@@ -199,7 +164,7 @@ class StatePlans(Plans):
         if why:
             result = self._by_itself(cache, kwargs, rows, why)
         else:
-            logits = self._run_states(cache, ids, mask, rows, tokens)
+            logits = self._run_states(cache, ids, mask, rows, tokens, kwargs.get("logits_to_keep") or 0)
             result = self._output(logits=logits, **{self.cache_name: cache})
             if kwargs.get("return_dict") is False:
                 result = result.to_tuple()
@@ -211,7 +176,7 @@ class StatePlans(Plans):
             return ""
         return "its attention_mask leaves out a token after which there is none, or is no matrix of its tokens"
 
-    def _run_states(self, cache: PreparedStates, ids: torch.Tensor, mask: torch.Tensor | None, rows: int, tokens: int) -> torch.Tensor:
+    def _run_states(self, cache: PreparedStates, ids: torch.Tensor, mask: torch.Tensor | None, rows: int, tokens: int, keep: int) -> torch.Tensor:
         store = cache.store
         # What the other rows compute, nobody reads. A copy has strides of its own: a column of a text of one row counts as contiguous.
         more = (0, 0, 0, store.batch - rows)
@@ -219,25 +184,23 @@ class StatePlans(Plans):
         if tokens == 1:
             if not cache.length:
                 store.clear()
-            logits = self.decode(ids, self.position, None, store.states)
+            logits = self.decode(ids, self.position, None, store.states, 0)
         else:
             seen = torch.ones_like(ids) if mask is None else torch.nn.functional.pad(mask.to(ids.dtype), more, value=1).contiguous()
             for tensor in (ids, seen):
                 torch._dynamo.maybe_mark_dynamic(tensor, 1)
-            logits = self.prefill(ids, self.position, seen, store.states)
+            logits = self.prefill(ids, self.position, seen, store.states, min(keep, tokens))
         result: torch.Tensor = logits[:rows]
         return result
 
     def _by_itself(self, cache: Any, kwargs: dict[str, Any], rows: int, why: str) -> Any:
         """The model as it was."""
         self.tell(why)
-        own = self.new_cache(rows)
-        position = self.position
-        if cache.length:
-            cache.give(own, rows)
-        else:  # as the model wants it for a prompt of any length
-            position = torch.arange(self.model.config.conv_kernel)
-        result = type(self.model).forward(self.model, **{**kwargs, self.cache_name: own, "cache_position": position, "use_cache": True})
+        own = cache.given(rows)
+        given = {**kwargs, self.cache_name: own, "use_cache": True}
+        if "cache_position" in self.accepted:  # for a prompt of any length as the model wants it
+            given["cache_position"] = self.position if cache.length else torch.arange(self.model.config.conv_kernel)
+        result = type(self.model).forward(self.model, **given)
         cache.keep(own, rows)
         if isinstance(result, dict):
             result[self.cache_name] = cache
@@ -252,7 +215,7 @@ class StatePlans(Plans):
 
 def check(model: Any) -> None:
     """Raises UnsupportedError for caches that are not of states alone."""
-    if cache_class_of(model) is None:
+    if llm_state_caches.kind_of(model) is None:
         raise UnsupportedError(
             f"{type(model).__name__} keeps a state that prepare does not know: use model.forward = torch.compile(model.forward, backend='deplo')"
         )

@@ -48,7 +48,7 @@ _BLOCKS = {
 }
 _STACKED = int(transformers.__version__.split(".")[0]) >= 5  # experts are parts of tensors
 _STATES: dict[str, dict[str, Any]] = {
-    "mamba": {"state_size": 8, "conv_kernel": 4, "time_step_rank": 4},
+    "mamba": {"state_size": 8, "conv_kernel": 4, "time_step_rank": 4, "use_bias": True},
     "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "conv_kernel": 4, "chunk_size": 8},
 }
 
@@ -217,10 +217,10 @@ def test_whisper() -> None:
 @pytest.mark.parametrize("kind", _STATES)
 def test_states(kind: str) -> None:
     model = decoder(kind, **_STATES[kind])
-    if _STACKED:
-        with pytest.raises(deplo.UnsupportedError, match="keeps a state that prepare does not know: use model.forward = torch.compile"):
-            prepared(model)
-        return
+    if _STACKED:  # transformers 4 puts the token after a prompt shorter than the convolution at a wrong place, which shows where states matter
+        for name, parameter in model.named_parameters():
+            if name.endswith("_proj.bias"):
+                parameter.data.normal_(0, 0.3)
     with collect_records() as records:
         other = prepared(model)
     assert len(records) == (3 if kind == "mamba2" else 2) and not any(record.left for record in records)  # prompts of one chunk and of several
@@ -237,6 +237,13 @@ def test_states(kind: str) -> None:
         exact = copy.deepcopy(model).double()(input_ids=ids, use_cache=False).logits
         got = other(input_ids=ids, cache_params=other.deplo_plans.cache()).logits
         assert (got - exact).abs().max() <= 4 * (model(input_ids=ids).logits - exact).abs().max()
+        cache = other.deplo_plans.cache()  # by the programs, by the model itself, and by the programs again
+        with pytest.warns(deplo.FallbackWarning, match="output_hidden_states"):
+            parts = [
+                other(input_ids=part, cache_params=cache, output_hidden_states=own).logits
+                for part, own in zip(ids.split((27, 1, 1, 1), 1), (False, True, True, False), strict=True)
+            ]
+        assert_close(torch.cat(parts, 1), exact.float(), rtol=1e-4, atol=1e-4)
 
 
 def test_faded_sums() -> None:
