@@ -384,7 +384,8 @@ struct Fuser {
     for (auto& node : graph.nodes()) {
       if (!node.alive || !node.is_kernel) continue;
       size_t at = static_cast<size_t>(&node - graph.nodes().data());
-      graph.set_body(at, repeats(node.body, [&] { return loop_ir::clean(node.body, graph.program().symbols); }));
+      Block cleaned = repeats(node.body, [&] { return loop_ir::clean(node.body, graph.program().symbols); });
+      if (!std::equal(cleaned.begin(), cleaned.end(), node.body.begin(), node.body.end())) graph.set_body(at, std::move(cleaned));
     }
     return graph.finish();
   }

@@ -202,10 +202,11 @@ std::vector<bool> ProgramGraph::static_nodes() {
       if (!node.alive || !node.is_kernel || result[at] || node.writes.empty()) continue;
       bool fits = std::all_of(node.reads.begin(), node.reads.end(), [&](const auto& b) { return held.count(b) > 0 || node.writes.count(b) > 0; }) &&
                   std::all_of(node.writes.begin(), node.writes.end(), [&](const auto& b) { return is_private(b); });
+      if (!fits) continue;
       Kernel kernel;
       kernel.body = node.body;
       for (const std::string& b : node.writes) kernel.params.push_back({b, ParamKind::out, DType::f32, buffer(b).shape, buffer(b).strides, false});
-      if (!fits || !loop_ir::used_symbols(kernel, module_.symbols).empty()) continue;
+      if (!loop_ir::used_symbols(kernel, module_.symbols).empty()) continue;
       result[at] = true;
       grew = true;
       held.insert(node.writes.begin(), node.writes.end());

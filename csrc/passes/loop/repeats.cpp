@@ -20,7 +20,13 @@ loop_ir::Block Repeats::operator()(const loop_ir::Block& body, const Make& make,
   loop_ir::Structure key;
   key.add(loop_ir::structure_of(body, buffers));
   if (describe) describe(key, buffers);
-  return (*this)(key.take(), std::move(buffers), make);
+  std::string known = key.take();
+  if (unchanged_.contains(known)) return body;
+  const bool is_new = !results_.contains(known);
+  loop_ir::Block result = (*this)(known, std::move(buffers), make);
+  if (!is_new || !(result == body)) return result;
+  unchanged_.insert(std::move(known));
+  return body;
 }
 
 loop_ir::Block Repeats::operator()(std::string key, std::vector<std::string> buffers, const Make& make) {

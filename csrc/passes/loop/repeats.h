@@ -3,6 +3,7 @@
 #include <functional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "base/context.h"
@@ -21,7 +22,7 @@ class Repeats {
   using Describe = std::function<void(loop_ir::Structure& key, const std::vector<std::string>& buffers)>;
 
   /// What `make` makes of the body. It must follow from the body and from what `describe` says, for one of its buffers in the order of their first
-  /// use: from no name of a buffer.
+  /// use: from no name of a buffer. A body that stays as it is comes back as the very statements that it was.
   loop_ir::Block operator()(const loop_ir::Block& body, const Make& make, const Describe& describe = nullptr);
   /// The same, of something that `key` says everything of but the names of these buffers.
   loop_ir::Block operator()(std::string key, std::vector<std::string> buffers, const Make& make);
@@ -38,6 +39,7 @@ class Repeats {
   };
   bool on_;
   std::unordered_map<std::string, Result> results_;
+  std::unordered_set<std::string> unchanged_;  ///< keys of bodies that stay as they are
 };
 
 /// `names` in order as keys, those of `others` as what takes their place.
