@@ -205,7 +205,7 @@ namespace {
 /// Nothing for what is no tensor of numbers with a point. On a device ATen's own kernels round.
 std::optional<at::Tensor> rounded_to_tf32(const c10::IValue& value) {
   if (!value.isTensor() || !value.toTensor().is_floating_point()) return std::nullopt;
-  const at::Tensor given = value.toTensor();
+  const at::Tensor& given = value.toTensor();
   at::Tensor rounded = given.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
   auto* numbers = rounded.mutable_data_ptr<float>();
   for (int64_t i = 0; i < rounded.numel(); ++i) numbers[i] = round_to_tf32(numbers[i]);

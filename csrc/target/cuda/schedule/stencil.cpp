@@ -128,7 +128,8 @@ std::vector<size_t> GpuStencil::blocked_axes() const {
 double GpuStencil::cost(const PointThreads& tile, const std::vector<double>& extents, const CudaModel& model, double ways) const {
   const double points = static_cast<double>(tile.block * lanes_);
   StencilWork work;
-  work.warps = static_cast<double>((tile.count() + kWarp - 1) / kWarp);
+  const int64_t warps = (tile.count() + kWarp - 1) / kWarp;
+  work.warps = static_cast<double>(warps);
   work.sums = points;
   double loads = 0;
   for (const Reach& w : windows_) {
