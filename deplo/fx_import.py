@@ -411,7 +411,7 @@ class _Importer:
         if target._schema.is_mutable:
             raise UnsupportedError(f"{op} mutates its arguments{where(node)}")
         arguments = [f"{key}={text}" for key, text in self._arguments(node, target, args, kwargs)]
-        if self.tf32 is not None and (word := tf32.argument(target, _given(target, args, kwargs), self.tf32)):
+        if self.tf32 is not None and (word := tf32.argument(node, target, _given(target, args, kwargs), self.tf32)):
             arguments.append(f"tf32={word}")
         if generator:
             op = _with_generator(target)

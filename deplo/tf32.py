@@ -24,6 +24,8 @@ _PRODUCTS = {
     torch.ops.aten.linear.default: ("input", "weight"),
 }
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten._convolution.default, torch.ops.aten.convolution_backward.default)
+_SOFTMAX = ("aten._softmax.", "aten._safe_softmax.", "aten._softmax_backward_data.", "aten.softmax.")
+_STEPS_TO_SOFTMAX = 8  # scales, masks, casts, dropout and views
 _SWITCHED = re.compile(r"= aten\.(?:(\w*convolution\w*)|\w+)\.default\(.*?\btf32=(true|false)\)")
 _LEAST_CAPABILITY = 8  # whose matrix units know tf32
 
@@ -47,9 +49,11 @@ def serves(kind: str, device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= _LEAST_CAPABILITY
 
 
-def argument(target: Any, given: dict[str, Any], now: State) -> str:
-    """ "true" or "false" for a call whose product the switches decide, by schema names of its arguments; empty for all others."""
+def argument(node: torch.fx.Node, target: Any, given: dict[str, Any], now: State) -> str:
+    """ "true" or "false" for a call of `node` whose product the switches decide, by schema names of its arguments; empty for all others."""
     if target in _PRODUCTS:
+        if _is_of_attention(node):
+            return ""
         left, right = (_value(given.get(name)) for name in _PRODUCTS[target])
         return _word(now[0]) if _multiplies(left, right, right_is_turned=target is torch.ops.aten.linear.default) else ""
     if target in _CONVOLUTIONS:
@@ -60,6 +64,19 @@ def argument(target: Any, given: dict[str, Any], now: State) -> str:
         is_depthwise = _is_one(weight.shape[1]) or _is_one(weight.shape[0] // given.get("groups", 1))
         return "" if is_depthwise or not given.get("allow_tf32", True) else _word(now[1])
     return ""
+
+
+def _is_of_attention(product: torch.fx.Node) -> bool:
+    """Whether a softmax is a few steps away that multiply nothing: scores and weighted values stay in one kernel, which multiplies exactly."""
+    for step in (lambda node: list(node.users), lambda node: node.all_input_nodes):
+        reached, seen = [product], {product}
+        for _ in range(_STEPS_TO_SOFTMAX):
+            nearby = dict.fromkeys(other for node in reached for other in step(node))
+            reached = [other for other in nearby if other not in seen and other.target not in _PRODUCTS]
+            seen.update(reached)
+            if any(str(node.target).startswith(_SOFTMAX) for node in reached):
+                return True
+    return False
 
 
 def _value(node: Any) -> Any:

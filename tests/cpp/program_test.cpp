@@ -106,7 +106,8 @@ TEST_CASE("an input that nobody else holds goes after its last step, before outp
   CompiledGraph graph = compiled(text);
   const size_t x_buffer = *graph.program->layout().input_order[0];
   const size_t y_buffer = *graph.program->layout().outputs[0].buffer;
-  for (int64_t n : {10, 30000})  // 480 KB of them
+  constexpr int64_t kMany = 30'000;  // 480 KB of them; few are not worth it
+  for (int64_t n : {int64_t{10}, kMany})
     for (bool is_last : {false, true}) {
       Owned x({n, 4}, 1);
       TestHost host;
@@ -117,7 +118,7 @@ TEST_CASE("an input that nobody else holds goes after its last step, before outp
       REQUIRE(y.size() == x.values.size());
       for (size_t i = 0; i < y.size(); ++i) REQUIRE(y[i] == 8 * x.values[i]);
       std::vector<std::string> expected{fmt::format("release {}", x_buffer), fmt::format("allocate {}", y_buffer)};
-      if (!is_last) expected.erase(expected.begin());
+      if (!is_last || n < kMany) expected.erase(expected.begin());
       CHECK(host.events == expected);
     }
 }

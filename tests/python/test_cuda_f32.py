@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from devices import bank_ways, is_clean
+from engines import same
 from test_cuda import EMULATOR, compiled_for_gpu, decoded, gpu
 
 import deplo
@@ -54,3 +55,13 @@ def test_few_rows_over_many_keys(
     if gpu() == EMULATOR:
         assert is_clean(tmp_path / "judge")
         assert max(bank_ways(tmp_path / "judge").values()) <= 1.1
+
+
+@pytest.mark.skipif(gpu() != EMULATOR, reason="one device's memory stands for another's")
+@pytest.mark.parametrize(("heads", "keys"), [(2, 640), (8, 300)], ids=["in parts", "whole"])
+def test_wide_heads_fit_small_shared_memory(heads: int, keys: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", "capability=89,shared=101376")
+    q, k, v = (torch.randn(1, heads, rows, 256) for rows in (1, keys, keys))
+    fn = F.scaled_dot_product_attention
+    got, eager, exact = compiled_for_gpu(fn, fullgraph=True)(q, k, v), fn(q, k, v), fn(q.double(), k.double(), v.double())
+    same(got, eager, exact=exact)

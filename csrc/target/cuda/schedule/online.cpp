@@ -259,6 +259,7 @@ int64_t GpuOnline::parts(const SizeHints& hints, const std::string& arch) const 
   const double length = analysis::estimate(sum_.key.extent, hints, kernel_.symbols);
   const CudaModel& model = cuda_model(arch);
   if (length < kLongKeys || blocks >= model.sms) return 1;
+  if (numbers_ && shared_bytes(kMatrixRows, analysis::kKeyBlock, 1, false) + kOwnBytes > static_cast<int64_t>(model.shared_kb_block) << 10) return 1;
   const double wanted =
       std::min({std::ceil(kBlocksOfSm * model.sms / blocks), std::floor(length / (kLeastBlocks * analysis::kKeyBlock)), kMostParts});
   return std::max<int64_t>(1, static_cast<int64_t>(wanted));
@@ -346,7 +347,7 @@ Schedule GpuOnline::propose_numbers(double rows, double length, double batch, co
   const auto bytes = [&](const Form& f) { return shared_bytes(f.rows, f.keys, f.stages, false); };
   const int64_t most = model.shared_kb_block << 10;
   Form best = kForms[std::size(kForms) - 1];
-  const bool few = rows <= kFewRows && (part_ || length >= kLeastKeys);
+  bool few = rows <= kFewRows && (part_ || length >= kLeastKeys);
   for (const Form& f : kFew) {
     if (!few || (rows > static_cast<double>(f.rows) && f.rows < kFewRows)) continue;
     best = f;
@@ -354,7 +355,10 @@ Schedule GpuOnline::propose_numbers(double rows, double length, double batch, co
     if (bytes(best) + kOwnBytes > (static_cast<int64_t>(model.shared_kb_sm) << 10) / kBlocksOfFew) best.stages = 1;
     break;
   }
-  while (few && !part_ && best.keys > 16 && bytes(best) + kOwnBytes > most) best.keys /= 2;
+  if (few && !part_ && bytes(best) + kOwnBytes > most) {  // wide heads: fewer keys at once, as many threads as hold their scores
+    few = false;
+    best = kForms[std::size(kForms) - 1];
+  }
   for (const Form& f : kForms) {
     if (few) break;
     const bool fits = bytes(f) + kOwnBytes <= std::min(most, (static_cast<int64_t>(model.shared_kb_sm) << 10) / 2);
