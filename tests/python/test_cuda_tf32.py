@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from devices import is_clean
+from engines import same
 from test_cuda import EMULATOR, compiled_for_gpu, gpu
 
 import deplo
@@ -161,3 +162,18 @@ def test_gradients():
         made, best = gradients(layer, compiled_for_gpu(layer), torch.float32), gradients(exact, exact, torch.float64)
     for mine, theirs in zip(made[:2], best[:2], strict=True):
         assert 1e-5 < (mine.double() - theirs).norm() / theirs.norm() < 2e-3
+
+
+def test_attention_is_one_kernel_and_exact():
+    """Products beside a softmax, scales, masks and casts between: roundings among them would part them."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = (q @ k.mT) * 0.25
+        weights = scores.masked_fill(torch.ones(64, 64, dtype=torch.bool).triu(1), -math.inf).softmax(-1)
+        return weights.to(v.dtype) @ v
+
+    inputs = [torch.randn(2, 64, 32) for _ in range(3)]
+    kernels = deplo.explain(attention, *inputs, options=gpu()).graphs[0].kernels
+    assert [kernel.schedule.split()[0] for kernel in kernels] == ["gpu_online"]
+    torch._dynamo.reset()
+    same(compiled_for_gpu(attention)(*inputs), attention(*inputs), exact=attention(*(x.double() for x in inputs)))
