@@ -422,7 +422,7 @@ class _Broken:
     def images(self):
         return {}
 
-    def run(self, arguments):
+    def run(self, arguments, holders=0):
         raise InternalError("[runtime] broken for the test")
 
 
@@ -475,7 +475,7 @@ def _imported(text):
 
 def test_boxed_calls_clear_their_list():
     class Identity:
-        def run(self, arguments):
+        def run(self, arguments, holders=0):
             return list(arguments)
 
     imported = _imported("")

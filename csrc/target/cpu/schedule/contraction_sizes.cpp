@@ -37,7 +37,6 @@ constexpr int64_t kTailRows = 4;            // of the register blocks that end a
 constexpr int64_t kFewBlocks = 4;           // fewer parallel iterations leave one of a few threads idle for long
 constexpr int64_t kWantedBlocks = 8;        // parallel iterations that keep a few threads busy
 constexpr int64_t kManyBlocks = 512;        // parallel iterations that any number of threads shares well
-constexpr double kNarrow = 1.15;            // register blocks of one vector, which is read for each row: longer unless they save padding
 constexpr double kBetterShare = 0.97;       // gain that pays for lanes of another width than the usual
 
 /// a cut into equal parts of at most `most`: the size of a part.
@@ -123,7 +122,8 @@ void ContractionScheduler::choose_sizes() {
   choose_blocks(kBlockVectors);
   // Lanes that are a call's own rows may be few.
   if (per_call_ && across_ && lanes_extent_.is_constant()) {
-    const double narrow = items_[0].pairs ? 1.5 : kNarrow;
+    // One vector of lanes is read for each row, which takes longer unless it saves padding.
+    const double narrow = items_[0].pairs ? 1.5 : 1.15;
     int64_t best = kBlockVectors;
     double least = padded_work();
     for (int64_t vectors : {kBlockVectors - 1, kBlockVectors + 1}) {
@@ -135,20 +135,11 @@ void ContractionScheduler::choose_sizes() {
     }
     choose_blocks(best);
   }
-  // Of weights, three vectors of fewer rows load less for each multiply-add, and other widths may save padding.
-  if (lanes_static() && !per_call_ && !in_rows_ && items_[0].group() == 1 && (ctx_.target.load_cost > 0 || lanes_extent_.is_constant())) {
-    const auto work = [&] { return padded_work() * block_share(lane_block_); };
-    int64_t best = kBlockVectors;
-    double least = work();
-    for (int64_t vectors : {kBlockVectors + 1, kBlockVectors - 1}) {
-      if (vectors < kBlockVectors && (across_ || !lanes_extent_.is_constant() || lanes_extent_.value() > ctx_.target.vector_bytes / 4)) continue;
-      choose_blocks(vectors);
-      const double other = work() * (vectors < kBlockVectors ? kNarrow : 1);
-      if (other >= least) continue;
-      best = vectors;
-      least = other;
-    }
-    choose_blocks(best);
+  // Three vectors of fewer rows load less for each multiply-add, where their lanes are not many more.
+  if (ctx_.target.load_cost > 0 && lanes_static() && !per_call_ && !in_rows_ && items_[0].group() == 1) {
+    const double narrow = padded_work() * block_share(lane_block_);
+    choose_blocks(kBlockVectors + 1);
+    if (padded_work() * block_share(lane_block_) >= narrow) choose_blocks(kBlockVectors);
   }
   if (folds_wide() && rows_extent_.is_constant() && rows_extent_.value() <= kWideRows) choose_blocks(kWordVectors);
   for (Item& item : items_) {
