@@ -121,7 +121,7 @@ class _Importer:
         self.static = static
         self.home = home_of(gm)
         self.target = _target_for(self.home, target)
-        self.tf32 = tf32.state() if tf32.serves(self.target.tensors, self.home) else None
+        self.tf32 = tf32.state() if tf32.serves(self.target, self.home) else None
         self.names: dict[torch.fx.Node, str] = {}
         self.taken: set[str] = set()
         self.used_symbols: dict[str, Any] = {}

@@ -19,6 +19,7 @@ class Target:
     is_default: bool
     device: str  # what people call the device that kernels run on, "gpu"; empty: the processors of this process
     tensors: str  # type of the torch.device whose tensors programs take, besides the CPU's
+    has_tf32: bool  # PyTorch's switches about tf32 speak of its tensors
     has_disk_cache: bool
     levels: Sequence[str]  # of the texts below Kernel IR, the lowest last
     packages: dict[str, Sequence[Sequence[str]]]  # its own options: packages with a file that stands for an empty value, and the file's place in them

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .targets import Target
+
 # Operators that cuBLAS multiplies on matrix units, with the operands whose last dimensions are rows and columns; cuDNN's. Products of vectors and
 # matrices are none: what they read counts, not how they multiply.
 _PRODUCTS = {
@@ -40,13 +42,14 @@ def state() -> State:
     return products, torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
 
 
-def serves(kind: str, device: torch.device) -> bool:
-    """Whether the switches are about tensors of this kind of device, of which `device` may be one."""
-    if kind != "cuda":
+def serves(target: Target, device: torch.device) -> bool:
+    """Whether the switches are about products of this target, whose tensors may be on `device`."""
+    if not target.has_tf32:
         return False
-    if device.type != kind or not torch.cuda.is_available():
+    if device.type != target.tensors:
         return True
-    return torch.cuda.get_device_capability(device)[0] >= _LEAST_CAPABILITY
+    module = torch.get_device_module(device)
+    return not module.is_available() or module.get_device_capability(device)[0] >= _LEAST_CAPABILITY
 
 
 def argument(node: torch.fx.Node, target: Any, given: dict[str, Any], now: State) -> str:
@@ -67,12 +70,12 @@ def argument(node: torch.fx.Node, target: Any, given: dict[str, Any], now: State
 
 
 def _is_of_attention(product: torch.fx.Node) -> bool:
-    """Whether a softmax is a few steps away that multiply nothing: scores and weighted values stay in one kernel, which multiplies exactly."""
+    """Whether a softmax is a few steps away with no product between: scores and weighted values stay in one kernel, which multiplies exactly."""
     for step in (lambda node: list(node.users), lambda node: node.all_input_nodes):
         reached, seen = [product], {product}
         for _ in range(_STEPS_TO_SOFTMAX):
             nearby = dict.fromkeys(other for node in reached for other in step(node))
-            reached = [other for other in nearby if other not in seen and other.target not in _PRODUCTS]
+            reached = [other for other in nearby if other not in seen and other.target not in _PRODUCTS and other.target not in _CONVOLUTIONS]
             seen.update(reached)
             if any(str(node.target).startswith(_SOFTMAX) for node in reached):
                 return True

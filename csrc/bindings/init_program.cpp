@@ -90,12 +90,9 @@ void init_program(py::module_& module) {
   py::class_<PyProgram>(module, "Program", "A compiled graph.")
       .def("run", &PyProgram::run, py::arg("inputs"), py::arg("holders") = 0,
            "Runs the graph on a list of dense tensors, of the CPU or of the device that the options name (and integers for symbol inputs); the list "
-           "of its outputs: new tensors, integers, None. "
-           "Inputs that the graph writes are changed in place. `holders` is how many references to each input the caller has: tensors without others "
-           "go "
-           "as soon as they were read, and the list is then empty after the call; 0: inputs stay. Raises UserError for inputs of other types, sizes "
-           "or strides than compiled for; "
-           "IndexError and RuntimeError as eager mode would.")
+           "of its outputs: new tensors, integers, None. Inputs that the graph writes are changed in place. `holders` is how many references to each "
+           "input the caller has: tensors without others go as soon as they were read, and the list is then empty after the call; 0: inputs stay. "
+           "Raises UserError for inputs of other types, sizes or strides than compiled for; IndexError and RuntimeError as eager mode would.")
       .def("__call__", &PyProgram::run, py::arg("inputs"), py::arg("holders") = 0)
       .def("prepare", &PyProgram::prepare, py::arg("inputs"),
            "Packs static inputs and plans memory for a run with inputs like these, of which those that are not static need no values. Raises as "

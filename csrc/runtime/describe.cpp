@@ -190,6 +190,7 @@ std::string describe_targets() {
                {"is_default", target->is_default},
                {"device", target->device},
                {"tensors", target->tensors},
+               {"has_tf32", target->has_tf32},
                {"has_disk_cache", target->has_disk_cache},
                {"levels", json::array()},
                {"packages", json::object()},

@@ -75,6 +75,7 @@ struct TargetTraits {
 
   std::string device;           ///< what people call the device that its kernels run on, "gpu"; empty: they are functions of this process
   std::string tensors = "cpu";  ///< PyTorch's type of devices whose tensors a program takes, besides those of the CPU
+  bool has_tf32 = false;        ///< PyTorch's switches about tf32 speak of its tensors
   bool has_disk_cache = false;  ///< keeps machine code in cache_dir
   std::vector<TargetOption> options;
   std::vector<MachineText> texts;  ///< the lowest last

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "base/memory.h"
+#include "pipeline.h"
+#include "runtime/plan.h"
 
 using namespace deplo;
 using namespace deplo::runtime;
@@ -117,4 +119,16 @@ TEST_CASE("memory of one size serves others, and is whole again afterwards") {
   }
   trim_memory();
   CHECK(memory_stats().free_bytes == 0);
+}
+
+TEST_CASE("what a collective reads lives until the program ends") {
+  for (const auto& [op, lives] : {std::pair("_c10d_functional.all_reduce.default", true), std::pair("aten.celu.default", false)}) {
+    const std::string text =
+        std::string("tensor @f(%x: f32[64, 64] user)\n  %s: f32[64, 64] = neg(%x)\n  %a: f32[64, 64] = library ") + op +
+        "(self=%s) strides [64, 1] reason \"a test\"\n  %b: f32[64, 64] = library aten.celu.default(self=%a) strides [64, 1] reason \"a test\"\n"
+        "  %c: f32[64, 64] = exp(%b)\n  return %c strides [64, 1]\n";
+    const Layout layout = make_layout(run_pipeline_from_text(text, "f.ir", {}, {}).kernel);
+    REQUIRE(layout.temporaries.size() == 1);  // s
+    CHECK(layout.temporaries[0].last == (lives ? static_cast<int>(layout.steps.size()) - 1 : 1));
+  }
 }

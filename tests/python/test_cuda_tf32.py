@@ -34,7 +34,12 @@ def switches() -> Iterator[None]:
 
 def allow(products: bool, convolutions: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = products
-    torch.backends.cudnn.allow_tf32 = convolutions
+    allow_in_convolutions(convolutions)
+
+
+def allow_in_convolutions(allowed: bool) -> None:
+    with torch.backends.__allow_nonbracketed_mutation():  # torch.testing, which other tests import, freezes it
+        torch.backends.cudnn.allow_tf32 = allowed
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
@@ -121,7 +126,7 @@ def test_switches_of_new_and_old_names():
     for precision, allowed in (("high", True), ("highest", False), ("medium", True)):
         torch.set_float32_matmul_precision(precision)
         assert tf32.state()[0] == allowed
-    torch.backends.cudnn.allow_tf32 = False
+    allow_in_convolutions(False)
     assert tf32.state() == (False, False) or tf32.state() == (True, False)
     with torch.backends.cudnn.flags(enabled=False):
         assert tf32.state()[0] == tf32.state()[1]

@@ -39,6 +39,7 @@ TargetTraits traits() {
   made.most_vector_bytes = 16;
   made.device = "gpu";
   made.tensors = "cuda";
+  made.has_tf32 = true;
   made.has_disk_cache = true;
   made.options = {
       {"arch", kUsualArch}, {"cuda_driver"}, {"nvrtc", "", {{"nvidia.cu13", "lib/libnvrtc.so.13"}, {"nvidia.cuda_nvrtc", "lib/libnvrtc.so.12"}}}};

@@ -240,17 +240,25 @@ int64_t GpuChain::sums_of(int64_t units, int64_t keys) const {
 
 int64_t GpuChain::sums_of_numbers(int64_t per_row, int64_t keys, int64_t wide) const {
   int64_t sums = static_cast<int64_t>(inner_.size() + outer_.size()) * keys / wide;
-  for (const Outer& outer : outer_) sums += outer.width / wide;
+  for (const Outer& outer : outer_) sums += width_of_numbers(outer, wide) / wide;
   return per_row * sums;
 }
 
-/// Of numbers, as many side by side as waste few columns.
 WarpRows::Columns GpuChain::columns(const Outer& outer) const {
-  if (!numbers_) return outer.width / kMatrixColumns;
+  return numbers_ ? columns_of_numbers(outer, wide_) : Columns(outer.width / kMatrixColumns);
+}
+
+/// As many side by side as waste few columns.
+WarpRows::Columns GpuChain::columns_of_numbers(const Outer& outer, int64_t wide) const {
   const int64_t width = outer.column_axes[0].extent.value();
   int64_t lanes = kNumbers;
-  while (lanes > 1 && 4 * round_up(width, wide_ * lanes) > 5 * round_up(width, wide_)) lanes /= 2;
-  return {(width + wide_ * lanes - 1) / (wide_ * lanes), lanes};
+  while (lanes > 1 && 4 * round_up(width, wide * lanes) > 5 * round_up(width, wide)) lanes /= 2;
+  return {(width + wide * lanes - 1) / (wide * lanes), lanes};
+}
+
+int64_t GpuChain::width_of_numbers(const Outer& outer, int64_t wide) const {
+  const Columns columns = columns_of_numbers(outer, wide);
+  return columns.groups * columns.lanes * wide;
 }
 
 /// Registers of a thread that what stays of its rows takes.
@@ -270,7 +278,7 @@ void GpuChain::set_shapes(int64_t rows, int64_t keys) {
     if (numbers_) outer.shared_weights.set_shape(rows, keys);
 }
 
-int64_t GpuChain::shared_bytes(int64_t rows, int64_t keys, int64_t stages) const {
+int64_t GpuChain::shared_bytes(int64_t rows, int64_t keys, int64_t stages, int64_t wide) const {
   int64_t elements = 0;
   const auto add = [&](MatrixTile tile, int64_t width, int64_t depth, int64_t times) {
     tile.set_shape(width, depth);
@@ -281,7 +289,7 @@ int64_t GpuChain::shared_bytes(int64_t rows, int64_t keys, int64_t stages) const
     add(inner.moving, keys, inner.depth, stages);
   }
   for (const Outer& outer : outer_)
-    if (!outer.shares) add(outer.tile, outer.width, keys, stages);
+    if (!outer.shares) add(outer.tile, numbers_ ? width_of_numbers(outer, wide) : outer.width, keys, stages);
   for (const Outer& outer : outer_)
     if (numbers_) add(outer.shared_weights, rows, keys, 1);
   return size_of(inner_[0].rows.dtype) * elements;
@@ -344,7 +352,7 @@ Schedule GpuChain::propose_numbers(double rows, double batch, const std::string&
   bool found = false;
   for (const int64_t threads : {kBusyThreads, kBusyThreads / 2, kWarp})
     for (const Form& f : kForms) {
-      const int64_t bytes = shared_bytes(f.rows, f.keys, 2) + kOwnBytes;
+      const int64_t bytes = shared_bytes(f.rows, f.keys, 2, f.wide()) + kOwnBytes;
       const bool fits = bytes <= of_block && sums_of_numbers(f.per_row, f.keys, f.wide()) <= kMostNumbers;
       const bool fills = f.rows <= kMatrixRows || batch * std::ceil(rows / static_cast<double>(f.rows)) >= model.sms;
       if (found || !fits || !fills || of_sm / bytes * f.threads < threads || rows <= static_cast<double>(f.rows) / 2) continue;
@@ -365,11 +373,11 @@ void GpuChain::read(const Schedule& schedule) {
   if (numbers_) {
     read_numbers(reader, chain_.keys.back().name);
     if (stages_ < 2) reader.fail(reader.one("stages"), "allowed: 2 and more");
-    for (Outer& outer : outer_) outer.width = columns(outer).groups * columns(outer).lanes * wide_;
+    for (Outer& outer : outer_) outer.width = width_of_numbers(outer, wide_);
     const int64_t sums = sums_of_numbers(per_row_, keys_, wide_);
     if (sums > kMostSums)
       reader.fail(reader.one("register_block"), fmt::format("each thread would have {} sums in registers, allowed: {}", sums, kMostSums));
-    check_shared(reader, shared_bytes(rows_, keys_, stages_));
+    check_shared(reader, shared_bytes(rows_, keys_, stages_, wide_));
     reader.finish("tile, register_block, threads and stages");
     set_shapes(rows_, keys_);
     return;

@@ -59,10 +59,13 @@ class GpuChain : private WarpRows {
   Schedule propose_numbers(double rows, double batch, const std::string& arch) const;
   /// Columns of a result that each thread holds.
   Columns columns(const Outer& outer) const;
+  Columns columns_of_numbers(const Outer& outer, int64_t wide) const;
+  int64_t width_of_numbers(const Outer& outer, int64_t wide) const;
   int64_t sums_of(int64_t units, int64_t keys) const;
   int64_t sums_of_numbers(int64_t per_row, int64_t keys, int64_t wide) const;
   int64_t kept_of(int64_t units) const;
-  int64_t shared_bytes(int64_t rows, int64_t keys, int64_t stages) const;
+  /// `wide`: threads beside one another along the columns, of numbers.
+  int64_t shared_bytes(int64_t rows, int64_t keys, int64_t stages, int64_t wide = 4) const;
   void set_shapes(int64_t rows, int64_t keys);
 
   tile_ir::Block body();

@@ -655,9 +655,15 @@ tile_ir::Block GpuStencilChain::compute(const Stage& stage, const Plan& plan, co
       coordinates[Reach::coordinate(d)] = place.at(stage.axes[stage.dims[d]].name);
       array[d] = in_tile[stage.dims[d]];
     }
-    for (const Cond& cond : conditions(*into))
+    for (const Cond& cond : conditions(*into)) {
+      bool moves = false;
       for (size_t d = 0; d < stage.dims.size(); ++d)
-        if (uses(cond.expr, Reach::coordinate(d))) exists.emplace_back(stage.axes[stage.dims[d]].name, substitute(cond, coordinates));
+        if (uses(cond.expr, Reach::coordinate(d))) {
+          exists.emplace_back(stage.axes[stage.dims[d]].name, substitute(cond, coordinates));
+          moves = true;
+        }
+      if (!moves) exists.emplace_back("", cond);  // of sizes alone
+    }
   } else {
     for (size_t a = 0; a < stage.axes.size(); ++a) {
       const Expr extent = stage.axes[a].extent;

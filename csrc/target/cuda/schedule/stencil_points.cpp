@@ -199,9 +199,13 @@ loop_ir::Block StencilPoints::slice_for(const loop_ir::Reduce& reduce) const {
   return slice;
 }
 
-/// Statements at a thread's point; what was copied is read where it lies.
+/// Statements at a thread's point; what was copied is read where it lies. A guarded load whose place was computed may lie anywhere where the point
+/// does not exist.
 tile_ir::Block StencilPoints::convert(const loop_ir::Block& block, bool guarded) const {
   tile_ir::Block out;
+  std::set<std::string> computed;
+  for (const auto& stmt : body_)
+    if (!name_of(*stmt).empty()) computed.insert(name_of(*stmt));
   const auto load = [&](const loop_ir::Load& s) {
     for (const Region& region : regions_) {
       const auto& loads = region.window->loads;
@@ -215,9 +219,11 @@ tile_ir::Block StencilPoints::convert(const loop_ir::Block& block, bool guarded)
     if (guarded) {
       std::set<std::string> used;
       collect_uses(loop_ir::Stmt{s}, used);
+      const bool is_anywhere =
+          std::any_of(used.begin(), used.end(), [&](const std::string& name) { return name != s.name && computed.count(name) > 0; });
       if (moved.guard.empty()) moved.fill = loop_ir::zero_of(s.dtype);
       for (const auto& [axis, cond] : exists_)
-        if (used.count(axis) > 0) moved.guard.push_back(cond);
+        if (is_anywhere || axis.empty() || used.count(axis) > 0) moved.guard.push_back(cond);
       if (moved.guard.empty()) moved.fill = {};
     }
     out.push_back(make(std::move(moved)));
