@@ -232,7 +232,9 @@ void OnlineScheduler::read(ScheduleReader& reader) {
     reader.only(*d, {row_.name, name});
     const int64_t mr = reader.number(*d, row_.name, 1, kMostTile);
     const int64_t width = reader.number(*d, name, 1, kMostTile);
-    if (width % lanes != 0 || (width / lanes) * (mr + 1) > 4 * ctx_.target.vector_registers)
+    const Directive* dot = reader.find("dot", of_keys ? depth_name() : key_name());
+    const bool in_vectors = !dot || dot->arguments != std::vector<Argument>{{dot->arguments[0].name, tile_ir::kMatrixDepth}};
+    if (width % lanes != 0 || (in_vectors && (width / lanes) * (mr + 1) > 4 * ctx_.target.vector_registers))
       reader.fail(*d, "whole vectors, and few of them, are allowed");
     if (d != blocks[0] && mr != mr_) reader.fail(*d, "both register blocks have as many rows");
     mr_ = mr;

@@ -174,7 +174,7 @@ tile_ir::Block OnlineScheduler::body() const {
   if (pair_values_) out.push_back(make(tile_ir::Alloc{"weights", DType::bf16, {rows_of_block_, block_keys_ + 2 * padding}, Space::scratch}));
   out.push_back(make(tile_ir::Alloc{"sums", f32, {shared_, column_panels * column_lanes_}, Space::scratch}));
   for (const char* name : {"most", "total"}) out.push_back(make(tile_ir::Alloc{name, f32, {shared_}, Space::scratch}));
-  out.push_back(make(tile_ir::Alloc{"factor", f32, {rows_of_block_}, Space::scratch}));
+  for (const char* name : {"factor", "base"}) out.push_back(make(tile_ir::Alloc{name, f32, {rows_of_block_}, Space::scratch}));
   if (matrix_values_) out.push_back(make(tile_ir::Alloc{"products", f32, {mr_, column_lanes_}, Space::scratch}));
   append(out, start());
 
@@ -450,30 +450,27 @@ std::string OnlineScheduler::read_score(Expr row, Expr key, const std::string& s
 
 tile_ir::Block OnlineScheduler::weigh(Expr keys) const {
   const Expr row = sym("rw");
-  const std::vector<Expr> at{place() + row};
   auto reduce = [&](const std::string& name, Combiner combiner, const std::string& operand, const std::string& axis_name, tile_ir::Block body) {
     return make(
         tile_ir::Reduce{{name}, {DType::f32}, combiner, {operand}, {axis(axis_name, 0, keys, LoopKind::lanes, 1, kInFlight)}, std::move(body)});
   };
-  tile_ir::Block body;
+  auto over_rows = [&](LoopKind kind, tile_ir::Block body) { return loop("rw", 0, block_rows(), kind, std::move(body)); };
   tile_ir::Block of_max;
   const std::string value = read_score(row, sym("jm"), ".m", of_max);
-  body.push_back(reduce("here", Combiner::max, value, "jm", std::move(of_max)));
-  body.push_back(load("before", DType::f32, "most", at));
-  body.push_back(let("now", Fn::max, {"before", "here"}));
-  body.push_back(store("most", at, "now"));
-  // Where all so far are -inf, so is the difference: the weights are 0.
-  body.push_back(number("never", -std::numeric_limits<double>::infinity()));
-  body.push_back(let("nothing", Fn::eq, {"now", "never"}, DType::boolean));
-  body.push_back(number("origin", 0));
-  body.push_back(let("base", Fn::where, {"nothing", "origin", "now"}));
-  body.push_back(let("grown", Fn::sub, {"before", "base"}));
-  body.push_back(let("scale", Fn::exp, {"grown"}));
-  body.push_back(store("factor", {row}, "scale"));
+  tile_ir::Block out{over_rows(LoopKind::serial, {reduce("here", Combiner::max, value, "jm", std::move(of_max)), store("base", {row}, "here")})};
+  append(out, {over_rows(LoopKind::lanes, move_maximum(row))});
+
+  tile_ir::Block body{load("origin", DType::f32, "base", {row})};
   tile_ir::Block of_weight;
   const std::string score = read_score(row, sym("je"), ".e", of_weight);
-  of_weight.push_back(let("relative", Fn::sub, {score, "base"}));
-  of_weight.push_back(let("weight", Fn::exp, {"relative"}));
+  of_weight.push_back(let("relative", Fn::sub, {score, "origin"}));
+  if (pair_values_) {  // rounded to 16 bits anyway
+    body.push_back(number("log2e", 1.44269504088896340736));
+    of_weight.push_back(let("exponent", Fn::mul, {"relative", "log2e"}));
+    of_weight.push_back(let("weight", Fn::exp2_near, {"exponent"}));
+  } else {
+    of_weight.push_back(let("weight", Fn::exp, {"relative"}));
+  }
   const std::vector<Expr> here{row, sym("je")};
   tile_ir::Block of_sum;
   if (pair_values_) {
@@ -488,9 +485,7 @@ tile_ir::Block OnlineScheduler::weigh(Expr keys) const {
   }
   body.push_back(loop("je", 0, keys, LoopKind::lanes, std::move(of_weight), 2));
   body.push_back(reduce("more", Combiner::sum, "added", "jw", std::move(of_sum)));
-  body.push_back(load("sofar", DType::f32, "total", at));
-  body.push_back(let("sum", Fn::fma, {"sofar", "scale", "more"}));
-  body.push_back(store("total", at, "sum"));
+  body.push_back(store("base", {row}, "more"));
   if (matrix_values_) {
     body.push_back(
         loop("jl", keys, packed_keys(keys), LoopKind::lanes, {number("last", 0, DType::bf16), store("weights", {row, sym("jl")}, "last")}));
@@ -498,7 +493,11 @@ tile_ir::Block OnlineScheduler::weigh(Expr keys) const {
     body.push_back(number("last", 0, DType::bf16));
     body.push_back(store("weights", {row, keys}, "last"));
   }
-  tile_ir::Block out{loop("rw", 0, block_rows(), LoopKind::serial, std::move(body))};
+  out.push_back(over_rows(LoopKind::serial, std::move(body)));
+  const std::vector<Expr> at{place() + row};
+  out.push_back(over_rows(
+      LoopKind::lanes, {load("sofar", DType::f32, "total", at), load("scale", DType::f32, "factor", {row}), load("added", DType::f32, "base", {row}),
+                        let("sum", Fn::fma, {"sofar", "scale", "added"}), store("total", at, "sum")}));
   if (pair_values_) {
     const Expr padded = sym("rp");
     out.push_back(loop("rp", block_rows(), round_up(block_rows(), mr_), LoopKind::serial,
@@ -506,6 +505,23 @@ tile_ir::Block OnlineScheduler::weigh(Expr keys) const {
                              {number("nonep", 0, DType::bf16), store("weights", {padded, sym("jp")}, "nonep")})}));
   }
   return out;
+}
+
+tile_ir::Block OnlineScheduler::move_maximum(Expr row) const {
+  const std::vector<Expr> at{place() + row};
+  // Where all so far are -inf, so is the difference: the weights are 0.
+  return {load("largest", DType::f32, "base", {row}),
+          load("before", DType::f32, "most", at),
+          let("now", Fn::max, {"before", "largest"}),
+          store("most", at, "now"),
+          number("never", -std::numeric_limits<double>::infinity()),
+          let("nothing", Fn::eq, {"now", "never"}, DType::boolean),
+          number("zero", 0),
+          let("from", Fn::where, {"nothing", "zero", "now"}),
+          let("grown", Fn::sub, {"before", "from"}),
+          let("factors", Fn::exp, {"grown"}),
+          store("factor", {row}, "factors"),
+          store("base", {row}, "from")};
 }
 
 tile_ir::Block OnlineScheduler::add_values(Expr keys) const {

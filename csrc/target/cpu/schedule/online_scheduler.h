@@ -116,6 +116,8 @@ class OnlineScheduler {
   std::string read_score(Expr row, Expr key, const std::string& suffix, tile_ir::Block& into) const;
   /// Scores become weights, relative to the maximum so far.
   tile_ir::Block weigh(Expr keys) const;
+  /// By the largest of a row's scores in `base`: the maximum so far, what weights are relative to (in `base`), and the factor of what was summed.
+  tile_ir::Block move_maximum(Expr row) const;
   tile_ir::Block add_values(Expr keys) const;
   tile_ir::Block finish() const;
   const loop_ir::Kernel& kernel_;
