@@ -75,6 +75,30 @@ std::vector<std::string> feature_sets() {
 
 }  // namespace
 
+TEST_CASE("powers of 2 of weights are within 2^-20, 0 below 2^-126, and infinite or NaN where those of exp2 are") {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  std::vector<float> x{0, -kInf, kInf, std::nanf("1"), 128, 127.99F, 127.5F, 129, 1e30F, -1e30F, -126, -126.01F, -125.5F, -125.49F, -150, 1e-30F};
+  for (int k = 0; k < 4096; ++k) x.push_back(-130.0F + static_cast<float>(k) * 0.063F);
+  const std::string text = fmt::format(
+      "kernel @k(x: ptr f32, out y: ptr f32) symbols () chunks 1 scratch 0\n"
+      "  for i in 0..{} step 16:\n    a: f32x16 = load x[i]\n    b: f32x16 = exp2_near(a)\n    store y[i] = b\n",
+      x.size());
+  for (const std::string& features : feature_sets()) {
+    std::vector<float> y(x.size());
+    Machine(features).run(text, {x.data(), y.data()});
+    for (size_t k = 0; k < x.size(); ++k) {
+      INFO(features << " 2^" << x[k] << " = " << y[k]);
+      const double exact = std::exp2(static_cast<double>(x[k]));
+      if (std::isnan(x[k]))
+        REQUIRE(std::isnan(y[k]));
+      else if (x[k] >= 128 || x[k] < -126)
+        REQUIRE(y[k] == (x[k] < 0 ? 0.0F : kInf));
+      else
+        REQUIRE(std::abs(y[k] / exact - 1) <= 0x1p-20);
+    }
+  }
+}
+
 TEMPLATE_TEST_CASE("masks that are partly constant hold in registers of any width", "", int64_t, double, float, int32_t) {
   const std::string dtype = std::is_same_v<TestType, int64_t>  ? "i64"
                             : std::is_same_v<TestType, double> ? "f64"

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.nn.attention import flex_attention as flex
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -45,6 +46,26 @@ def as_exact(got, eager, exact):
         scale = true.abs().amax().clamp(min=1e-30)
         error, allowed = (((x.double() - true).abs().amax() / scale).item() for x in (ours, theirs))
         assert error <= 2 * allowed + 4 * torch.finfo(ours.dtype).eps, (error, allowed)
+
+
+@pytest.mark.parametrize("features", ["avx2", "native"])
+@pytest.mark.parametrize(
+    ("heads", "queries", "keys", "depth", "columns"), [((4, 4), 77, 101, 40, 64), ((4, 2), 130, 300, 64, 20), ((2, 2), 9, 600, 80, 80)]
+)
+def test_operator(heads, queries, keys, depth, columns, features):
+    """bf16 where sums, blocks and matrices end in the middle; causal, masked by a tensor (a row of nothing, too), scaled by a negative number."""
+    q, k, v = tensors(0, (2, heads[0], queries, depth), (2, heads[1], keys, depth), (2, heads[1], keys, columns), dtype=torch.bfloat16)
+    mask = torch.rand(2, 1, queries, keys, generator=torch.Generator().manual_seed(1)) > 0.3
+    mask[0, 0, 3] = False
+    for settings in ({}, {"is_causal": True}, {"attn_mask": mask}, {"scale": -0.3}):
+
+        def attend(q, k, v, settings=settings):
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=heads[0] != heads[1], **settings)
+
+        torch._dynamo.reset()
+        with torch.no_grad():
+            got = torch.compile(attend, backend="deplo", options={"features": features})(q, k, v)
+            as_exact([got], [attend(q, k, v)], [attend(q.double(), k.double(), v.double())])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -92,6 +92,7 @@ Unary unary_sequence(Fn fn) {
   switch (fn) {
     case Fn::exp: return &Math::exp;
     case Fn::exp2: return &Math::exp2;
+    case Fn::exp2_near: return &Math::exp2_near;
     case Fn::expm1: return &Math::expm1;
     case Fn::log: return &Math::log;
     case Fn::log2: return &Math::log2;
