@@ -25,8 +25,7 @@ constexpr int64_t kLeastSplitRows = 48;     // fewer wait for memory, of which p
 constexpr int64_t kLeastSplitDepth = 64;    // shorter sums do not pay for making parts
 constexpr int64_t kMatrixRows = 256;        // rows of a block for it: it takes panels faster than memory brings them
 constexpr int64_t kLeastMatrixRows = 8;     // fewer leave most of it idle, and wait for memory anyway
-constexpr int64_t kLeastByteRows = 8;       // of bytes
-constexpr int64_t kByteChain = 1024;        // steps of k of bytes, of which a panel stays in the first cache
+constexpr int64_t kByteChain = 512;         // steps of k of bytes, of which a panel stays in the first cache
 constexpr double kByteShare = 0.5;          // of the second cache, that their rows may take
 constexpr int64_t kMatrixPadding = 32;      // bf16 elements, a line: keeps rows whole lines off each other's cache sets
 constexpr int64_t kDynamicLanes = 256;      // lanes of a block that packs its lane operand
@@ -270,7 +269,7 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
     mr_ = std::min(mr_, most_widened_rows(vectors, ctx_));
   for (Item& item : items_) item.unroll = vectors > kBlockVectors ? kWideUnroll : kDepthUnroll;
   const bool matrix = std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return (i.pairs || i.words) && can_use_matrix(i); });
-  for (Item& item : items_) item.matrix = matrix && rows >= (item.words ? kLeastByteRows : kLeastMatrixRows);
+  for (Item& item : items_) item.matrix = matrix && rows >= kLeastMatrixRows;
   // In training, whose weights change, making their parts in each step takes longer than these save.
   const bool split = !ctx_.training && hint(rows_extent_) >= kLeastSplitRows &&
                      std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return can_split(i) && i.depth.value() >= kLeastSplitDepth; });
