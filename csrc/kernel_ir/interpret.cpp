@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "loop_ir/text.h"
+#include "scalar/bytes.h"
 #include "scalar/combine.h"
 #include "scalar/warp.h"
 
@@ -247,7 +248,16 @@ struct Machine {
   void run(const Matrix& s, Thread& t) {
     constexpr auto kRows = static_cast<size_t>(kMatrixRows);
     if (s.kind == Matrix::Kind::zero) {
-      t.matrices[s.target] = std::vector<Lanes>(kRows, Lanes(kRows, Scalar::of_float(DType::f32, 0)));
+      t.matrices[s.target] = std::vector<Lanes>(kRows, Lanes(kRows, Scalar::of_float(s.dtype, 0)));
+      return;
+    }
+    if (s.kind == Matrix::Kind::multiply && is_byte(s.a_dtype)) {
+      std::vector<Lanes>& sums = matrix(t, s.target, DType::i32);
+      const std::vector<Lanes> a = bytes(t, s.a, s.a_dtype);
+      const std::vector<Lanes> b = bytes(t, s.b, s.b_dtype);
+      for (size_t i = 0; i < kRows; ++i)
+        for (size_t j = 0; j < kRows; ++j)
+          for (size_t k = 0; k < 4 * kRows; ++k) sums[i][j] = Scalar::of_int(DType::i32, sums[i][j].i + a[i][k].i * b[k / 4][4 * j + k % 4].i);
       return;
     }
     if (s.kind == Matrix::Kind::multiply) {
@@ -266,7 +276,7 @@ struct Machine {
     const int64_t offset = evaluate(s.offset, t.integers);
     const int64_t stride = evaluate(s.stride, t.integers);
     const size_t columns = static_cast<size_t>(kMatrixRowBytes / size_of(array.dtype));
-    std::vector<Lanes>& rows = s.kind == Matrix::Kind::store ? matrix(t, s.target, DType::f32) : t.matrices[s.target];
+    std::vector<Lanes>& rows = s.kind == Matrix::Kind::store ? matrix(t, s.target, array.dtype) : t.matrices[s.target];
     if (s.kind == Matrix::Kind::load) rows.assign(kRows, Lanes(columns));
     for (size_t i = 0; i < kRows; ++i)
       for (size_t j = 0; j < columns; ++j) {
@@ -278,6 +288,19 @@ struct Machine {
         else
           array.set(at, rows[i][j]);
       }
+  }
+
+  /// The rows of a register that holds bytes, or words that are made of such.
+  std::vector<Lanes> bytes(Thread& t, int number, DType dtype) const {
+    auto it = t.matrices.find(number);
+    if (it == t.matrices.end() || it->second[0][0].dtype != DType::i32) return matrix(t, number, dtype);
+    std::vector<Lanes> rows;
+    for (const Lanes& words : it->second) {
+      rows.emplace_back();
+      for (const Scalar& word : words)
+        for (int64_t byte = 0; byte < 4; ++byte) rows.back().push_back(Scalar::of_int(dtype, byte_of_word(word.i, byte, dtype)));
+    }
+    return rows;
   }
 
   /// A register that holds rows of this dtype.

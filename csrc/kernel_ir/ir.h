@@ -63,9 +63,10 @@ namespace deplo::kernel_ir {
 // (`program_ir/tiles.h`); the vars hold two columns of f32 each, of rows h = 0 and 1 of one g after the other. `multiply_group a, b += x ... * w
 // ...` is what groups of 128 threads do with tiles in shared memory (`program_ir/groups.h`); a var holds the sums of lanes / 2 values of g, of
 // one h, in the same order. `matrix` statements work on the eight registers of a matrix unit, each 16 rows of 64 bytes: t0 holds 16 x 16 f32 or
-// 16 x 32 bf16. `matrix t0 = 0`, `matrix t0 = c[p] stride s` and `matrix c[p] stride s = t0` (rows s elements apart), and `matrix t0 += t4 * t6`,
-// which adds, for row i and column j, the products of a[i, 2p] with b[p, 2j] and of a[i, 2p + 1] with b[p, 2j + 1] for the 16 p, in the unit's
-// order; subnormals may count as 0.
+// i32, 16 x 32 bf16 or 16 x 64 bytes, which may be words of memory. `matrix t0 = 0`, `matrix t0: i32 = 0`, `matrix t0 = c[p] stride s` and `matrix
+// c[p] stride s = t0` (rows s elements apart), and `matrix t0 += t4 * t6`, which adds, for row i and column j, the products of a[i, 2p] with
+// b[p, 2j] and of a[i, 2p + 1] with b[p, 2j + 1] for the 16 p, in the unit's order; subnormals may count as 0. `matrix t0 += u8 t4 * i8 t6` adds
+// those of the four a[i, 4p + q] with b[p, 4j + q], bytes without or with a sign each, to sums of i32, exactly but for wraps.
 
 struct Type {
   DType dtype = DType::f32;
@@ -229,11 +230,14 @@ struct Matrix {
   enum class Kind : uint8_t { zero, load, store, multiply };
   Kind kind = Kind::zero;
   int target = 0;      ///< the register written, or stored
-  std::string buffer;  ///< load and store: f32, or bf16 to load
+  std::string buffer;  ///< load and store: f32 or i32, to load bf16 or bytes, too
   Expr offset;
   Expr stride = 0;  ///< between rows, in elements
   int a = 0;        ///< multiply: registers
   int b = 0;
+  DType dtype = DType::f32;     ///< zero: of the sums
+  DType a_dtype = DType::bf16;  ///< multiply: as what the rows of both count, bf16, or each u8 or i8
+  DType b_dtype = DType::bf16;
   bool operator==(const Matrix&) const = default;
 };
 

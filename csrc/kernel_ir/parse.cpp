@@ -166,6 +166,13 @@ struct Parser {
     return text[1] - '0';
   }
 
+  /// A register that a product takes, and as what; bf16 where nothing is said.
+  std::pair<int, DType> factor() {
+    const std::string& text = lexer.peek().text;
+    const DType dtype = text == "u8" || text == "i8" ? deplo::parse_dtype(lexer) : DType::bf16;
+    return {matrix_register(), dtype};
+  }
+
   Matrix matrix() {
     Matrix s;
     auto rows = [&] {
@@ -183,13 +190,15 @@ struct Parser {
     s.target = matrix_register();
     if (lexer.accept("+=")) {
       s.kind = Matrix::Kind::multiply;
-      s.a = matrix_register();
+      std::tie(s.a, s.a_dtype) = factor();
       lexer.expect("*");
-      s.b = matrix_register();
+      std::tie(s.b, s.b_dtype) = factor();
       return s;
     }
+    const bool typed = lexer.accept(":");
+    if (typed) s.dtype = deplo::parse_dtype(lexer);
     lexer.expect("=");
-    if (lexer.peek().text == "0" && lexer.integer("0") == 0) return s;
+    if ((typed || lexer.peek().text == "0") && lexer.integer("0") == 0) return s;
     s.kind = Matrix::Kind::load;
     rows();
     return s;

@@ -84,10 +84,12 @@ struct Printer {
   void statement(const Barrier& /*s*/, const std::string& indent) { line(indent, "barrier"); }
   void statement(const Matrix& s, const std::string& indent) {
     std::string rows = fmt::format("{} stride {}", place(s.buffer, s.offset), deplo::print(s.stride));
-    std::string what = s.kind == Matrix::Kind::zero    ? fmt::format("t{} = 0", s.target)
+    auto factor = [](int t, DType dtype) { return dtype == DType::bf16 ? fmt::format("t{}", t) : fmt::format("{} t{}", to_string(dtype), t); };
+    const std::string sums = s.dtype == DType::f32 ? "" : fmt::format(": {}", to_string(s.dtype));
+    std::string what = s.kind == Matrix::Kind::zero    ? fmt::format("t{}{} = 0", s.target, sums)
                        : s.kind == Matrix::Kind::load  ? fmt::format("t{} = {}", s.target, rows)
                        : s.kind == Matrix::Kind::store ? fmt::format("{} = t{}", rows, s.target)
-                                                       : fmt::format("t{} += t{} * t{}", s.target, s.a, s.b);
+                                                       : fmt::format("t{} += {} * {}", s.target, factor(s.a, s.a_dtype), factor(s.b, s.b_dtype));
     line(indent, "matrix " + what);
   }
   void statement(const CopyAsync& s, const std::string& indent) {

@@ -8,6 +8,7 @@
 #include "expr/points.h"
 #include "kernel_ir/text.h"
 #include "program_ir/text.h"
+#include "scalar/bytes.h"
 #include "scalar/warp.h"
 
 namespace deplo::kernel_ir {
@@ -279,11 +280,17 @@ class Verifier {
     for (int r : {s.target, s.a, s.b}) DEPLO_REQUIRE(r >= 0 && r < kMatrixRegisters, "matrix", fmt::format("t{} is no register", r));
     if (s.kind == Matrix::Kind::multiply)
       DEPLO_REQUIRE(s.target != s.a && s.target != s.b && s.a != s.b, "matrix", "the registers of a product differ");
+    if (s.kind == Matrix::Kind::multiply)
+      DEPLO_REQUIRE(is_byte(s.a_dtype) ? is_byte(s.b_dtype) : s.a_dtype == DType::bf16 && s.b_dtype == DType::bf16, "matrix",
+                    "both factors of a product are bf16, or bytes");
+    if (s.kind == Matrix::Kind::zero)
+      DEPLO_REQUIRE(s.dtype == DType::f32 || s.dtype == DType::i32, "matrix", fmt::format("sums are f32 or i32, not {}", to_string(s.dtype)));
     if (s.kind == Matrix::Kind::zero || s.kind == Matrix::Kind::multiply) return;
     const std::string where = "matrix rows of " + s.buffer;
     const DType dtype = buffer(s.buffer, where);
     const bool written = s.kind == Matrix::Kind::store;
-    DEPLO_REQUIRE(dtype == DType::f32 || (dtype == DType::bf16 && !written), where, fmt::format("it is {}", to_string(dtype)));
+    const bool sums = dtype == DType::f32 || dtype == DType::i32;
+    DEPLO_REQUIRE(sums || ((dtype == DType::bf16 || is_byte(dtype)) && !written), where, fmt::format("it is {}", to_string(dtype)));
     DEPLO_REQUIRE(!written || writable_.count(s.buffer) > 0, where, "it is an input");
     index(s.offset, where);
     index(s.stride, where);

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "loop_ir/text.h"
+#include "scalar/bytes.h"
 #include "scalar/combine.h"
 #include "scalar/warp.h"
 #include "tile_ir/rewrite.h"
@@ -228,14 +229,18 @@ struct Machine {
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < columns; ++j) {
         const int64_t at = i * columns + j;
-        if (s.kind == Matrix::Kind::zero) sums.set(at, Scalar::of_float(DType::f32, 0));
+        if (s.kind == Matrix::Kind::zero) sums.set(at, Scalar::of_float(sums.dtype, 0));
         if (s.kind == Matrix::Kind::load) sums.set(at, t.buffers.at(s.a.buffer)->get(element(s.a, i, j, 0, 0)));
         if (s.kind == Matrix::Kind::store) t.buffers.at(s.a.buffer)->set(element(s.a, i, j, 0, 0), sums.get(at));
         if (s.kind != Matrix::Kind::multiply) continue;
         const Array& a = *t.buffers.at(s.a.buffer);
         const Array& b = *t.buffers.at(s.b.buffer);
         Scalar sum = sums.get(at);
-        for (int64_t p = 0; p < kMatrixDepth / 2; ++p) {
+        for (int64_t p = 0; s.bytes && p < kMatrixBytes; ++p) {
+          const int64_t word = b.get(element(s.b, p / 4, j, 0, 0)).i;
+          sum = Scalar::of_int(DType::i32, sum.i + a.get(element(s.a, i, p, 0, 0)).i * byte_of_word(word, p % 4, *s.bytes));
+        }
+        for (int64_t p = 0; !s.bytes && p < kMatrixDepth / 2; ++p) {
           Scalar operands[] = {a.get(element(s.a, i, 2 * p, 0, 0)), a.get(element(s.a, i, 2 * p + 1, 0, 0)), b.get(element(s.b, p, j, 1, 0)),
                                b.get(element(s.b, p, j, 1, 1)), sum};
           sum = apply(Fn::dot2, DType::f32, operands, mode, &division_error);

@@ -53,11 +53,12 @@ namespace deplo::tile_ir {
 //   scratch   memory from the runtime, per thread (GPU: per block, its threads share it); the shape may be symbolic in sizes (not axes); base
 //             aligned to 64 bytes
 //   shared    GPU block memory
-//   matrix    the sums of a matrix unit, f32 [m, n] of multiples of 16, one array at a time, for `matrix` statements alone
-// `matrix` statements work on a whole such array t[m, n]: `matrix t = 0`, `matrix t = c[i, j]` and `matrix c[i, j] = t` for the m x n elements of f32
-// memory from there on along its last two dimensions, and `matrix t += a[i, k] * b[p, 0, 0]`, which adds the products of m x 32 bf16 elements of a,
-// from a[i, k] on, and 32 x n of b, pairs of whose rows lie side by side in its last dimension ([32 / 2][n][2]). The order of the additions is
-// the unit's; subnormals may count as 0.
+//   matrix    the sums of a matrix unit, f32 or i32 [m, n] of multiples of 16, one array at a time, for `matrix` statements alone
+// `matrix` statements work on a whole such array t[m, n]: `matrix t = 0`, `matrix t = c[i, j]` and `matrix c[i, j] = t` for the m x n elements of
+// memory from there on along its last two dimensions, and two kinds of products. `matrix t += a[i, k] * b[p, 0, 0]` adds to f32 those of m x 32 bf16
+// elements of a, from a[i, k] on, and 32 x n of b, pairs of whose rows lie side by side in its last dimension ([32 / 2][n][2]). The order of the
+// additions is the unit's; subnormals may count as 0. `matrix t += a[i, k] * i8 b[p, 0]` adds to i32, which wraps around, those of m x 64 bytes of a
+// (u8 or i8) and 64 x n of b, four of whose rows are the bytes of an i32 word, the lowest one first ([64 / 4][n] words of u8 or i8).
 // A GPU's threads copy without waiting, `copy_async t[s, i, j] = x[p, q] along 1 by 8 first n if c`: 8 elements side by side in the last
 // dimension of a shared array, from there on along dimension 1 of a parameter; those at n and above, and all where c does not hold, are 0.
 // `copy_commit` and `copy_wait 2` close groups of a thread's copies, and wait until at most two are under way; a copy takes place at any time
@@ -159,6 +160,7 @@ struct Prefetch {
 
 constexpr int64_t kMatrixSide = 16;   ///< rows, and f32 lanes, of one register of a matrix unit
 constexpr int64_t kMatrixDepth = 32;  ///< products that one instruction adds to each sum
+constexpr int64_t kMatrixBytes = 64;  ///< those of bytes
 
 /// A statement on a whole matrix array; `a` and `b` are elements where memory begins.
 struct Matrix {
@@ -170,8 +172,9 @@ struct Matrix {
   };
   Kind kind = Kind::zero;
   std::string array;
-  Place a;  ///< load, store and multiply
-  Place b;  ///< multiply
+  Place a;                          ///< load, store and multiply
+  Place b;                          ///< multiply
+  std::optional<DType> bytes = {};  ///< multiply: of what b's words are made, where it has words
   bool operator==(const Matrix&) const = default;
 };
 

@@ -94,6 +94,7 @@ struct Parser {
       s.kind = Matrix::Kind::multiply;
       s.a = place();
       lexer.expect("*");
+      if (lexer.peek(1).text != "[") s.bytes = parse_dtype(lexer);
       s.b = place();
       return s;
     }

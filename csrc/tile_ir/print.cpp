@@ -41,7 +41,8 @@ struct Printer {
     auto place = [](const Matrix::Place& p) { return p.buffer + print_shape(p.index); };
     std::string what = s.kind == Matrix::Kind::store ? fmt::format("{} = {}", place(s.a), s.array) : fmt::format("{} = 0", s.array);
     if (s.kind == Matrix::Kind::load) what = fmt::format("{} = {}", s.array, place(s.a));
-    if (s.kind == Matrix::Kind::multiply) what = fmt::format("{} += {} * {}", s.array, place(s.a), place(s.b));
+    if (s.kind == Matrix::Kind::multiply)
+      what = fmt::format("{} += {} * {}{}", s.array, place(s.a), s.bytes ? fmt::format("{} ", to_string(*s.bytes)) : "", place(s.b));
     line(indent, "matrix " + what);
   }
   void statement(const CopyAsync& s, const std::string& indent) {

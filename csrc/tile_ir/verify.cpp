@@ -8,6 +8,7 @@
 #include "base/require.h"
 #include "expr/check.h"
 #include "program_ir/text.h"
+#include "scalar/bytes.h"
 #include "scalar/warp.h"
 #include "tile_ir/rewrite.h"
 #include "tile_ir/text.h"
@@ -22,15 +23,15 @@ constexpr int64_t kMaxRegisters = 1 << 16;  ///< elements of a register array
 
 /// Names visible at one place of a kernel, and what surrounds it.
 struct Scope : loop_ir::Visible {
-  std::map<std::string, LoopKind> kinds;              ///< of axes
-  std::set<std::string> registers;                    ///< arrays that become variables
-  std::map<std::string, std::vector<Expr>> matrices;  ///< arrays of a matrix unit, and their shapes
-  std::set<std::string> shared;                       ///< arrays
-  std::map<std::string, int> fragments;               ///< matrices that a warp's threads hold, and how many of 8 x 8
-  bool parallel = false;                              ///< inside a parallel loop
-  bool lanes = false;                                 ///< inside a lanes loop
-  bool nested = false;                                ///< inside any loop but parallel
-  bool reduces = false;                               ///< inside a reduce or scan
+  std::map<std::string, LoopKind> kinds;                                ///< of axes
+  std::set<std::string> registers;                                      ///< arrays that become variables
+  std::map<std::string, std::pair<DType, std::vector<Expr>>> matrices;  ///< arrays of a matrix unit, and their shapes
+  std::set<std::string> shared;                                         ///< arrays
+  std::map<std::string, int> fragments;                                 ///< matrices that a warp's threads hold, and how many of 8 x 8
+  bool parallel = false;                                                ///< inside a parallel loop
+  bool lanes = false;                                                   ///< inside a lanes loop
+  bool nested = false;                                                  ///< inside any loop but parallel
+  bool reduces = false;                                                 ///< inside a reduce or scan
 };
 
 class Verifier : loop_ir::StatementVerifier {
@@ -223,11 +224,11 @@ class Verifier : loop_ir::StatementVerifier {
     if (s.space == Space::shared) scope.shared.insert(s.name);
     if (s.space != Space::matrix) return;
     auto fits = [](Expr e) { return e.value() > 0 && e.value() % kMatrixSide == 0; };
-    DEPLO_REQUIRE(s.dtype == DType::f32 && s.shape.size() == 2 && fits(s.shape[0]) && fits(s.shape[1]),
-                  fmt::format("the matrix array {} is {}{}, allowed is f32 of two multiples of {}", s.name, to_string(s.dtype), print_shape(s.shape),
-                              kMatrixSide));
+    DEPLO_REQUIRE((s.dtype == DType::f32 || s.dtype == DType::i32) && s.shape.size() == 2 && fits(s.shape[0]) && fits(s.shape[1]),
+                  fmt::format("the matrix array {} is {}{}, allowed is f32 or i32 of two multiples of {}", s.name, to_string(s.dtype),
+                              print_shape(s.shape), kMatrixSide));
     for (const auto& [other, shape] : scope.matrices) fail(fmt::format("the matrix array {} lies inside the scope of {}", s.name, other));
-    scope.matrices[s.name] = s.shape;
+    scope.matrices[s.name] = {s.dtype, s.shape};
   }
 
   void statement(const Barrier&, Scope& scope) { DEPLO_REQUIRE(!scope.lanes && !scope.reduces, "a barrier inside a lanes loop or a reduction"); }
@@ -248,10 +249,20 @@ class Verifier : loop_ir::StatementVerifier {
     auto array = scope.matrices.find(s.array);
     DEPLO_REQUIRE(array != scope.matrices.end(), fmt::format("{} is no matrix array", s.array));
     DEPLO_REQUIRE(!scope.lanes, "a matrix statement inside a lanes loop");
-    const std::vector<Expr>& shape = array->second;
-    if (s.kind == Matrix::Kind::load) matrix_place(scope, s.a, DType::f32, shape[0], shape[1], false);
-    if (s.kind == Matrix::Kind::store) matrix_place(scope, s.a, DType::f32, shape[0], shape[1], false, true);
+    const auto& [dtype, shape] = array->second;
+    if (s.kind == Matrix::Kind::load) matrix_place(scope, s.a, dtype, shape[0], shape[1], false);
+    if (s.kind == Matrix::Kind::store) matrix_place(scope, s.a, dtype, shape[0], shape[1], false, true);
     if (s.kind != Matrix::Kind::multiply) return;
+    DEPLO_REQUIRE(s.bytes.has_value() == (dtype == DType::i32),
+                  fmt::format("the sums of {} are {}, those of words of bytes are i32", s.array, to_string(dtype)));
+    if (s.bytes) {
+      DEPLO_REQUIRE(is_byte(*s.bytes), fmt::format("words are of u8 or i8, not of {}", to_string(*s.bytes)));
+      const DType of_a = access(scope, s.a.buffer, s.a.index).dtype;
+      DEPLO_REQUIRE(is_byte(of_a), fmt::format("{} is {}, needed is u8 or i8", s.a.buffer, to_string(of_a)));
+      matrix_place(scope, s.a, of_a, shape[0], kMatrixBytes, false);
+      matrix_place(scope, s.b, DType::i32, kMatrixBytes / 4, shape[1], false);
+      return;
+    }
     matrix_place(scope, s.a, DType::bf16, shape[0], kMatrixDepth, false);
     matrix_place(scope, s.b, DType::bf16, kMatrixDepth / 2, shape[1], true);
   }

@@ -194,6 +194,69 @@ TEST_CASE("matrix units: the interpreters of both levels agree, and compiled cod
   }
 }
 
+TEST_CASE("matrix units of bytes: sums are exact, wraps included, for every sign of both factors") {
+  for (const std::string a : {"u8", "i8"})
+    for (const std::string b : {"u8", "i8"}) {
+      const std::string text = "tile @k(a: " + a + R"([48, 192], b: i32[3, 2, 16, 32], c: i32[64, 64], out y: i32[48, 64]) chunks 3
+  parallel i in 0..3:
+    for j in 0..2:
+      alloc t: i32[16, 32] matrix
+      if i == 0:
+        matrix t = 0
+      if i - 1 >= 0:
+        matrix t = c[i*16, j*32]
+      for k in 0..3:
+        matrix t += a[i*16, k*64] * )" +
+                               b + R"( b[k, j, 0, 0]
+      matrix y[i*16, j*32] = t
+)";
+      INFO(text);
+      const tile_ir::Module module = tile_ir::parse(text);
+      CHECK(tile_ir::parse(tile_ir::print(module)) == module);
+      tile_ir::verify(module);
+      const tile_ir::Kernel& tile = *module.kernels[0];
+      std::mt19937 rng(11);
+      std::vector<Array> inputs;
+      for (const auto& p : tile.params) {
+        Array& array = inputs.emplace_back(Array::zeros(p.dtype, evaluate_shape(p.shape, {})));
+        for (int64_t k = 0; k < array.count(); ++k) array.set(k, Scalar::of_int(p.dtype, static_cast<int64_t>(rng())));
+      }
+      // What the statements say, from the words' bytes.
+      Array wanted = inputs[3];
+      for (int64_t i = 0; i < 48; ++i)
+        for (int64_t j = 0; j < 64; ++j) {
+          uint64_t sum = i < 16 ? 0 : static_cast<uint64_t>(inputs[2].get(i * 64 + j).i);
+          for (int64_t k = 0; k < 192; ++k) {
+            const auto word = static_cast<uint32_t>(inputs[1].get(((k / 64 * 2 + j / 32) * 16 + k % 64 / 4) * 32 + j % 32).i);
+            const auto byte = static_cast<uint8_t>(word >> (k % 4 * 8));
+            sum += static_cast<uint64_t>(inputs[0].get(i * 192 + k).i * (b == "i8" ? static_cast<int8_t>(byte) : byte));
+          }
+          wanted.set(i * 64 + j, Scalar::of_int(DType::i32, static_cast<int32_t>(static_cast<uint32_t>(sum))));
+        }
+      auto check = [&](const std::vector<Array>& got) {
+        for (int64_t k = 0; k < wanted.count(); ++k) REQUIRE(got[3].get(k).i == wanted.get(k).i);
+      };
+      std::vector<Array> got = inputs;
+      tile_ir::interpret(tile, pointers(got), {}, Mode::typed);
+      check(got);
+      PassContext context;
+      context.target.vector_bytes = 64;
+      kernel_ir::Module lowered = lower_tile_to_kernel(module, context);
+      INFO(kernel_ir::print(lowered));
+      kernel_ir::verify(*lowered.kernels[0]);
+      CHECK(kernel_ir::parse(kernel_ir::print(lowered)) == lowered);
+      got = inputs;
+      kernel_ir::interpret(*lowered.kernels[0], pointers(got), {}, Mode::typed);
+      check(got);
+      if (!cpu_target_info("").features.contains("amx-int8")) continue;
+      for (int threads : {1, 3}) {
+        got = inputs;
+        CHECK(run_native(tile, pointers(got), {}, 64, threads) == 0);
+        check(got);
+      }
+    }
+}
+
 TEST_CASE("random kernels") {
   for (unsigned seed = 0; seed < 40; ++seed) {
     Sizes sizes;

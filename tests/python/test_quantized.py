@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import packed_by_others
+from engines import feature_sets, packed_by_others
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,6 +22,7 @@ with warnings.catch_warnings():
     from torchao.quantization.quant_primitives import MappingType
 
 SHAPES = ((1, 64, 40), (5, 36, 33), (37, 260, 70), (96, 1028, 48), (3, 30, 16))
+UNIT_SHAPES = ((16, 64, 33), (37, 1152, 70), (300, 192, 48), (70, 9600, 40))  # of whole steps of a matrix unit, one and several chains and blocks of k
 
 
 class Product(nn.Module):
@@ -36,12 +37,12 @@ class Product(nn.Module):
         return (x.int()[:, None, :] * self.weight.int()[None, :, :]).sum(-1, dtype=torch.int32)
 
 
-@pytest.mark.parametrize("features", ["native", "avx2", "sse"])
+@pytest.mark.parametrize("features", ["native", *feature_sets()])
 @pytest.mark.parametrize("signs", ["i8 i8", "u8 i8", "i8 u8", "u8 u8"])
 def test_products_of_bytes_are_exact(signs: str, features: str) -> None:
     torch.manual_seed(0)
     rows_dtype, weight_dtype = ({"i8": torch.int8, "u8": torch.uint8}[s] for s in signs.split())
-    for m, k, n in SHAPES:
+    for m, k, n in SHAPES + (UNIT_SHAPES if features == "native" else UNIT_SHAPES[:1]):
         torch._dynamo.reset()
         layer = Product(n, k, weight_dtype)
         x = torch.randint(0, 256, (m, k), dtype=torch.uint8) if rows_dtype == torch.uint8 else torch.randint(-128, 128, (m, k), dtype=torch.int8)
@@ -239,6 +240,27 @@ def test_float8_is_converted_as_eager_mode_does(features: str) -> None:
     torch._dynamo.reset()
     with pytest.raises(deplo.UnsupportedError, match="arithmetic in float8"):
         torch.compile(lambda x: x.abs(), backend="deplo", options=options)(codes)
+
+
+@pytest.mark.parametrize("features", ["native", "avx2"])
+@pytest.mark.parametrize("depth", [320, 9600])
+@torch.no_grad()
+def test_single_rows_and_many_read_one_copy_of_bytes(depth: int, features: str) -> None:
+    """Programs for one row, for some and for any number of them read the same panels, whichever instruction multiplies them."""
+    torch.manual_seed(0)
+    n = 96
+    before = packed_by_others()
+    layer = Product(n, depth, torch.int8)
+    options = {"strict": True, "features": features, "weights": "own", "weight_checks": "versions"}
+    few, many = deplo.jit(layer, options=options, dynamic=False), deplo.jit(layer, options=options)
+    weight = layer.weight.clone()
+    for rows, call in ((40, many), (3, few), (64, few), (150, many), (2, many)):
+        x = torch.randint(-128, 128, (rows, depth), dtype=torch.int8)
+        if call is many:
+            torch._dynamo.mark_dynamic(x, 0)
+        assert torch.equal(call(x).long(), x.long() @ weight.long().T)
+    assert deplo._C.packed_bytes() - before <= n * depth * 1.05 + 4096
+    assert torch.equal(layer.weight, weight)
 
 
 def in_float64(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:

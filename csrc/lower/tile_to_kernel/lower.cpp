@@ -348,6 +348,7 @@ void Lowering::statement(const If& s) {
 
 void Lowering::statement(const Alloc& s) {
   if (s.space == Space::matrix) {
+    matrix_dtype_ = s.dtype;
     matrix_rows_ = s.shape[0].value() / kMatrixSide;
     matrix_columns_ = s.shape[1].value() / kMatrixSide;
     // Sums, a column of a, and one or more registers for b.
@@ -422,7 +423,7 @@ void Lowering::statement(const Matrix& s) {
   };
   const int64_t sums = matrix_rows_ * matrix_columns_;
   if (s.kind == Matrix::Kind::zero) {
-    for (int64_t t = 0; t < sums; ++t) emit_.matrix({Kind::zero, static_cast<int>(t), {}, 0, 0, 0, 0});
+    for (int64_t t = 0; t < sums; ++t) emit_.matrix({Kind::zero, static_cast<int>(t), {}, 0, 0, 0, 0, matrix_dtype_});
     return;
   }
   if (s.kind != Matrix::Kind::multiply) {
@@ -431,8 +432,10 @@ void Lowering::statement(const Matrix& s) {
       emit_.matrix(piece(s.kind == Matrix::Kind::load ? Kind::load : Kind::store, t, rows, t / matrix_columns_, t % matrix_columns_));
     return;
   }
-  const Rows a = rows_of(s.a, 0, kMatrixDepth);
-  const Rows b = rows_of(s.b, 1, kMatrixSide);
+  const Rows a = rows_of(s.a, 0, s.bytes ? kMatrixBytes : kMatrixDepth);
+  const Rows b = rows_of(s.b, s.bytes ? 0 : 1, kMatrixSide);
+  const DType a_dtype = memory_.at(s.a.buffer).dtype;
+  const DType b_dtype = s.bytes.value_or(DType::bf16);
   // A factor that the product before this one had, too, is still in its register.
   auto fetch = [&](int64_t target, const Rows& rows, int64_t down, int64_t right) {
     kernel_ir::Matrix node = piece(Kind::load, target, rows, down, right);
@@ -447,7 +450,16 @@ void Lowering::statement(const Matrix& s) {
     const int64_t right = first + j % (kernel_ir::kMatrixRegisters - first);
     fetch(right, b, 0, j);
     for (int64_t i = 0; i < matrix_rows_; ++i)
-      emit_.matrix({Kind::multiply, static_cast<int>(i * matrix_columns_ + j), {}, 0, 0, static_cast<int>(sums + i), static_cast<int>(right)});
+      emit_.matrix({Kind::multiply,
+                    static_cast<int>(i * matrix_columns_ + j),
+                    {},
+                    0,
+                    0,
+                    static_cast<int>(sums + i),
+                    static_cast<int>(right),
+                    DType::f32,
+                    a_dtype,
+                    b_dtype});
   }
 }
 

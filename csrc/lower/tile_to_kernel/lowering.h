@@ -245,7 +245,8 @@ class Lowering {
   std::map<std::string, int64_t> multiples_;  ///< what is known to divide a loop variable
   std::vector<std::string> bound_;
   LaneContext* lanes_ = nullptr;
-  int64_t matrix_rows_ = 0, matrix_columns_ = 0;     ///< of the matrix array in scope, in registers
+  int64_t matrix_rows_ = 0, matrix_columns_ = 0;  ///< of the matrix array in scope, in registers
+  DType matrix_dtype_ = DType::f32;
   std::map<int, kernel_ir::Matrix> factors_;         ///< what its registers hold since the products before this statement
   std::vector<Unrolling> unrolls_;                   ///< inside the lanes loop, none of them under a guard
   std::map<std::string, std::string> placeholders_;  ///< symbol in expressions -> varying value

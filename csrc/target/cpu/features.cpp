@@ -50,6 +50,7 @@ const std::map<std::string, Bit>& bits() {
       {"avx512bf16", {7, 1, 0, 5, kAvx512}},
       {"amx-bf16", {7, 0, 3, 22, kMatrices}},
       {"amx-tile", {7, 0, 3, 24, kMatrices}},
+      {"amx-int8", {7, 0, 3, 25, kMatrices}},
   };
   return known;
 }

@@ -227,8 +227,8 @@ class Builder {
     if (s.kind == tile_ir::Matrix::Kind::zero) return;
     body.arithmetic += s.kind == tile_ir::Matrix::Kind::multiply ? kTile : 2 * kTile;
     if (s.kind == tile_ir::Matrix::Kind::multiply) {
-      access(body, s.a.buffer, s.a.index, false, body.loads, DType::bf16, false);
-      access(body, s.b.buffer, s.b.index, false, body.loads, DType::bf16, false);
+      access(body, s.a.buffer, s.a.index, false, body.loads, s.bytes.value_or(DType::bf16), false);
+      access(body, s.b.buffer, s.b.index, false, body.loads, s.bytes ? DType::i32 : DType::bf16, false);
     } else {
       access(body, s.a.buffer, s.a.index, s.kind == tile_ir::Matrix::Kind::store, body.stores, DType::f32, false);
     }

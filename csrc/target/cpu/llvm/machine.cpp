@@ -219,8 +219,9 @@ TargetInfo cpu_target_info(const std::string& features) {
     info.features.insert(avx512.begin(), avx512.end());
     for (const std::string& f : extras)
       if (has(f.c_str())) info.features.insert(f);
-    const std::vector<std::string> matrices{"amx-tile", "amx-bf16"};
-    if (features != "avx512" && all(matrices) && has("avx512bf16") && may_use_matrices()) info.features.insert(matrices.begin(), matrices.end());
+    if (features != "avx512" && has("amx-tile") && may_use_matrices())
+      for (const auto& [unit, beside] : {std::pair{"amx-bf16", "avx512bf16"}, std::pair{"amx-int8", "avx512vnni"}})
+        if (has(unit) && has(beside)) info.features.insert({"amx-tile", unit});
   }
   info.vector_bytes = wanted >= 3 ? 64 : wanted == 2 ? 32 : 16;
   info.vector_registers = wanted >= 3 ? 32 : 16;

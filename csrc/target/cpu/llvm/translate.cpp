@@ -579,7 +579,11 @@ class Translator {
     if (s.kind == Matrix::Kind::zero) {
       call(llvm::Intrinsic::x86_tilezero, {number(s.target)});
     } else if (s.kind == Matrix::Kind::multiply) {
-      call(llvm::Intrinsic::x86_tdpbf16ps, {number(s.target), number(s.a), number(s.b)});
+      const bool signed_b = s.b_dtype == DType::i8;
+      const llvm::Intrinsic::ID id = s.a_dtype == DType::bf16 ? llvm::Intrinsic::x86_tdpbf16ps
+                                     : s.a_dtype == DType::i8 ? (signed_b ? llvm::Intrinsic::x86_tdpbssd : llvm::Intrinsic::x86_tdpbsud)
+                                                              : (signed_b ? llvm::Intrinsic::x86_tdpbusd : llvm::Intrinsic::x86_tdpbuud);
+      call(id, {number(s.target), number(s.a), number(s.b)});
     } else {
       const Buffer& memory = buffer(s.buffer);
       Value* place = address(memory, expr(s.offset));

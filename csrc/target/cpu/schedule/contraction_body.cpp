@@ -95,7 +95,7 @@ tile_ir::Block ContractionScheduler::allocations() const {
     if (!item.rows.is_static && !item.rows.in_place && !packs_rows_in_lines(item)) {
       std::vector<Expr> shape{row_tiles_ * mr_, item.depth_block + item.rows.padding * (item.words || item.bytes ? 4 : 1)};
       if (item.parts > 1) shape.insert(shape.begin(), item.parts);
-      scratch("pa", std::move(shape), item.pairs ? DType::bf16 : item.words || item.bytes ? DType::u8 : item.dtype());
+      scratch("pa", std::move(shape), item.pairs ? DType::bf16 : item.words || item.bytes ? item.row_bytes() : item.dtype());
     }
     if (!item.lanes.is_static) scratch("pb", {item.depth_block, lane_block_});
     if (sums_rows(item)) scratch("ps", {row_tiles_ * mr_, item.depth_block / item.chain});
@@ -105,7 +105,7 @@ tile_ir::Block ContractionScheduler::allocations() const {
 }
 
 bool ContractionScheduler::in_panels() const {
-  return std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.matrix; });
+  return std::none_of(items_.begin(), items_.end(), [](const Item& i) { return i.matrix && !i.words; });
 }
 
 bool ContractionScheduler::joint() const {
@@ -214,7 +214,7 @@ tile_ir::Block ContractionScheduler::multiply(const Item& item, bool several) co
     if (tail_ > 0) tiles.push_back(loop("rt" + t, 0, tails_, LoopKind::serial, register_block(item, several, {tail_, tiles_ * mr_, {}, "e"})));
   }
   if (item.widened) tiles.insert(tiles.begin(), widen_panel(item));
-  return in_chunks(item) ? tile_ir::Block{over_chains(item, std::move(tiles))} : tiles;
+  return chains_outside(item) ? tile_ir::Block{over_chains(item, std::move(tiles))} : tiles;
 }
 
 std::vector<Expr> ContractionScheduler::packed_lanes(const Item& item, Expr k, Expr lane, Expr half, int64_t part) const {
@@ -308,7 +308,7 @@ Ref<tile_ir::Stmt> ContractionScheduler::widen_panel(const Item& item) const {
 tile_ir::Block ContractionScheduler::matrix_block(const Item& item, bool several, const RowBlocks& rows) const {
   const std::string& t = item.tag;
   const std::string sums = "acc" + t + rows.suffix;
-  tile_ir::Block out{make(tile_ir::Alloc{sums, DType::f32, {rows.mr, nr_}, Space::matrix})};
+  tile_ir::Block out{make(tile_ir::Alloc{sums, item.dtype(), {rows.mr, nr_}, Space::matrix})};
   auto add = [&](const PartProducts& products) {
     for (auto& stmt : matrix_products(item, several, rows, products)) out.push_back(stmt);
   };
@@ -324,14 +324,14 @@ tile_ir::Block ContractionScheduler::prefetch_pairs(const Item& item, Expr k) co
   tile_ir::Block out;
   // Each tile of rows fetches some of the next panel's rows under this step.
   const std::string& t = item.tag;
-  const int64_t pairs = tile_ir::kMatrixDepth / 2;
+  const int64_t pairs = item.matrix_depth() / item.group();
   const int64_t share = (pairs + row_tiles_ - 1) / row_tiles_;
   for (int64_t part = 0; part < item.parts; ++part)
     for (int64_t i = 0; i < share; ++i)
       for (int64_t lane = 0; lane < nr_; lane += kCacheLine) {
         const Expr pair = min(mod(sym("rt" + t), row_tiles_) * share + i, pairs - 1);
         std::vector<Expr> at = packed_lanes(item, k * pairs + pair, lane, 0, part);
-        Expr& panel = at[at.size() - (item.parts > 1 ? 5 : 4)];
+        Expr& panel = at[at.size() - (item.parts > 1 ? 5 : item.words ? 3 : 4)];
         panel = min(panel + 1, ceildiv(lanes_extent_, nr_) - 1);
         out.push_back(make(tile_ir::Prefetch{item.lanes.param, std::move(at), 2}));
       }
@@ -339,24 +339,39 @@ tile_ir::Block ContractionScheduler::prefetch_pairs(const Item& item, Expr k) co
 }
 
 tile_ir::Block ContractionScheduler::matrix_products(const Item& item, bool several, const RowBlocks& rows, const PartProducts& products) const {
-  using tile_ir::kMatrixDepth;
   using Kind = tile_ir::Matrix::Kind;
   const std::string& t = item.tag;
   const std::string& sums = products.name;
+  const int64_t depth = item.matrix_depth();
   const Expr row = rows.first + sym("rt" + t) * rows.mr;
   const Expr k = sym("k" + t);
-  const tile_ir::Matrix::Place tile{products.c, {row, panel(item) * nr_}};
+  const tile_ir::Matrix::Place tile{products.c, {row, tile_lane(item, 0)}};
   tile_ir::Block body = products.prefetch ? prefetch_pairs(item, k) : tile_ir::Block{};
   for (const auto& [a, b] : products.parts) {
-    std::vector<Expr> from{row, k * kMatrixDepth};
+    std::vector<Expr> from{row, k * depth};
     if (item.parts > 1) from.insert(from.begin(), a);
-    body.push_back(make(
-        tile_ir::Matrix{Kind::multiply, sums, {"pa" + t, std::move(from)}, {item.lanes.param, packed_lanes(item, k * (kMatrixDepth / 2), 0, 0, b)}}));
+    tile_ir::Matrix multiply{
+        Kind::multiply, sums, {"pa" + t, std::move(from)}, {item.lanes.param, packed_lanes(item, k * (depth / item.group()), 0, 0, b)}};
+    if (item.words) multiply.bytes = item.lanes.narrow()->dtype;
+    body.push_back(make(std::move(multiply)));
   }
-  // The sums go on from block to block of k: each addition brings the products of 32 steps.
-  return {make(several ? tile_ir::Matrix{Kind::load, sums, tile, {}} : tile_ir::Matrix{Kind::zero, sums, {}, {}}),
-          loop("k" + t, 0, floordiv(depth_of_block(item), kMatrixDepth), LoopKind::serial, std::move(body), item.unroll),
-          make(tile_ir::Matrix{Kind::store, sums, tile, {}})};
+  // The sums go on from block to block of k, and from chain to chain: each addition brings the products of 32 steps, or of 64 bytes.
+  const Ref<tile_ir::Stmt> zero = make(tile_ir::Matrix{Kind::zero, sums, {}, {}});
+  const Ref<tile_ir::Stmt> load = make(tile_ir::Matrix{Kind::load, sums, tile, {}});
+  tile_ir::Block out;
+  if (const bool chains = has_chains(item); item.words && (several || chains)) {
+    const Expr before = (several ? sym("kb" + t) : Expr(0)) + (chains ? sym("kg" + t) : Expr(0));
+    out.push_back(make(tile_ir::If{{{Cond::Kind::eq0, before}}, {zero}}));
+    out.push_back(make(tile_ir::If{{{Cond::Kind::ge0, before - 1}}, {load}}));
+  } else {
+    out.push_back(several ? load : zero);
+  }
+  const Expr all = depth_of_block(item);
+  const Expr first = has_chains(item) ? sym("kg" + t) * item.chain : Expr(0);
+  const Expr end = has_chains(item) ? min(first + item.chain, all) : all;
+  out.push_back(loop("k" + t, floordiv(first, depth), floordiv(end, depth), LoopKind::serial, std::move(body), item.unroll));
+  out.push_back(make(tile_ir::Matrix{Kind::store, sums, tile, {}}));
+  return out;
 }
 
 ContractionScheduler::Depth ContractionScheduler::depth_at(const Item& item) const {

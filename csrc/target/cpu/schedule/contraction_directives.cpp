@@ -48,7 +48,7 @@ Schedule ContractionScheduler::describe() const {
     add("tile", {{depth_name(item), item.depth_block}});
     if (item.chain < item.depth_block) add("chain", {{depth_name(item), item.chain}});
     add("unroll", {{depth_name(item), item.unroll}});
-    if (item.group() > 1) add("dot", {{depth_name(item), item.matrix ? tile_ir::kMatrixDepth : item.group()}});
+    if (item.group() > 1) add("dot", {{depth_name(item), item.matrix ? item.matrix_depth() : item.group()}});
     if (item.parts > 1) s.directives.back().arguments.push_back({"parts", item.parts});
     std::vector<Argument> lanes{{result + ".lanes", {}}, {"at", item.lanes.per_call ? "call" : item.lanes.is_static ? "program" : "block"}};
     if (item.bits > 0) lanes.insert(lanes.end(), {{"bits", item.bits}, {"width", item.width}});
@@ -114,13 +114,19 @@ void ContractionScheduler::read_dot(ScheduleReader& reader, Item& item) const {
   item.words = item.dtype() == DType::i32;
   item.bytes = false;
   item.pairs = d != nullptr && !item.words;
-  if (item.words && (!d || item.depth_block % 4 != 0 || has_chains(item)))
-    reader.fail(fmt::format("bytes take 'dot({}=4)', tiles in multiples of it and no chain", depth_name(item)));
+  if (item.words && (!d || item.depth_block % 4 != 0))
+    reader.fail(fmt::format("bytes take 'dot({}=4)' and tiles in multiples of it", depth_name(item)));
   if (!d) return;
   reader.only(*d, {depth_name(item), "parts"});
-  const int64_t steps = reader.number(*d, depth_name(item), 2, tile_ir::kMatrixDepth);
+  const int64_t steps = reader.number(*d, depth_name(item), 2, item.words ? tile_ir::kMatrixBytes : tile_ir::kMatrixDepth);
   if (item.words) {
-    if (steps != 4 || !can_word(item)) reader.fail(*d, "bytes are multiplied in fours, the lanes packed at=program, the rows at=block");
+    item.matrix = steps == tile_ir::kMatrixBytes;
+    if ((steps != 4 && !item.matrix) || !can_word(item))
+      reader.fail(*d, fmt::format("bytes are multiplied in fours, or {} for a matrix unit, the lanes packed at=program, the rows at=block",
+                                  tile_ir::kMatrixBytes));
+    if (item.matrix && (!can_use_matrix(item) || item.chain % steps != 0))
+      reader.fail(*d, fmt::format("{} steps at once take a CPU with amx-int8, and k, its tiles and chains in multiples of as many", steps));
+    if (!item.matrix && has_chains(item)) reader.fail(*d, "sums of bytes are exact: no 'chain' but of a matrix unit");
     return;
   }
   if (steps == 4) {

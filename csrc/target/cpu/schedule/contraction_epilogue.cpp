@@ -18,7 +18,7 @@ constexpr int64_t kRegisterDepth = 256;  // multiply-adds of a sum, beyond which
 
 bool ContractionScheduler::can_finish_in_registers() const {
   const Item& item = items_.back();
-  if (across_ || apart_ || !in_panels() || item.parts > 1 || item.folded) return false;
+  if (across_ || apart_ || item.matrix || item.folded) return false;
   int operations = 0;
   int64_t accesses = 0;
   auto near = [&](const std::string& buffer, const std::vector<Expr>& index) {

@@ -18,6 +18,7 @@ constexpr double kAcrossGain = 0.95;     // lanes off the stores' contiguous axi
 constexpr double kPairCost = 0.55;       // of two multiply-adds in one instruction
 constexpr double kWordCost = 0.3;        // of four in one instruction
 constexpr double kMatrixCost = 0.1;      // of one in a matrix unit
+constexpr double kByteCost = 0.05;       // of bytes there
 constexpr double kSplitCost = 0.6;       // of six there, for one of float32
 constexpr double kWindowGain = 1.25;     // measured: packing every tap costs more than its copies
 constexpr int64_t kWidestImage = 1024;   // points of a line of which a block takes whole lines
@@ -137,7 +138,7 @@ double ContractionScheduler::padded_work() const {
   if (!items_[0].rows.is_static) packed += (in_lines ? kLineCopy : kCopy) * static_cast<double>(hint(rows_extent_ * lane_groups()));
   const bool split = items_[0].parts > 1;
   const double products = split                                ? kSplitCost
-                          : items_[0].matrix                   ? kMatrixCost
+                          : items_[0].matrix                   ? (items_[0].words ? kByteCost : kMatrixCost)
                           : items_[0].words || items_[0].bytes ? kWordCost
                           : items_[0].pairs                    ? kPairCost
                                                                : 1;

@@ -129,7 +129,7 @@ struct Item {
   int64_t unroll = kDepthUnroll;
   bool pairs = false;    ///< steps of k side by side in twos, as bf16
   bool words = false;    ///< steps of k side by side in fours, bytes of an int32
-  bool matrix = false;   ///< pairs that a matrix unit multiplies
+  bool matrix = false;   ///< pairs or words that a matrix unit multiplies
   int64_t parts = 1;     ///< bf16 numbers that make up an element: float32 is the sum of three
   bool widened = false;  ///< a panel of narrow lanes is widened once for all register blocks of a tile
   int64_t bits = 0;      ///< of codes of lanes that are packed in words, each of which holds several steps of k; 0: they are not
@@ -154,6 +154,10 @@ struct Item {
   bool turns_rows() const;
   /// Whether words are multiplied as the difference of two bf16 numbers, which are made faster than one that is exact.
   bool differs(int64_t rows) const { return folded && pairs && bits == 8 && rows <= kDifferenceRows; }
+  /// Of what the rows' bytes are packed: a matrix unit alone multiplies signed ones.
+  DType row_bytes() const { return words && matrix ? rows.narrow()->dtype : DType::u8; }
+  /// Steps of k of one instruction of a matrix unit.
+  int64_t matrix_depth() const { return words ? tile_ir::kMatrixBytes : tile_ir::kMatrixDepth; }
   /// Whether the lanes' sums over k take part: the rows' codes have an offset.
   bool needs_lane_sums() const;
   /// As what the lanes are packed once, if not as they are multiplied.
@@ -162,7 +166,8 @@ struct Item {
   std::optional<Operand::Prologue> prologue() const;
   /// Whether only a panel that was widened beforehand can be multiplied.
   bool needs_widening() const;
-  /// Whether the rows' bytes are signed, too: they are packed with 128 added, and the panels of lanes end in what that adds to the sums.
+  /// Whether the rows' bytes are signed, too: they are packed with 128 added, and the panels of lanes end in what that adds to the sums. A matrix
+  /// unit reads the same panels, but not their ends.
   bool shifted() const { return words && rows.narrow()->dtype == DType::i8 && lanes.narrow()->dtype == DType::i8; }
 };
 
@@ -297,7 +302,7 @@ class ContractionScheduler {
   bool lies_in_rows(const Item& item) const;
   /// Reads rows where they lie if that pays, in register blocks that divide them.
   void choose_in_place();
-  /// Whether a matrix unit may multiply these pairs.
+  /// Whether a matrix unit may multiply these pairs or words.
   bool can_use_matrix(const Item& item) const;
   /// Whether it may multiply float32 operands as sums of bf16 numbers: of layers, convolutions pack less as they lie.
   bool can_split(const Item& item) const;
@@ -305,6 +310,8 @@ class ContractionScheduler {
   bool lies_for_pairs(const Item& item) const;
   /// Register blocks of the matrix unit's sides, where all products are for it.
   void choose_matrix_blocks(int64_t rows);
+  /// Rows of a block for it.
+  int64_t most_matrix_rows() const;
   void check_matrix_sides(ScheduleReader& reader, const Directive& block) const;
 
   /// Whether the lanes are packed once and narrower than float32.
@@ -439,7 +446,7 @@ class ContractionScheduler {
 
   /// Whether the largest parts are summed in several chains.
   static bool is_chained(const Item& item) { return item.parts > 1 && item.depth.value() > kMatrixChain; }
-  /// Whether each panel of lanes is finished, epilogue included, while its sums are in the first cache. The sums of a matrix unit go on from
+  /// Whether each panel of lanes is finished, epilogue included, while its sums are in the first cache. A matrix unit's sums of pairs go on from
   /// block to block of k instead.
   bool in_panels() const;
   /// Whether a panel's sums of all contractions are made one after another: all of k is one block.
@@ -595,6 +602,8 @@ class ContractionScheduler {
   /// All steps of a block of k, or of a chain of it.
   Ref<tile_ir::Stmt> over_depth(const Item& item, tile_ir::Block body) const;
   static bool has_chains(const Item& item) { return item.chain < item.depth_block && !item.folded; }
+  /// Whether all register blocks of a panel take one chain before the next: what they read of the panel stays in the first cache.
+  static bool chains_outside(const Item& item) { return in_chunks(item) || (item.matrix && has_chains(item)); }
   Ref<tile_ir::Stmt> over_chains(const Item& item, tile_ir::Block body) const;
   /// Whether a panel is widened as much as one chain takes at a time, which stays in the first cache.
   static bool in_chunks(const Item& item) { return item.widened && has_chains(item); }

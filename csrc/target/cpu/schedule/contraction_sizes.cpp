@@ -25,6 +25,8 @@ constexpr int64_t kLeastSplitRows = 48;     // fewer wait for memory, of which p
 constexpr int64_t kLeastSplitDepth = 64;    // shorter sums do not pay for making parts
 constexpr int64_t kMatrixRows = 256;        // rows of a block for it: it takes panels faster than memory brings them
 constexpr int64_t kLeastMatrixRows = 8;     // fewer leave most of it idle, and wait for memory anyway
+constexpr int64_t kByteChain = 512;         // steps of k of bytes, of which a panel stays in the first cache
+constexpr double kByteShare = 0.5;          // of the second cache, that their rows may take
 constexpr int64_t kMatrixPadding = 32;      // bf16 elements, a line: keeps rows whole lines off each other's cache sets
 constexpr int64_t kDynamicLanes = 256;      // lanes of a block that packs its lane operand
 constexpr int64_t kNarrowLanes = 96;        // its lanes at least
@@ -245,7 +247,8 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
     int64_t depth = hint(item.depth);
     item.chain = additions * kChain;
     if (item.words) {  // exact in any order
-      item.depth_block = round_up(balanced(depth, most / 4 * 4), 4);
+      const int64_t unit = depth % tile_ir::kMatrixBytes == 0 ? tile_ir::kMatrixBytes : 4;
+      item.depth_block = round_up(balanced(depth, most / unit * unit), unit);
       const auto& axes = item.contraction->reduce->axes;
       if (const auto lines = whole_lines(axes, most); axes.size() > 1 && lines && *lines % 4 == 0) item.depth_block = *lines;
       item.chain = item.depth_block;
@@ -265,7 +268,7 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
   if (std::any_of(items_.begin(), items_.end(), [&](const Item& i) { return wants_widened_words(i); }))
     mr_ = std::min(mr_, most_widened_rows(vectors, ctx_));
   for (Item& item : items_) item.unroll = vectors > kBlockVectors ? kWideUnroll : kDepthUnroll;
-  const bool matrix = std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return i.pairs && can_use_matrix(i); });
+  const bool matrix = std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return (i.pairs || i.words) && can_use_matrix(i); });
   for (Item& item : items_) item.matrix = matrix && rows >= kLeastMatrixRows;
   // In training, whose weights change, making their parts in each step takes longer than these save.
   const bool split = !ctx_.training && hint(rows_extent_) >= kLeastSplitRows &&
@@ -291,7 +294,10 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
     for (Item& item : items_) item.rows.padding = round_up(row_tiles_ * mr_, kCacheLine) + kRowPadding - row_tiles_ * mr_;
     return;
   }
-  int64_t most = items_[0].matrix ? kMatrixRows : per_call_ && across_ ? call_blocks() * kCallRows : lanes_static() ? kStaticRows : kDynamicRows;
+  int64_t most = items_[0].matrix       ? most_matrix_rows()
+                 : per_call_ && across_ ? call_blocks() * kCallRows
+                 : lanes_static()       ? kStaticRows
+                                        : kDynamicRows;
   bool rows_static = std::all_of(items_.begin(), items_.end(), [](const Item& i) { return i.rows.is_static; });
   if (rows_static && !lanes_static()) {
     // Every block of rows packs the lanes anew: one block takes all rows, unless that leaves too few blocks.
@@ -316,7 +322,9 @@ int64_t ContractionScheduler::longest_block(const Item& item, int64_t rows) cons
   const int64_t size = 4 / item.group();
   if (per_call_ && across_ && !item.rows.is_static)
     return static_cast<int64_t>(kCallShare * static_cast<double>(ctx_.target.l2_bytes) / static_cast<double>(size * kCallRows));
-  const int64_t packed_rows = std::min(in_rows_ ? in_rows_->count : rows, lanes_static() ? kStaticRows : kDynamicRows);
+  // Words lie alike whatever the rows.
+  const int64_t wanted = item.words ? kStaticRows : in_rows_ ? in_rows_->count : rows;
+  const int64_t packed_rows = std::min(wanted, lanes_static() ? kStaticRows : kDynamicRows);
   const int64_t lanes = lanes_static() ? 2 * nr_ : std::min(kDynamicLanes, std::max(hint(lanes_extent_), nr_));
   const double bytes = static_cast<double>(size * (packed_rows + lanes));
   return static_cast<int64_t>(kCacheShare * static_cast<double>(ctx_.target.l2_bytes) / bytes);
@@ -413,6 +421,10 @@ void ContractionScheduler::choose_in_place() {
 }
 
 bool ContractionScheduler::can_use_matrix(const Item& item) const {
+  if (item.words) {
+    const bool whole = can_word(item) && item.depth.value() % tile_ir::kMatrixBytes == 0 && item.depth_block % tile_ir::kMatrixBytes == 0;
+    return whole && ctx_.target.features.count("amx-int8") > 0;
+  }
   return ctx_.target.features.count("amx-bf16") > 0 && can_pair(item) && item.depth.value() % tile_ir::kMatrixDepth == 0;
 }
 
@@ -429,10 +441,22 @@ void ContractionScheduler::choose_matrix_blocks(int64_t rows) {
   mr_ = rows <= side || (rows <= 3 * side && rows > 2 * side) ? side : 2 * side;
   for (Item& item : items_) {
     item.unroll = 1;
+    if (item.words) {  // in blocks of k as without it: programs of few rows read the same panels
+      item.chain = item.depth_block > kByteChain ? round_up(balanced(item.depth_block, kByteChain), tile_ir::kMatrixBytes) : item.depth_block;
+      continue;
+    }
     item.depth_block = std::min(item.depth.value(), item.parts > 1 ? kSplitDepthBlock : kMatrixDepthBlock);
     item.chain = item.depth_block;
     item.rows.padding = kMatrixPadding;
   }
+}
+
+int64_t ContractionScheduler::most_matrix_rows() const {
+  if (!items_[0].words) return kMatrixRows;
+  int64_t bytes = 0;
+  for (const Item& item : items_) bytes = std::max(bytes, item.depth_block);
+  const auto fit = static_cast<int64_t>(kByteShare * static_cast<double>(ctx_.target.l2_bytes)) / bytes;
+  return std::clamp(fit / mr_ * mr_, mr_, kMatrixRows);
 }
 
 void ContractionScheduler::choose_window_sizes() {

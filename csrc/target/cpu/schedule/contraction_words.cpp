@@ -136,7 +136,7 @@ std::optional<Operand::Linear> Item::row_codes() const {
   return whole ? out : std::nullopt;
 }
 
-bool Item::turns_rows() const { return words ? shifted() : (bits == 8) == (row_codes()->code.dtype == DType::i8); }
+bool Item::turns_rows() const { return words ? shifted() && !matrix : (bits == 8) == (row_codes()->code.dtype == DType::i8); }
 
 bool Item::needs_lane_sums() const { return bytes && (turns_rows() || !row_codes()->shift.empty()); }
 
@@ -272,7 +272,7 @@ tile_ir::Block ContractionScheduler::pack_bytes(const Item& item) const {
   }
   auto store = [&](tile_ir::Block block, std::string value, DType dtype) {
     Statements put(block, ".u" + t);
-    if (dtype != DType::u8) value = put.let("bits", DType::u8, Fn::cast, {value});
+    if (dtype != item.row_bytes()) value = put.let("bits", DType::u8, Fn::cast, {value});
     if (item.turns_rows())
       value = put.let("shifted", DType::u8, Fn::add, {value, put.let("half", DType::u8, Fn::constant, {}, Scalar::of_int(DType::u8, 128))});
     put.store(buffer, {row, place}, value);
@@ -304,7 +304,7 @@ tile_ir::Block ContractionScheduler::pack_bytes(const Item& item) const {
   }
   if (in_lines) along = {loop(line_name, 0, floordiv(depth_of_block(item), inner), LoopKind::serial, std::move(along))};
   tile_ir::Block out{loop(row_name, 0, valid_rows_, LoopKind::serial, std::move(along))};
-  tile_ir::Block edge = store_zero(buffer, {sym("er" + t), sym(k_name + "e")}, "edger" + t, DType::u8);
+  tile_ir::Block edge = store_zero(buffer, {sym("er" + t), sym(k_name + "e")}, "edger" + t, item.row_bytes());
   out.push_back(
       loop("er" + t, valid_rows_, padded_rows(), LoopKind::serial, {loop(k_name + "e", 0, depth_of_block(item), LoopKind::lanes, std::move(edge))}));
   return out;
