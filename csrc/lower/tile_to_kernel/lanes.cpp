@@ -224,6 +224,7 @@ void Lowering::lanes_pieces(const LanesLoop& loop, Expr lo, Expr hi, bool runs, 
   branch({less(full_end, hi)}, [&] {
     Expr live = simplify(hi - full_end, ranges_);
     LaneCopy tail{full_end, emit_.first(loop.lanes, tidy(live)), live, false};
+    tail.any = true;
     with_copies(loop, {tail}, lo, hi, body);
   });
 }

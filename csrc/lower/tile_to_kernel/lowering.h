@@ -23,6 +23,7 @@ struct LaneCopy {
   Expr live;             ///< where there is a mask: it is on in lanes below this
   bool padding = false;  ///< the lanes that are off lie past the end of the loop's constant range
   bool is_cut = false;   ///< or before its beginning
+  bool any = false;      ///< where there is a mask: some lane is on for sure
 };
 
 /// The lanes loop being lowered.
@@ -166,7 +167,8 @@ class Lowering {
   std::string& element(RegisterArray& array, const std::vector<Expr>& index, size_t copy);
 
   // ---- shuffles.cpp --------------------------------------------------------------------------------------------------
-  std::vector<std::string> transpose(std::vector<std::string> rows);
+  /// `group` elements next to each other stay so.
+  std::vector<std::string> transpose(std::vector<std::string> rows, int group = 1);
   /// The lanes [lo, hi) of a copy that a guard and the loop's end leave; nothing if they are no interval.
   struct LiveLanes {
     Expr lo, hi;

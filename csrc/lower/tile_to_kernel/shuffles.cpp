@@ -16,20 +16,21 @@ bool is_power_of_two(int n) { return n > 0 && (n & (n - 1)) == 0; }
 
 }  // namespace
 
-// Lane l of the result r is lane r of row l. The butterfly of Eklundh (1972), in log2(lanes) steps.
-std::vector<std::string> Lowering::transpose(std::vector<std::string> rows) {
+// Group l of the result r is group r of row l. The butterfly of Eklundh (1972), in log2(rows) steps.
+std::vector<std::string> Lowering::transpose(std::vector<std::string> rows, int group) {
   Type type = emit_.type(rows[0]);
-  int lanes = type.lanes;
+  int lanes = type.lanes / group;
   auto pairs = [&](int distance, auto&& first, auto&& second) {
     std::vector<std::string> next(rows.size());
     for (int r = 0; r < lanes; ++r) {
       if (r & distance) continue;
       std::vector<int> low;
       std::vector<int> high;
-      for (int j = 0; j < lanes; ++j) {
-        low.push_back(first(j));
-        high.push_back(second(j));
-      }
+      for (int j = 0; j < lanes; ++j)
+        for (int g = 0; g < group; ++g) {
+          low.push_back(first(j) * group + g);
+          high.push_back(second(j) * group + g);
+        }
       const auto a = static_cast<size_t>(r);
       const auto b = static_cast<size_t>(r) + static_cast<size_t>(distance);
       next[a] = emit_.shuffle(type, rows[a], rows[b], low);
@@ -48,12 +49,18 @@ std::vector<std::string> Lowering::transpose(std::vector<std::string> rows) {
 // A strided load inside an unrolled axis along which it is contiguous: as many rows as lanes are read whole and transposed in registers.
 // Every index of the axis asks for the same rows, and equal values have one name.
 std::optional<std::string> Lowering::transposed_load(const Load& s, const Memory& memory, size_t copy) {
-  if (unrolls_.empty() || !s.guard.empty() || lanes_->diverges || !lanes_->copies[copy].mask.empty() || !is_power_of_two(width()))
-    return std::nullopt;
+  const LaneCopy& lanes = lanes_->copies[copy];
+  if (unrolls_.empty() || !s.guard.empty() || lanes_->diverges || !is_power_of_two(width())) return std::nullopt;
+  // Beyond the last lane that is on, its row is read again.
+  const bool masked = !lanes.mask.empty();
+  if (masked && (lanes.is_cut || !(lanes.any || provably_nonnegative(lanes.live - 1, ranges_)))) return std::nullopt;
+  // Of elements of 16 bits, two rows lie side by side before words are transposed: half as many of each.
+  const bool words = size_of(s.dtype) == 2 && width() >= 8;
+  const int points = words ? width() / 2 : width();
   const Unrolling& unrolling = unrolls_.back();
   int64_t at = unrolling.at - unrolling.lo;
-  int64_t block = unrolling.lo + at / width() * width();
-  if (width() < 4 || block + width() > unrolling.hi) return std::nullopt;
+  int64_t block = unrolling.lo + at / points * points;
+  if (points < 4 || block + points > unrolling.hi) return std::nullopt;
   Expr now = names_.at(unrolling.axis);
   auto offset_at = [&](int64_t index) {
     names_[unrolling.axis] = index;
@@ -61,20 +68,28 @@ std::optional<std::string> Lowering::transposed_load(const Load& s, const Memory
   };
   Expr start = offset_at(block);
   bool contiguous = true;
-  for (int64_t k = 1; k < width() && contiguous; ++k) contiguous = offset_at(block + k) - start == Expr(k);
+  for (int64_t k = 1; k < points && contiguous; ++k) contiguous = offset_at(block + k) - start == Expr(k);
   names_[unrolling.axis] = now;
   for (const auto& [symbol, value] : placeholders_) contiguous = contiguous && !uses(start, symbol);
   auto stride = linear_coefficient(start, lanes_->symbol);
   if (!contiguous || !stride || stride->is(0) || stride->is(1) || stride->is(-1)) return std::nullopt;
   std::vector<std::string> rows;
   for (int l = 0; l < width(); ++l) {
+    const Expr lane = masked ? min(l, lanes.live - 1) : Expr(l);
     kernel_ir::Load row;
-    row.type = {s.dtype, width()};
+    row.type = {s.dtype, points};
     row.buffer = memory.name;
-    row.offset = tidy(simplify(substitute(start, {{lanes_->symbol, lanes_->copies[copy].base + l}}), ranges_));
+    row.offset = tidy(simplify(substitute(start, {{lanes_->symbol, lanes.base + lane}}), ranges_));
     rows.push_back(emit_.load(s.name, std::move(row)));
   }
-  return transpose(std::move(rows))[static_cast<size_t>(unrolling.at - block)];
+  if (!words) return transpose(std::move(rows))[static_cast<size_t>(unrolling.at - block)];
+  std::vector<std::string> both;
+  for (size_t l = 0; l < rows.size(); l += 2) {
+    std::vector<int> order;
+    for (int p = 0; p < points; ++p) order.insert(order.end(), {p, points + p});
+    both.push_back(emit_.shuffle({s.dtype, width()}, rows[l], rows[l + 1], order));
+  }
+  return transpose(std::move(both), 2)[static_cast<size_t>(unrolling.at - block)];
 }
 
 std::optional<Lowering::LiveLanes> Lowering::live_lanes(const std::vector<Cond>& guard, size_t copy) const {

@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -30,7 +29,7 @@ void note_type(const Stmt& stmt, Types& types) {
       stmt.node);
 }
 
-bool steps_by_two(const Store& s) { return s.stride.is(2) && s.gather.empty() && s.mask.empty() && s.combiner == Combiner::set && !s.atomic; }
+bool steps_by_two(const Store& s) { return s.stride.is(2) && s.gather.empty() && s.combiner == Combiner::set && !s.atomic; }
 
 std::optional<int64_t> distance(const Store& a, const Store& b) {
   Expr d = simplify(b.offset - a.offset, Ranges{});
@@ -39,12 +38,6 @@ std::optional<int64_t> distance(const Store& a, const Store& b) {
 
 class Merger {
  public:
-  explicit Merger(const Kernel& kernel) {
-    visit_all(kernel.body, [&](const Stmt& s) {
-      if (const auto* load = std::get_if<Load>(&s.node)) loaded_.insert(load->buffer);
-    });
-  }
-
   Block block(const Block& statements, Types types) {
     for (const auto& stmt : statements) note_type(*stmt, types);
     Block out;
@@ -56,7 +49,7 @@ class Merger {
         out.insert(out.end(), at->second.begin(), at->second.end());
         continue;
       }
-      if (const Store* store = mergeable(stmt, types); store && !loaded_.count(store->buffer)) {
+      if (const Store* store = mergeable(stmt, types)) {
         if (auto second = partner(statements, i, types); second && !merged.count(*second)) {
           merged[*second] = interleaved(*store, std::get<Store>(statements[*second]->node), types.at(store->value));
           changed = true;
@@ -105,18 +98,20 @@ class Merger {
           std::holds_alternative<CopyAsync>(node) || std::holds_alternative<CopyGroup>(node) || std::holds_alternative<Mma>(node) ||
           std::holds_alternative<MultiplyGroup>(node))
         return std::nullopt;
+      if (const auto* load = std::get_if<Load>(&node); load && load->buffer == first.buffer) return std::nullopt;
       const auto* any = std::get_if<Store>(&node);
       if (!any || any->buffer != first.buffer) continue;
       const Store* store = mergeable(statements[j], types);
       if (!store || types.at(store->value) != type) return std::nullopt;
       const auto apart = distance(first, *store);
       if (!apart) return std::nullopt;
-      if (std::abs(*apart) == 1) return j;
+      if (std::abs(*apart) == 1) return store->mask == first.mask ? std::optional(j) : std::nullopt;
       if (*apart % 2 == 0 && std::abs(*apart) < 2 * int64_t{type.lanes}) return std::nullopt;
     }
     return std::nullopt;
   }
 
+  /// Of lanes and their mask alike.
   Block interleaved(const Store& a, const Store& b, Type type) {
     const bool in_order = *distance(a, b) > 0;
     const Store& even = in_order ? a : b;
@@ -130,13 +125,18 @@ class Merger {
       whole.offset = simplify(even.offset + part * type.lanes, Ranges{});
       whole.stride = 1;
       whole.value = both.name;
+      if (!even.mask.empty()) {
+        Shuffle mask{both.name + "m", {DType::boolean, type.lanes}, even.mask, "", {}};
+        for (int l = 0; l < type.lanes; ++l) mask.lanes.push_back((l + part * type.lanes) / 2);
+        whole.mask = mask.name;
+        out.push_back(make_stmt(std::move(mask)));
+      }
       out.push_back(make_stmt(std::move(both)));
       out.push_back(make_stmt(std::move(whole)));
     }
     return out;
   }
 
-  std::set<std::string> loaded_;
   int count_ = 0;
 };
 
@@ -148,7 +148,7 @@ kernel_ir::Module merge_stores(kernel_ir::Module module, const PassContext& /*ct
     visit_all(kernel.body, [&](const Stmt& s) {
       if (const auto* store = std::get_if<Store>(&s.node)) found = found || steps_by_two(*store);
     });
-    return found ? Merger(kernel).block(kernel.body, {}) : kernel.body;
+    return found ? Merger().block(kernel.body, {}) : kernel.body;
   });
 }
 

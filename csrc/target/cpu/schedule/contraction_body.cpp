@@ -8,6 +8,8 @@
 namespace deplo::loop_to_tile {
 namespace {
 
+constexpr int64_t kStepsAhead = 2;  // of a matrix unit: enough to bring a line from the second cache
+
 bool rounds_to_bf16(const tile_ir::Block& block, const loop_ir::Let& cast) {
   return cast.dtype == DType::bf16 && std::any_of(block.begin(), block.end(), [&](const auto& stmt) {
            const auto* let = std::get_if<loop_ir::Let>(&stmt->node);
@@ -97,7 +99,10 @@ tile_ir::Block ContractionScheduler::allocations() const {
       if (item.parts > 1) shape.insert(shape.begin(), item.parts);
       scratch("pa", std::move(shape), item.pairs ? DType::bf16 : item.words || item.bytes ? item.row_bytes() : item.dtype());
     }
-    if (!item.lanes.is_static) scratch("pb", {item.depth_block, lane_block_});
+    if (!item.lanes.is_static && item.pairs)
+      scratch("pb", {item.depth_block / 2, lane_block_ + kLanePadding, 2}, DType::bf16);
+    else if (!item.lanes.is_static)
+      scratch("pb", {item.depth_block, lane_block_});
     if (sums_rows(item)) scratch("ps", {row_tiles_ * mr_, item.depth_block / item.chain});
     if (item.differs(mr_)) scratch("pn", {row_tiles_ * mr_, item.depth_block + item.rows.padding}, DType::bf16);
   }
@@ -346,12 +351,21 @@ tile_ir::Block ContractionScheduler::matrix_products(const Item& item, bool seve
   const Expr row = rows.first + sym("rt" + t) * rows.mr;
   const Expr k = sym("k" + t);
   const tile_ir::Matrix::Place tile{products.c, {row, tile_lane(item, 0)}};
-  tile_ir::Block body = products.prefetch ? prefetch_pairs(item, k) : tile_ir::Block{};
+  tile_ir::Block body = products.prefetch && item.lanes.is_static ? prefetch_pairs(item, k) : tile_ir::Block{};
+  if (!item.rows.is_static && item.parts == 1 && !item.words) {
+    // The rows come from the second cache, in pieces of one line each.
+    const Expr ahead = sym("ra" + t);
+    tile_ir::Block line{make(tile_ir::Prefetch{"pa" + t, {row + ahead, (k + kStepsAhead) * depth}, 1})};
+    body.push_back(loop(ahead.name(), 0, rows.mr, LoopKind::unroll, std::move(line)));
+  }
   for (const auto& [a, b] : products.parts) {
-    std::vector<Expr> from{row, k * depth};
-    if (item.parts > 1) from.insert(from.begin(), a);
-    tile_ir::Matrix multiply{
-        Kind::multiply, sums, {"pa" + t, std::move(from)}, {item.lanes.param, packed_lanes(item, k * (depth / item.group()), 0, 0, b)}};
+    tile_ir::Matrix::Place from{"pa" + t, {row, k * depth}};
+    if (item.parts > 1) from.index.insert(from.index.begin(), a);
+    if (item.rows.is_static) from = {item.rows.param, static_row(item, rows, k * depth, 0)};
+    const Expr step = k * (depth / item.group());
+    tile_ir::Matrix::Place by{"pb" + t, {step, panel(item) * nr_, 0}};
+    if (item.lanes.is_static) by = {item.lanes.param, packed_lanes(item, step, 0, 0, b)};
+    tile_ir::Matrix multiply{Kind::multiply, sums, std::move(from), std::move(by)};
     if (item.words) multiply.bytes = item.lanes.narrow()->dtype;
     body.push_back(make(std::move(multiply)));
   }
@@ -366,10 +380,14 @@ tile_ir::Block ContractionScheduler::matrix_products(const Item& item, bool seve
   } else {
     out.push_back(several ? load : zero);
   }
-  const Expr all = depth_of_block(item);
-  const Expr first = has_chains(item) ? sym("kg" + t) * item.chain : Expr(0);
-  const Expr end = has_chains(item) ? min(first + item.chain, all) : all;
-  out.push_back(loop("k" + t, floordiv(first, depth), floordiv(end, depth), LoopKind::serial, std::move(body), item.unroll));
+  Expr first = 0;
+  Expr end = steps_of_block(item);
+  if (item.words) {
+    const Expr all = depth_of_block(item);
+    first = has_chains(item) ? floordiv(sym("kg" + t) * item.chain, depth) : Expr(0);
+    end = floordiv(has_chains(item) ? min(sym("kg" + t) * item.chain + item.chain, all) : all, depth);
+  }
+  out.push_back(loop("k" + t, first, end, LoopKind::serial, std::move(body), item.unroll));
   out.push_back(make(tile_ir::Matrix{Kind::store, sums, tile, {}}));
   return out;
 }
@@ -400,8 +418,17 @@ std::vector<Expr> ContractionScheduler::packed_row(const Item& item, const RowBl
             point_of(item, rows, row) * window_->point.step + at.point_tap * window_->point.tap_step};
   if (!item.rows.is_static && packs_rows_in_lines(item)) return {at.k, row_of(item, rows, row)};
   if (!item.rows.is_static) return {row_of(item, rows, row), at.k * item.group() + half};
+  return static_row(item, rows, at.k * item.group() + half, row);
+}
+
+std::vector<Expr> ContractionScheduler::static_row(const Item& item, const RowBlocks& rows, Expr step, Expr row) const {
   std::vector<Expr> index = outer_index(item.rows);
-  index.insert(index.end(), {floordiv(first_row_, mr_) + sym("rt" + item.tag), sym("kb" + item.tag) * item.depth_block + at.k, row});
+  const Expr panel = floordiv(first_row_ + rows.first, mr_) + sym("rt" + item.tag);
+  const Expr block = sym("kb" + item.tag);
+  if (item.pairs)
+    index.insert(index.end(), {block, panel, row, step});
+  else
+    index.insert(index.end(), {panel, block * item.depth_block + step, row});
   return index;
 }
 
@@ -424,7 +451,10 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply_add(const Item& item, const Ro
       const Expr step = k - chunk_start(item);
       return item.pairs ? std::vector<Expr>{step, lane, half} : std::vector<Expr>{step, lane};
     }
-    return item.lanes.is_static ? packed_lanes(item, k, lane, half) : std::vector<Expr>{k, panel(item) * nr_ + lane};
+    if (item.lanes.is_static) return packed_lanes(item, k, lane, half);
+    std::vector<Expr> at{k, panel(item) * nr_ + lane};
+    if (item.pairs) at.emplace_back(half);
+    return at;
   };
   auto load = [](tile_ir::Block& into, const std::string& name, DType dtype, const std::string& buffer, std::vector<Expr> index) {
     into.push_back(make(loop_ir::Load{name, dtype, buffer, std::move(index), {}, Scalar::of_float(dtype, 0)}));
@@ -491,7 +521,7 @@ Ref<tile_ir::Stmt> ContractionScheduler::over_depth(const Item& item, tile_ir::B
   }
   const int64_t step = window_ ? window_->taps() : item.group();  // of k, in one of the loop
   first = floordiv(first, step);
-  end = floordiv(end, step);
+  end = item.pads_depth() ? ceildiv(end, step) : floordiv(end, step);
   if (!window_) return loop("k" + item.tag, first, end, LoopKind::serial, std::move(body), item.unroll);
   int64_t unroll = item.unroll;  // of the innermost loop
   auto wrap = [&](const std::string& name, Expr lo, Expr hi) {

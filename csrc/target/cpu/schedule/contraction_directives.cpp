@@ -148,10 +148,9 @@ void ContractionScheduler::read_dot(ScheduleReader& reader, Item& item) const {
                               kParts, depth_name(item), tile_ir::kMatrixDepth, tile_ir::kMatrixDepth));
     return;
   }
-  if (!can_pair(item))
-    reader.fail(*d, "it takes bf16 operands, the lanes packed at=program, the rows at=block, and an even number of steps in even tiles");
-  if (item.matrix && (!can_use_matrix(item) || item.depth_block % steps != 0))
-    reader.fail(*d, fmt::format("{} steps at once take a CPU with amx-bf16, and k and its tiles in multiples of as many", steps));
+  if (!can_pair(item)) reader.fail(*d, "it takes bf16 operands that are packed, the rows along k, outside of windows and of phases");
+  if (item.depth_block % steps != 0) reader.fail(*d, fmt::format("its tiles are multiples of {} steps", steps));
+  if (item.matrix && !can_use_matrix(item)) reader.fail(*d, fmt::format("{} steps at once take a CPU with amx-bf16", steps));
 }
 
 void ContractionScheduler::read_widen(ScheduleReader& reader, Item& item) const {

@@ -161,12 +161,18 @@ Expr ContractionScheduler::depth_of_block(const Item& item) {
   return min(item.depth_block, item.depth - kb);
 }
 
+Expr ContractionScheduler::steps_of_block(const Item& item) {
+  const Expr depth = depth_of_block(item);
+  return item.pads_depth() ? ceildiv(depth, item.step()) : floordiv(depth, item.step());
+}
+
 tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand& operand, bool lanes, const PackedOperand& packed,
                                                 const std::vector<Axis>& batch) const {
   const std::vector<Axis>& axes = lanes ? lanes_ : rows_;
   const int64_t width = packed_width(item, lanes);
   const bool split = lanes && item.parts > 1;
   const bool pairs = lanes && item.paired_lanes();
+  const bool row_pairs = !lanes && item.pairs;
   const Expr extent = count(axes);
   const Expr panels = ceildiv(extent, width);
   const Expr panel = mod(sym("par"), panels);
@@ -175,7 +181,7 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
   const Expr k = sym("k");
   const Expr half = sym("half");
   const Expr step = pairs ? k * 2 + half : k;
-  const bool blocks = lanes && item.bits == 0;  // words lie alike whatever the blocks of k
+  const bool blocks = (lanes && item.bits == 0) || row_pairs;  // words lie alike whatever the blocks of k
   const Expr all = blocks ? depth_of_block(item) : item.depth;
   const bool words = lanes && (item.words || item.bits > 0);
   const int64_t word = item.words ? 4 : item.word();
@@ -192,6 +198,7 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
     index.push_back(panel);
     if (split) index.emplace_back(0);
     index.insert(index.end(), {k, where});
+    if (row_pairs) std::iter_swap(index.end() - 2, index.end() - 1);
     if (pairs) index.push_back(half);
     return index;
   };
@@ -207,14 +214,35 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
       return store_word(operand, maps, packed.param, to, "");
     }
     return split ? store_parts(operand, from, packed.param, to, part, "")
-                 : store_operand(operand, from, packed.param, to, "", lanes ? item.packed_lanes() : std::nullopt);
+                 : store_operand(operand, from, packed.param, to, "",
+                                 lanes       ? item.packed_lanes()
+                                 : row_pairs ? operand.narrow()
+                                             : std::nullopt);
   };
   tile_ir::Block out;
+  Expr padded = depth;  // zeros behind the last step complete what is multiplied at once, and the last block
+  const bool whole_blocks = item.depth.is_constant() && item.depth.value() % item.depth_block == 0;
+  if ((pairs || row_pairs || (blocks && operand.per_call && !words)) && item.parts == 1 && !whole_blocks) {
+    padded = pairs ? item.depth_block / 2 : item.depth_block;
+    tile_ir::Block zero = halves(store_zero(packed.param, place(position), "rest", packed.dtype));
+    if (row_pairs)
+      out.push_back(loop("pos", 0, valid, LoopKind::serial, {loop("k", depth, padded, LoopKind::lanes, std::move(zero))}));
+    else
+      out.push_back(loop("k", depth, padded, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, std::move(zero))}));
+    if (pairs && item.may_be_odd()) {
+      const Substitution even{{"k", floordiv(k, 2)}, {"half", 0}};
+      Substitution last = map;
+      for (auto& [name, value] : last) value = substitute(value, even);
+      std::vector<Expr> to = place(position);
+      for (Expr& e : to) e = substitute(e, even);
+      out.push_back(loop("k", depth * 2, all, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, copy(last, to))}));
+    }
+  }
   if (axes.size() == 1 && unit_along(operand, axes[0].name)) {
-    out = {loop("k", 0, depth, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, halves(copy(map, place(position))))})};
+    out.push_back(loop("k", 0, depth, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, halves(copy(map, place(position))))}));
   } else {
     const auto& reduced = item.contraction->reduce->axes;
-    const bool squares = axes.size() == 1 && reduced.size() == 1 && unit_along(operand, reduced[0].name) && !words;
+    const bool squares = axes.size() == 1 && reduced.size() == 1 && unit_along(operand, reduced[0].name) && !words && !row_pairs;
     const int64_t side = ctx_.target.vector_bytes / 4;
     Expr first = 0;
     if (squares) {
@@ -243,7 +271,7 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
     there[part] = p;
     zeros.push_back(make(loop_ir::Store{packed.param, std::move(there), "none", {}, Combiner::set}));
   }
-  out.push_back(loop("pad", valid, width, LoopKind::serial, halves({loop("k", 0, depth, LoopKind::lanes, std::move(zeros))})));
+  out.push_back(loop("pad", valid, width, LoopKind::serial, halves({loop("k", 0, padded, LoopKind::lanes, std::move(zeros))})));
   if (lanes && item.shifted()) {
     // What 128 in each byte of the rows adds, to be taken off: behind the last step of the panel.
     std::vector<Expr> last = place(position);
@@ -269,6 +297,8 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
   const bool split = lanes && item.parts > 1;
   if (split) packed.dtype = DType::bf16;
   if (lanes && (item.words || item.bits > 0)) packed.dtype = DType::i32;
+  const bool row_pairs = !lanes && item.pairs;
+  if (row_pairs) packed.dtype = DType::bf16;
   operand.param = packed.param = (lanes ? "packed_lanes" : "packed_rows") + item.tag;
   const int64_t width = packed_width(item, lanes);
   const std::vector<Axis>& axes = lanes ? lanes_ : rows_;
@@ -278,24 +308,25 @@ PackedOperand ContractionScheduler::pack_once(Item& item, Operand& operand, bool
     if (operand.source->axes.count(a.name)) batch.push_back(a);
   for (const auto& a : batch) packed.shape.push_back(a.extent);
   // Lanes [outer][k / KC][panel][KC][NR] stream through the cache block by block; words [outer][panel][k / word][NR], so that schedules with other
-  // blocks read the same; rows [outer][panel][k][MR].
-  const bool blocks = lanes && item.bits == 0;
+  // blocks read the same; rows [outer][panel][k][MR], of pairs [outer][k / KC][panel][MR][KC].
+  const bool blocks = (lanes && item.bits == 0) || row_pairs;
   if (blocks) packed.shape.push_back(item.depth_blocks);
   packed.shape.push_back(panels);
   if (split) packed.shape.emplace_back(item.parts);
   // Pairs of k lie side by side: [k / 2][NR][2].
   const bool pairs = lanes && item.paired_lanes();
-  if (lanes && item.bits > 0)
-    packed.shape.push_back(floordiv(item.depth, item.word()));
+  if (row_pairs)
+    packed.shape.insert(packed.shape.end(), {Expr(width), Expr(item.depth_block)});
+  else if (lanes && item.bits > 0)
+    packed.shape.insert(packed.shape.end(), {floordiv(item.depth, item.word()), Expr(width)});
   else
-    packed.shape.push_back(lanes ? Expr(item.depth_block / item.group() + (item.shifted() ? 1 : 0)) : item.depth);
-  packed.shape.emplace_back(width);
+    packed.shape.insert(packed.shape.end(), {lanes ? Expr(item.depth_block / item.group() + (item.shifted() ? 1 : 0)) : item.depth, Expr(width)});
   if (pairs) packed.shape.emplace_back(2);
 
   tile_ir::Block inside = pack_panel(item, operand, lanes, packed, batch);
   if (blocks) inside = {loop("kb" + item.tag, 0, item.depth_blocks, LoopKind::serial, std::move(inside))};
 
-  const auto narrow = lanes ? item.packed_lanes() : std::nullopt;
+  const auto narrow = lanes ? item.packed_lanes() : row_pairs ? operand.narrow() : std::nullopt;
   packed.kernel.name = fmt::format("pack_{}{}_{}", lanes ? "lanes" : "rows", item.tag, kernel_.name);
   std::set<std::string> reads;
   for (const auto& stmt : operand.statements_of(narrow ? narrow->value : operand.source->value))
@@ -420,62 +451,88 @@ tile_ir::Block ContractionScheduler::pack_lines(const Item& item, const Operand&
   std::string suffix = "." + side + t;
   std::string k_name = "k" + side + t;
   std::string p_name = "p" + side + t;
-  Expr k = sym(k_name);
-  Expr depth = depth_of_block(item);
-  Substitution map = outer_map_;
-  join(map, depth_map(item, sym("kb" + t) * item.depth_block + k));
+  std::string u_name = "u" + side + t;
+  const Expr depth = depth_of_block(item);
+  const Expr start = sym("kb" + t) * item.depth_block;
+  // Two steps of k lie side by side: both are copied at once.
+  const bool pairs = item.pairs;
+  const Expr half = sym("h" + side + t);
+  const Expr k = pairs ? sym(k_name) * 2 + half : sym(k_name);
+  const Expr steps = pairs ? floordiv(depth, 2) : depth;
+  const Expr place = lines.two ? sym(u_name) * lines.axes[1].extent + sym(p_name) : sym(p_name);
+  auto with_places = [&](Substitution map) {
+    if (lines.two) {
+      map[lines.axes[0].name] = lines.first_line + sym(u_name);
+      map[lines.axes[1].name] = sym(p_name);
+    } else {
+      join(map, unflatten(lines.axes, lines.first + sym(p_name)));
+    }
+    return map;
+  };
+  auto over_places = [&](tile_ir::Block body) {
+    if (!lines.two) return tile_ir::Block{loop(p_name, 0, lines.valid, LoopKind::lanes, std::move(body))};
+    body = {loop(p_name, 0, lines.axes[1].extent, LoopKind::lanes, std::move(body))};
+    return tile_ir::Block{loop(u_name, 0, lines.valid_lines, LoopKind::serial, std::move(body))};
+  };
+  auto halves = [&](tile_ir::Block body) { return pairs ? tile_ir::Block{loop(half.name(), 0, 2, LoopKind::unroll, std::move(body))} : body; };
+  // The value at a step of the block, to line `line` of the buffer.
+  auto copy_to = [&](Expr step, Expr line, Expr which) {
+    Substitution map = outer_map_;
+    join(map, depth_map(item, start + step));
+    std::vector<Expr> index{line, place};
+    if (pairs) index.push_back(which);
+    return store_operand(operand, with_places(map), buffer, std::move(index), suffix, pairs ? operand.narrow() : std::nullopt);
+  };
   tile_ir::Block out;
-  if (const auto run = lines.two ? std::nullopt : run_of_lines(item, operand)) {
+  if (item.pads_depth() && pairs) {
+    tile_ir::Block zero = halves(store_zero(buffer, {sym(k_name + "z"), sym(p_name), half}, "pad" + side + t, DType::bf16));
+    zero = {loop(p_name, 0, padded, LoopKind::lanes, std::move(zero))};
+    out.push_back(loop(k_name + "z", steps, steps_of_block(item) * (item.step() / 2), LoopKind::serial, std::move(zero)));
+    const Expr last = sym(k_name + "o");
+    if (item.may_be_odd()) out.push_back(loop(last.name(), steps * 2, depth, LoopKind::serial, over_places(copy_to(last, steps, 0))));
+  }
+  const auto run = lines.two ? std::nullopt : run_of_lines(item, operand);
+  if (run && (!pairs || *run % 2 == 0)) {
     // Places are found once a run of the innermost axis, not for each step of k.
-    const Expr first = sym("kb" + t) * item.depth_block + sym(k_name + "_run") * *run;
+    const Expr of_run = sym(k_name + "_run");
+    const int64_t lines_of_run = pairs ? *run / 2 : *run;
     Substitution ahead = outer_map_;
-    for (Substitution* at : {&map, &ahead}) join(*at, unflatten(lines.axes, lines.first + sym(p_name)));
-    join(map, depth_map(item, first + k));
-    join(ahead, depth_map(item, first + min(k + kPrefetchLines, *run - 1)));
-    tile_ir::Block copy = store_operand(operand, map, buffer, {sym(k_name + "_run") * *run + k, sym(p_name)}, suffix);
-    prefetch_at(operand, ahead, copy);
-    copy = {loop(k_name, 0, *run, LoopKind::serial, {loop(p_name, 0, lines.valid, LoopKind::lanes, std::move(copy))})};
-    out.push_back(loop(k_name + "_run", 0, floordiv(depth, *run), LoopKind::serial, std::move(copy)));
-  } else if (lines.two) {
-    std::string u_name = "u" + side + t;
-    map[lines.axes[0].name] = lines.first_line + sym(u_name);
-    map[lines.axes[1].name] = sym(p_name);
-    Expr place = sym(u_name) * lines.axes[1].extent + sym(p_name);
-    tile_ir::Block copy = store_operand(operand, map, buffer, {k, place}, suffix);
-    prefetch_operand(item, operand, map, sym("kb" + t) * item.depth_block + k, copy);
-    copy = {loop(p_name, 0, lines.axes[1].extent, LoopKind::lanes, std::move(copy))};
-    copy = {loop(u_name, 0, lines.valid_lines, LoopKind::serial, std::move(copy))};
-    out.push_back(loop(k_name, 0, depth, LoopKind::serial, std::move(copy)));
+    join(ahead, depth_map(item, start + of_run * *run + min(k + kPrefetchLines, *run - 1)));
+    tile_ir::Block copy = copy_to(of_run * *run + k, of_run * lines_of_run + sym(k_name), half);
+    prefetch_at(operand, with_places(ahead), copy);
+    copy = {loop(k_name, 0, lines_of_run, LoopKind::serial, over_places(halves(std::move(copy))))};
+    out.push_back(loop(of_run.name(), 0, floordiv(depth, *run), LoopKind::serial, std::move(copy)));
   } else {
-    join(map, unflatten(lines.axes, lines.first + sym(p_name)));
-    tile_ir::Block copy = store_operand(operand, map, buffer, {k, sym(p_name)}, suffix);
-    bool along_k = item.contraction->reduce->axes.size() == 1 && unit_along(operand, item.contraction->reduce->axes[0].name);
-    if (along_k) {
+    Expr first = 0;
+    bool whole = false;
+    const bool squares = !lines.two && item.contraction->reduce->axes.size() == 1 && unit_along(operand, item.contraction->reduce->axes[0].name);
+    if (squares) {
       // Memory runs along k: squares are transposed in registers.
-      const int64_t side = ctx_.target.vector_bytes / 4;
+      const int64_t side_of_square = ctx_.target.vector_bytes / 4;
       std::string s_name = k_name + "_square";
       std::string i_name = k_name + "_in";
-      auto at = [&](Expr point) {
-        Substitution there = map;
-        for (auto& [name, value] : there) value = substitute(value, {{k_name, point}});
-        return store_operand(operand, there, buffer, {point, sym(p_name)}, suffix);
-      };
-      tile_ir::Block square{loop(i_name, 0, side, LoopKind::unroll, at(sym(s_name) * side + sym(i_name)))};
-      square = {loop(p_name, 0, lines.valid, LoopKind::lanes, std::move(square))};
-      out.push_back(loop(s_name, 0, floordiv(depth, side), LoopKind::serial, std::move(square)));
-      bool whole = item.depth.is_constant() && item.depth.value() % side == 0 && (item.depth_block % side == 0 || item.depth_blocks.is(1));
-      if (!whole)
-        out.push_back(
-            loop(k_name, floordiv(depth, side) * side, depth, LoopKind::serial, {loop(p_name, 0, lines.valid, LoopKind::lanes, std::move(copy))}));
-    } else {
-      prefetch_operand(item, operand, map, sym("kb" + t) * item.depth_block + k, copy);
-      out.push_back(loop(k_name, 0, depth, LoopKind::serial, {loop(p_name, 0, lines.valid, LoopKind::lanes, std::move(copy))}));
+      const Expr point = sym(s_name) * side_of_square + sym(i_name);
+      tile_ir::Block square{loop(i_name, 0, side_of_square, LoopKind::unroll,
+                                 copy_to(point, pairs ? sym(s_name) * (side_of_square / 2) + floordiv(sym(i_name), 2) : point, mod(sym(i_name), 2)))};
+      out.push_back(loop(s_name, 0, floordiv(depth, side_of_square), LoopKind::serial, over_places(std::move(square))));
+      first = floordiv(depth, side_of_square) * side_of_square;
+      whole =
+          item.depth.is_constant() && item.depth.value() % side_of_square == 0 && (item.depth_block % side_of_square == 0 || item.depth_blocks.is(1));
     }
+    tile_ir::Block copy = copy_to(k, sym(k_name), half);
+    if (!squares) {
+      Substitution map = outer_map_;
+      join(map, depth_map(item, start + k));
+      prefetch_operand(item, operand, with_places(map), start + k, copy);
+    }
+    if (!whole) out.push_back(loop(k_name, pairs ? floordiv(first, 2) : first, steps, LoopKind::serial, over_places(halves(std::move(copy)))));
   }
   std::string e_name = "e" + side + t;
-  tile_ir::Block edge = store_zero(buffer, {sym(k_name + "e"), sym(e_name)}, "edge" + side + t);
+  std::vector<Expr> edge_at{sym(k_name + "e"), sym(e_name)};
+  if (pairs) edge_at.push_back(half);
+  tile_ir::Block edge = halves(store_zero(buffer, edge_at, "edge" + side + t, pairs ? DType::bf16 : DType::f32));
   edge = {loop(e_name, lines.valid, padded, LoopKind::lanes, std::move(edge))};
-  out.push_back(loop(k_name + "e", 0, depth, LoopKind::serial, std::move(edge)));
+  out.push_back(loop(k_name + "e", 0, steps, LoopKind::serial, std::move(edge)));
   return out;
 }
 
@@ -513,6 +570,11 @@ tile_ir::Block ContractionScheduler::pack_rows(const Item& item) const {
     first = floordiv(valid_rows_, side) * side;
   }
   out.push_back(loop(r_name, first, valid_rows_, LoopKind::serial, along_depth(copy(row))));
+  const Expr padded = item.pads_depth() ? steps_of_block(item) * item.step() : depth;
+  if (item.pads_depth()) {
+    tile_ir::Block zero = store_zero(buffer, {row, sym(k_name + "z")}, "padr" + t, DType::bf16);
+    out.push_back(loop(r_name, 0, valid_rows_, LoopKind::serial, {loop(k_name + "z", depth, padded, LoopKind::lanes, std::move(zero))}));
+  }
   std::string e_name = "er" + t;
   std::vector<Expr> place{sym(e_name), sym(k_name + "e")};
   if (item.parts > 1) place.insert(place.begin(), 0);
@@ -521,7 +583,7 @@ tile_ir::Block ContractionScheduler::pack_rows(const Item& item) const {
     place[0] = p;
     edge.push_back(make(loop_ir::Store{buffer, place, "edger" + t, {}, Combiner::set}));
   }
-  out.push_back(loop(e_name, valid_rows_, padded_rows(), LoopKind::serial, {loop(k_name + "e", 0, depth, LoopKind::lanes, std::move(edge))}));
+  out.push_back(loop(e_name, valid_rows_, padded_rows(), LoopKind::serial, {loop(k_name + "e", 0, padded, LoopKind::lanes, std::move(edge))}));
   return out;
 }
 

@@ -24,6 +24,7 @@ constexpr int64_t kDepthUnroll = 4;
 constexpr int64_t kDynamicRows = 256;  // its rows: they pay for that pack
 constexpr int64_t kCacheLine = 16;     // float32 elements
 constexpr int64_t kRowPadding = 16;    // keeps packed rows off each other's cache sets
+constexpr int64_t kLanePadding = 16;   // likewise, of lines of lanes in pairs
 constexpr int64_t kPrefetchLines = 8;  // steps of k ahead of a pack of lines in runs
 constexpr int64_t kPrefetchSteps = 4;  // of the outermost reduce axis, ahead of the pack
 constexpr int64_t kChunkWork = 65536;
@@ -142,8 +143,13 @@ struct Item {
   DType dtype() const { return contraction->dtype; }
   /// Steps of k that one multiplication takes.
   int64_t group() const { return words || bytes ? 4 : pairs ? 2 : 1; }
+  /// Of which what is packed holds whole multiples: a matrix unit takes many at a time.
+  int64_t step() const { return matrix ? tile_ir::kMatrixDepth : group(); }
+  /// Whether zeros behind the last step of k complete these.
+  bool pads_depth() const { return pairs && parts == 1 && bits == 0 && !(depth.is_constant() && depth.value() % step() == 0); }
   /// Steps of k in a word.
   int64_t word() const { return bits > 0 ? 32 / bits : 0; }
+  bool may_be_odd() const { return !(depth.is_constant() && depth.value() % 2 == 0); }
   /// Whether two steps of k lie side by side in the panels of lanes.
   bool paired_lanes() const { return pairs && bits == 0; }
   /// The lanes as codes and their factors, if these may be packed in words.
@@ -288,7 +294,7 @@ class ContractionScheduler {
   void choose_blocks(int64_t vectors);
   int64_t block_vectors() const { return nr_ / (ctx_.target.vector_bytes / 4); }
 
-  /// Whether the operands are bf16 that lie or are packed so that two steps of k are neighbours.
+  /// Whether the operands are bf16 that are packed so that two steps of k are neighbours.
   bool can_pair(const Item& item) const;
   /// Whether the operands are bytes, of which one may count as unsigned and the other one is signed, and sums are int32.
   bool can_word(const Item& item) const;
@@ -306,7 +312,7 @@ class ContractionScheduler {
   bool can_use_matrix(const Item& item) const;
   /// Whether it may multiply float32 operands as sums of bf16 numbers: of layers, convolutions pack less as they lie.
   bool can_split(const Item& item) const;
-  /// What the products of both have in common: packed lanes, rows packed per block, whole steps of k.
+  /// What products of words, codes and parts have in common: packed lanes, rows packed per block, k of a known length.
   bool lies_for_pairs(const Item& item) const;
   /// Register blocks of the matrix unit's sides, where all products are for it.
   void choose_matrix_blocks(int64_t rows);
@@ -413,6 +419,8 @@ class ContractionScheduler {
   static void join(Substitution& into, const Substitution& more);
   static Substitution depth_map(const Item& item, Expr k) { return unflatten(item.contraction->reduce->axes, k); }
   static Expr depth_of_block(const Item& item);
+  /// Multiplications of a block of k, the last one of zeros in part if need be.
+  static Expr steps_of_block(const Item& item);
 
   /// Whether the packed lanes of one contraction are those of another.
   static bool packs_alike(const Item& a, const Item& b);
@@ -593,6 +601,8 @@ class ContractionScheduler {
   static Expr row_of(const Item& item, const RowBlocks& rows, Expr row);
   /// Where that row's operand is packed; of pairs, the first or second half.
   std::vector<Expr> packed_row(const Item& item, const RowBlocks& rows, Expr row, int64_t half) const;
+  /// Where a step of the block of k of a register block's row lies, of rows that are packed once.
+  std::vector<Expr> static_row(const Item& item, const RowBlocks& rows, Expr step, Expr row) const;
 
   /// Statements for each row of a register block, then for each of its lanes.
   Ref<tile_ir::Stmt> over_registers(const Item& item, const RowBlocks& rows, const std::string& suffix, tile_ir::Block of_row,

@@ -24,6 +24,7 @@ constexpr int64_t kSplitDepthBlock = 128;   // of operands in parts: a panel's s
 constexpr int64_t kLeastSplitRows = 48;     // fewer wait for memory, of which parts take more
 constexpr int64_t kLeastSplitDepth = 64;    // shorter sums do not pay for making parts
 constexpr int64_t kMatrixRows = 256;        // rows of a block for it: it takes panels faster than memory brings them
+constexpr int64_t kMostMatrixRows = 512;    // likewise, beside lanes that the block packs
 constexpr int64_t kLeastMatrixRows = 8;     // fewer leave most of it idle, and wait for memory anyway
 constexpr int64_t kByteChain = 512;         // steps of k of bytes, of which a panel stays in the first cache
 constexpr double kByteShare = 0.5;          // of the second cache, that their rows may take
@@ -254,21 +255,24 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
       item.chain = item.depth_block;
       continue;
     }
-    item.depth_block = item.depth.is_constant() && depth <= whole ? std::max<int64_t>(depth, 1) : most / item.chain * item.chain;
+    item.depth_block = item.depth.is_constant() && depth <= whole ? round_up(std::max<int64_t>(depth, 1), additions) : most / item.chain * item.chain;
     if (item.depth.is_constant() && depth <= whole) item.chain = item.depth_block;
     if (!item.depth.is_constant() || depth <= whole) continue;
     item.depth_block = round_up(balanced(depth, most), kDepthUnroll);
     item.chain = round_up(balanced(item.depth_block, item.chain), kDepthUnroll);
     const auto& axes = item.contraction->reduce->axes;
     // Rows that are packed per block are packed with vectors along k.
-    if (axes.size() > 1 && !item.rows.is_static && !rows_lie_across()) item.depth_block = whole_lines(axes, most).value_or(item.depth_block);
+    if (axes.size() > 1 && !item.rows.is_static && !rows_lie_across())
+      if (const auto lines = whole_lines(axes, most); lines && *lines % additions == 0) item.depth_block = *lines;
     item.chain = std::min(item.chain, item.depth_block);
-    item.pairs = item.pairs && item.depth_block % 2 == 0;
   }
   if (std::any_of(items_.begin(), items_.end(), [&](const Item& i) { return wants_widened_words(i); }))
     mr_ = std::min(mr_, most_widened_rows(vectors, ctx_));
   for (Item& item : items_) item.unroll = vectors > kBlockVectors ? kWideUnroll : kDepthUnroll;
-  const bool matrix = std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return (i.pairs || i.words) && can_use_matrix(i); });
+  // Of a unit's steps of k, half and more are no padding.
+  const bool matrix = std::all_of(items_.begin(), items_.end(), [&](const Item& i) {
+    return (i.pairs || i.words) && can_use_matrix(i) && (i.words || 2 * hint(i.depth) >= tile_ir::kMatrixDepth);
+  });
   for (Item& item : items_) item.matrix = matrix && rows >= kLeastMatrixRows;
   // In training, whose weights change, making their parts in each step takes longer than these save.
   const bool split = !ctx_.training && hint(rows_extent_) >= kLeastSplitRows &&
@@ -304,6 +308,11 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
     int64_t others = std::max<int64_t>(1, hint(count(outer_) * lane_groups()));
     int64_t blocks = (kWantedBlocks + others - 1) / others;
     most = std::min(std::max(kLeastRows, (rows + blocks - 1) / blocks), std::max(kDynamicRows, kTileElements / lane_block_));
+  }
+  if (items_[0].matrix && !lanes_static()) {
+    // More rows share the lanes that a block packs, where enough blocks are left.
+    const int64_t others = std::max<int64_t>(1, hint(count(outer_) * lane_groups()));
+    most = std::clamp(rows * others / kWantedBlocks, kMatrixRows, kMostMatrixRows);
   }
   int64_t tiles = std::max<int64_t>(1, most / mr_);
   if (rows_extent_.is_constant()) tiles = balanced((rows + mr_ - 1) / mr_, tiles);
@@ -348,14 +357,16 @@ bool ContractionScheduler::can_word(const Item& item) const {
 }
 
 bool ContractionScheduler::can_pair(const Item& item) const {
-  if (!lies_for_pairs(item)) return false;
-  // A group's factors are those of both steps of a pair.
-  if (const auto scaled = item.lanes.prologue(item.contraction->reduce->axes); scaled && scaled->group % 2 != 0) return false;
+  if (in_rows_ || rows_lie_across() || window_) return false;
   auto is_bf16 = [](const Operand& operand) {
     auto narrow = operand.narrow();
     return narrow && narrow->dtype == DType::bf16;
   };
-  return is_bf16(item.rows) && is_bf16(item.lanes) && item.depth.value() % 2 == 0;
+  if (!is_bf16(item.rows) || !is_bf16(item.lanes)) return false;
+  if (!item.lanes.is_static) return true;
+  // A group's factors are those of both steps of a pair, and what is widened to pairs are whole ones.
+  if (const auto scaled = item.lanes.prologue(item.contraction->reduce->axes)) return scaled->group % 2 == 0;
+  return item.depth.value() % 2 == 0 || item.lanes.stored()->dtype == DType::bf16;
 }
 
 bool ContractionScheduler::can_pack_in_lines(const Item& item) const {
@@ -425,7 +436,7 @@ bool ContractionScheduler::can_use_matrix(const Item& item) const {
     const bool whole = can_word(item) && item.depth.value() % tile_ir::kMatrixBytes == 0 && item.depth_block % tile_ir::kMatrixBytes == 0;
     return whole && ctx_.target.features.count("amx-int8") > 0;
   }
-  return ctx_.target.features.count("amx-bf16") > 0 && can_pair(item) && item.depth.value() % tile_ir::kMatrixDepth == 0;
+  return ctx_.target.features.count("amx-bf16") > 0 && can_pair(item);
 }
 
 bool ContractionScheduler::can_split(const Item& item) const {
@@ -445,7 +456,9 @@ void ContractionScheduler::choose_matrix_blocks(int64_t rows) {
       item.chain = item.depth_block > kByteChain ? round_up(balanced(item.depth_block, kByteChain), tile_ir::kMatrixBytes) : item.depth_block;
       continue;
     }
-    item.depth_block = std::min(item.depth.value(), item.parts > 1 ? kSplitDepthBlock : kMatrixDepthBlock);
+    const int64_t most = item.parts > 1 ? kSplitDepthBlock : kMatrixDepthBlock;
+    const int64_t block = item.lanes.is_static ? std::min(hint(item.depth), most) : balanced(hint(item.depth), most);
+    item.depth_block = item.depth.is_constant() ? round_up(block, tile_ir::kMatrixDepth) : most;
     item.chain = item.depth_block;
     item.rows.padding = kMatrixPadding;
   }
