@@ -144,7 +144,7 @@ struct Item {
   /// Steps of k that one multiplication takes.
   int64_t group() const { return words || bytes ? 4 : pairs ? 2 : 1; }
   /// Of which what is packed holds whole multiples: a matrix unit takes many at a time.
-  int64_t step() const { return matrix ? tile_ir::kMatrixDepth : group(); }
+  int64_t step() const { return matrix ? matrix_depth() : group(); }
   /// Whether zeros behind the last step of k complete these.
   bool pads_depth() const { return pairs && parts == 1 && bits == 0 && !(depth.is_constant() && depth.value() % step() == 0); }
   /// Steps of k in a word.

@@ -441,8 +441,14 @@ bool ContractionScheduler::can_use_matrix(const Item& item) const {
 
 bool ContractionScheduler::can_split(const Item& item) const {
   const auto& features = ctx_.target.features;
-  return features.count("amx-bf16") > 0 && features.count("avx512bf16") > 0 && lies_for_pairs(item) && !item.rows.narrow() && !item.lanes.narrow() &&
-         item.contraction->reduce->axes.size() == 1 && item.depth.value() % tile_ir::kMatrixDepth == 0;
+  // Three parts of a number of fewer bits would take more memory than it does.
+  const loop_ir::Block& lanes = item.lanes.slice;
+  const bool wide = std::none_of(lanes.begin(), lanes.end(), [](const auto& s) {
+    const auto* load = std::get_if<loop_ir::Load>(&s->node);
+    return load && size_of(load->dtype) < size_of(DType::f32);
+  });
+  return wide && features.count("amx-bf16") > 0 && features.count("avx512bf16") > 0 && lies_for_pairs(item) && !item.rows.narrow() &&
+         !item.lanes.narrow() && item.contraction->reduce->axes.size() == 1 && item.depth.value() % tile_ir::kMatrixDepth == 0;
 }
 
 void ContractionScheduler::choose_matrix_blocks(int64_t rows) {
