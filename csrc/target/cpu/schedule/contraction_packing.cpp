@@ -116,14 +116,14 @@ tile_ir::Block ContractionScheduler::store_parts(const Operand& operand, const S
 
 void ContractionScheduler::prefetch_operand(const Item& item, const Operand& operand, const Substitution& map, Expr k, tile_ir::Block& into) const {
   Expr window = 1;
-  for (size_t i = 1; i < item.contraction->reduce->axes.size(); ++i) window = window * item.contraction->reduce->axes[i].extent;
+  for (size_t i = 1; i < item.summed.size(); ++i) window = window * item.summed[i].extent;
   Substitution ahead = map;
   join(ahead, depth_map(item, min(k + window * kPrefetchSteps, item.depth - 1)));
   prefetch_at(operand, ahead, into);
 }
 
 std::optional<int64_t> ContractionScheduler::run_of_lines(const Item& item, const Operand& operand) const {
-  const std::vector<Axis>& axes = item.contraction->reduce->axes;
+  const std::vector<Axis>& axes = item.summed;
   const auto step = step_along(operand, axes.back().name);
   if (axes.size() < 2 || !axes.back().extent.is_constant() || !step || !step->is_constant() || std::abs(step->value()) < kCacheLine)
     return std::nullopt;
@@ -241,7 +241,7 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
   if (axes.size() == 1 && unit_along(operand, axes[0].name)) {
     out.push_back(loop("k", 0, depth, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, halves(copy(map, place(position))))}));
   } else {
-    const auto& reduced = item.contraction->reduce->axes;
+    const auto& reduced = item.summed;
     const bool squares = axes.size() == 1 && reduced.size() == 1 && unit_along(operand, reduced[0].name) && !words && !row_pairs;
     const int64_t side = ctx_.target.vector_bytes / 4;
     Expr first = 0;
@@ -505,7 +505,7 @@ tile_ir::Block ContractionScheduler::pack_lines(const Item& item, const Operand&
   } else {
     Expr first = 0;
     bool whole = false;
-    const bool squares = !lines.two && item.contraction->reduce->axes.size() == 1 && unit_along(operand, item.contraction->reduce->axes[0].name);
+    const bool squares = !lines.two && item.summed.size() == 1 && unit_along(operand, item.summed[0].name);
     if (squares) {
       // Memory runs along k: squares are transposed in registers.
       const int64_t side_of_square = ctx_.target.vector_bytes / 4;
@@ -569,7 +569,24 @@ tile_ir::Block ContractionScheduler::pack_rows(const Item& item) const {
     out.push_back(loop(r_name + "_square", 0, floordiv(valid_rows_, side), LoopKind::serial, along_depth(std::move(square))));
     first = floordiv(valid_rows_, side) * side;
   }
-  out.push_back(loop(r_name, first, valid_rows_, LoopKind::serial, along_depth(copy(row))));
+  const Axis& inner = item.summed.back();
+  const bool in_lines = item.pairs && item.summed.size() > 1 && first.is(0) && inner.extent.is_constant() &&
+                        item.depth_block % inner.extent.value() == 0 && unit_along(item.rows, inner.name) && !lies_along(item.rows, item.summed);
+  if (in_lines) {
+    // Lines of several summed axes are copied one by one: conditions are those of a line.
+    const Expr line = sym("kl" + t);
+    const Expr start = sym("kb" + t) * (item.depth_block / inner.extent.value());
+    Substitution map = outer_map_;
+    join(map, unflatten(rows_, first_row_ + row));
+    join(map, unflatten({item.summed.begin(), item.summed.end() - 1}, start + line));
+    map[inner.name] = k;
+    tile_ir::Block points = store_operand(item.rows, map, buffer, {row, line * inner.extent + k}, ".r" + t, item.rows.narrow());
+    points = {loop(k_name, 0, inner.extent, LoopKind::lanes, std::move(points))};
+    points = {loop(line.name(), 0, floordiv(depth, inner.extent), LoopKind::serial, std::move(points))};
+    out.push_back(loop(r_name, 0, valid_rows_, LoopKind::serial, std::move(points)));
+  } else {
+    out.push_back(loop(r_name, first, valid_rows_, LoopKind::serial, along_depth(copy(row))));
+  }
   const Expr padded = item.pads_depth() ? steps_of_block(item) * item.step() : depth;
   if (item.pads_depth()) {
     tile_ir::Block zero = store_zero(buffer, {row, sym(k_name + "z")}, "padr" + t, DType::bf16);

@@ -26,6 +26,7 @@ constexpr double kCopy = 8;              // cost of packing an element, in multi
 constexpr double kFarCopy = 8;           // of one that comes from memory, which nothing hides
 constexpr double kLineCopy = 1;          // where lines of k are copied as they lie
 constexpr double kFarLine = 3;           // more for lines of weights, which come from memory: measured for 16 to 256 lanes, float32 and bfloat16
+constexpr double kGather = 150;          // of one of 16 bits whose neighbours lie elsewhere: measured
 constexpr double kCallCopy = 24;         // once a call: it goes through memory once more, and threads wait for one another
 constexpr int64_t kKeptBytes = 1 << 16;  // weights up to here are packed once in any case
 
@@ -134,8 +135,22 @@ double ContractionScheduler::padded_work() const {
   const double copy = hint(count(lanes_) * items_[0].depth) * 4 > l3 ? near + kFarCopy : near;
   if (!items_[0].lanes.is_static) packed += copy * static_cast<double>(lanes * row_blocks);
   if (items_[0].lanes.per_call) packed += kCallCopy * static_cast<double>(lanes);
-  const bool in_lines = wants_lines(items_[0]) || unit_along(items_[0].rows, items_[0].contraction->reduce->axes.back().name);
+  const bool in_lines = wants_lines(items_[0]) || unit_along(items_[0].rows, items_[0].summed.back().name);
   if (!items_[0].rows.is_static) packed += (in_lines ? kLineCopy : kCopy) * static_cast<double>(hint(rows_extent_ * lane_groups()));
+  if (items_[0].pairs) {
+    // Of 16 bits, what lies apart is read element by element.
+    const auto& summed = items_[0].summed;
+    auto gathered = [&](const Operand& operand, const std::vector<Axis>& axes, bool one) {
+      const Axis& inner = summed.back();
+      const bool run = summed.size() == 1 || (inner.extent.is_constant() && inner.extent.value() >= kCacheLine) || lies_along(operand, summed);
+      return !((!one || axes.size() == 1) && unit_along(operand, axes.back().name)) && !(run && unit_along(operand, inner.name));
+    };
+    const bool per_call = items_[0].lanes.per_call;
+    if ((per_call || !items_[0].lanes.is_static) && gathered(items_[0].lanes, lanes_, per_call))
+      packed += kGather * static_cast<double>(lanes * (per_call ? 1 : row_blocks));
+    if (!items_[0].rows.is_static && gathered(items_[0].rows, rows_, true))
+      packed += kGather * static_cast<double>(hint(rows_extent_ * lane_groups()));
+  }
   const bool split = items_[0].parts > 1;
   const double products = split                                ? kSplitCost
                           : items_[0].matrix                   ? (items_[0].words ? kByteCost : kMatrixCost)
@@ -329,6 +344,7 @@ bool ContractionScheduler::classify() {
     if (!prepare(item.lanes, in_a ? c.a : c.b, c.reduce->axes) || !prepare(item.rows, in_a ? c.b : c.a, c.reduce->axes)) return false;
     if (per_call_ && !item.lanes.is_static) item.lanes.is_static = item.lanes.per_call = true;
     item.depth = count(c.reduce->axes);
+    order_steps(item);
     const auto is_empty = [](const Axis& a) { return a.extent.is(0); };
     if (std::any_of(c.reduce->axes.begin(), c.reduce->axes.end(), is_empty)) return false;  // sums of nothing
     if (std::any_of(nest_.axes.begin(), nest_.axes.end(), is_empty)) return false;
@@ -360,6 +376,18 @@ bool ContractionScheduler::classify() {
   // Integers are multiplied in bytes or not at all.
   return std::all_of(items_.begin(), items_.end(),
                      [&](const Item& i) { return i.dtype() == items_[0].dtype() && (i.dtype() != DType::i32 || can_word(i)); });
+}
+
+void ContractionScheduler::order_steps(Item& item) const {
+  item.summed = item.contraction->reduce->axes;
+  auto is_bf16 = [&](const Operand& operand) {
+    const auto narrow = operand.narrow();
+    const auto stored = operand.stored();
+    return narrow && narrow->dtype == DType::bf16 && stored->dtype == DType::bf16 && !operand.prologue(item.summed);
+  };
+  if (windowed_ || in_rows_ || !is_bf16(item.rows) || !is_bf16(item.lanes) || unit_along(item.rows, item.summed.back().name)) return;
+  auto along = std::find_if(item.summed.begin(), item.summed.end(), [&](const Axis& a) { return unit_along(item.rows, a.name); });
+  if (along != item.summed.end()) std::rotate(along, along + 1, item.summed.end());
 }
 
 std::optional<Window> ContractionScheduler::find_window() const {
@@ -578,7 +606,7 @@ std::optional<Expr> ContractionScheduler::step_along(const Operand& operand, con
 bool ContractionScheduler::rows_lie_across() const {
   if (!across_) return false;
   return window_ || std::any_of(items_.begin(), items_.end(), [&](const Item& item) {
-           const auto& axes = item.contraction->reduce->axes;
+           const auto& axes = item.summed;
            return (axes.size() != 1 && !per_call_) || !lies_along(item.rows, axes);
          });
 }

@@ -124,6 +124,7 @@ struct Item {
   const Contraction* contraction = nullptr;
   Operand rows;
   Operand lanes;
+  std::vector<Axis> summed;  ///< the reduce axes, in the order in which k counts their points
   Expr depth;
   int64_t depth_block = 0;  ///< KC
   int64_t chain = 0;        ///< steps of k that are summed in registers before they are added to the tile
@@ -269,6 +270,8 @@ class ContractionScheduler {
   void group_lanes();
   /// Whether a schedule packs the lanes once a call.
   static bool is_per_call(const Schedule& schedule);
+  /// Of bf16 operands k counts points as memory of the rows runs: along the channels of an image whose pixels are lines of them.
+  void order_steps(Item& item) const;
   /// Whether an operand of static buffers is packed once, rather than left where it lies.
   bool is_kept(const analysis::ContractionOperand& source, const std::vector<loop_ir::Axis>& summed) const;
   bool prepare(Operand& operand, const analysis::ContractionOperand& source, const std::vector<loop_ir::Axis>& summed);
@@ -361,7 +364,7 @@ class ContractionScheduler {
 
   static std::string name_of(const std::vector<Axis>& axes);
   /// The reduce axes of one contraction: those of another may have the same names.
-  static std::string depth_name(const Item& item) { return item.contraction->result + "." + name_of(item.contraction->reduce->axes); }
+  static std::string depth_name(const Item& item) { return item.contraction->result + "." + name_of(item.summed); }
   std::string lane_tile_name() const { return two_lane_axes() ? lanes_[0].name : name_of(lanes_); }
   Schedule describe() const;
   void read(ScheduleReader& reader);
@@ -417,7 +420,7 @@ class ContractionScheduler {
   void prefetch_operand(const Item& item, const Operand& operand, const Substitution& map, Expr k, tile_ir::Block& into) const;
   static void prefetch_at(const Operand& operand, const Substitution& map, tile_ir::Block& into, int level = 1);
   static void join(Substitution& into, const Substitution& more);
-  static Substitution depth_map(const Item& item, Expr k) { return unflatten(item.contraction->reduce->axes, k); }
+  static Substitution depth_map(const Item& item, Expr k) { return unflatten(item.summed, k); }
   static Expr depth_of_block(const Item& item);
   /// Multiplications of a block of k, the last one of zeros in part if need be.
   static Expr steps_of_block(const Item& item);

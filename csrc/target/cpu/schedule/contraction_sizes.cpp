@@ -260,7 +260,7 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
     if (!item.depth.is_constant() || depth <= whole) continue;
     item.depth_block = round_up(balanced(depth, most), kDepthUnroll);
     item.chain = round_up(balanced(item.depth_block, item.chain), kDepthUnroll);
-    const auto& axes = item.contraction->reduce->axes;
+    const auto& axes = item.summed;
     // Rows that are packed per block are packed with vectors along k.
     if (axes.size() > 1 && !item.rows.is_static && !rows_lie_across())
       if (const auto lines = whole_lines(axes, most); lines && *lines % additions == 0) item.depth_block = *lines;
@@ -463,7 +463,13 @@ void ContractionScheduler::choose_matrix_blocks(int64_t rows) {
       continue;
     }
     const int64_t most = item.parts > 1 ? kSplitDepthBlock : kMatrixDepthBlock;
-    const int64_t block = item.lanes.is_static ? std::min(hint(item.depth), most) : balanced(hint(item.depth), most);
+    int64_t block = item.lanes.is_static ? std::min(hint(item.depth), most) : balanced(hint(item.depth), most);
+    // Whole lines of memory, if these are whole steps of the unit.
+    const Axis& inner = item.summed.back();
+    if (item.summed.size() > 1 && inner.extent.is_constant() && inner.extent.value() % tile_ir::kMatrixDepth == 0 && inner.extent.value() <= most)
+      block =
+          balanced(item.depth.is_constant() ? item.depth.value() / inner.extent.value() : most / inner.extent.value(), most / inner.extent.value()) *
+          inner.extent.value();
     item.depth_block = item.depth.is_constant() ? round_up(block, tile_ir::kMatrixDepth) : most;
     item.chain = item.depth_block;
     item.rows.padding = kMatrixPadding;
