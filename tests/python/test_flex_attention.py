@@ -68,6 +68,17 @@ def test_operator(heads, queries, keys, depth, columns, features):
             as_exact([got], [attend(q, k, v)], [attend(q.double(), k.double(), v.double())])
 
 
+def test_weights_that_stay_float32():
+    """Of bf16 values: neither they nor the result is rounded."""
+
+    def attend(q, k, v):
+        wide = torch.promote_types(q.dtype, torch.float32)
+        return torch.softmax(q.to(wide) @ k.to(wide).mT * 0.125, -1) @ v.to(wide)
+
+    q, k, v = tensors(0, *[(2, 3, 70, 64)] * 3, dtype=torch.bfloat16)
+    as_exact([compiled(attend)(q, k, v)], [attend(q, k, v)], [attend(q.double(), k.double(), v.double())])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("score", "mask"), [(s, "causal") for s in _SCORES] + [("alibi", m) for m in _MASKS])
 def test_functions_of_users(score, mask, dtype):

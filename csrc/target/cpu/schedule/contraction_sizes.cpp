@@ -366,7 +366,7 @@ bool ContractionScheduler::can_pair(const Item& item) const {
   if (!item.lanes.is_static) return true;
   // A group's factors are those of both steps of a pair, and what is widened to pairs are whole ones.
   if (const auto scaled = item.lanes.prologue(item.contraction->reduce->axes)) return scaled->group % 2 == 0;
-  return item.depth.value() % 2 == 0 || item.lanes.stored()->dtype == DType::bf16;
+  return (item.depth.is_constant() && item.depth.value() % 2 == 0) || item.lanes.stored()->dtype == DType::bf16;
 }
 
 bool ContractionScheduler::can_pack_in_lines(const Item& item) const {

@@ -148,7 +148,7 @@ bool OnlineScheduler::stores_sum() const {
 
 void OnlineScheduler::choose() {
   pair_scores_ = can_pair(queries_, &keys_) && depth_ % 2 == 0;
-  pair_values_ = can_pair(values_, nullptr);
+  pair_values_ = can_pair_values();
   matrix_scores_ = matrix_values_ = pair_scores_ && pair_values_ && has_matrix_unit();
   const int64_t lanes = ctx_.target.vector_bytes / 4;
   const int64_t rows = std::max<int64_t>(hint(row_.extent), 1);
@@ -167,6 +167,16 @@ void OnlineScheduler::choose() {
   shared_ = rows_of_block_ * blocks;
   const int64_t step = matrix_values_ ? std::max(key_lanes_, tile_ir::kMatrixDepth) : key_lanes_;
   block_keys_ = std::min(kKeys, round_up(std::max<int64_t>(hint(sum_.key.extent), 1), step));
+}
+
+bool OnlineScheduler::can_pair_values() const { return can_pair(values_, nullptr) && rounds_weights(); }
+
+bool OnlineScheduler::rounds_weights() const {
+  if (sum_.rounded) return true;
+  return std::all_of(sum_.column_body.begin(), sum_.column_body.end(), [&](const auto& s) {
+    const auto* store = std::get_if<Store>(&s->node);
+    return !store || size_of(kernel_.find_param(store->buffer)->dtype) == 2;
+  });
 }
 
 bool OnlineScheduler::has_matrix_unit() const { return ctx_.target.features.count("amx-bf16") > 0; }
@@ -258,7 +268,7 @@ void OnlineScheduler::read(ScheduleReader& reader) {
     return true;
   };
   pair_scores_ = dot(depth_name(), can_pair(queries_, &keys_) && depth_ % 2 == 0, matrix_scores_, key_lanes_);
-  pair_values_ = dot(key_name(), can_pair(values_, nullptr) && block_keys_ % 2 == 0, matrix_values_, column_lanes_);
+  pair_values_ = dot(key_name(), can_pair_values() && block_keys_ % 2 == 0, matrix_values_, column_lanes_);
   if (matrix_values_ && block_keys_ % tile_ir::kMatrixDepth != 0)
     reader.fail(*reader.find("dot", key_name()), fmt::format("for a matrix unit tiles hold multiples of {} keys", tile_ir::kMatrixDepth));
   reader.finish("parallel, tile, share, register_block and dot");

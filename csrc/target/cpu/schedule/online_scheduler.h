@@ -34,6 +34,9 @@ class OnlineScheduler {
   int64_t hint(Expr e) const { return static_cast<int64_t>(analysis::estimate(e, ctx_.hints, kernel_.symbols)); }
 
   bool can_pair(const Operand& a, const Operand* b) const;
+  bool can_pair_values() const;
+  /// Whether the program rounds weights to 16 bits, or what is made of them: of other results each rounded weight would show.
+  bool rounds_weights() const;
   bool has_matrix_unit() const;
   /// Whether a register block so wide does.
   bool fits_matrix_unit(int64_t lanes) const;
