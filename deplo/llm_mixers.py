@@ -178,7 +178,7 @@ def remove(model: torch.nn.Module) -> None:
 @contextlib.contextmanager
 def _with_other_bias(layer: Any) -> Iterator[None]:
     """Values of a bias that is there meanwhile: one of zeros does not show whether padding is taken out before the layer or behind it."""
-    bias = getattr(layer, "bias", None)
+    bias = layer.bias
     if bias is None:
         yield
         return
