@@ -186,15 +186,9 @@ std::string describe_environment(const CompileOptions& options) {
 std::string describe_targets() {
   json list = json::array();
   for (const Target* target : all_targets()) {
-    json about{{"name", target->name},
-               {"is_default", target->is_default},
-               {"device", target->device},
-               {"tensors", target->tensors},
-               {"has_tf32", target->has_tf32},
-               {"has_disk_cache", target->has_disk_cache},
-               {"levels", json::array()},
-               {"packages", json::object()},
-               {"devices", json::parse(target->known_devices())}};
+    json about{{"name", target->name},       {"is_default", target->is_default}, {"device", target->device},
+               {"tensors", target->tensors}, {"has_tf32", target->has_tf32},     {"has_disk_cache", target->has_disk_cache},
+               {"levels", json::array()},    {"packages", json::object()},       {"devices", json::parse(target->known_devices())}};
     for (const MachineText& text : target->texts) about["levels"].push_back(text.level);
     for (const TargetOption& option : target->options) about["packages"][option.name] = option.packages;
     list.push_back(std::move(about));
