@@ -21,7 +21,6 @@ namespace loop_to_tile {
 
 using analysis::ContractionOperand;
 using loop_ir::Block;
-using loop_ir::Let;
 using loop_ir::Load;
 using loop_ir::Store;
 
