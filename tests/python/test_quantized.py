@@ -23,12 +23,7 @@ with warnings.catch_warnings():
     from torchao.quantization.quant_primitives import MappingType
 
 SHAPES = ((1, 64, 40), (5, 36, 33), (37, 260, 70), (96, 1028, 48), (3, 30, 16))
-UNIT_SHAPES = (
-    (16, 64, 33),
-    (37, 1152, 70),
-    (300, 192, 48),
-    (70, 9600, 40),
-)  # of whole steps of a matrix unit, one and several chains and blocks of k
+UNIT_SHAPES = ((16, 64, 33), (37, 1152, 70), (300, 192, 48), (70, 9600, 40))  # whole steps of a matrix unit: some chains, and blocks of k
 
 
 class Product(nn.Module):
