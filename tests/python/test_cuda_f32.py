@@ -51,7 +51,7 @@ def test_few_rows_over_many_keys(
     monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
     got, eager, exact = compiled_for_gpu(fn, fullgraph=True)(*inputs), fn(*inputs), fn(*wide)
     assert got.dtype == eager.dtype
-    assert (got.double() - exact).norm() <= 1.2 * (eager.double() - exact).norm() + 1e-7 * exact.norm()
+    assert (got.double() - exact).norm() <= 1.2 * (eager.double() - exact).norm() + torch.finfo(torch.float32).eps * exact.norm()
     if gpu() == EMULATOR:
         assert is_clean(tmp_path / "judge")
         assert max(bank_ways(tmp_path / "judge").values()) <= 1.1
