@@ -63,5 +63,4 @@ def test_wide_heads_fit_small_shared_memory(heads: int, keys: int, monkeypatch: 
     monkeypatch.setenv("DEPLO_FAKE_CUDA", "capability=89,shared=101376")
     q, k, v = (torch.randn(1, heads, rows, 256) for rows in (1, keys, keys))
     fn = F.scaled_dot_product_attention
-    got, eager, exact = compiled_for_gpu(fn, fullgraph=True)(q, k, v), fn(q, k, v), fn(q.double(), k.double(), v.double())
-    same(got, eager, exact=exact)
+    same(compiled_for_gpu(fn, fullgraph=True)(q, k, v), fn(q, k, v))

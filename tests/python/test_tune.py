@@ -69,7 +69,8 @@ def longest_sum(text, k):
     return chain + -(-tile // chain) + -(-k // tile)
 
 
-def test_candidates_differ_in_one_decision_and_sum_in_chains_as_short():
+def test_candidates_differ_in_one_decision_and_sum_in_chains_as_short(monkeypatch):
+    monkeypatch.setenv("DEPLO_FEATURES", "avx2")  # the candidates of every machine
     (task,), _ = tasks_of(torch.nn.Linear(3584, 200), torch.randn(40, 3584))
     most = max(longest_sum(text, 3584) for text in task.proposals)
     found = directions(task, wide=True)
