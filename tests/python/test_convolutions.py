@@ -234,9 +234,8 @@ def test_no_copy_of_all_windows(shape, memory_format):
         result = torch.compile(module, backend="deplo", options={"strict": True})(*inputs)
     memory = json.loads(records[0].program.describe())["memory"]
     windows = shape[0] * shape[1] * shape[5] ** 2 * result.shape[2] * result.shape[3] * 4
-    cache = 1 << 18  # of a core, whatever the image
-    assert memory["arena_bytes"] + memory["scratch_bytes_per_thread"] <= max(windows / 10, cache)
-    assert memory["scratch_bytes_per_thread"] <= cache
+    assert memory["arena_bytes"] + memory["scratch_bytes_per_thread"] <= windows / 10
+    assert memory["scratch_bytes_per_thread"] <= 1 << 18  # as large as caches of a core, whatever the image
 
 
 def test_scratch_memory_does_not_grow_with_the_image():

@@ -51,7 +51,7 @@ def test_few_rows_over_many_keys(
     monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
     got, eager, exact = compiled_for_gpu(fn, fullgraph=True)(*inputs), fn(*inputs), fn(*wide)
     assert got.dtype == eager.dtype
-    assert (got.double() - exact).norm() <= 1.2 * (eager.double() - exact).norm() + torch.finfo(torch.float32).eps * exact.norm()
+    assert (got.double() - exact).norm() <= 1.2 * (eager.double() - exact).norm() + 1e-7 * exact.norm()
     if gpu() == EMULATOR:
         assert is_clean(tmp_path / "judge")
         assert max(bank_ways(tmp_path / "judge").values()) <= 1.1
@@ -63,4 +63,5 @@ def test_wide_heads_fit_small_shared_memory(heads: int, keys: int, monkeypatch: 
     monkeypatch.setenv("DEPLO_FAKE_CUDA", "capability=89,shared=101376")
     q, k, v = (torch.randn(1, heads, rows, 256) for rows in (1, keys, keys))
     fn = F.scaled_dot_product_attention
-    same(compiled_for_gpu(fn, fullgraph=True)(q, k, v), fn(q, k, v))
+    got, eager, exact = compiled_for_gpu(fn, fullgraph=True)(q, k, v), fn(q, k, v), fn(q.double(), k.double(), v.double())
+    same(got, eager, exact=exact)

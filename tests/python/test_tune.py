@@ -69,8 +69,7 @@ def longest_sum(text, k):
     return chain + -(-tile // chain) + -(-k // tile)
 
 
-def test_candidates_differ_in_one_decision_and_sum_in_chains_as_short(monkeypatch):
-    monkeypatch.setenv("DEPLO_FEATURES", "avx2")  # the candidates of every machine
+def test_candidates_differ_in_one_decision_and_sum_in_chains_as_short():
     (task,), _ = tasks_of(torch.nn.Linear(3584, 200), torch.randn(40, 3584))
     most = max(longest_sum(text, 3584) for text in task.proposals)
     found = directions(task, wide=True)
@@ -124,8 +123,7 @@ def test_a_search_finds_what_is_fastest_and_tries_nothing_twice():
     assert len(runner.made) == len(set(runner.made))
 
 
-def test_a_fast_search_measures_what_the_estimate_promises(monkeypatch):
-    monkeypatch.setenv("DEPLO_FEATURES", "avx2")  # the candidates of every machine
+def test_a_fast_search_measures_what_the_estimate_promises():
     (task,), _ = tasks_of(torch.nn.Linear(256, 512), torch.randn(64, 256))
 
     def cost(text):
