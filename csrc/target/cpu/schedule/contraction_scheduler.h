@@ -313,6 +313,8 @@ class ContractionScheduler {
   void choose_in_place();
   /// Whether a matrix unit may multiply these pairs or words.
   bool can_use_matrix(const Item& item) const;
+  /// Whether the lanes' numbers take less memory than those of `dtype`, as what they would be copied for a matrix unit: nothing expands them.
+  static bool is_stored_below(const Item& item, DType dtype);
   /// Whether it may multiply float32 operands as sums of bf16 numbers: of layers, convolutions pack less as they lie.
   bool can_split(const Item& item) const;
   /// What products of words, codes and parts have in common: packed lanes, rows packed per block, k of a known length.

@@ -271,7 +271,8 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
   for (Item& item : items_) item.unroll = vectors > kBlockVectors ? kWideUnroll : kDepthUnroll;
   // Of a unit's steps of k, half and more are no padding.
   const bool matrix = std::all_of(items_.begin(), items_.end(), [&](const Item& i) {
-    return (i.pairs || i.words) && can_use_matrix(i) && (i.words || 2 * hint(i.depth) >= tile_ir::kMatrixDepth);
+    if (i.words) return can_use_matrix(i);
+    return i.pairs && can_use_matrix(i) && 2 * hint(i.depth) >= tile_ir::kMatrixDepth && !is_stored_below(i, DType::bf16);
   });
   for (Item& item : items_) item.matrix = matrix && rows >= kLeastMatrixRows;
   // In training, whose weights change, making their parts in each step takes longer than these save.
@@ -439,16 +440,18 @@ bool ContractionScheduler::can_use_matrix(const Item& item) const {
   return ctx_.target.features.count("amx-bf16") > 0 && can_pair(item);
 }
 
+bool ContractionScheduler::is_stored_below(const Item& item, DType dtype) {
+  const loop_ir::Block& lanes = item.lanes.slice;
+  return std::any_of(lanes.begin(), lanes.end(), [&](const auto& s) {
+    const auto* load = std::get_if<loop_ir::Load>(&s->node);
+    return load && size_of(load->dtype) < size_of(dtype);
+  });
+}
+
 bool ContractionScheduler::can_split(const Item& item) const {
   const auto& features = ctx_.target.features;
-  // Three parts of a number of fewer bits would take more memory than it does.
-  const loop_ir::Block& lanes = item.lanes.slice;
-  const bool wide = std::none_of(lanes.begin(), lanes.end(), [](const auto& s) {
-    const auto* load = std::get_if<loop_ir::Load>(&s->node);
-    return load && size_of(load->dtype) < size_of(DType::f32);
-  });
-  return wide && features.count("amx-bf16") > 0 && features.count("avx512bf16") > 0 && lies_for_pairs(item) && !item.rows.narrow() &&
-         !item.lanes.narrow() && item.contraction->reduce->axes.size() == 1 && item.depth.value() % tile_ir::kMatrixDepth == 0;
+  return !is_stored_below(item, DType::f32) && features.count("amx-bf16") > 0 && features.count("avx512bf16") > 0 && lies_for_pairs(item) &&
+         !item.rows.narrow() && !item.lanes.narrow() && item.contraction->reduce->axes.size() == 1 && item.depth.value() % tile_ir::kMatrixDepth == 0;
 }
 
 void ContractionScheduler::choose_matrix_blocks(int64_t rows) {
