@@ -14,7 +14,6 @@ BUILD := build
 SANITIZED := build-sanitize
 NO_LLVM := build-nollvm
 CXX_FILES = $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h' 'tests/*.cpp' 'tests/*.h' 'tools/*.cpp')
-TIDY_FILES = $(shell git ls-files 'csrc/*.cpp' 'tools/*.cpp')
 # These time kernels, or are about texts and scripts.
 UNGUARDED = $(addprefix tests/python/test_,benchmarks.py docs.py scripts.py)
 CONFIGURE = cmake -G Ninja -DPython3_EXECUTABLE=$(abspath $(PY)) -DDEPLO_WERROR=ON
@@ -58,8 +57,7 @@ lint: build ## clang-format, ruff, mypy
 	@echo "== mypy"; $(PY) -m mypy
 
 tidy: build ## clang-tidy on all C++ but the tests
-	@echo "== clang-tidy"; printf '%s\n' $(TIDY_FILES) | xargs -P $(JOBS) -n 4 clang-tidy-22 -p $(BUILD) --quiet \
-	  --extra-arg=-Wno-deprecated-declarations 2> >(grep -v -E 'warnings? (generated|treated)|Suppressed|Use -header-filter' >&2 || true)
+	@echo "== clang-tidy"; scripts/tidy.sh $(PY) $(BUILD) $(JOBS)
 
 test-cpp: build ## C++ tests
 	@echo "== C++ tests"; scripts/test_cpp.sh $(BUILD)/tests/cpp/deplo_tests $(JOBS)

@@ -16,9 +16,9 @@ using loop_ir::Load;
 using loop_ir::Reduce;
 using loop_ir::Store;
 
-class Matcher {
+class ChainMatcher {
  public:
-  explicit Matcher(const loop_ir::Kernel& kernel) : contractions_(find_contractions(kernel)) {}
+  explicit ChainMatcher(const loop_ir::Kernel& kernel) : contractions_(find_contractions(kernel)) {}
 
   std::optional<ProductChain> match(const Block& body) {
     std::vector<const For*> loops;
@@ -157,7 +157,7 @@ class Matcher {
 
 }  // namespace
 
-std::optional<ProductChain> find_product_chain(const loop_ir::Kernel& kernel, const Block& body) { return Matcher(kernel).match(body); }
+std::optional<ProductChain> find_product_chain(const loop_ir::Kernel& kernel, const Block& body) { return ChainMatcher(kernel).match(body); }
 
 std::vector<KeyLimit> key_limits(const ProductChain& chain) {
   ValueConditions conditions(chain.rows, {&chain.points});

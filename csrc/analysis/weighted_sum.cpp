@@ -34,7 +34,7 @@ bool loads_at(const Load& load, const std::string& buffer, const std::string& ax
 
 /// Definitions by name.
 using Definitions = std::map<std::string, const Stmt*>;
-void define(const Block& block, Definitions& into) {
+void collect_definitions(const Block& block, Definitions& into) {
   for (const auto& stmt : block) {
     if (const auto* let = std::get_if<Let>(&stmt->node)) into[let->name] = stmt.get();
     if (const auto* load = std::get_if<Load>(&stmt->node)) into[load->name] = stmt.get();
@@ -73,9 +73,9 @@ std::string without_casts(const Definitions& all, std::string value) {
   return value;
 }
 
-class Matcher {
+class SumMatcher {
  public:
-  Matcher(const loop_ir::Kernel& kernel, const Block& inner, bool vectors) : kernel_(kernel), inner_(inner), vectors_(vectors) {}
+  SumMatcher(const loop_ir::Kernel& kernel, const Block& inner, bool vectors) : kernel_(kernel), inner_(inner), vectors_(vectors) {}
 
   std::optional<WeightedSum> match() {
     if (!collect()) return std::nullopt;
@@ -200,7 +200,7 @@ class Matcher {
     if (!loop || loop->extent != out_.key.extent) return nullptr;
     const Store* store = stored_at(loop->body, loop->axis);
     if (!store || !std::all_of(loop->body.begin(), loop->body.end() - 1, [](const auto& s) { return is_straight(*s); })) return nullptr;
-    define(loop->body, body);
+    collect_definitions(loop->body, body);
     return locals_.count(store->buffer) > 0 ? store : nullptr;
   }
 
@@ -218,7 +218,7 @@ class Matcher {
     const Let* sub = exp ? let_of(body, exp->operands[0], Fn::sub) : nullptr;
     if (!sub || sub->operands[1] != out_.max) return false;
     Definitions read;
-    define(out_.read, read);
+    collect_definitions(out_.read, read);
     weights_ = store->buffer;
     return same_value(read, out_.read_value, body, sub->operands[0], {{out_.read_axis, Expr::symbol(std::get<For>(stmt.node).axis)}});
   }
@@ -250,7 +250,7 @@ class Matcher {
     if (reduce.axes.size() != 1 || reduce.axes[0].extent != out_.key.extent) return false;
     out_.column_body = std::get<For>(stmt.node).body;
     Definitions body;
-    define(reduce.body, body);
+    collect_definitions(reduce.body, body);
     const Let* product = let_of(body, reduce.operands[0], Fn::mul);
     auto is_weight = [&](const std::string& factor) {
       auto from = body.find(without_casts(body, factor));
@@ -301,7 +301,7 @@ class Matcher {
 }  // namespace
 
 std::optional<WeightedSum> find_weighted_sum(const loop_ir::Kernel& kernel, const loop_ir::Block& inner, bool vectors) {
-  return Matcher(kernel, inner, vectors).match();
+  return SumMatcher(kernel, inner, vectors).match();
 }
 
 std::vector<KeyLimit> key_limits(const WeightedSum& sum) {

@@ -25,7 +25,7 @@ bool overlaps(const Expr& position, const std::vector<Axis>& points, const std::
   return false;
 }
 
-struct Finder {
+struct WorkFinder {
   std::vector<Axis> points;
   bool reduces = false;
   bool windows = false;
@@ -66,7 +66,7 @@ Block inside(const Block& body) {
 
 Work work_of(const loop_ir::Kernel& kernel) {
   if (find_weighted_sum(kernel, inside(kernel.body), /*vectors=*/true)) return Work::attention;
-  Finder finder;
+  WorkFinder finder;
   finder.block(kernel.body, {});
   if (!find_contractions(kernel, /*vectors=*/true).empty()) return finder.windows ? Work::convolution : Work::contraction;
   return finder.windows ? Work::window : finder.reduces ? Work::reduction : Work::points;

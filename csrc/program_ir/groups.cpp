@@ -8,7 +8,7 @@ namespace {
 
 std::string print(const GroupFactor& f) { return fmt::format("{} at {} lines {}{}", f.tile, deplo::print(f.at), f.lines, f.turned ? " turned" : ""); }
 
-GroupFactor parse_factor(Lexer& lexer) {
+GroupFactor parse_group_factor(Lexer& lexer) {
   GroupFactor f;
   f.tile = lexer.identifier("a shared array");
   lexer.expect("at");
@@ -34,10 +34,10 @@ GroupProducts parse_group_products(Lexer& lexer) {
     while (lexer.accept(","));
     lexer.expect(")");
   } else {
-    s.a = parse_factor(lexer);
+    s.a = parse_group_factor(lexer);
   }
   lexer.expect("*");
-  s.b = parse_factor(lexer);
+  s.b = parse_group_factor(lexer);
   lexer.expect("columns");
   s.columns = lexer.small_integer("a number of columns");
   lexer.expect("depth");

@@ -11,7 +11,7 @@ std::string print(const TileFactor& f) {
                      print_shape(f.at), deplo::print(f.offset), f.rows, f.turned ? " turned" : "");
 }
 
-TileFactor parse_factor(Lexer& lexer) {
+TileFactor parse_tile_factor(Lexer& lexer) {
   TileFactor f;
   f.buffer = lexer.identifier("a parameter");
   lexer.expect("by");
@@ -38,9 +38,9 @@ std::string print(const TileProducts& s) {
 
 TileProducts parse_tile_products(Lexer& lexer) {
   TileProducts s;
-  s.a = parse_factor(lexer);
+  s.a = parse_tile_factor(lexer);
   lexer.expect("*");
-  s.b = parse_factor(lexer);
+  s.b = parse_tile_factor(lexer);
   lexer.expect("thread");
   s.thread = parse_expr(lexer);
   lexer.expect("groups");

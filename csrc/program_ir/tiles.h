@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -59,6 +60,7 @@ struct TileProducts {
 
 /// Calls f on each expression.
 template <class Products, class F>
+  requires std::same_as<std::remove_const_t<Products>, TileProducts>
 void for_each_expr(Products& s, const F& f) {
   for (auto* factor : {&s.a, &s.b}) {
     for (auto& e : factor->extents) f(e);

@@ -19,8 +19,6 @@ namespace {
 constexpr int64_t kPage = 4096;
 constexpr char kPattern = 0x5A;
 
-int64_t round_up(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
-
 // What the handler of SIGSEGV says. Calls with `guard` are few and may share it: the name of one that runs at the same time is as good a hint.
 char running[512];
 struct sigaction previous;

@@ -8,8 +8,6 @@
 namespace deplo::runtime {
 namespace {
 
-int64_t round_up(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
-
 struct Placed {
   int64_t offset;
   int64_t end;

@@ -5,6 +5,8 @@
 
 namespace deplo::runtime {
 
+inline int64_t round_up(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
+
 /// Memory that must hold from step `first` to step `last`, both included.
 struct Lifetime {
   int64_t bytes = 0;

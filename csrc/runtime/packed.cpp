@@ -21,13 +21,13 @@ namespace {
 std::atomic<uint64_t> generation{0};
 
 /// Never destroyed: programs may outlive static destructors.
-struct Registry {
+struct PackedRegistry {
   std::mutex mutex;
   std::map<std::string, uint64_t> contents;
   std::map<std::pair<uint64_t, std::vector<Identity>>, std::weak_ptr<PackedBlock>> blocks;
 };
-Registry& registry() {
-  static auto* instance = new Registry;
+PackedRegistry& packed_registry() {
+  static auto* instance = new PackedRegistry;
   return *instance;
 }
 
@@ -62,7 +62,7 @@ std::string content_of(const OnceGroup& group, const kernel_ir::Module& module, 
 }
 
 uint64_t number_of(const std::string& content) {
-  Registry& all = registry();
+  PackedRegistry& all = packed_registry();
   std::lock_guard lock(all.mutex);
   return all.contents.try_emplace(content, all.contents.size()).first->second;
 }
@@ -70,7 +70,7 @@ uint64_t number_of(const std::string& content) {
 constexpr int64_t kWhole = 4096;  ///< bytes up to which every element is compared
 
 template <class Bits>
-uint64_t bits_at(const char* place) {
+uint64_t word_at(const char* place) {
   Bits bits;
   std::memcpy(&bits, place, sizeof(Bits));
   return bits;
@@ -104,7 +104,7 @@ uint64_t sample_of_all(const TensorView& view, int64_t count) {
   std::vector<int64_t> index(static_cast<size_t>(view.rank));
   int64_t offset = 0;
   for (int64_t k = 0; k < count; ++k) {
-    hash.add(bits_at<Bits>(view.data + offset * static_cast<int64_t>(sizeof(Bits))));
+    hash.add(word_at<Bits>(view.data + offset * static_cast<int64_t>(sizeof(Bits))));
     for (int d = view.rank; d-- > 0;) {
       const bool wraps = ++index[d] == view.sizes[d];
       offset += view.strides[d];
@@ -321,7 +321,7 @@ PackedNeeds packed_needs(const kernel_ir::Module& module, const Layout& layout, 
 std::shared_ptr<PackedBlock> share_packed(uint64_t content, const std::vector<Identity>& inputs, const std::function<void(PackedBlock&)>& make) {
   std::shared_ptr<PackedBlock> block;
   {
-    Registry& all = registry();
+    PackedRegistry& all = packed_registry();
     std::lock_guard lock(all.mutex);
     std::weak_ptr<PackedBlock>& entry = all.blocks[{content, inputs}];
     block = entry.lock();
@@ -338,7 +338,7 @@ std::shared_ptr<PackedBlock> share_packed(uint64_t content, const std::vector<Id
 }
 
 int64_t packed_bytes() {
-  Registry& all = registry();
+  PackedRegistry& all = packed_registry();
   std::lock_guard lock(all.mutex);
   int64_t bytes = 0;
   for (const auto& [key, entry] : all.blocks)
@@ -347,7 +347,7 @@ int64_t packed_bytes() {
 }
 
 void forget_packed() {
-  Registry& all = registry();
+  PackedRegistry& all = packed_registry();
   std::lock_guard lock(all.mutex);
   all.blocks.clear();
   generation.fetch_add(1);

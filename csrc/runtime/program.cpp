@@ -25,8 +25,6 @@ constexpr int64_t kPartsPerThread = 4;
 /// Scratch of different threads never shares a page.
 constexpr int64_t kScratchAlignment = 4096;
 
-int64_t round_up(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
-
 struct KernelJob {
   KernelFn function;
   KernelArgs args;

@@ -16,12 +16,12 @@ namespace {
 constexpr int64_t kScalarBytes = 16;  // each number from the host has a place of its own, aligned for every dtype
 
 /// Never destroyed: programs may outlive static destructors.
-struct Registry {
+struct Residents {
   std::mutex mutex;
   std::set<Resident*> programs;
 };
-Registry& registry() {
-  static auto* made = new Registry;
+Residents& residents() {
+  static auto* made = new Residents;
   return *made;
 }
 
@@ -36,13 +36,13 @@ Resident::Resident(DeviceKernels& kernels, const kernel_ir::Module& module, cons
       device_(device),
       replay_(replay),
       errors_(kernels.share(static_cast<int64_t>(std::max<size_t>(layout.steps.size(), 1) * sizeof(int32_t)))) {
-  std::lock_guard lock(registry().mutex);
-  registry().programs.insert(this);
+  std::lock_guard lock(residents().mutex);
+  residents().programs.insert(this);
 }
 
 Resident::~Resident() {
-  std::lock_guard lock(registry().mutex);
-  registry().programs.erase(this);
+  std::lock_guard lock(residents().mutex);
+  residents().programs.erase(this);
 }
 
 void Resident::prepare(Plan& plan) const {
@@ -116,8 +116,8 @@ std::string Resident::describe(size_t step) const {
 }
 
 void check_kernel_errors() {
-  std::lock_guard lock(registry().mutex);
-  for (Resident* program : registry().programs) program->check_errors();
+  std::lock_guard lock(residents().mutex);
+  for (Resident* program : residents().programs) program->check_errors();
 }
 
 }  // namespace deplo::runtime

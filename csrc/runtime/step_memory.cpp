@@ -7,9 +7,7 @@
 namespace deplo::runtime {
 namespace {
 
-constexpr int64_t kPage = 4096;
-
-int64_t round_up(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
+constexpr int64_t kPageBytes = 4096;
 
 /// Whether as much memory ends in the call as a large temporary takes.
 bool has_large_ends(const Layout& layout, const Plan& plan, const CallArgument* arguments) {
@@ -32,7 +30,7 @@ StepMemory::StepMemory(const ProgramBody& program, const Layout& layout, const P
       options_(options),
       has_ends_(options.inputs_end && has_large_ends(layout, plan, arguments)) {
   const std::vector<int64_t>& offsets = has_ends_ ? plan.rest_offsets : plan.offsets;
-  const int64_t bytes = round_up(has_ends_ ? plan.rest_bytes : plan.arena_bytes, kPage);
+  const int64_t bytes = round_up(has_ends_ ? plan.rest_bytes : plan.arena_bytes, kPageBytes);
   arena_ = block(bytes + options.scratch_bytes);
   scratch_ = arena_.data() + bytes;
   for (size_t t = 0; t < layout.temporaries.size(); ++t)

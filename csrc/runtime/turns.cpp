@@ -16,7 +16,7 @@
 namespace deplo::runtime {
 namespace {
 
-constexpr int64_t kTurn = 5'000'000;         // nanoseconds; what a call works with moves to another processor's cache
+constexpr int64_t kTurn = 5'000'000;         // now_in_nanoseconds; what a call works with moves to another processor's cache
 constexpr int64_t kAway = 300'000;           // between two calls: longer, and others may have the place
 constexpr int64_t kCrowdedFor = 2'000'000;   // after another thread's call: longer than most, short for who is alone from then on
 constexpr int64_t kCompanyFor = 12'000'000;  // more than twice Python's switch interval: the other may wait for its lock
@@ -24,7 +24,7 @@ constexpr std::chrono::milliseconds kPatience{20};
 constexpr std::chrono::microseconds kLook{1000};
 constexpr int kMostPlaces = 256;
 
-int64_t nanoseconds() { return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+int64_t now_in_nanoseconds() { return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 class Turns;
 
@@ -47,7 +47,7 @@ Caller& caller() {
 class Turns {
  public:
   bool begin(Caller& self) {
-    const int64_t now = nanoseconds();
+    const int64_t now = now_in_nanoseconds();
     if (self.turns != this) self = {self.number, self.depth, this, -1, 0};
     notice(self, now);
     if (self.place >= useful()) give_up(self);
@@ -73,7 +73,7 @@ class Turns {
       const bool is_first = queue_.front() == &waiter;
       if (is_first) {
         first_at = std::min(first_at, now);
-        if (take(self, nanoseconds()) || now - first_at >= kPatience) break;
+        if (take(self, now_in_nanoseconds()) || now - first_at >= kPatience) break;
       }
       waiter.let_in.wait_for(lock, is_first ? std::chrono::microseconds(kLook) : std::chrono::microseconds(kPatience));
     }
@@ -84,7 +84,7 @@ class Turns {
 
   void end(Caller& self) {
     if (self.place < 0) return;
-    const int64_t now = nanoseconds();
+    const int64_t now = now_in_nanoseconds();
     if (waiting_.load() > 0 && now - self.since >= kTurn && hand_on(self, now)) return;
     Place& mine = places_[at(self)];
     mine.left.store(now, std::memory_order_relaxed);
@@ -94,7 +94,7 @@ class Turns {
   int callers(const Caller& self) const { return 1 + waiting_.load() + others(self, kCrowdedFor); }
 
   bool has_company(const Caller& self) const {
-    const int64_t now = nanoseconds();
+    const int64_t now = now_in_nanoseconds();
     return now - company_.load(std::memory_order_relaxed) < kCompanyFor || waiting_.load() > 0 || others(self, 0) > 0;
   }
 
@@ -122,7 +122,7 @@ class Turns {
 
   /// Other threads that run programs, or did within this time.
   int others(const Caller& self, int64_t within) const {
-    const int64_t now = nanoseconds();
+    const int64_t now = now_in_nanoseconds();
     int count = 0;
     for (int p = 0; p < most_; ++p) {
       const Place& place = places_[static_cast<size_t>(p)];

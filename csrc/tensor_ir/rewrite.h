@@ -1,5 +1,7 @@
 #pragma once
 
+#include <bit>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <unordered_map>
@@ -16,6 +18,10 @@ using Renaming = std::unordered_map<std::string, std::string>;
 Ref<Op> rename_operands(const Ref<Op>& op, const Renaming& names);
 /// The op with operands and results renamed; the same Ref if none is in `names`.
 Ref<Op> rename_all(const Ref<Op>& op, const Renaming& names);
+
+inline bool same_literal(const Scalar& a, const Scalar& b) {
+  return a.dtype == b.dtype && a.i == b.i && std::bit_cast<uint64_t>(a.f) == std::bit_cast<uint64_t>(b.f);
+}
 
 /// A graph under reconstruction: a pass sees each op once, in order, with its operands already replaced.
 class Editor {

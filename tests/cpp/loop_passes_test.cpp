@@ -72,7 +72,7 @@ loop_ir::Module compile(const std::string& text, const Sizes& sizes = {}) {
 size_t kernels(const std::string& text, const Sizes& sizes = {}) { return compile(text, sizes).steps.size(); }
 
 // Parts of graphs over %x: f32[s0, 8].
-const std::string kSoftmax = R"(
+const std::string kFusedSoftmax = R"(
   %m: f32[s0] = reduce max(%x) axes=[1]
   %b: f32[s0, 8] = map (i, j) -> %m[i]
   %d: f32[s0, 8] = sub(%x, %b)
@@ -86,8 +86,8 @@ const std::string kSoftmax = R"(
 
 TEST_CASE("a row computation is one kernel") {
   std::string head = "tensor @f(%x: f32[s0, 8] strides [8, 1] user) where s0 in 2..\n";
-  CHECK(kernels(head + kSoftmax + "  return %y strides [8, 1]\n", {{"s0", 5}}) == 1);
-  CHECK(kernels(head + kSoftmax + "  return %y strides [8, 1], %e strides [8, 1]\n", {{"s0", 5}}) == 1);
+  CHECK(kernels(head + kFusedSoftmax + "  return %y strides [8, 1]\n", {{"s0", 5}}) == 1);
+  CHECK(kernels(head + kFusedSoftmax + "  return %y strides [8, 1], %e strides [8, 1]\n", {{"s0", 5}}) == 1);
   CHECK(kernels(head + R"(
   %n: f32[s0] = constant 0.125
   %s: f32[s0] = reduce sum(%x) axes=[1]

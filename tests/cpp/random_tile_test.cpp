@@ -13,9 +13,9 @@ using namespace deplo;
 namespace {
 
 // A random kernel: nests that read inputs at random affine places, under random guards, and store each to an output of its own.
-class RandomKernel {
+class RandomTileKernel {
  public:
-  explicit RandomKernel(unsigned seed) : rng_(seed) {}
+  explicit RandomTileKernel(unsigned seed) : rng_(seed) {}
 
   std::string text(Sizes* sizes) {
     (*sizes)["m"] = pick(1, 6);
@@ -260,7 +260,7 @@ TEST_CASE("matrix units of bytes: sums are exact, wraps included, for every sign
 TEST_CASE("random kernels") {
   for (unsigned seed = 0; seed < 40; ++seed) {
     Sizes sizes;
-    std::string text = RandomKernel(seed).text(&sizes);
+    std::string text = RandomTileKernel(seed).text(&sizes);
     INFO("seed " << seed << ", m " << sizes["m"] << ", n " << sizes["n"]);
     auto indices = [&](std::vector<Array>& a) {
       for (int64_t k = 0; k < a[3].count(); ++k) a[3].set(k, Scalar::of_int(DType::i64, (k * 7) % (sizes["n"] + 2) - 1));

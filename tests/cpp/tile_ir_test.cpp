@@ -12,7 +12,7 @@ using namespace deplo;
 
 namespace {
 
-Array random_array(std::vector<int64_t> shape, unsigned seed) {
+Array random_tile_array(std::vector<int64_t> shape, unsigned seed) {
   Array a = Array::zeros(DType::f32, std::move(shape));
   std::mt19937 rng(seed);
   std::uniform_real_distribution<double> distribution(-2, 2);
@@ -20,7 +20,7 @@ Array random_array(std::vector<int64_t> shape, unsigned seed) {
   return a;
 }
 
-constexpr const char* kSoftmax = R"(program @softmax(x: f32[s0, 20] user) where s0 in 2..
+constexpr const char* kTileSoftmax = R"(program @softmax(x: f32[s0, 20] user) where s0 in 2..
   buffer y: f32[s0, 20] output
   call @k0_softmax(x, y)
   return y
@@ -41,7 +41,7 @@ tile @k0_softmax(x: f32[s0, 20], out y: f32[s0, 20]) where s0 in 2.. chunks (s0 
       store y[i, j] = r
 )";
 
-constexpr const char* kMatmul = R"(program @matmul(a: f32[7, 5] user, b: f32[5, 6] user)
+constexpr const char* kTileMatmul = R"(program @matmul(a: f32[7, 5] user, b: f32[5, 6] user)
   buffer c: f32[7, 6] output
   call @k0(a, b, c)
   return c
@@ -101,7 +101,7 @@ constexpr const char* kBlockSum = R"(tile @sum(x: f32[19], out y: f32[1])
 }  // namespace
 
 TEST_CASE("tile IR text round-trips") {
-  for (const char* text : {kSoftmax, kMatmul, kBlockSum}) {
+  for (const char* text : {kTileSoftmax, kTileMatmul, kBlockSum}) {
     tile_ir::Module module = tile_ir::parse(text);
     tile_ir::verify(module);
     CHECK(tile_ir::print(module) == text);
@@ -110,16 +110,16 @@ TEST_CASE("tile IR text round-trips") {
 }
 
 TEST_CASE("tile IR runs as scheduled") {
-  Array x = random_array({3, 20}, 1);
-  Array y = tile_ir::interpret(tile_ir::parse(kSoftmax), {x}, {}, Mode::exact).at(0);
+  Array x = random_tile_array({3, 20}, 1);
+  Array y = tile_ir::interpret(tile_ir::parse(kTileSoftmax), {x}, {}, Mode::exact).at(0);
   for (int64_t i = 0; i < 3; ++i) {
     double sum = 0;
     for (int64_t j = 0; j < 20; ++j) sum += std::exp(x.get(i * 20 + j).f);
     for (int64_t j = 0; j < 20; ++j) CHECK(y.get(i * 20 + j).f == Approx(std::exp(x.get(i * 20 + j).f) / sum).epsilon(1e-12));
   }
-  Array a = random_array({7, 5}, 2);
-  Array b = random_array({5, 6}, 3);
-  Array c = tile_ir::interpret(tile_ir::parse(kMatmul), {a, b}, {}, Mode::exact).at(0);
+  Array a = random_tile_array({7, 5}, 2);
+  Array b = random_tile_array({5, 6}, 3);
+  Array c = tile_ir::interpret(tile_ir::parse(kTileMatmul), {a, b}, {}, Mode::exact).at(0);
   for (int64_t i = 0; i < 7; ++i)
     for (int64_t n = 0; n < 6; ++n) {
       double sum = 0;
@@ -129,7 +129,7 @@ TEST_CASE("tile IR runs as scheduled") {
 }
 
 TEST_CASE("Tile threads of a block meet at barriers") {
-  Array x = random_array({19}, 4);
+  Array x = random_tile_array({19}, 4);
   Array y = Array::zeros(DType::f32, {1});
   tile_ir::Module module = tile_ir::parse(kBlockSum);
   std::vector<Array*> arguments{&x, &y};
@@ -157,7 +157,7 @@ TEST_CASE("tile IR that breaks a rule is refused") {
 }
 
 TEST_CASE("rewrite keeps what it does not change") {
-  tile_ir::Module module = tile_ir::parse(kMatmul);
+  tile_ir::Module module = tile_ir::parse(kTileMatmul);
   const auto& body = module.kernels[0]->body;
   CHECK(tile_ir::rewrite(body, [](const Ref<tile_ir::Stmt>& s) { return tile_ir::Block{s}; }) == body);
   auto without = tile_ir::rewrite(

@@ -8,7 +8,7 @@ using namespace deplo;
 
 namespace {
 
-const char* const kSoftmax =
+const char* const kTorchSoftmax =
     "torch @softmax(%x: f32[s0, 2048] user, %w: bf16[8, 4] strides [1, 8] parameter static, s1: sym) where s0 in 2..4096, s1 in 2..\n"
     "  %0: f32[s0, 2048] = aten._softmax.default(self=%x, dim=-1, half_to_float=false) at \"net.py:12\" in \"attn.softmax\"\n"
     "  %a: f32[s0], %b: i64[s0] = aten.max.dim(self=%0, dim=1)\n"
@@ -32,8 +32,8 @@ std::string error_of(const std::string& text) {
 }  // namespace
 
 TEST_CASE("Torch IR reads back what it prints") {
-  CHECK(parsed(kSoftmax) == kSoftmax);
-  torch_ir::Graph graph = torch_ir::parse(kSoftmax);
+  CHECK(parsed(kTorchSoftmax) == kTorchSoftmax);
+  torch_ir::Graph graph = torch_ir::parse(kTorchSoftmax);
   torch_ir::verify(graph);
   CHECK(torch_ir::parse(torch_ir::print(graph)) == graph);
   CHECK(graph.inputs[1].is_static);

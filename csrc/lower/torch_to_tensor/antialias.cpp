@@ -36,14 +36,14 @@ Formula weight_of(Filter filter, const Formula& x) {
 }
 
 /// What each output position reads: input positions first + 0, 1, ... below `last`, with weights [out, taps].
-struct Window {
+struct TapWindow {
   Value first, last;  ///< i64 [out]
   Value weights;
   Expr in;
   int64_t taps;
 };
 
-Window window_of(Builder& b, Filter filter, const Resample& r, DType dtype) {
+TapWindow window_of(Builder& b, Filter filter, const Resample& r, DType dtype) {
   auto in = r.in.as_constant();
   auto out = r.out.as_constant();
   DEPLO_SUPPORT(in && out && *out > 0, "antialiased sizes {} from {}", print(r.out), print(r.in));
@@ -53,7 +53,7 @@ Window window_of(Builder& b, Filter filter, const Resample& r, DType dtype) {
   // Eager computes the scale in float32 for float32, which decides where a window ends.
   if (dtype == DType::f32) scale = static_cast<float>(scale);
   double support = radius(filter) * std::max(scale, 1.0);
-  Window w;
+  TapWindow w;
   w.in = r.in;
   w.taps = static_cast<int64_t>(std::ceil(support)) * 2 + 1;
   auto number = [&](double v) { return b.constant(DType::f64, {}, v); };
@@ -76,17 +76,17 @@ Window window_of(Builder& b, Filter filter, const Resample& r, DType dtype) {
 }
 
 // Over x's axes and, last, the taps.
-Shape with_taps(Shape shape, const Window& w) {
+Shape with_taps(Shape shape, const TapWindow& w) {
   shape.emplace_back(w.taps);
   return shape;
 }
 
-tensor_ir::Indirect first_of(const Window& w, int64_t d) { return {"j", w.first.name, {axis(d)}, w.in + 1, false}; }
+tensor_ir::Indirect first_of(const TapWindow& w, int64_t d) { return {"j", w.first.name, {axis(d)}, w.in + 1, false}; }
 
-std::vector<Cond> inside(const Window& w, int64_t taps_axis) { return {less(Expr::symbol("j") + axis(taps_axis), w.in)}; }
+std::vector<Cond> inside(const TapWindow& w, int64_t taps_axis) { return {less(Expr::symbol("j") + axis(taps_axis), w.in)}; }
 
 // Where the tap is inside of the window, so that what lies beside it is not multiplied by 0.
-Value in_window(Builder& b, const Window& w, const Value& v, int64_t d) {
+Value in_window(Builder& b, const TapWindow& w, const Value& v, int64_t d) {
   int64_t taps_axis = rank_of(v) - 1;
   Shape shape = {v.type.shape[static_cast<size_t>(d)], w.taps};
   Value position = b.apply(Fn::add, {b.index(DType::i64, shape, axis(1)), b.remap(w.first, shape, {axis(0)})});
@@ -94,11 +94,11 @@ Value in_window(Builder& b, const Window& w, const Value& v, int64_t d) {
   return b.apply(Fn::where, {b.remap(mask, v.type.shape, {axis(d), axis(taps_axis)}), v, constant_like(b, v, 0)});
 }
 
-Value weights_over(Builder& b, const Window& w, const Shape& shape, int64_t d) {
+Value weights_over(Builder& b, const TapWindow& w, const Shape& shape, int64_t d) {
   return b.remap(w.weights, shape, {axis(d), axis(static_cast<int64_t>(shape.size()) - 1)});
 }
 
-Value resampled(Builder& b, const Value& x, const Window& w, int64_t d) {
+Value resampled(Builder& b, const Value& x, const TapWindow& w, int64_t d) {
   Shape out = x.type.shape;
   out[static_cast<size_t>(d)] = w.first.type.shape[0];
   Shape shape = with_taps(out, w);
@@ -116,7 +116,7 @@ Value resampled(Builder& b, const Value& x, const Window& w, int64_t d) {
 }
 
 // The transposed sum: each output's share goes back to its window.
-Value spread_back(Builder& b, const Value& grad, const Window& w, int64_t d) {
+Value spread_back(Builder& b, const Value& grad, const TapWindow& w, int64_t d) {
   Shape shape = with_taps(grad.type.shape, w);
   int64_t taps_axis = rank_of(grad);
   Value share = b.apply(Fn::mul, {b.remap(grad, shape, axes_from(0, taps_axis)), weights_over(b, w, shape, d)});
@@ -134,7 +134,7 @@ Value spread_back(Builder& b, const Value& grad, const Window& w, int64_t d) {
   return b.scatter(std::move(scatter), b.constant(grad.type.dtype, in, 0));
 }
 
-Window window_along(Builder& b, const Call& call, Filter filter, Expr in, Expr out, size_t k, DType dtype) {
+TapWindow window_along(Builder& b, const Call& call, Filter filter, Expr in, Expr out, size_t k, DType dtype) {
   return window_of(b, filter, {in, out, scales_of(call, 2)[k], call.boolean("align_corners")}, dtype);
 }
 

@@ -1,5 +1,4 @@
 #include <cmath>
-#include <limits>
 
 #include "base/error.h"
 #include "lower/torch_to_tensor/normalization.h"
@@ -9,7 +8,6 @@
 namespace deplo::rules {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Axes of the leading dimensions of `v` in a space whose leading sizes are `batch`: size 1 broadcasts, and fewer heads than the
 // space has (grouped queries) serve consecutive heads each.

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/tf32.h"
+#include "lower/torch_to_tensor/common.h"
 #include "lower/torch_to_tensor/sizes.h"
 #include "tensor_ir/rewrite.h"
 
@@ -18,12 +19,6 @@ Scalar literal(DType dtype, double value) {
   if (is_float(dtype)) return Scalar::of_float(dtype, value);
   if (dtype == DType::boolean) return Scalar::of_int(dtype, value != 0);
   return Scalar::of_int(dtype, static_cast<int64_t>(value));
-}
-
-std::vector<std::string> axis_names(size_t rank) {
-  std::vector<std::string> names;
-  for (size_t d = 0; d < rank; ++d) names.push_back("i" + std::to_string(d));
-  return names;
 }
 
 size_t wrapped(int64_t dim, size_t rank, std::string_view what) {

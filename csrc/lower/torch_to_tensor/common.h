@@ -1,5 +1,7 @@
 #pragma once
 
+#include <limits>
+
 #include <vector>
 
 #include "lower/torch_to_tensor/builder.h"
@@ -7,6 +9,8 @@
 // What several families of rules share. Rules compute floats of 16 bits in float32 and round once, at the end.
 
 namespace deplo::rules {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 int64_t rank_of(const Value& v);
 /// Sorted, without negatives or repeats; an empty list stands for every dimension.

@@ -13,7 +13,7 @@ DType accumulator(const TensorType& result) {
 }
 
 // Both operands in a type that the product keeps exactly: integers as the result, floats as they are.
-Value operand(Builder& b, const Value& v, DType result) { return is_float(v.type.dtype) && is_float(result) ? v : b.cast(v, result); }
+Value product_operand(Builder& b, const Value& v, DType result) { return is_float(v.type.dtype) && is_float(result) ? v : b.cast(v, result); }
 
 // sum_k a[..., m, k] * b[..., k, n] with `batch` leading dimensions in common, of size 1 where broadcast.
 Value product(Builder& b, const Value& left, const Value& right, const Shape& batch, DType dtype) {
@@ -34,7 +34,7 @@ Value product(Builder& b, const Value& left, const Value& right, const Shape& ba
   left_index.insert(left_index.end(), {axis(r), axis(r + 2)});
   std::vector<Expr> right_index = lead(right);
   right_index.insert(right_index.end(), {axis(r + 2), axis(r + 1)});
-  return b.contract(b.remap(operand(b, left, dtype), space, left_index), b.remap(operand(b, right, dtype), space, right_index), 1, dtype);
+  return b.contract(b.remap(product_operand(b, left, dtype), space, left_index), b.remap(product_operand(b, right, dtype), space, right_index), 1, dtype);
 }
 
 void check_rank(const Value& v, int64_t rank) { DEPLO_SUPPORT(rank_of(v) == rank, "{} dimensions where {} are expected", rank_of(v), rank); }
@@ -54,7 +54,7 @@ Value batch_product(Builder& b, const Value& left, const Value& right, DType dty
 Value vector_product(Builder& b, const Value& matrix, const Value& vector, DType dtype) {
   check_rank(matrix, 2);
   check_rank(vector, 1);
-  return b.contract(operand(b, matrix, dtype), b.remap(operand(b, vector, dtype), matrix.type.shape, {axis(1)}), 1, dtype);
+  return b.contract(product_operand(b, matrix, dtype), b.remap(product_operand(b, vector, dtype), matrix.type.shape, {axis(1)}), 1, dtype);
 }
 
 std::vector<Value> mm(Builder& b, const Call& call) {
@@ -111,8 +111,8 @@ std::vector<Value> addbmm(Builder& b, const Call& call) {
   check_rank(right, 3);
   DType dtype = accumulator(call.result());
   Shape space = {left.type.shape[1], right.type.shape[2], left.type.shape[0], left.type.shape[2]};
-  Value l = b.remap(operand(b, left, dtype), space, {axis(2), axis(0), axis(3)});
-  Value r = b.remap(operand(b, right, dtype), space, {axis(2), axis(3), axis(1)});
+  Value l = b.remap(product_operand(b, left, dtype), space, {axis(2), axis(0), axis(3)});
+  Value r = b.remap(product_operand(b, right, dtype), space, {axis(2), axis(3), axis(1)});
   return add_product(b, call, b.contract(l, r, 2, dtype), has_blas(call));
 }
 
@@ -137,7 +137,7 @@ std::vector<Value> dot(Builder& b, const Call& call) {
   check_rank(left, 1);
   check_rank(right, 1);
   DType dtype = accumulator(call.result());
-  return {conform(b, b.contract(operand(b, left, dtype), operand(b, right, dtype), 1, dtype), call.result())};
+  return {conform(b, b.contract(product_operand(b, left, dtype), product_operand(b, right, dtype), 1, dtype), call.result())};
 }
 
 std::vector<Value> linear(Builder& b, const Call& call) {
@@ -157,7 +157,7 @@ std::vector<Value> linear(Builder& b, const Call& call) {
   space.push_back(x.type.shape[free]);
   x_index.push_back(k);
   w_index.push_back(k);
-  Value c = b.contract(b.remap(operand(b, x, dtype), space, x_index), b.remap(operand(b, w, dtype), space, w_index), 1, dtype);
+  Value c = b.contract(b.remap(product_operand(b, x, dtype), space, x_index), b.remap(product_operand(b, w, dtype), space, w_index), 1, dtype);
   if (auto bias = call.optional_tensor("bias")) c = b.apply(Fn::add, {c, b.cast(*bias, dtype)});
   return {conform(b, c, call.result())};
 }

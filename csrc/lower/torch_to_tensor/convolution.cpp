@@ -54,7 +54,7 @@ Value merge_groups(Builder& b, const Value& v, bool grouped, int64_t dim, Expr c
   return b.remap(v, shape, index);
 }
 
-Value operand(Builder& b, const Value& v, DType dtype) { return is_float(v.type.dtype) ? v : b.cast(v, dtype); }
+Value convolution_operand(Builder& b, const Value& v, DType dtype) { return is_float(v.type.dtype) ? v : b.cast(v, dtype); }
 
 }  // namespace
 
@@ -75,8 +75,8 @@ Value correlate(Builder& b, const Value& x, const Value& w, const Shape& out, co
   for (size_t d = 0; d < out.size(); ++d) window_position(access, window, d, o[d], k[d], x.type.shape[d + 2]);
   std::vector<Expr> w_index = {channel(grouped, g, a_size, a), c};
   w_index.insert(w_index.end(), k.begin(), k.end());
-  Value left = guarded_map(b, operand(b, x, dtype), space.shape, access.index, access.guard, 0);
-  Value right = b.remap(operand(b, w, dtype), space.shape, w_index);
+  Value left = guarded_map(b, convolution_operand(b, x, dtype), space.shape, access.index, access.guard, 0);
+  Value right = b.remap(convolution_operand(b, w, dtype), space.shape, w_index);
   return merge_groups(b, b.contract(left, right, 1 + static_cast<int>(kernel.size()), dtype), grouped, 1, w.type.shape[0]);
 }
 
@@ -197,7 +197,7 @@ tensor_ir::Source phase_outputs(Builder& b, const Adjoint& adjoint, const std::v
 Value correlate_adjoint(Builder& b, const Value& x, const Value& w, const Shape& out, const Window& window, DType dtype) {
   bool grouped = !window.groups.is(1);
   Adjoint adjoint{
-      operand(b, x, dtype), operand(b, w, dtype), out, window, dtype, grouped, part_of(w.type.shape[0], window.groups), w.type.shape[1], {}};
+      convolution_operand(b, x, dtype), convolution_operand(b, w, dtype), out, window, dtype, grouped, part_of(w.type.shape[0], window.groups), w.type.shape[1], {}};
   std::vector<std::vector<Phases::Range>> parts = {{}};
   for (size_t d = 0; d < out.size(); ++d) {
     adjoint.phases.push_back(phases_of(w.type.shape[d + 2], window.stride[d], window.dilation[d], window.padding[d], out[d]));
@@ -236,8 +236,8 @@ Value correlate_weight(Builder& b, const Value& y, const Value& x, const Shape& 
   for (size_t d = 0; d < kernel.size(); ++d) window_position(access, window, d, o[d], k[d], x.type.shape[d + 2]);
   std::vector<Expr> y_index = {n, channel(grouped, g, a_size, a)};
   y_index.insert(y_index.end(), o.begin(), o.end());
-  Value left = b.remap(operand(b, y, dtype), space.shape, y_index);
-  Value right = guarded_map(b, operand(b, x, dtype), space.shape, access.index, access.guard, 0);
+  Value left = b.remap(convolution_operand(b, y, dtype), space.shape, y_index);
+  Value right = guarded_map(b, convolution_operand(b, x, dtype), space.shape, access.index, access.guard, 0);
   return merge_groups(b, b.contract(left, right, 1 + static_cast<int>(positions.size()), dtype), grouped, 0, y.type.shape[1]);
 }
 

@@ -1,6 +1,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "lower/torch_to_tensor/common.h"
 #include "lower/torch_to_tensor/formula.h"
 
 // Gradients of distances between rows (DistanceOpsKernel.cpp): each pair's share points along their difference.
@@ -8,7 +9,6 @@
 namespace deplo::rules {
 namespace {
 
-int64_t rank_of(const Value& v) { return static_cast<int64_t>(v.type.shape.size()); }
 
 // d distance / d (first row), times the incoming gradient; 0 where the rows are equal.
 Formula share(const Formula& difference, const Formula& distance, const Formula& grad, double p) {

@@ -14,7 +14,7 @@ using tensor_ir::IndexMap;
 using tensor_ir::Indirect;
 using tensor_ir::Scatter;
 
-enum Mode { kSum = 0, kMean = 1, kMax = 2 };
+enum BagMode { kBagSum = 0, kBagMean = 1, kBagMax = 2 };
 
 Indirect row_of(const Value& index, Expr rows) { return {"j", index.name, {axis(0)}, rows, true}; }
 
@@ -95,7 +95,7 @@ Value checked_indices(Builder& b, const Value& given, Expr rows) {
 // Whether ATen sums the rows by its fast path, which ends the last bag at the last offset where that is given; else the bag takes all the rest.
 bool ends_at_last_offset(const Call& call, int64_t mode) {
   const DType dtype = call.tensor("weight").type.dtype;
-  if (mode == kMax || dtype == DType::f64 || call.integer("padding_idx", -1) >= 0) return false;
+  if (mode == kBagMax || dtype == DType::f64 || call.integer("padding_idx", -1) >= 0) return false;
   std::vector<Expr> strides{call.strides("weight").at(1)};
   if (call.has("per_sample_weights")) strides.push_back(call.strides("per_sample_weights").at(0));
   for (const Expr& stride : strides) {
@@ -110,7 +110,7 @@ std::vector<Value> embedding_bag(Builder& b, const Call& call) {
   DEPLO_SUPPORT(is_float(weight.type.dtype), "a table of {}", to_string(weight.type.dtype));
   Value table = as_compute(b, weight);
   for (const char* name : {"scale_grad_by_freq", "sparse"}) call.ignore(name);  // of the gradient
-  int64_t mode = call.integer("mode", kSum);
+  int64_t mode = call.integer("mode", kBagSum);
   Value offsets = call.tensor("offsets");
   // The last offset is the end of the last bag.
   std::optional<Value> end;
@@ -133,7 +133,7 @@ std::vector<Value> embedding_bag(Builder& b, const Call& call) {
   Shape shape = call.result().shape;
   Value sizes = bags.sizes(b);
   Value result, winners;
-  if (mode == kMax) {
+  if (mode == kBagMax) {
     // What is greater than the greatest so far takes its place: NaN stays where it comes first, and is passed over elsewhere.
     Value last = size_value(b, DType::i64, indices.type.shape[0]);
     Value number = b.apply(Fn::where, {b.apply(Fn::eq, {rows, rows}), rows, constant_like(b, rows, -std::numeric_limits<double>::infinity())});
@@ -156,11 +156,11 @@ std::vector<Value> embedding_bag(Builder& b, const Call& call) {
     Value winner = entries_at(b, indices, b.apply(Fn::where, {found, first, whole(b, {}, 0)}), {Expr::symbol("j")});
     winners = b.apply(Fn::where, {found, winner, whole(b, {}, 0)});
   } else {
-    DEPLO_SUPPORT(mode == kSum || mode == kMean, "mode {}", mode);
+    DEPLO_SUPPORT(mode == kBagSum || mode == kBagMean, "mode {}", mode);
     Bags summed = bags;  // the gradient of a mean, and what it divides by, count what comes after the end, too
     if (end) summed.kept = b.apply(Fn::bit_and, {bags.kept, b.apply(Fn::lt, {b.index(DType::i64, indices.type.shape, axis(0)), *end})});
     result = into_rows(b, b.constant(rows.type.dtype, shape, 0), bags.bag, summed.masked(b, rows, 0), Combiner::sum);
-    if (mode == kMean) {
+    if (mode == kBagMean) {
       Value divisor = b.cast(b.apply(Fn::max, {sizes, whole(b, {}, 1)}), rows.type.dtype);
       result = b.apply(Fn::div, {result, b.remap(divisor, shape, {axis(0)})});
     }
@@ -172,8 +172,8 @@ std::vector<Value> embedding_bag(Builder& b, const Call& call) {
     return b.constant_int(type.dtype, type.shape, 0);
   };
   // In sums, ATen counts nothing.
-  Value counts = mode == kSum ? b.broadcast(whole(b, {}, 0), {count}) : sizes;
-  return {conform(b, result, call.result()), extra(1, bags.bag), extra(2, counts), extra(3, mode == kMax ? winners : counts)};
+  Value counts = mode == kBagSum ? b.broadcast(whole(b, {}, 0), {count}) : sizes;
+  return {conform(b, result, call.result()), extra(1, bags.bag), extra(2, counts), extra(3, mode == kBagMax ? winners : counts)};
 }
 
 // The bags of a gradient: as the forward gave them, or anew where ATen's forward leaves them out (on its fast path). Indices after the end of the
@@ -204,7 +204,7 @@ std::vector<Value> embedding_bag_backward(Builder& b, const Call& call) {
   // Eager divides by the frequencies of other rows: the i-th index instead of the i-th different one.
   DEPLO_SUPPORT(!call.boolean("scale_grad_by_freq"), "scale_grad_by_freq");
   DEPLO_SUPPORT(!call.boolean("sparse", false), "a sparse gradient");
-  if (mode == kMax) {
+  if (mode == kBagMax) {
     for (const char* name : {"offset2bag", "per_sample_weights", "padding_idx", "offsets"}) call.ignore(name);
     // Each feature of a bag goes to the row that won; those of empty bags were zero.
     Value winners = call.tensor("maximum_indices");
@@ -222,7 +222,7 @@ std::vector<Value> embedding_bag_backward(Builder& b, const Call& call) {
   call.ignore("maximum_indices");
   Bags bags = given_bags(b, call, indices, grad.type.shape.at(0));
   Value sizes = call.tensor("bag_size");
-  if (mode == kMean) {
+  if (mode == kBagMean) {
     Value divisor = b.cast(b.apply(Fn::max, {b.cast(sizes, DType::i64), whole(b, {}, 1)}), grad.type.dtype);
     grad = b.apply(Fn::div, {grad, b.remap(divisor, grad.type.shape, {axis(0)})});
   }
@@ -238,7 +238,7 @@ std::vector<Value> per_sample_weights_backward(Builder& b, const Call& call) {
   Value grad = as_compute(b, call.tensor("grad"));
   Value weight = b.cast(call.tensor("weight"), grad.type.dtype);
   Value indices = b.cast(call.tensor("indices"), DType::i64);
-  DEPLO_SUPPORT(call.integer("mode") == kSum, "mode {}", call.integer("mode"));
+  DEPLO_SUPPORT(call.integer("mode") == kBagSum, "mode {}", call.integer("mode"));
   Bags bags = given_bags(b, call, indices, grad.type.shape.at(0));
   Value product = b.apply(Fn::mul, {rows_at(b, grad, bags.bag), rows_at(b, weight, indices)});
   return {conform(b, bags.masked(b, b.reduce(Combiner::sum, product, {1}, false), 0), call.result())};

@@ -8,7 +8,7 @@
 namespace deplo::rules {
 namespace {
 
-enum Mode { kLinear = 0, kNearest = 1, kCubic = 2 };
+enum SampleMode { kLinear = 0, kNearest = 1, kCubic = 2 };
 enum Padding { kZeros = 0, kBorder = 1, kReflection = 2 };
 
 struct Sampler {

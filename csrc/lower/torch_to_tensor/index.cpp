@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "lower/torch_to_tensor/common.h"
 #include "lower/torch_to_tensor/formula.h"
 #include "lower/torch_to_tensor/pointwise.h"
 
@@ -12,18 +13,10 @@ using tensor_ir::Indirect;
 using tensor_ir::Scatter;
 using Values = std::vector<Value>;
 
-int64_t rank_of(const Value& v) { return static_cast<int64_t>(v.type.shape.size()); }
-
 int64_t dim_argument(const Call& call, int64_t rank) {
   int64_t dim = call.integer("dim");
   DEPLO_SUPPORT(dim >= -rank && dim < rank, "dim {} of {} dimensions", dim, rank);
   return dim < 0 ? dim + rank : dim;
-}
-
-std::vector<std::string> axis_names(int64_t rank) {
-  std::vector<std::string> names;
-  for (int64_t d = 0; d < rank; ++d) names.push_back(axis(d).name());
-  return names;
 }
 
 std::vector<Expr> axes(int64_t first, int64_t count) {

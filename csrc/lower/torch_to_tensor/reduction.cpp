@@ -1,5 +1,4 @@
 #include <cmath>
-#include <limits>
 
 #include "base/error.h"
 #include "lower/torch_to_tensor/common.h"
@@ -9,7 +8,6 @@
 namespace deplo::rules {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 bool keepdim_argument(const Call& call) { return call.boolean("keepdim", false); }
 

@@ -105,7 +105,7 @@ Tap closed_tap(Expr whole, int64_t offset, const Resample& r, std::optional<Valu
   return {index, std::nullopt, std::move(weight)};
 }
 
-constexpr double kCubic = -0.75;
+constexpr double kCubicFactor = -0.75;
 
 // Horner's rule, highest coefficient first.
 Value polynomial(Builder& b, const Value& x, std::initializer_list<double> coefficients) {
@@ -118,15 +118,15 @@ Value polynomial(Builder& b, const Value& x, std::initializer_list<double> coeff
 }  // namespace
 
 std::vector<Value> cubic_weights(Builder& b, const Value& t) {
-  auto near = [&](const Value& x) { return polynomial(b, x, {kCubic + 2, -(kCubic + 3), 0, 1}); };
-  auto far = [&](const Value& x) { return polynomial(b, x, {kCubic, -5 * kCubic, 8 * kCubic, -4 * kCubic}); };
+  auto near = [&](const Value& x) { return polynomial(b, x, {kCubicFactor + 2, -(kCubicFactor + 3), 0, 1}); };
+  auto far = [&](const Value& x) { return polynomial(b, x, {kCubicFactor, -5 * kCubicFactor, 8 * kCubicFactor, -4 * kCubicFactor}); };
   Value rest = b.apply(Fn::sub, {constant_like(b, t, 1), t});
   return {far(b.apply(Fn::add, t, 1)), near(t), near(rest), far(b.apply(Fn::add, rest, 1))};
 }
 
 std::vector<Value> cubic_slopes(Builder& b, const Value& t) {
-  auto near = [&](const Value& x) { return polynomial(b, x, {3 * (kCubic + 2), -2 * (kCubic + 3), 0}); };
-  auto far = [&](const Value& x) { return polynomial(b, x, {3 * kCubic, -10 * kCubic, 8 * kCubic}); };
+  auto near = [&](const Value& x) { return polynomial(b, x, {3 * (kCubicFactor + 2), -2 * (kCubicFactor + 3), 0}); };
+  auto far = [&](const Value& x) { return polynomial(b, x, {3 * kCubicFactor, -10 * kCubicFactor, 8 * kCubicFactor}); };
   Value rest = b.apply(Fn::sub, {constant_like(b, t, 1), t});
   return {far(b.apply(Fn::add, t, 1)), near(t), b.apply(Fn::neg, {near(rest)}), b.apply(Fn::neg, {far(b.apply(Fn::add, rest, 1))})};
 }

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "lower/torch_to_tensor/common.h"
 #include "lower/torch_to_tensor/formula.h"
 #include "lower/torch_to_tensor/pointwise.h"
 
@@ -10,8 +11,6 @@ namespace deplo::rules {
 namespace {
 
 using Values = std::vector<Value>;
-
-int64_t rank_of(const Value& v) { return static_cast<int64_t>(v.type.shape.size()); }
 
 int64_t dim_argument(const Call& call, std::string_view name, int64_t rank, std::optional<int64_t> fallback = std::nullopt) {
   int64_t dim = call.integer(name, fallback);

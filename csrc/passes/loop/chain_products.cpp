@@ -69,7 +69,7 @@ struct Reader {
 };
 
 /// What becomes of one or more of them.
-struct Chain {
+struct ProductChain {
   /// Values that a kernel stores at its axes, by the buffer.
   struct Computed {
     size_t maker = 0;
@@ -101,7 +101,7 @@ struct Chainer {
     return node.alive && node.is_kernel && !node.once && node.updated.empty();
   }
 
-  Ranges ranges_of(const Chain& chain) const {
+  Ranges ranges_of(const ProductChain& chain) const {
     Ranges ranges = symbols();
     for (const auto* axes : {&chain.outer, &chain.keys})
       for (const Axis& a : *axes) ranges[a.name] = axis_range(a.extent);
@@ -190,10 +190,10 @@ struct Chainer {
     return keys;
   }
 
-  std::optional<Chain> start(size_t at) {
+  std::optional<ProductChain> start(size_t at) {
     auto reader = read(graph.nodes()[at].body);
     if (!reader) return std::nullopt;
-    Chain chain;
+    ProductChain chain;
     Kernel kernel;
     kernel.symbols = symbols();
     kernel.body = graph.nodes()[at].body;
@@ -207,7 +207,7 @@ struct Chainer {
   }
 
   /// `keys`: the axes of its sum that are those of the chain.
-  bool add(Chain& chain, size_t at, const Reader& reader, const std::vector<Axis>& keys) {
+  bool add(ProductChain& chain, size_t at, const Reader& reader, const std::vector<Axis>& keys) {
     Renaming renaming;
     for (size_t k = 0; k < keys.size(); ++k) renaming.exprs[keys[k].name] = Expr::symbol(chain.keys[k].name);
     Block pool;
@@ -244,7 +244,7 @@ struct Chainer {
   }
 
   /// A statement among the points, with what it loads of matrices computed there.
-  bool copy(Chain& chain, const Ref<Stmt>& stmt, Renaming& renaming) {
+  bool copy(ProductChain& chain, const Ref<Stmt>& stmt, Renaming& renaming) {
     const std::string name = name_of(*stmt);
     if (const auto* load = std::get_if<Load>(&stmt->node)) {
       std::vector<Expr> index;
@@ -265,7 +265,7 @@ struct Chainer {
   }
 
   /// What the load gives of a place that holds the value.
-  std::string chosen(Chain& chain, const Load& load, const std::string& value, const Renaming& renaming) const {
+  std::string chosen(ProductChain& chain, const Load& load, const std::string& value, const Renaming& renaming) const {
     if (load.guard.empty()) return value;
     Body body(chain.names);
     std::vector<Cond> guard;
@@ -277,7 +277,7 @@ struct Chainer {
   }
 
   /// The element of a matrix, among the points.
-  std::optional<std::string> compute(Chain& chain, const std::string& buffer, const std::vector<Expr>& index) {
+  std::optional<std::string> compute(ProductChain& chain, const std::string& buffer, const std::vector<Expr>& index) {
     const size_t maker = graph.writers(buffer)[0];
     const Nest nest = peel(graph.nodes()[maker].body);
     const Store* store = nullptr;
@@ -309,7 +309,7 @@ struct Chainer {
     return made->values.at(buffer);
   }
 
-  Block body_of(const Chain& chain) const {
+  Block body_of(const ProductChain& chain) const {
     Block points = chain.points;
     points.insert(points.end(), chain.stores.begin(), chain.stores.end());
     Block body = chain.locals;
@@ -319,7 +319,7 @@ struct Chainer {
   }
 
   /// Whether the target multiplies it as one, and what it reads is less than the matrices that it computes.
-  bool is_worth(const Chain& chain) {
+  bool is_worth(const ProductChain& chain) {
     Kernel kernel;
     kernel.symbols = symbols();
     kernel.body = body_of(chain);
@@ -337,16 +337,16 @@ struct Chainer {
   // ---- joining -------------------------------------------------------------------------------------------------------
 
   /// The chain with another reader that sums over the same matrices at the same places.
-  std::optional<Chain> joined(const Chain& chain, size_t at) {
+  std::optional<ProductChain> joined(const ProductChain& chain, size_t at) {
     for (size_t other : chain.readers)
       if (graph.reaches(other, at) || graph.reaches(at, other)) return std::nullopt;
     const auto first = read(graph.nodes()[at].body);
     if (!first || first->outer.size() != chain.outer.size() || first->reduce->axes.size() != chain.keys.size()) return std::nullopt;
-    std::optional<Chain> found;
+    std::optional<ProductChain> found;
     for_orders(first->outer, chain.outer, [&](const std::vector<Axis>& outer) {
       for_orders(first->reduce->axes, chain.keys, [&](const std::vector<Axis>& keys) {
         if (found) return;
-        Chain made = chain;
+        ProductChain made = chain;
         Renaming renaming;
         for (size_t a = 0; a < outer.size(); ++a) renaming.value(outer[a].name, chain.outer[a].name);
         const Nest nest = peel(graph.nodes()[at].body);
@@ -364,18 +364,18 @@ struct Chainer {
   }
 
   /// Whether kernels that are joined already come both before and behind those of this chain.
-  bool makes_circle(const std::vector<Chain>& kept, const Chain& chain) {
-    const auto reaches = [&](const Chain& from, const Chain& to) {
+  bool makes_circle(const std::vector<ProductChain>& kept, const ProductChain& chain) {
+    const auto reaches = [&](const ProductChain& from, const ProductChain& to) {
       return std::any_of(from.readers.begin(), from.readers.end(), [&](size_t a) {
         return std::any_of(to.readers.begin(), to.readers.end(), [&](size_t b) { return a != b && graph.reaches(a, b); });
       });
     };
-    std::vector<const Chain*> behind{&chain};
-    std::set<const Chain*> seen;
+    std::vector<const ProductChain*> behind{&chain};
+    std::set<const ProductChain*> seen;
     while (!behind.empty()) {
-      const Chain* from = behind.back();
+      const ProductChain* from = behind.back();
       behind.pop_back();
-      for (const Chain& to : kept) {
+      for (const ProductChain& to : kept) {
         const bool own = std::find(chain.readers.begin(), chain.readers.end(), to.readers[0]) != chain.readers.end();
         if (own || to.readers.size() < 2 || seen.count(&to) > 0 || !reaches(*from, to)) continue;
         if (reaches(to, chain)) return true;
@@ -403,12 +403,12 @@ struct Chainer {
   }
 
   /// Chains whose matrices nothing else reads; those that share some stand and fall together.
-  void keep_closed(std::vector<Chain>& chains) {
+  void keep_closed(std::vector<ProductChain>& chains) {
     for (bool changed = true; changed;) {
       changed = false;
       std::set<size_t> reading;
       std::set<std::string> matrices;
-      for (const Chain& chain : chains) {
+      for (const ProductChain& chain : chains) {
         reading.insert(chain.readers.begin(), chain.readers.end());
         matrices.insert(chain.matrices.begin(), chain.matrices.end());
       }
@@ -433,10 +433,10 @@ struct Chainer {
     }
   }
 
-  void replace(const Chain& chain) {
+  void replace(const ProductChain& chain) {
     const size_t into = chain.readers[0];
     Block body = body_of(chain);
-    for (const Chain::Computed& c : chain.computed) graph.merge_provenance(c.maker, into, true);
+    for (const ProductChain::Computed& c : chain.computed) graph.merge_provenance(c.maker, into, true);
     for (size_t r = 1; r < chain.readers.size(); ++r) {
       graph.inherit_order(chain.readers[r], into);
       graph.merge_provenance(chain.readers[r], into, false);
@@ -447,7 +447,7 @@ struct Chainer {
 
   Module run() {
     is_static = graph.static_nodes();
-    std::vector<Chain> chains;
+    std::vector<ProductChain> chains;
     for (size_t at = 0; at < graph.nodes().size(); ++at) {
       if (!is_kernel(at)) continue;
       auto chain = start(at);
@@ -455,9 +455,9 @@ struct Chainer {
     }
     keep_closed(chains);
     if (chains.empty()) return graph.finish();
-    std::vector<Chain> kept;
-    for (Chain& chain : chains) {
-      const bool together = std::any_of(kept.begin(), kept.end(), [&](Chain& earlier) {
+    std::vector<ProductChain> kept;
+    for (ProductChain& chain : chains) {
+      const bool together = std::any_of(kept.begin(), kept.end(), [&](ProductChain& earlier) {
         auto both = joined(earlier, chain.readers[0]);
         if (!both || makes_circle(kept, *both) || !is_worth(*both)) return false;
         earlier = std::move(*both);
@@ -465,7 +465,7 @@ struct Chainer {
       });
       if (!together) kept.push_back(std::move(chain));
     }
-    for (const Chain& chain : kept) replace(chain);
+    for (const ProductChain& chain : kept) replace(chain);
     graph.remove_dead();
     return graph.finish();
   }

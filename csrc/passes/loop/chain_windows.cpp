@@ -18,7 +18,7 @@ namespace {
 using namespace loop_ir;
 
 /// Kernels that become one, the last one first.
-struct Chain {
+struct WindowChain {
   std::vector<size_t> nodes;
   Block body;
 };
@@ -41,7 +41,7 @@ struct Joiner {
   }
 
   /// The kernel whose result is this buffer, which only kernels of the chain read.
-  std::optional<size_t> maker_of(const std::string& buffer, const Chain& chain) {
+  std::optional<size_t> maker_of(const std::string& buffer, const WindowChain& chain) {
     if (!graph.find_buffer(buffer) || !graph.is_private(buffer) || graph.is_versioned(buffer)) return std::nullopt;
     const auto& writers = graph.writers(buffer);
     if (writers.size() != 1 || graph.nodes()[writers[0]].writes.size() != 1 || !is_points(writers[0])) return std::nullopt;
@@ -92,7 +92,7 @@ struct Joiner {
   }
 
   /// Nests of the chain's kernels, in order; nothing where one of them does not store a point an iteration.
-  std::optional<std::vector<Part>> parts_of(const Chain& chain, Names& names) {
+  std::optional<std::vector<Part>> parts_of(const WindowChain& chain, Names& names) {
     std::vector<Part> parts;
     for (size_t k = chain.nodes.size(); k-- > 0;) {
       const auto& node = graph.nodes()[chain.nodes[k]];
@@ -155,7 +155,7 @@ struct Joiner {
   }
 
   /// All kernels of the chain as one body.
-  std::optional<Block> body_of(const Chain& chain) {
+  std::optional<Block> body_of(const WindowChain& chain) {
     Names names;
     for (size_t at : chain.nodes) {
       Kernel kernel;
@@ -232,14 +232,14 @@ struct Joiner {
   }
 
   /// The chain with the kernel that makes what one of its kernels reads.
-  bool grow(Chain& chain) {
+  bool grow(WindowChain& chain) {
     std::set<std::string> reads;
     for (size_t at : chain.nodes) reads.insert(graph.nodes()[at].reads.begin(), graph.nodes()[at].reads.end());
     for (const std::string& buffer : reads) {
       const auto maker = maker_of(buffer, chain);
       if (!maker || std::find(chain.nodes.begin(), chain.nodes.end(), *maker) != chain.nodes.end()) continue;
       if (!reads_neighbours(*graph.readers(buffer).begin(), buffer)) continue;
-      Chain longer = chain;
+      WindowChain longer = chain;
       longer.nodes.push_back(*maker);
       auto body = body_of(longer);
       if (!body || count_statements(*body) > kMostStatements || !is_worth(*body)) continue;
@@ -254,7 +254,7 @@ struct Joiner {
     is_static = graph.static_nodes();
     for (size_t at = graph.nodes().size(); at-- > 0;) {
       if (!is_points(at)) continue;
-      Chain chain{{at}, {}};
+      WindowChain chain{{at}, {}};
       while (grow(chain)) {
       }
       if (chain.nodes.size() < 2) continue;

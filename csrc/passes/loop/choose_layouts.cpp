@@ -33,7 +33,7 @@ constexpr double kMixedGain = -0.5;  ///< of other memory beside it that stays a
 constexpr double kLeastChannels = 8;
 
 /// One load or store, and the loops around it.
-struct Access {
+struct LayoutAccess {
   std::string buffer;
   std::vector<Expr> index;
   Expr offset;
@@ -49,7 +49,7 @@ struct Layer {
 };
 
 struct KernelAccesses {
-  std::vector<Access> all;
+  std::vector<LayoutAccess> all;
   std::vector<Layer> layers;
   size_t contractions = 0;
   std::set<std::string> operands;  ///< buffers that contractions read
@@ -97,7 +97,7 @@ struct Chooser {
       const auto* load = std::get_if<Load>(&stmt.node);
       const auto* store = std::get_if<Store>(&stmt.node);
       if (!load && !store) return;
-      Access access{load ? load->buffer : store->buffer, load ? load->index : store->index, 0, loops, 1};
+      LayoutAccess access{load ? load->buffer : store->buffer, load ? load->index : store->index, 0, loops, 1};
       auto local = locals.find(access.buffer);
       const std::vector<Expr>& strides = local == locals.end() ? graph.buffer(access.buffer).strides : local->second;
       for (size_t d = 0; d < access.index.size(); ++d) access.offset = access.offset + access.index[d] * strides[d];
@@ -114,7 +114,7 @@ struct Chooser {
   /// Operands that vary along the axis along which their results lie, which gets the lanes of a CPU's vectors.
   void note_lanes(const Kernel& kernel, size_t at, KernelAccesses& found) {
     std::string unit;
-    for (const Access& access : found.all)
+    for (const LayoutAccess& access : found.all)
       for (const Axis& axis : access.loops)
         if (auto step = linear_coefficient(access.offset, axis.name); step && step->is(1) && graph.nodes()[at].writes.count(access.buffer))
           unit = axis.name;
@@ -164,12 +164,12 @@ struct Chooser {
   }
 
   /// Of the loops around an access, the one along which most of what is accessed in other buffers lies. Parameters may be copied: they do not count.
-  std::string lanes_of(const Access& access, const std::vector<Access>& all) const {
+  std::string lanes_of(const LayoutAccess& access, const std::vector<LayoutAccess>& all) const {
     std::string best;
     double most = kLeastSay * access.places;
     for (const Axis& axis : access.loops) {
       double score = 0;
-      for (const Access& other : all) {
+      for (const LayoutAccess& other : all) {
         if (other.buffer == access.buffer || is_parameter(other.buffer)) continue;
         auto step = linear_coefficient(other.offset, axis.name);
         if (step && step->is(1)) score += other.places;
@@ -183,7 +183,7 @@ struct Chooser {
   }
 
   /// The dimension that lies along the lanes around an access; nothing where none does.
-  std::optional<size_t> dimension_along(const Access& access, const std::vector<Access>& all) const {
+  std::optional<size_t> dimension_along(const LayoutAccess& access, const std::vector<LayoutAccess>& all) const {
     const std::string lanes = lanes_of(access, all);
     std::optional<size_t> found;
     for (size_t d = 0; d < access.index.size() && !lanes.empty(); ++d) {
@@ -229,7 +229,7 @@ struct Chooser {
       const bool writes = graph.nodes()[at].writes.count(name) > 0;
       if (!writes && accesses.byte_operands.count(name) == 0) continue;
       const std::set<std::string>& wanted = writes ? accesses.byte_lanes : accesses.byte_steps;
-      for (const Access& access : accesses.all) {
+      for (const LayoutAccess& access : accesses.all) {
         if (access.buffer != name) continue;
         for (size_t d = 0; d < access.index.size(); ++d)
           if (std::any_of(wanted.begin(), wanted.end(), [&](const auto& axis) { return access.index[d] == Expr::symbol(axis); }))
@@ -257,7 +257,7 @@ struct Chooser {
       const auto shared = accesses_of(at);
       const KernelAccesses& accesses = *shared;
       if (accesses.operands.count(name)) return;
-      for (const Access& access : accesses.all)
+      for (const LayoutAccess& access : accesses.all)
         if (access.buffer == name)
           if (auto d = dimension_along(access, accesses.all)) served[*d] += access.points;
     }
@@ -292,7 +292,7 @@ struct Chooser {
 
   Plain plain_axes(const KernelAccesses& accesses) const {
     Plain plain;
-    for (const Access& access : accesses.all) {
+    for (const LayoutAccess& access : accesses.all) {
       if (images_.count(access.buffer) == 0) continue;
       std::vector<std::string> names;
       for (const Expr& e : access.index) {
@@ -329,7 +329,7 @@ struct Chooser {
   /// Other memory that changes, which a kernel moves over beside images.
   double mixed(const KernelAccesses& accesses, const std::string& operand) const {
     std::set<std::string> others;
-    for (const Access& access : accesses.all)
+    for (const LayoutAccess& access : accesses.all)
       if (graph.find_buffer(access.buffer) && images_.count(access.buffer) == 0 && access.buffer != operand && !is_parameter(access.buffer))
         others.insert(access.buffer);
     double sum = 0;
@@ -346,7 +346,7 @@ struct Chooser {
       if (name == layer.operand) {
         const auto d = dimension_of(axes, layer.summed);
         bool taps = false;
-        for (const Access& access : accesses.all)
+        for (const LayoutAccess& access : accesses.all)
           for (size_t i = 0; i < access.index.size() && access.buffer == name; ++i)
             taps = taps ||
                    (i != d && std::any_of(layer.summed.begin(), layer.summed.end(), [&](const auto& axis) { return uses(access.index[i], axis); }));
@@ -440,7 +440,7 @@ struct Chooser {
 
   /// The dimension of an operand that should lie innermost: none where a long axis runs along the memory already, and none of an image, whose
   /// points are no single axis.
-  std::optional<size_t> dimension_to_pack_along(const Access& access, const std::set<std::string>& summed) const {
+  std::optional<size_t> dimension_to_pack_along(const LayoutAccess& access, const std::set<std::string>& summed) const {
     std::optional<size_t> found;
     for (const Axis& axis : access.loops) {
       const bool is_long = size(axis.extent) >= kLongAxis;
@@ -456,7 +456,7 @@ struct Chooser {
 
   /// The dimension of an operand's lanes where memory runs along what is summed, in several axes: points of an image, whose channels get the lanes
   /// of a gradient of weights. Taps of a window, which are fewer than the points that they are added to, do not matter.
-  std::optional<size_t> dimension_of_lanes(const Access& access, const std::set<std::string>& summed) const {
+  std::optional<size_t> dimension_of_lanes(const LayoutAccess& access, const std::set<std::string>& summed) const {
     std::optional<size_t> found;
     bool runs = false;
     for (const Axis& axis : access.loops) {
@@ -479,7 +479,7 @@ struct Chooser {
   }
 
   /// Whether the axis is added to a longer one that is summed over.
-  bool is_tap(const Access& access, const Axis& axis, const std::set<std::string>& summed) const {
+  bool is_tap(const LayoutAccess& access, const Axis& axis, const std::set<std::string>& summed) const {
     return std::any_of(access.index.begin(), access.index.end(), [&](const Expr& index) {
       return uses(index, axis.name) && std::any_of(access.loops.begin(), access.loops.end(), [&](const Axis& other) {
                return summed.count(other.name) > 0 && uses(index, other.name) && size(other.extent) > size(axis.extent);
@@ -497,7 +497,7 @@ struct Chooser {
       double points = 0;
       double reads = kOperandReads;
       size_t loads = 0;
-      for (const Access& access : accesses.all) {
+      for (const LayoutAccess& access : accesses.all) {
         if (access.buffer != name) continue;
         d = dimension_to_pack_along(access, accesses.summed);
         if (!d && !target_of(context).has_grid && accesses.summed.size() > 1 && accesses.lanes.count(name)) {
@@ -513,7 +513,7 @@ struct Chooser {
 
   /// The dimension of a window's operand that should lie innermost on a GPU, whose copies are made of elements side by side: a long axis that is
   /// summed over, where memory runs along a short one that is (a convolution's channels, where its taps lie innermost).
-  std::optional<size_t> dimension_of_steps(const Access& access, const std::set<std::string>& summed) const {
+  std::optional<size_t> dimension_of_steps(const LayoutAccess& access, const std::set<std::string>& summed) const {
     bool short_runs = false;
     std::optional<size_t> found;
     for (const Axis& axis : access.loops) {
@@ -543,8 +543,8 @@ struct Chooser {
     const auto shared = accesses_of(at);
     for (const std::string& name : shared->operands) {
       if (!graph.find_buffer(name) || graph.is_versioned(name) || graph.nodes()[at].writes.count(name)) continue;
-      std::vector<const Access*> loads;
-      for (const Access& access : shared->all)
+      std::vector<const LayoutAccess*> loads;
+      for (const LayoutAccess& access : shared->all)
         if (access.buffer == name) loads.push_back(&access);
       if (loads.size() != 1) continue;
       const auto d = dimension_of_steps(*loads[0], shared->summed);
@@ -561,7 +561,7 @@ struct Chooser {
     const KernelAccesses& accesses = *shared;
     std::map<std::string, std::optional<size_t>> chosen;  ///< nothing where the loads of one buffer disagree
     std::map<std::string, double> points;
-    for (const Access& access : accesses.all) {
+    for (const LayoutAccess& access : accesses.all) {
       if (!is_parameter(access.buffer) || accesses.operands.count(access.buffer)) continue;
       auto d = dimension_along(access, accesses.all);
       if (d && graph.buffer(access.buffer).strides[*d].is(1)) d = std::nullopt;  // as it should be

@@ -29,7 +29,7 @@ using loop_ir::Store;
 constexpr size_t kSiblingsTried = 4;
 constexpr double kSmallKernel = 4096;  ///< points below which a kernel without anything in common with another may still share its step
 constexpr size_t kSmallTogether = 16;  ///< such kernels in one
-constexpr size_t kMostParts = 16;      ///< kernels that one falls apart into
+constexpr size_t kMostPieces = 16;      ///< kernels that one falls apart into
 constexpr double kStepBytes = 65536;   ///< bytes that move in the time that one more step takes
 
 /// Two nests as they were before one of them was split.
@@ -40,7 +40,7 @@ struct Backup {
   loop_ir::Names names_of_second;
 };
 
-struct Fuser {
+struct NestFuser {
   ProgramGraph graph;
   FusionCost cost;
   std::vector<Group> groups;
@@ -52,7 +52,7 @@ struct Fuser {
   FusionShapes shapes;
   std::vector<FusionInstance> instances;  ///< of the groups
 
-  Fuser(loop_ir::Module module, const PassContext& options) : graph(std::move(module)), cost(graph, options), context(options), shapes(graph) {}
+  NestFuser(loop_ir::Module module, const PassContext& options) : graph(std::move(module)), cost(graph, options), context(options), shapes(graph) {}
 
   BufferOf buffers() const {
     return [this](const std::string& name) -> const Buffer& { return graph.buffer(name); };
@@ -366,7 +366,7 @@ struct Fuser {
                      [&](const auto& b) { return graph.is_private(b) && groups[graph.writers(b)[0]].contracts && graph.readers(b).size() == 1; }))
       return;
     if (!stores_each_element_once(at)) return;
-    std::vector<NestGroup> parts = split_index_set(groups[at].nest, graph.program().symbols, kMostParts);
+    std::vector<NestGroup> parts = split_index_set(groups[at].nest, graph.program().symbols, kMostPieces);
     if (parts.size() < 2) return;
     std::vector<Handover> handovers;
     double saved = 0;
@@ -558,6 +558,6 @@ struct Fuser {
 
 }  // namespace
 
-loop_ir::Module fuse_nests(loop_ir::Module module, const PassContext& context) { return Fuser(std::move(module), context).run(); }
+loop_ir::Module fuse_nests(loop_ir::Module module, const PassContext& context) { return NestFuser(std::move(module), context).run(); }
 
 }  // namespace deplo

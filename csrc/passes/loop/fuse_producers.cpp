@@ -34,7 +34,7 @@ struct Site {
   bool in_reduce = false;
 };
 
-struct Fuser {
+struct ProducerFuser {
   // How much one evaluation of the producer costs, and what it reads.
   struct Weight {
     double cost = 0;
@@ -394,7 +394,7 @@ struct Fuser {
 }  // namespace
 
 loop_ir::Module fuse_producers(loop_ir::Module module, const PassContext& context) {
-  return Fuser{ProgramGraph(std::move(module)), context, {}, {}, {}, {}, {}, {}}.run();
+  return ProducerFuser{ProgramGraph(std::move(module)), context, {}, {}, {}, {}, {}, {}}.run();
 }
 
 }  // namespace deplo

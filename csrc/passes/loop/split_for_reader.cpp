@@ -40,7 +40,7 @@ std::vector<Axis> joined_axes(Expr place, const std::vector<Axis>& axes) {
   return rest.is(0) ? parts : std::vector<Axis>();
 }
 
-struct Splitter {
+struct ReaderSplitter {
   const NestGroup& nest;
   const std::vector<analysis::Contraction>& contractions;
   const NestGroup& reader;
@@ -116,7 +116,7 @@ bool is_packed_once(const analysis::ContractionOperand& operand, const BufferOf&
 
 std::optional<NestGroup> split_for_reader(const NestGroup& nest, const std::vector<analysis::Contraction>& contractions, const NestGroup& reader,
                                           const std::set<std::string>& flow, const BufferOf& buffer, const Ranges& symbols, loop_ir::Names& names) {
-  auto splits = Splitter{nest, contractions, reader, buffer, symbols}.find(flow);
+  auto splits = ReaderSplitter{nest, contractions, reader, buffer, symbols}.find(flow);
   if (splits.empty()) return std::nullopt;
   loop_ir::Renaming renaming;
   std::vector<Axis> axes;

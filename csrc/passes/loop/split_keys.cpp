@@ -33,7 +33,7 @@ bool follows_score(const WeightedSum& sum, const std::string& name) {
   return false;
 }
 
-struct Splitter {
+struct KeySplitter {
   ProgramGraph graph;
   const PassContext& context;
 
@@ -241,7 +241,7 @@ struct Splitter {
 
 Module split_keys(Module module, const PassContext& context) {
   if (!target_of(context).has_grid) return module;
-  return Splitter{ProgramGraph(std::move(module)), context}.run();
+  return KeySplitter{ProgramGraph(std::move(module)), context}.run();
 }
 
 }  // namespace deplo

@@ -15,8 +15,8 @@ namespace {
 
 using namespace loop_ir;
 
-constexpr int64_t kLeastPart = 16;  // elements: shorter parts leave most lanes of a vector idle
-constexpr size_t kMostParts = 4;    // each is a copy of the body
+constexpr int64_t kShortestPart = 16;  // elements: shorter parts leave most lanes of a vector idle
+constexpr size_t kMostCopies = 4;    // each is a copy of the body
 
 const For* as_loop(const Ref<Stmt>& stmt) { return std::get_if<For>(&stmt->node); }
 
@@ -33,11 +33,11 @@ bool is_straight(const Block& body) {
 std::vector<Expr> cuts_of(const For& loop, const Ranges& symbols) {
   if (!is_straight(loop.body)) return {};
   std::vector<Expr> cuts = turning_points(loop.body, {loop.axis, loop.extent}, symbols);
-  if (cuts.empty() || cuts.size() >= kMostParts) return {};
+  if (cuts.empty() || cuts.size() >= kMostCopies) return {};
   cuts.insert(cuts.begin(), 0);
   cuts.push_back(loop.extent);
   for (size_t k = 1; k < cuts.size(); ++k)
-    if (!provably_nonnegative(cuts[k] - cuts[k - 1] - kLeastPart, symbols)) return {};
+    if (!provably_nonnegative(cuts[k] - cuts[k - 1] - kShortestPart, symbols)) return {};
   return cuts;
 }
 

@@ -43,7 +43,7 @@ constexpr double kBytesPerSecond = 1.5e12;
 constexpr double kRowsOfWarps = 64;  ///< or columns, of which a block's warps add up parts of k
 constexpr double kWarpParts = 4;
 
-struct Splitter {
+struct ReductionSplitter {
   ProgramGraph graph;
   const PassContext& context;
 
@@ -327,6 +327,6 @@ struct Splitter {
 
 }  // namespace
 
-Module split_reductions(Module module, const PassContext& context) { return Splitter{ProgramGraph(std::move(module)), context}.run(); }
+Module split_reductions(Module module, const PassContext& context) { return ReductionSplitter{ProgramGraph(std::move(module)), context}.run(); }
 
 }  // namespace deplo

@@ -155,7 +155,7 @@ Block guarded_stores(const GuardedUpdate& update, const GuardedUpdate::Part& par
 }
 
 /// v as an updated copy of the base: the step that makes it from the base, and those that change it afterwards.
-struct Chain {
+struct UpdateChain {
   std::string v;
   std::string base;
   size_t first;
@@ -175,10 +175,10 @@ struct Updater {
     return a.strides == b.strides || (kernels(graph.readers(v)) && kernels(graph.readers(base)) && kernels(graph.writers(base)));
   }
 
-  std::optional<Chain> chain_of(const std::string& v) {
+  std::optional<UpdateChain> chain_of(const std::string& v) {
     const auto& writers = graph.writers(v);
     if (writers.empty() || graph.buffer(v).kind == BufferKind::input) return std::nullopt;
-    Chain chain{v, "", writers[0], std::nullopt, {writers.begin() + 1, writers.end()}};
+    UpdateChain chain{v, "", writers[0], std::nullopt, {writers.begin() + 1, writers.end()}};
     const auto& first = graph.nodes()[chain.first];
     if (!first.is_kernel || first.once || first.updated.count(v)) return std::nullopt;
     for (size_t w : chain.updates)
@@ -194,14 +194,14 @@ struct Updater {
   }
 
   // The steps that change the base once v is the base; a plain copy is none.
-  static std::vector<size_t> changes(const Chain& chain) {
+  static std::vector<size_t> changes(const UpdateChain& chain) {
     std::vector<size_t> result = chain.updates;
     if (chain.guarded) result.push_back(chain.first);
     return result;
   }
 
   // Whatever reads the old value can do so before the first change.
-  bool old_value_is_free(const Chain& chain, size_t ignored) {
+  bool old_value_is_free(const UpdateChain& chain, size_t ignored) {
     for (size_t r : graph.readers(chain.base)) {
       if (r == chain.first || r == ignored) continue;
       for (size_t change : changes(chain))
@@ -211,7 +211,7 @@ struct Updater {
   }
 
   // Makes v the base itself.
-  void merge(const Chain& chain, const std::string& name) {
+  void merge(const UpdateChain& chain, const std::string& name) {
     std::vector<size_t> changing = changes(chain);
     for (size_t change : changing) {
       for (size_t r : graph.readers(chain.base))
@@ -234,7 +234,7 @@ struct Updater {
   }
 
   // Each part is a kernel of its own: a later one may overwrite what an earlier one stored.
-  void store_parts(const Chain& chain) {
+  void store_parts(const UpdateChain& chain) {
     const GuardedUpdate& update = *chain.guarded;
     // All take over the order of the first step before they get one among themselves.
     std::vector<size_t> nodes;

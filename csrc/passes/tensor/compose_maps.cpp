@@ -25,10 +25,6 @@ std::vector<std::string> axis_names(size_t rank) {
   return names;
 }
 
-bool same_literal(const Scalar& a, const Scalar& b) {
-  return a.dtype == b.dtype && a.i == b.i && __builtin_bit_cast(uint64_t, a.f) == __builtin_bit_cast(uint64_t, b.f);
-}
-
 std::vector<Expr> substituted(std::vector<Expr> list, const Substitution& values) {
   for (Expr& e : list) e = substitute(e, values);
   return list;

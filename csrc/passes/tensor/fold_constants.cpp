@@ -12,10 +12,6 @@ using namespace tensor_ir;
 
 namespace {
 
-bool same_literal(const Scalar& a, const Scalar& b) {
-  return a.dtype == b.dtype && a.i == b.i && std::bit_cast<uint64_t>(a.f) == std::bit_cast<uint64_t>(b.f);
-}
-
 std::optional<Scalar> fold(const Editor& editor, const Elementwise& node, DType dtype) {
   if (node.fn == Fn::constant || node.fn == Fn::index) return std::nullopt;
   std::vector<Scalar> operands;

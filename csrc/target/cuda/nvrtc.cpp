@@ -41,7 +41,7 @@ struct Nvrtc {
 };
 
 template <class F>
-void load(void* handle, const char* name, F& function) {
+void find_function(void* handle, const char* name, F& function) {
   function = reinterpret_cast<F>(dlsym(handle, name));
   DEPLO_SUPPORT(function, "this libnvrtc has no {}: install nvidia-cuda-nvrtc 13.0", name);
 }
@@ -70,19 +70,19 @@ std::shared_ptr<const Nvrtc> open_nvrtc(const std::string& path) {
         fmt::format("NVRTC could not be opened ({}): install the package nvidia-cuda-nvrtc 13.0 to compile for CUDA", why ? why : "not found"));
   }
   auto api = std::make_shared<Nvrtc>();
-  load(handle, "nvrtcVersion", api->version);
-  load(handle, "nvrtcCreateProgram", api->create);
-  load(handle, "nvrtcCompileProgram", api->compile);
-  load(handle, "nvrtcGetProgramLogSize", api->log_size);
-  load(handle, "nvrtcGetProgramLog", api->log);
-  load(handle, "nvrtcGetCUBINSize", api->cubin_size);
-  load(handle, "nvrtcGetCUBIN", api->cubin);
-  load(handle, "nvrtcGetPTXSize", api->ptx_size);
-  load(handle, "nvrtcGetPTX", api->ptx);
-  load(handle, "nvrtcGetNumSupportedArchs", api->arch_count);
-  load(handle, "nvrtcGetSupportedArchs", api->archs);
-  load(handle, "nvrtcDestroyProgram", api->destroy);
-  load(handle, "nvrtcGetErrorString", api->error_text);
+  find_function(handle, "nvrtcVersion", api->version);
+  find_function(handle, "nvrtcCreateProgram", api->create);
+  find_function(handle, "nvrtcCompileProgram", api->compile);
+  find_function(handle, "nvrtcGetProgramLogSize", api->log_size);
+  find_function(handle, "nvrtcGetProgramLog", api->log);
+  find_function(handle, "nvrtcGetCUBINSize", api->cubin_size);
+  find_function(handle, "nvrtcGetCUBIN", api->cubin);
+  find_function(handle, "nvrtcGetPTXSize", api->ptx_size);
+  find_function(handle, "nvrtcGetPTX", api->ptx);
+  find_function(handle, "nvrtcGetNumSupportedArchs", api->arch_count);
+  find_function(handle, "nvrtcGetSupportedArchs", api->archs);
+  find_function(handle, "nvrtcDestroyProgram", api->destroy);
+  find_function(handle, "nvrtcGetErrorString", api->error_text);
   opened[path] = api;
   return api;
 }

@@ -23,7 +23,7 @@ using cuda::cast;
 using cuda::literal;
 using cuda::memory_type;
 
-constexpr int64_t kAccessBytes = 16;  ///< of one thread's widest access
+constexpr int64_t kWidestAccess = 16;  ///< of one thread's widest access
 
 /// The body of one kernel. With `assumes`, the text is right where conditions() hold.
 class BodyWriter {
@@ -259,7 +259,7 @@ class BodyWriter {
   template <class Access>
   bool is_packed(const Access& s, DType dtype, int lanes) {
     if (lanes == 1 || (lanes & (lanes - 1)) != 0 || !s.gather.empty() || !(s.stride.is(1) || s.stride.is(-1))) return false;
-    const int64_t piece = std::min<int64_t>(lanes, kAccessBytes / size_of(dtype));
+    const int64_t piece = std::min<int64_t>(lanes, kWidestAccess / size_of(dtype));
     if (params_.count(s.buffer) && !index_.assumes()) return false;
     if (!index_.is_multiple(first_of(s, lanes), piece)) return false;
     if (params_.count(s.buffer)) {
@@ -550,7 +550,7 @@ class BodyWriter {
     }
     int64_t bytes = 0;
     for (const TileFactor* f : factors) {
-      aligned_[f->buffer] = std::max<int64_t>(aligned_[f->buffer], kAccessBytes);
+      aligned_[f->buffer] = std::max<int64_t>(aligned_[f->buffer], kWidestAccess);
       bytes += f->elements() * 2;
     }
     const bool is_first = p.after.is(0);
@@ -623,7 +623,7 @@ class BodyWriter {
       line("deplo_group_start();");
       const auto sign = [&](const GroupFactor& f) { return buffers_.at(f.tile) == DType::i8 ? "s8" : "u8"; };
       const std::string type = bytes == 1 ? fmt::format("{}_{}", sign(p.a), sign(p.b)) : std::string(to_string(dtype));
-      for (int64_t k = 0; k < p.depth; k += 2 * kAccessBytes / bytes) {
+      for (int64_t k = 0; k < p.depth; k += 2 * kWidestAccess / bytes) {
         const std::string b = fmt::format("tile_b + {}", step(p.b, k));
         if (p.matrices.empty())
           line("deplo_group_multiply_{}_{}<{}, {}>({}, tile_a + {}, {});", type, p.columns, static_cast<int>(p.a.turned),

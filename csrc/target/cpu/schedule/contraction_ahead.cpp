@@ -17,7 +17,7 @@ void collect(const loop_ir::Stmt& stmt, std::set<std::string>& names) {
   }
 }
 
-const std::string* defined_by(const loop_ir::Stmt& stmt) {
+const std::string* named_by(const loop_ir::Stmt& stmt) {
   if (const auto* let = std::get_if<loop_ir::Let>(&stmt.node)) return &let->name;
   if (const auto* load = std::get_if<loop_ir::Load>(&stmt.node)) return &load->name;
   return nullptr;
@@ -32,7 +32,7 @@ loop_ir::Block ContractionScheduler::choice(const Operand& operand) const {
     for (Expr e : main->index) collect_symbols(e, needed);
   loop_ir::Block out;
   for (size_t i = operand.slice.size(); i-- > 0;) {
-    const std::string* name = defined_by(*operand.slice[i]);
+    const std::string* name = named_by(*operand.slice[i]);
     if (!name || needed.count(*name) == 0) continue;
     collect(*operand.slice[i], needed);
     out.insert(out.begin(), operand.slice[i]);
@@ -89,7 +89,7 @@ tile_ir::Block ContractionScheduler::prefetch_rows(const Item& item, const RowBl
   if (outer_inside_) {
     const Turn ahead = turn_ahead(item);
     map = ahead.outer;
-    for (const auto& stmt : choice(item.rows)) map[*defined_by(*stmt)] = sym(*defined_by(*stmt) + ahead_suffix(item));
+    for (const auto& stmt : choice(item.rows)) map[*named_by(*stmt)] = sym(*named_by(*stmt) + ahead_suffix(item));
     row = ahead.row_block * (row_tiles_ * mr_) + here;
   } else {
     row = first_row_ + here + floordiv(next, item.depth_blocks) * (row_tiles_ * mr_);

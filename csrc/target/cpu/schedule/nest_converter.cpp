@@ -12,8 +12,8 @@ using tile_ir::Space;
 
 namespace {
 
-constexpr int64_t kStackBytes = 16 << 10;
-constexpr int64_t kUnknownExtent = 256;  // an axis without a hint
+constexpr int64_t kNestStackBytes = 16 << 10;
+constexpr int64_t kUnknownNestExtent = 256;  // an axis without a hint
 constexpr int64_t kReduceVectors = 4;    // in flight
 constexpr double kCombineVectors = 2;    // vectors of terms that take as long as combining the lanes
 constexpr int64_t kRegistersPerColumn = 2;
@@ -149,7 +149,7 @@ int64_t NestConverter::hint(Expr e) const {
   std::map<std::string, int64_t> values;
   for (const std::string& s : symbols_of(e)) {
     auto it = ctx_.hints.find(s);
-    values[s] = it == ctx_.hints.end() ? kUnknownExtent : it->second;
+    values[s] = it == ctx_.hints.end() ? kUnknownNestExtent : it->second;
   }
   return evaluate(e, values);
 }
@@ -303,7 +303,7 @@ void NestConverter::lower(const loop_ir::Check& s, bool /*vectorize*/, tile_ir::
 void NestConverter::lower(const loop_ir::Local& s, bool /*vectorize*/, tile_ir::Block& out) {
   std::vector<Expr> shape = substituted(s.shape, map_);
   Expr n = product(shape);
-  bool small = n.is_constant() && n.value() * size_of(s.dtype) <= kStackBytes;
+  bool small = n.is_constant() && n.value() * size_of(s.dtype) <= kNestStackBytes;
   out.push_back(make(tile_ir::Alloc{s.name, s.dtype, std::move(shape), small ? Space::stack : Space::scratch}));
 }
 

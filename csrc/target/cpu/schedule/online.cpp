@@ -26,7 +26,7 @@ using loop_ir::Store;
 
 namespace {
 
-constexpr int64_t kLeastRows = 8;      // fewer do not pay for packing
+constexpr int64_t kLeastOnlineRows = 8;      // fewer do not pay for packing
 constexpr int64_t kRowTiles = 5;       // register blocks of a block of rows
 constexpr int64_t kMatrixTiles = 2;    // for a matrix unit, whose blocks have more rows
 constexpr int64_t kKeys = 256;         // of a block
@@ -34,13 +34,13 @@ constexpr int64_t kSharedRows = 512;   // rows that share packed keys and values
 constexpr int64_t kFewShared = 64;     // of these, where more leave threads idle
 constexpr int64_t kWantedShares = 16;  // keep a few threads busy
 constexpr int64_t kMostDepth = 512;    // of one chain of sums
-constexpr int64_t kMostTile = 4096;    // that a schedule may ask for
-constexpr int64_t kMostWork = int64_t{1} << 40;
+constexpr int64_t kMostOnlineTile = 4096;    // that a schedule may ask for
+constexpr int64_t kMostOnlineWork = int64_t{1} << 40;
 
 }  // namespace
 
 std::optional<Schedule> OnlineScheduler::propose() {
-  if (!recognize() || hint(row_.extent) < kLeastRows) return std::nullopt;
+  if (!recognize() || hint(row_.extent) < kLeastOnlineRows) return std::nullopt;
   choose();
   return describe();
 }
@@ -154,7 +154,7 @@ void OnlineScheduler::choose() {
   auto width = [&](int64_t n) { return n <= lanes ? lanes : kBlockVectors * lanes; };
   key_lanes_ = width(hint(sum_.key.extent));
   column_lanes_ = width(columns_);
-  mr_ = row_.extent.is_constant() ? register_rows(rows, kBlockVectors, ctx_) : register_rows(kMostTile, kBlockVectors, ctx_);
+  mr_ = row_.extent.is_constant() ? register_rows(rows, kBlockVectors, ctx_) : register_rows(kMostOnlineTile, kBlockVectors, ctx_);
   if (matrix_scores_) mr_ = (rows <= tile_ir::kMatrixSide ? 1 : 2) * tile_ir::kMatrixSide;
   const int64_t wanted = std::max<int64_t>(1, kWantedShares / std::max<int64_t>(1, hint(count(batch_))));
   shared_ = std::clamp((rows + wanted - 1) / wanted, kFewShared, kSharedRows);
@@ -223,11 +223,11 @@ void OnlineScheduler::read(ScheduleReader& reader) {
   batch_ = std::move(ordered);
   wanted.push_back("work");
   reader.only(parallel, {wanted.begin(), wanted.end()});
-  chunk_work_ = reader.number(parallel, "work", 1, kMostWork);
+  chunk_work_ = reader.number(parallel, "work", 1, kMostOnlineWork);
   auto number = [&](const std::string& word, const std::string& name) {
     const Directive& d = needed_directive(reader, word, name);
     reader.only(d, {name});
-    return reader.number(d, name, 1, kMostTile);
+    return reader.number(d, name, 1, kMostOnlineTile);
   };
   rows_of_block_ = number("tile", row_.name);
   block_keys_ = number("tile", sum_.key.name);
@@ -239,8 +239,8 @@ void OnlineScheduler::read(ScheduleReader& reader) {
     const bool of_keys = d->arguments.size() == 2 && d->arguments[1].name == sum_.key.name;
     const std::string& name = of_keys ? sum_.key.name : sum_.column.name;
     reader.only(*d, {row_.name, name});
-    const int64_t mr = reader.number(*d, row_.name, 1, kMostTile);
-    const int64_t width = reader.number(*d, name, 1, kMostTile);
+    const int64_t mr = reader.number(*d, row_.name, 1, kMostOnlineTile);
+    const int64_t width = reader.number(*d, name, 1, kMostOnlineTile);
     const Directive* dot = reader.find("dot", of_keys ? depth_name() : key_name());
     const bool in_vectors = !dot || dot->arguments != std::vector<Argument>{{dot->arguments[0].name, tile_ir::kMatrixDepth}};
     if (width % lanes != 0 || (in_vectors && (width / lanes) * (mr + 1) > 4 * ctx_.target.vector_registers))

@@ -30,7 +30,7 @@ constexpr int64_t kFewRows = 64;       // of a block, where more leave threads i
 constexpr int64_t kLeastRows = 16;     // fewer do not pay for packing the other operand
 constexpr int64_t kWantedBlocks = 16;  // keep a few threads busy
 constexpr int64_t kChunkWork = 65536;
-constexpr int64_t kMostTile = 4096;  // that a schedule may ask for
+constexpr int64_t kMostRowTile = 4096;  // that a schedule may ask for
 constexpr int64_t kMostWork = int64_t{1} << 40;
 constexpr const char* kFirst = "$first";  // stands for the first row of the block
 
@@ -220,7 +220,7 @@ class RowScheduler {
     chunk_work_ = reader_->number(parallel, "work", 1, kMostWork);
     const Directive& tile = reader_->one("tile");
     reader_->only(tile, {row_.name});
-    rows_ = rows_of_schedule_ = reader_->number(tile, row_.name, 1, kMostTile);
+    rows_ = rows_of_schedule_ = reader_->number(tile, row_.name, 1, kMostRowTile);
     inner_lanes_ = InnerLanes::read(*reader_, "");
     if (nests_.empty()) reader_->fail(fmt::format("it needs a 'phase(N)', N from 0 to {}", candidates_.size() - 1));
     reader_->finish("parallel, tile, vectorize and phases");

@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kVectors = 2;          // in flight of each sum
 constexpr int64_t kLeastVectors = 4;     // blocks of vectors that a sum must have
 constexpr int64_t kLeastBlocks = 4;      // of streams
-constexpr int64_t kChain = 128;          // additions to one accumulator, before it is added to the sum of those before
+constexpr int64_t kStreamChain = 128;          // additions to one accumulator, before it is added to the sum of those before
 constexpr int64_t kRegistersPerSum = 2;  // the accumulator's, and as much again for what is multiplied
 
 constexpr int64_t kCacheLineBytes = 64;
@@ -174,12 +174,12 @@ class StreamBuilder {
   /// Vectors of a group of neighbours that share factors; 1 where there are no groups.
   int64_t group_steps() const { return group_steps_.value_or(1); }
   /// Such groups, or vectors, that are added up before they are added to the sum of those before.
-  int64_t chain() const { return std::max<int64_t>(1, kChain / group_steps()); }
+  int64_t chain() const { return std::max<int64_t>(1, kStreamChain / group_steps()); }
 
   /// The reduce axes in the step in hand, `lane` elements further on.
   Substitution place(const Reduce& sum, Expr lane) const {
     const loop_ir::Axis& last = sum.axes.back();
-    if (!group_steps_) return {{last.name, (sym(part_) * kChain + sym(step_)) * width_ + lane}};
+    if (!group_steps_) return {{last.name, (sym(part_) * kStreamChain + sym(step_)) * width_ + lane}};
     Substitution map = unflatten({sum.axes.begin(), sum.axes.end() - 1}, sym(part_) * chain() + sym(group_));
     map[last.name] = *group_steps_ > 1 ? sym(step_) * width_ + lane : lane;
     return map;

@@ -11,7 +11,7 @@
 namespace deplo {
 namespace {
 
-constexpr int64_t kMostVectors = 4;   // of a register block's lanes
+constexpr int64_t kMostVariantVectors = 4;   // of a register block's lanes
 constexpr int64_t kMostOrders = 6;    // of the parallel axes that are tried
 constexpr int64_t kMostParts = 32;    // that an axis is cut into
 constexpr int64_t kMostChoices = 12;  // of one decision, unless all are wanted
@@ -249,7 +249,7 @@ class Directions {
   /// Rows and lanes, those near to the present ones first.
   std::vector<std::pair<int64_t, int64_t>> register_shapes(int64_t mr, int64_t nr, std::optional<int64_t> rows) const {
     std::vector<std::pair<int64_t, int64_t>> out;
-    for (int64_t vectors = 1; vectors <= kMostVectors; ++vectors) {
+    for (int64_t vectors = 1; vectors <= kMostVariantVectors; ++vectors) {
       const int64_t most = std::max<int64_t>(1, (registers_ - 2 - vectors) / vectors);
       std::set<int64_t> counts{most, std::max<int64_t>(1, most - 1), std::min(most, mr)};
       if (vectors * vector_ == nr)
@@ -275,7 +275,7 @@ class Directions {
     const auto height = extent_of(name(lines), extents_);
     if (!width || !height) return;
     std::vector<Schedule> schedules;
-    for (int64_t vectors = 1; vectors <= kMostVectors; ++vectors) {
+    for (int64_t vectors = 1; vectors <= kMostVariantVectors; ++vectors) {
       const int64_t most = std::max<int64_t>(1, (registers_ - 2 - vectors) / vectors);
       std::set<std::pair<int64_t, int64_t>> shapes;
       for (int64_t dx = std::max<int64_t>(1, most / 2); dx <= std::min(most, *width); ++dx)

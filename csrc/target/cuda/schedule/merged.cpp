@@ -13,13 +13,13 @@ namespace deplo::loop_to_tile {
 namespace {
 
 constexpr int64_t kMostMerged = 16;  ///< elements of what is taken in
-constexpr int64_t kVector = 8;       ///< elements of 16 bits, of which whole numbers are vectors of their own
+constexpr int64_t kHalfVector = 8;       ///< elements of 16 bits, of which whole numbers are vectors of their own
 
 std::optional<MergedKernel::Dimensions> find_dimensions(const loop_ir::Param& param) {
   if (param.kind != loop_ir::ParamKind::in) return std::nullopt;
   for (size_t inner = 0; inner < param.shape.size(); ++inner) {
     const Expr elements = param.shape[inner];
-    if (!elements.is_constant() || elements.value() < 2 || elements.value() > kMostMerged || elements.value() % kVector == 0 ||
+    if (!elements.is_constant() || elements.value() < 2 || elements.value() > kMostMerged || elements.value() % kHalfVector == 0 ||
         !param.strides[inner].is(1))
       continue;
     for (size_t outer = 0; outer < param.shape.size(); ++outer)

@@ -15,7 +15,7 @@ using tile_ir::Space;
 
 namespace {
 
-constexpr int64_t kWarp = 32;
+constexpr int64_t kWarpThreads = 32;
 constexpr int64_t kFewElements = 32;        ///< shorter rows are a thread's own
 constexpr int64_t kMostElements = 32;       ///< of a row in a thread's registers, if each is of 4 bytes
 constexpr int64_t kMostSteps = 4;           ///< of the threads along a row, where there are threads enough
@@ -23,7 +23,7 @@ constexpr int64_t kMostWarpSteps = 8;       ///< of a warp along a row of its ow
 constexpr int64_t kLongestUnshifted = 128;  ///< rows of odd size so long whose vectors begin where memory's do
 constexpr int64_t kMostRowThreads = 1024;
 constexpr int64_t kLongRowThreads = 512;  ///< for rows that do not stay in registers
-constexpr int64_t kFewRows = 132;         ///< that leave most of a device idle
+constexpr int64_t kIdlingRows = 132;         ///< that leave most of a device idle
 
 bool is_scalar(const loop_ir::Stmt& stmt) {
   return std::holds_alternative<loop_ir::Let>(stmt.node) || std::holds_alternative<loop_ir::Load>(stmt.node) ||
@@ -116,22 +116,22 @@ bool GpuRowVectors::match() {
   if (!reduces || (extent_.is_constant() && extent_.value() < kFewElements)) return false;
   for (const auto& [name, local] : locals_)
     if (product(local->shape) != extent_ || local->shape.size() != 1 || !extent_.is_constant()) return false;
-  threads_ = kWarp;
+  threads_ = kWarpThreads;
   shifts_ = is_shifted();
   if (shifts_) least_lanes_ = whole_lanes_;
   lanes_ = least_lanes_;
   if (extent_.is_constant()) {
-    while (lanes_ > 1 && extent_.value() / lanes_ < kWarp) lanes_ /= 2;
+    while (lanes_ > 1 && extent_.value() / lanes_ < kWarpThreads) lanes_ /= 2;
     const int64_t vectors = (extent_.value() + lanes_ - 1) / lanes_;
     const int64_t most = std::max<int64_t>(1, kMostElements / (lanes_ * registers_of_element()));  // vectors of a thread
-    if (vectors > kWarp * std::min(kMostWarpSteps, most))
+    if (vectors > kWarpThreads * std::min(kMostWarpSteps, most))
       while (threads_ < kMostRowThreads && vectors > threads_ * std::min(kMostSteps, most)) threads_ *= 2;
     keeps_ = vectors <= threads_ * most;
   } else {
     threads_ = kGpuThreads;
   }
   const Expr all = count(outer_);
-  if (extent_.is_constant() && !keeps_) threads_ = all.is_constant() && all.value() < kFewRows ? kMostRowThreads : kLongRowThreads;
+  if (extent_.is_constant() && !keeps_) threads_ = all.is_constant() && all.value() < kIdlingRows ? kMostRowThreads : kLongRowThreads;
   if (!keeps_ && !locals_.empty()) return false;
   rows_ = std::max<int64_t>(1, kGpuThreads / threads_);
   while (rows_ > 1 && all.is_constant() && all.value() < rows_) rows_ /= 2;
@@ -215,7 +215,7 @@ void GpuRowVectors::read(const Schedule& schedule) {
   if (!fits_) reader.fail("vectors need rows whose loops all run over the same elements, without loops inside");
   const Directive& threads = reader.one("threads");
   threads_ = read_threads(reader);
-  if (threads_ < kWarp) reader.fail(threads, fmt::format("allowed with vectorize: {} and more", kWarp));
+  if (threads_ < kWarpThreads) reader.fail(threads, fmt::format("allowed with vectorize: {} and more", kWarpThreads));
   const Directive& vectorize = reader.one("vectorize");
   reader.only(vectorize, {"by"});
   lanes_ = reader.number(vectorize, "by", 1, kMostLanes);

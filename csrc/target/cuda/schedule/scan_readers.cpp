@@ -51,7 +51,7 @@ struct Joined {
 };
 
 /// The scan with the loop's body behind its own, if that is possible.
-std::optional<Joined> joined(const Scan& scan, const For& reader, const Kernel& kernel, const Block& body) {
+std::optional<Joined> joined_scan(const Scan& scan, const For& reader, const Kernel& kernel, const Block& body) {
   const std::map<std::string, std::string> rows = rows_of(scan, body);
   if (rows.empty() || reader.extent != scan.axis.extent) return std::nullopt;
   std::set<std::string> stored;
@@ -104,7 +104,7 @@ Kernel join_scan_readers(const Kernel& kernel) {
     size_t next = k + 1;  // behind what does not depend on results, which nothing but `then` sees
     while (next + 1 < nest.body.size() && std::holds_alternative<Let>(nest.body[next]->node)) ++next;
     const auto* reader = std::get_if<For>(&nest.body[next]->node);
-    auto both = scan && reader ? joined(*scan, *reader, kernel, nest.body) : std::nullopt;
+    auto both = scan && reader ? joined_scan(*scan, *reader, kernel, nest.body) : std::nullopt;
     if (!both) continue;
     nest.body[next] = std::make_shared<Stmt>(Stmt{std::move(both->scan)});
     nest.body.erase(nest.body.begin() + static_cast<std::ptrdiff_t>(k));

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kLeastSide = 32;  ///< of a tile: a warp along it
 constexpr int64_t kThreads = 256;
-constexpr int64_t kBankBytes = 4;
+constexpr int64_t kBankWidth = 4;
 constexpr size_t kMostTiles = 4;
 
 bool runs_along(Expr offset, const std::string& axis) {
@@ -96,7 +96,7 @@ void GpuTranspose::set_vectors() {
 }
 
 Schedule GpuTranspose::propose() const {
-  const int64_t side = std::max(kLeastSide, std::max(most_stored_, most_loaded_) * kLeastSide / kBankBytes);
+  const int64_t side = std::max(kLeastSide, std::max(most_stored_, most_loaded_) * kLeastSide / kBankWidth);
   Schedule s{"gpu_transpose", {{"tile", {{stored_.name, side}, {loaded_.name, side}}}, {"threads", {{"", kThreads}}}}};
   if (most_stored_ > 1) s.directives.push_back({"vectorize", {{stored_.name, {}}, {"by", most_stored_}}});
   if (most_loaded_ > 1) s.directives.push_back({"vectorize", {{loaded_.name, {}}, {"by", most_loaded_}}});
@@ -151,7 +151,7 @@ tile_ir::Block GpuTranspose::apply(const Schedule& schedule) {
     if (!load || !turned_.count(load->name)) continue;
     const std::string& tile = tiles[load->name] = names_.fresh("turned");
     // An odd number of banks from line to line: what threads read across lines lies in different ones.
-    const int64_t pad = std::max<int64_t>(1, kBankBytes / size_of(load->dtype));
+    const int64_t pad = std::max<int64_t>(1, kBankWidth / size_of(load->dtype));
     body.push_back(make(tile_ir::Alloc{tile, load->dtype, {side_, side_ + pad}, Space::shared}));
     loop_ir::Load first = substituted(*load, at_load);
     first.name = names_.fresh(load->name);

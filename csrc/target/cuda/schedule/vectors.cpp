@@ -23,12 +23,12 @@ constexpr int64_t kWideReduction = 32;  ///< that threads share
 // Threads along columns and rows of a block that sums columns: with many columns, and with few.
 constexpr int64_t kManyColumns[] = {32, 8};
 constexpr int64_t kFewColumns[] = {8, 32};
-constexpr int64_t kEnoughBlocks = 132;
+constexpr int64_t kFillingBlocks = 132;
 constexpr int64_t kFewVectors = 4;                       ///< of a row, of which one in part is no gain
 constexpr int64_t kScanned = 16;                         ///< elements that a thread scans before threads combine
 constexpr int64_t kSearched = 8;                         ///< places that a thread compares with its own at once
 constexpr int64_t kAhead = 4;                            ///< of those that a thread scans alone, loaded together
-constexpr int64_t kEnoughThreads = kEnoughBlocks * 512;  ///< which scan columns of their own
+constexpr int64_t kEnoughThreads = kFillingBlocks * 512;  ///< which scan columns of their own
 
 // What a warp's request costs: the instruction, and each of the lines of 128 bytes that it touches.
 constexpr double kRequestCost = 0.5;
@@ -158,7 +158,7 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
   if (along_points > 0) proposed_lanes_ = std::min(proposed_lanes_, kAccessBytes / narrowest);  // sums of more would not fit in registers
   if (scans && n.is_constant() && n.value() / proposed_lanes_ >= kEnoughThreads) return;
   const Expr columns = ceildiv(n, proposed_lanes_ * kManyColumns[0]);
-  const bool many = !columns.is_constant() || columns.value() >= kEnoughBlocks;
+  const bool many = !columns.is_constant() || columns.value() >= kFillingBlocks;
   proposed_threads_ = many ? kManyColumns[0] : kFewColumns[0];
   proposed_split_ = many ? kManyColumns[1] : kFewColumns[1];
 }
