@@ -43,7 +43,8 @@ build: venv $(BUILD)/build.ninja ## the extension, deplo_opt and the C++ tests
 demo: build ## a Llama block and ResNet-50 beside eager mode, and a softmax at every IR level
 	@$(PY) examples/demo.py
 
-test: build lint docs tidy test-cpp test-sanitize test-golden test-nollvm test-side-by-side test-python ## everything that CI checks
+# The C++ tests run sanitized, and without LLVM.
+test: build lint docs tidy test-sanitize test-golden test-nollvm test-side-by-side test-python ## everything that CI checks
 
 quick: build ## the tests that notice most mistakes for their time (docs/howto.md says how they were chosen)
 	@scripts/quick.sh $(PY) $(BUILD) $(JOBS)

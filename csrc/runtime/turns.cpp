@@ -24,7 +24,9 @@ constexpr std::chrono::milliseconds kPatience{20};
 constexpr std::chrono::microseconds kLook{1000};
 constexpr int kMostPlaces = 256;
 
-int64_t now_in_nanoseconds() { return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+int64_t now_in_nanoseconds() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 class Turns;
 

@@ -8,7 +8,6 @@
 namespace deplo::rules {
 namespace {
 
-
 // Axes of the leading dimensions of `v` in a space whose leading sizes are `batch`: size 1 broadcasts, and fewer heads than the
 // space has (grouped queries) serve consecutive heads each.
 std::vector<Expr> leading_index(const Value& v, const Shape& batch) {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <limits>
-
 #include <vector>
 
 #include "lower/torch_to_tensor/builder.h"

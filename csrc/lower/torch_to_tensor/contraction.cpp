@@ -34,7 +34,8 @@ Value product(Builder& b, const Value& left, const Value& right, const Shape& ba
   left_index.insert(left_index.end(), {axis(r), axis(r + 2)});
   std::vector<Expr> right_index = lead(right);
   right_index.insert(right_index.end(), {axis(r + 2), axis(r + 1)});
-  return b.contract(b.remap(product_operand(b, left, dtype), space, left_index), b.remap(product_operand(b, right, dtype), space, right_index), 1, dtype);
+  return b.contract(b.remap(product_operand(b, left, dtype), space, left_index), b.remap(product_operand(b, right, dtype), space, right_index), 1,
+                    dtype);
 }
 
 void check_rank(const Value& v, int64_t rank) { DEPLO_SUPPORT(rank_of(v) == rank, "{} dimensions where {} are expected", rank_of(v), rank); }

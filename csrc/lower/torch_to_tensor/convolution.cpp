@@ -196,8 +196,15 @@ tensor_ir::Source phase_outputs(Builder& b, const Adjoint& adjoint, const std::v
 
 Value correlate_adjoint(Builder& b, const Value& x, const Value& w, const Shape& out, const Window& window, DType dtype) {
   bool grouped = !window.groups.is(1);
-  Adjoint adjoint{
-      convolution_operand(b, x, dtype), convolution_operand(b, w, dtype), out, window, dtype, grouped, part_of(w.type.shape[0], window.groups), w.type.shape[1], {}};
+  Adjoint adjoint{convolution_operand(b, x, dtype),
+                  convolution_operand(b, w, dtype),
+                  out,
+                  window,
+                  dtype,
+                  grouped,
+                  part_of(w.type.shape[0], window.groups),
+                  w.type.shape[1],
+                  {}};
   std::vector<std::vector<Phases::Range>> parts = {{}};
   for (size_t d = 0; d < out.size(); ++d) {
     adjoint.phases.push_back(phases_of(w.type.shape[d + 2], window.stride[d], window.dilation[d], window.padding[d], out[d]));

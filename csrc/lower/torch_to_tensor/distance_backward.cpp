@@ -9,7 +9,6 @@
 namespace deplo::rules {
 namespace {
 
-
 // d distance / d (first row), times the incoming gradient; 0 where the rows are equal.
 Formula share(const Formula& difference, const Formula& distance, const Formula& grad, double p) {
   Formula zero = difference.literal(0);

@@ -8,7 +8,6 @@
 namespace deplo::rules {
 namespace {
 
-
 bool keepdim_argument(const Call& call) { return call.boolean("keepdim", false); }
 
 // The input on its way into a reduction whose `dtype` argument, if any, decided the result's dtype.

@@ -29,7 +29,7 @@ using loop_ir::Store;
 constexpr size_t kSiblingsTried = 4;
 constexpr double kSmallKernel = 4096;  ///< points below which a kernel without anything in common with another may still share its step
 constexpr size_t kSmallTogether = 16;  ///< such kernels in one
-constexpr size_t kMostPieces = 16;      ///< kernels that one falls apart into
+constexpr size_t kMostPieces = 16;     ///< kernels that one falls apart into
 constexpr double kStepBytes = 65536;   ///< bytes that move in the time that one more step takes
 
 /// Two nests as they were before one of them was split.

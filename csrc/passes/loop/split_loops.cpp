@@ -16,7 +16,7 @@ namespace {
 using namespace loop_ir;
 
 constexpr int64_t kShortestPart = 16;  // elements: shorter parts leave most lanes of a vector idle
-constexpr size_t kMostCopies = 4;    // each is a copy of the body
+constexpr size_t kMostCopies = 4;      // each is a copy of the body
 
 const For* as_loop(const Ref<Stmt>& stmt) { return std::get_if<For>(&stmt->node); }
 

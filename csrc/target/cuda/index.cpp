@@ -262,15 +262,28 @@ std::string CudaIndex::print(Expr e, bool narrow) {
       // Of numbers without a sign C++ means the same; unsigned division by a constant is a multiplication and a shift.
       if (left.lo && *left.lo >= 0 && right.lo && *right.lo > 0) {
         std::string_view type = narrow ? "int" : "long long";
-        return fmt::format("({0})((unsigned {0}){1} {2} (unsigned {0}){3})", type, print(e.operands()[0], narrow), floor ? "/" : "%",
-                           print(e.operands()[1], narrow));
+        return named(e, narrow,
+                     fmt::format("({0})((unsigned {0}){1} {2} (unsigned {0}){3})", type, print(e.operands()[0], narrow), floor ? "/" : "%",
+                                 print(e.operands()[1], narrow)));
       }
-      return pair(floor ? "deplo_floordiv" : "deplo_mod");
+      return named(e, narrow, pair(floor ? "deplo_floordiv" : "deplo_mod"));
     }
-    case ExprKind::min: return pair("deplo_min_i");
-    case ExprKind::max: return pair("deplo_max_i");
+    case ExprKind::min: return named(e, narrow, pair("deplo_min_i"));
+    case ExprKind::max: return named(e, narrow, pair("deplo_max_i"));
   }
   return "";
+}
+
+std::string CudaIndex::named(Expr e, bool narrow, std::string text) {
+  if (!names_divisions_) return text;
+  std::set<std::string> symbols;
+  collect_symbols(e, symbols);
+  const bool known = std::all_of(symbols.begin(), symbols.end(), [&](const std::string& s) { return is_size(s) || find_builtin(s); });
+  if (!known || std::none_of(symbols.begin(), symbols.end(), [&](const std::string& s) { return is_size(s); })) return text;
+  const std::string_view type = narrow ? "int" : "long long";
+  const auto [at, is_new] = named_.emplace(fmt::format("{} {}", type, text), fmt::format("q_{}", named_.size()));
+  if (is_new) declarations_.push_back(fmt::format("const {} {} = {};", type, at->second, text));
+  return at->second;
 }
 
 std::string CudaIndex::text(const std::vector<Cond>& guard) {

@@ -30,6 +30,11 @@ class CudaIndex {
   void set_narrow_name(const std::string& name) { narrow_.insert(name); }
   /// Text of an expression: of ints where it is narrow, else of long longs.
   std::string text(Expr e);
+  /// From now on texts name what they divide, or choose the least or largest of, of sizes and of indices of blocks and threads alone, each once: of
+  /// symbolic sizes such expressions are long, and come again in almost every index.
+  void name_divisions() { names_divisions_ = true; }
+  /// What declares those names, in order, at the head of a kernel's body.
+  const std::vector<std::string>& declarations() const { return declarations_; }
   std::string text(const std::vector<Cond>& guard);
   /// Whether `of`, a power of two, divides e, or is assumed to.
   bool is_multiple(Expr e, int64_t of);
@@ -38,6 +43,7 @@ class CudaIndex {
 
  private:
   std::string print(Expr e, bool narrow);
+  std::string named(Expr e, bool narrow, std::string text);
   std::string symbol(const std::string& name, bool narrow) const;
   Expr magnitude(Expr e, bool* known) const;
   bool divides_narrow(Expr e);
@@ -53,6 +59,9 @@ class CudaIndex {
   std::set<std::string> narrow_;              ///< variables of type int
   std::set<std::string> divisible_;           ///< conditions
   std::vector<Expr> below_;                   ///< that must be below 2^31
+  bool names_divisions_ = false;
+  std::map<std::string, std::string> named_;  ///< by type and text
+  std::vector<std::string> declarations_;
 };
 
 }  // namespace deplo

@@ -48,8 +48,11 @@ class BodyWriter {
 
   std::string write(int indent) {
     indent_ = indent;
+    index_.name_divisions();
     block(kernel_.body);
-    return text_;
+    std::string head;
+    for (const std::string& declaration : index_.declarations()) head += std::string(static_cast<size_t>(indent) * 2, ' ') + declaration + "\n";
+    return head + text_;
   }
 
   std::vector<std::string> conditions() const {

@@ -23,7 +23,7 @@ from functorch.compile import make_boxed_func
 from torch._decomp import decomposition_table
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch.testing._internal import common_methods_invocations
+from torch.testing._internal import common_methods_invocations, common_utils
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import BinaryUfuncInfo, UnaryUfuncInfo
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,6 +36,9 @@ from deplo.numerics import exact_value, functions
 from deplo.options import read_options
 from opinfo.exceptions import FATAL, SPECIAL, UNINITIALISED
 from opinfo.judge import ULPS, complaint
+
+# Samples ask which unittest wants them, for which PyTorch reads the sources of the whole stack, a fifth of a second each time: it is none.
+common_utils.extract_test_fn = lambda: None
 
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool,

@@ -370,9 +370,28 @@ tile_ir::Block ContractionScheduler::folded_block(const Item& item, bool several
   const bool room = (1 + shares(item, rows)) * vectors + kSpareRegisters <= ctx_.target.vector_registers;
   out.push_back(make(tile_ir::Alloc{total, item.dtype(), {rows.mr, nr_}, room ? Space::reg : Space::stack}));
   out.push_back(clear(total, "z", 1));
-  out.push_back(loop("kg" + t, 0, floordiv(depth_of_block(item), item.chain), LoopKind::serial, std::move(chains)));
-  if (item.bytes) out.push_back(scale_rows(item, rows, total));
-  for (auto& stmt : add_to_tile(item, several, rows, total)) out.push_back(stmt);
+  const Expr count = floordiv(depth_of_block(item), item.chain);
+  std::string whole = total;
+  if (item.depth_block / item.chain <= 2 * kTotals) {
+    out.push_back(loop("kg" + t, 0, count, LoopKind::serial, std::move(chains)));
+  } else {
+    // Short chains make many: some of them are added up by themselves, so that no chain of totals is long either.
+    whole = "whole" + t + rows.suffix;
+    const Expr first = sym("kh" + t) * kTotals;
+    out.push_back(make(tile_ir::Alloc{whole, item.dtype(), {rows.mr, nr_}, Space::stack}));
+    out.push_back(clear(whole, "w", 1));
+    tile_ir::Block some{loop("kg" + t, first, min(first + kTotals, count), LoopKind::serial, std::move(chains))};
+    tile_ir::Block add;
+    Statements put(add, ".h" + t);
+    const std::vector<Expr> at{sym("r" + t + "h"), sym("x" + t + "h")};
+    put.store(whole, at,
+              put.let("wholes", DType::f32, Fn::add, {put.load("earlier", DType::f32, whole, at), put.load("some", DType::f32, total, at)}));
+    some.push_back(over_registers(item, rows, "h", {}, std::move(add)));
+    some.push_back(clear(total, "y", 1));
+    out.push_back(loop("kh" + t, 0, ceildiv(count, kTotals), LoopKind::serial, std::move(some)));
+  }
+  if (item.bytes) out.push_back(scale_rows(item, rows, whole));
+  for (auto& stmt : add_to_tile(item, several, rows, whole)) out.push_back(stmt);
   return out;
 }
 

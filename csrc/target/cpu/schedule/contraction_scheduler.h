@@ -36,6 +36,7 @@ constexpr int64_t kBlockVectors = 2;    // of a register block's rows
 constexpr int64_t kParts = 3;           // bf16 numbers of 8 bits that hold the 24 bits of float32
 constexpr int64_t kWordVectors = 4;     // of a panel of words: so many lanes share what is loaded of the rows
 constexpr int64_t kLongestFold = 128;   // steps of k that are summed before they are added to a total, where no factors ask for less
+constexpr int64_t kTotals = 16;         // chains of such steps that are added up by themselves, where there are many
 constexpr int64_t kDifferenceRows = 4;  // up to here, making exact numbers of bytes costs more than a second product
 constexpr int64_t kMostUnroll = 16;     // steps of k: beyond, code grows out of proportion
 constexpr int64_t kMatrixChain = 1024;  // of k, that a matrix unit sums in one chain
@@ -521,6 +522,8 @@ class ContractionScheduler {
   bool folds_wide() const;
   /// Packs lanes in words where they may be, in blocks of k that these and their factors fit.
   void choose_words(Item& item) const;
+  /// Of two and more rows that are few: chains of a part of their length, which cost nothing beside memory.
+  void shorten_chains(Item& item) const;
   void choose_widened_words(Item& item) const;
   /// What makes a code of the number that a word gives: added to the sums of pairs, to each number of float32.
   static int64_t code_offset(const Item& item);

@@ -10,6 +10,8 @@ namespace {
 
 constexpr int64_t kWholeDepth = 192;        // k is one chain of additions up to here
 constexpr int64_t kChain = 128;             // beyond: chains are short
+constexpr int64_t kShortChain = 32;         // of few rows, which wait for memory, and which eager mode sums by dot products of vectors: as exactly
+constexpr int64_t kShortChainRows = 8;      // so few
 constexpr double kWindowShare = 0.25;       // of it, that those of windows may take: far less than copies of all windows
 constexpr double kCacheShare = 0.7;         // of the second cache, that the packed operands of a block of k may take
 constexpr int64_t kStaticLanes = 256;       // lanes of a block whose lane operand was packed before
@@ -138,8 +140,9 @@ void ContractionScheduler::choose_sizes() {
     }
     choose_blocks(best);
   }
-  // Three vectors of fewer rows load less for each multiply-add, where their lanes are not many more.
-  if (ctx_.target.load_cost > 0 && lanes_static() && !per_call_ && !in_rows_ && items_[0].group() == 1) {
+  // Three vectors of fewer rows load less for each multiply-add, where their lanes are not many more. Panels of words are as wide whatever the rows.
+  const bool words = std::any_of(items_.begin(), items_.end(), [&](const Item& i) { return can_fold(i, 8) || can_widen_words(i); });
+  if (ctx_.target.load_cost > 0 && lanes_static() && !per_call_ && !in_rows_ && items_[0].group() == 1 && !words) {
     const double narrow = padded_work() * block_share(lane_block_);
     choose_blocks(kBlockVectors + 1);
     if (padded_work() * block_share(lane_block_) >= narrow) choose_blocks(kBlockVectors);
@@ -149,6 +152,7 @@ void ContractionScheduler::choose_sizes() {
     choose_words(item);
     item.widened = !item.folded && can_widen(item) && (item.bits > 0 || item.needs_widening() || tile_rows() / mr_ >= kWidenedTiles);
   }
+  for (Item& item : items_) shorten_chains(item);
   choose_in_place();
   for (Item& item : items_) {
     item.rows.in_lines = !item.rows.in_place && wants_lines(item);
@@ -157,6 +161,17 @@ void ContractionScheduler::choose_sizes() {
   in_registers_ = wants_registers();
   rows_outside_ = wants_rows_outside();
   outer_inside_ = wants_outer_inside();
+}
+
+void ContractionScheduler::shorten_chains(Item& item) const {
+  const bool few = rows_extent_.is_constant() && rows_extent_.value() > 1 && rows_extent_.value() <= kShortChainRows;
+  if (!few || window_ || item.dtype() != DType::f32 || item.pairs || item.matrix || item.parts > 1 || item.bytes) return;
+  if (item.folded && sums_rows(item)) return;  // each chain then ends with a difference
+  const int64_t unit = std::max(kDepthUnroll, item.word());
+  const int64_t chain = item.chain;
+  for (item.chain = std::min(chain, kShortChain) / unit * unit; item.chain > 0; item.chain -= unit)
+    if (chain % item.chain == 0) return;
+  item.chain = chain;
 }
 
 bool ContractionScheduler::wants_rows_outside() const {

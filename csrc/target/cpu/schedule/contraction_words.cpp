@@ -241,7 +241,8 @@ tile_ir::Block ContractionScheduler::store_codes(const Item& item, const std::ve
   // Turning the uppermost bit over adds half of the range: 4-bit codes are unsigned, bytes signed.
   if (few == is_signed) word = put.word("turned", Fn::bit_xor, {word, put.number("upper_bits", static_cast<int32_t>(few ? 0x88888888 : 0x80808080))});
   if (few && !item.bytes) {
-    const std::string low = put.word("low", Fn::bit_and, {put.word("over", Fn::shr, {word, put.number("back", 32 - kWordTurn)}), put.number("ends", 7)});
+    const std::string low =
+        put.word("low", Fn::bit_and, {put.word("over", Fn::shr, {word, put.number("back", 32 - kWordTurn)}), put.number("ends", 7)});
     word = put.word("placed", Fn::bit_or, {put.word("on", Fn::shl, {word, put.number("turn", kWordTurn)}), low});
   }
   out.push_back(make(loop_ir::Store{buffer, std::move(index), word, {}, Combiner::set}));

@@ -14,8 +14,8 @@ namespace {
 
 constexpr int64_t kNestStackBytes = 16 << 10;
 constexpr int64_t kUnknownNestExtent = 256;  // an axis without a hint
-constexpr int64_t kReduceVectors = 4;    // in flight
-constexpr double kCombineVectors = 2;    // vectors of terms that take as long as combining the lanes
+constexpr int64_t kReduceVectors = 4;        // in flight
+constexpr double kCombineVectors = 2;        // vectors of terms that take as long as combining the lanes
 constexpr int64_t kRegistersPerColumn = 2;
 constexpr int64_t kMostVectors = 32;
 

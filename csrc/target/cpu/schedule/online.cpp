@@ -26,15 +26,15 @@ using loop_ir::Store;
 
 namespace {
 
-constexpr int64_t kLeastOnlineRows = 8;      // fewer do not pay for packing
-constexpr int64_t kRowTiles = 5;       // register blocks of a block of rows
-constexpr int64_t kMatrixTiles = 2;    // for a matrix unit, whose blocks have more rows
-constexpr int64_t kKeys = 256;         // of a block
-constexpr int64_t kSharedRows = 512;   // rows that share packed keys and values
-constexpr int64_t kFewShared = 64;     // of these, where more leave threads idle
-constexpr int64_t kWantedShares = 16;  // keep a few threads busy
-constexpr int64_t kMostDepth = 512;    // of one chain of sums
-constexpr int64_t kMostOnlineTile = 4096;    // that a schedule may ask for
+constexpr int64_t kLeastOnlineRows = 8;    // fewer do not pay for packing
+constexpr int64_t kRowTiles = 5;           // register blocks of a block of rows
+constexpr int64_t kMatrixTiles = 2;        // for a matrix unit, whose blocks have more rows
+constexpr int64_t kKeys = 256;             // of a block
+constexpr int64_t kSharedRows = 512;       // rows that share packed keys and values
+constexpr int64_t kFewShared = 64;         // of these, where more leave threads idle
+constexpr int64_t kWantedShares = 16;      // keep a few threads busy
+constexpr int64_t kMostDepth = 512;        // of one chain of sums
+constexpr int64_t kMostOnlineTile = 4096;  // that a schedule may ask for
 constexpr int64_t kMostOnlineWork = int64_t{1} << 40;
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kVectors = 2;          // in flight of each sum
 constexpr int64_t kLeastVectors = 4;     // blocks of vectors that a sum must have
 constexpr int64_t kLeastBlocks = 4;      // of streams
-constexpr int64_t kStreamChain = 128;          // additions to one accumulator, before it is added to the sum of those before
+constexpr int64_t kStreamChain = 128;    // additions to one accumulator, before it is added to the sum of those before
 constexpr int64_t kRegistersPerSum = 2;  // the accumulator's, and as much again for what is multiplied
 
 constexpr int64_t kCacheLineBytes = 64;

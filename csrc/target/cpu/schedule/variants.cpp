@@ -7,14 +7,15 @@
 
 #include "analysis/cost.h"
 #include "base/text.h"
+#include "target/cpu/schedule/contraction_scheduler.h"
 
 namespace deplo {
 namespace {
 
-constexpr int64_t kMostVariantVectors = 4;   // of a register block's lanes
-constexpr int64_t kMostOrders = 6;    // of the parallel axes that are tried
-constexpr int64_t kMostParts = 32;    // that an axis is cut into
-constexpr int64_t kMostChoices = 12;  // of one decision, unless all are wanted
+constexpr int64_t kMostVariantVectors = 4;  // of a register block's lanes
+constexpr int64_t kMostOrders = 6;          // of the parallel axes that are tried
+constexpr int64_t kMostParts = 32;          // that an axis is cut into
+constexpr int64_t kMostChoices = 12;        // of one decision, unless all are wanted
 
 int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
@@ -519,6 +520,7 @@ std::map<std::string, int64_t> longest_sums(const Schedule& schedule, const Exte
   std::map<std::string, int64_t> blocks;
   std::map<std::string, int64_t> chains;
   std::map<std::string, int64_t> groups;
+  std::set<std::string> in_parts;
   std::set<std::string> parallel;
   for (const Directive& d : schedule.directives)
     if (d.word == "parallel")
@@ -535,6 +537,7 @@ std::map<std::string, int64_t> longest_sums(const Schedule& schedule, const Exte
     if (d.word == "tile") blocks[phase + axes] = value;
     if (d.word == "chain") chains[phase + axes] = value;
     if (d.word == "dot") groups[phase + axes] = value;
+    if (d.word == "dot" && d.arguments.size() > 1 && d.arguments[1].name == "parts") in_parts.insert(phase + axes);
   }
   std::map<std::string, int64_t> longest;
   for (const auto& [name, block] : blocks) {
@@ -542,7 +545,12 @@ std::map<std::string, int64_t> longest_sums(const Schedule& schedule, const Exte
     const int64_t extent = extent_of(name.substr(name.rfind(' ') + 1), extents).value_or(block);
     const int64_t tile = std::min(block, extent);
     const int64_t chain = std::min(tile, chains.count(name) > 0 ? chains[name] : tile);
-    longest[name] = group > 2 ? 0 : parts_of(chain, group) + parts_of(tile, chain) + parts_of(extent, tile);
+    // A matrix unit adds tiles of float32 in parts up to the length of its chains.
+    const int64_t matrix_chain = in_parts.count(name) > 0 ? std::min(extent, std::max<int64_t>(1, loop_to_tile::kMatrixChain / tile) * tile) : 0;
+    if (matrix_chain > 0)
+      longest[name] = parts_of(matrix_chain, 2) + parts_of(extent, matrix_chain);
+    else
+      longest[name] = group > 2 ? 0 : parts_of(chain, group) + parts_of(tile, chain) + parts_of(extent, tile);
   }
   return longest;
 }

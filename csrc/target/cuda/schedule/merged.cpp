@@ -13,7 +13,7 @@ namespace deplo::loop_to_tile {
 namespace {
 
 constexpr int64_t kMostMerged = 16;  ///< elements of what is taken in
-constexpr int64_t kHalfVector = 8;       ///< elements of 16 bits, of which whole numbers are vectors of their own
+constexpr int64_t kHalfVector = 8;   ///< elements of 16 bits, of which whole numbers are vectors of their own
 
 std::optional<MergedKernel::Dimensions> find_dimensions(const loop_ir::Param& param) {
   if (param.kind != loop_ir::ParamKind::in) return std::nullopt;

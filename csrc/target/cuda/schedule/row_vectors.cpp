@@ -23,7 +23,7 @@ constexpr int64_t kMostWarpSteps = 8;       ///< of a warp along a row of its ow
 constexpr int64_t kLongestUnshifted = 128;  ///< rows of odd size so long whose vectors begin where memory's do
 constexpr int64_t kMostRowThreads = 1024;
 constexpr int64_t kLongRowThreads = 512;  ///< for rows that do not stay in registers
-constexpr int64_t kIdlingRows = 132;         ///< that leave most of a device idle
+constexpr int64_t kIdlingRows = 132;      ///< that leave most of a device idle
 
 bool is_scalar(const loop_ir::Stmt& stmt) {
   return std::holds_alternative<loop_ir::Let>(stmt.node) || std::holds_alternative<loop_ir::Load>(stmt.node) ||

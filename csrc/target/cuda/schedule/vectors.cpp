@@ -24,10 +24,10 @@ constexpr int64_t kWideReduction = 32;  ///< that threads share
 constexpr int64_t kManyColumns[] = {32, 8};
 constexpr int64_t kFewColumns[] = {8, 32};
 constexpr int64_t kFillingBlocks = 132;
-constexpr int64_t kFewVectors = 4;                       ///< of a row, of which one in part is no gain
-constexpr int64_t kScanned = 16;                         ///< elements that a thread scans before threads combine
-constexpr int64_t kSearched = 8;                         ///< places that a thread compares with its own at once
-constexpr int64_t kAhead = 4;                            ///< of those that a thread scans alone, loaded together
+constexpr int64_t kFewVectors = 4;                        ///< of a row, of which one in part is no gain
+constexpr int64_t kScanned = 16;                          ///< elements that a thread scans before threads combine
+constexpr int64_t kSearched = 8;                          ///< places that a thread compares with its own at once
+constexpr int64_t kAhead = 4;                             ///< of those that a thread scans alone, loaded together
 constexpr int64_t kEnoughThreads = kFillingBlocks * 512;  ///< which scan columns of their own
 
 // What a warp's request costs: the instruction, and each of the lines of 128 bytes that it touches.

@@ -17,7 +17,8 @@ namespace {
 // What a schedule may ask for.
 constexpr int64_t kMostTile = 256, kMostWarps = 16, kMostStages = 4;
 constexpr int64_t kMostThreads = 512, kMostOwnRows = 16;
-constexpr int64_t kTurn = 8;  // chunks of k, by which lines are rotated: as many steps have addresses of their own
+constexpr int64_t kChainedSums = 16;  // of a thread: those of parts of their chains fit beside them
+constexpr int64_t kTurn = 8;          // chunks of k, by which lines are rotated: as many steps have addresses of their own
 constexpr int64_t kGroupWarps = kGroupThreads / kWarp;
 
 }  // namespace
@@ -313,13 +314,31 @@ tile_ir::Block WarpRows::multiply_by_numbers(const std::string& sums, const Matr
   const std::string b = names_.fresh("x");
   const Expr first = (sym("g") * wide_ + sym(thread_x_)) * own.lanes;
   product.push_back(make(tile_ir::Load{b, DType::f32, columns.tile, {columns.place_of_number(begin, first, sym("c"), chunk, sym(k))}, {}, {}}));
-  const std::string c = load(product, sums, place());
-  product.push_back(store_at(sums, place(), let(product, Fn::fma, {a, b, c})));
+  // Of few sums each turn is a chain of its own, as short as those of the dot products that eager mode takes for few rows.
+  const bool chains = chunks > turn && units() * own.groups * own.lanes <= kChainedSums;
+  const std::string into = chains ? names_.fresh("chain") : sums;
+  const std::string c = load(product, into, place());
+  product.push_back(store_at(into, place(), let(product, Fn::fma, {a, b, c})));
   tile_ir::Block columnwise{make(tile_ir::For{axis("c", 0, own.lanes, LoopKind::lanes), std::move(product)})};
   columnwise = {unroll(k, kNumbers, std::move(columnwise))};
   columnwise = {unroll("u", units(), {unroll("h", 1, std::move(columnwise))})};
   body.push_back(unroll("g", own.groups, std::move(columnwise)));
   body = {make(tile_ir::For{axis(step, 0, turn, LoopKind::serial, 1, turn), std::move(body)})};
+  if (chains) {
+    auto over_sums = [&](tile_ir::Block block) {
+      block = {make(tile_ir::For{axis("c", 0, own.lanes, LoopKind::lanes), std::move(block)})};
+      return unroll("u", units(), {unroll("h", 1, {unroll("g", own.groups, std::move(block))})});
+    };
+    tile_ir::Block none;
+    none.push_back(store_at(into, place(), this->number(none, 0)));
+    body.insert(body.begin(), over_sums(std::move(none)));
+    body.insert(body.begin(), make(tile_ir::Alloc{into, DType::f32, {units(), 1, own.groups, own.lanes}, tile_ir::Space::reg}));
+    tile_ir::Block add;
+    const std::string earlier = load(add, sums, place());
+    const std::string part = load(add, into, place());
+    add.push_back(store_at(sums, place(), let(add, Fn::add, {earlier, part})));
+    body.push_back(over_sums(std::move(add)));
+  }
   return {make(tile_ir::For{axis(outer, 0, chunks / turn), std::move(body)})};
 }
 
