@@ -474,7 +474,8 @@ TEST_CASE("what is proposed follows extents and strides") {
         "contraction parallel(n, i, work=65536) tile(i=1) tile(n=256) vectorize(n) register_block(i=1, n=16) tile(c.k=512) chain(c.k=128) "
         "unroll(c.k=4) pack(c.lanes, at=program) pack(c.rows, at=block, pad=16)");
   CHECK(product("7", 33, 96, "parameter static") ==
-        "contraction parallel(n, i, work=65536) tile(i=8) tile(n=48) vectorize(n) register_block(i=4, n=16) tile(c.k=96) unroll(c.k=4) pack(c.lanes, "
+        "contraction parallel(n, i, work=65536) tile(i=8) tile(n=48) vectorize(n) register_block(i=4, n=16) tile(c.k=96) chain(c.k=32) unroll(c.k=4) "
+        "pack(c.lanes, "
         "at=program) pack(c.rows, at=block, pad=16) epilogue(registers)");
   CHECK(product("300", 300, 300, "parameter static") ==
         "contraction parallel(n, i, work=65536) tile(i=78) tile(n=160) vectorize(n) register_block(i=6, n=16) tile(c.k=300) chain(c.k=100) "
