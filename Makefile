@@ -43,7 +43,7 @@ build: venv $(BUILD)/build.ninja ## the extension, deplo_opt and the C++ tests
 demo: build ## a Llama block and ResNet-50 beside eager mode, and a softmax at every IR level
 	@$(PY) examples/demo.py
 
-# The C++ tests run sanitized, but for those that wait for NVIDIA's compiler and the emulated GPU, and without LLVM, where these run, too.
+# The C++ tests run sanitized, and without LLVM.
 test: build lint docs tidy test-sanitize test-golden test-nollvm test-side-by-side test-python ## everything that CI checks
 
 quick: build ## the tests that notice most mistakes for their time (docs/howto.md says how they were chosen)
@@ -78,7 +78,7 @@ test-sanitize: venv ## C++ tests under ASan and UBSan
 	  -DCMAKE_CXX_FLAGS_DEBUG=-Og > $(SANITIZED)/configure.log
 	@ninja -C $(SANITIZED) -j $(JOBS) deplo_tests
 	@ASAN_OPTIONS=detect_container_overflow=0:intercept_tls_get_addr=0:malloc_context_size=4:quarantine_size_mb=16 UBSAN_OPTIONS=print_stacktrace=1 \
-	  scripts/test_cpp.sh $(SANITIZED)/tests/cpp/deplo_tests $(JOBS) "NVRTC|CUDA|emulator"
+	  scripts/test_cpp.sh $(SANITIZED)/tests/cpp/deplo_tests $(JOBS)
 
 test-wheel: venv ## the wheel where neither LLVM nor a compiler is, and beside another LLVM
 	@echo "== wheel"; scripts/test_wheel.sh $(PY)

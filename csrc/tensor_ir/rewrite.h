@@ -19,6 +19,7 @@ Ref<Op> rename_operands(const Ref<Op>& op, const Renaming& names);
 /// The op with operands and results renamed; the same Ref if none is in `names`.
 Ref<Op> rename_all(const Ref<Op>& op, const Renaming& names);
 
+/// Bit by bit, NaN included.
 inline bool same_literal(const Scalar& a, const Scalar& b) {
   return a.dtype == b.dtype && a.i == b.i && std::bit_cast<uint64_t>(a.f) == std::bit_cast<uint64_t>(b.f);
 }

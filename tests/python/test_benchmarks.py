@@ -89,7 +89,7 @@ def test_what_a_call_leaves_in_the_cache_is_judged():
 @needs_core
 def test_first_calls_compile_nothing_where_the_cache_is_warm(tmp_path):
     path = tmp_path / "first.json"
-    names = ("llama-block-s1",)
+    names = ("bert-base", "llama-block-s1")
     result = script("first_call.py", "--models", ",".join(names), "--size", "tiny", "--threads", "1", "--warm", "--json", str(path))
     assert result.returncode == 0, result.stderr
     *rows, per_call = json.loads(path.read_text())["rows"]
