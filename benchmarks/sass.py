@@ -410,7 +410,9 @@ def main() -> int:
     parser.add_argument("--no-fail", action="store_true", help="exit with 0 where limits are broken")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.tf32
+    torch.backends.cuda.matmul.allow_tf32 = args.tf32
+    with torch.backends.__allow_nonbracketed_mutation():  # torch.testing, where something imported it, freezes it
+        torch.backends.cudnn.allow_tf32 = args.tf32
     devices = args.devices.split(",")
     codes = Codes(None if args.no_code else CACHE)
     rows: list[Row] = []

@@ -235,7 +235,8 @@ def test_no_copy_of_all_windows(shape, memory_format):
     memory = json.loads(records[0].program.describe())["memory"]
     windows = shape[0] * shape[1] * shape[5] ** 2 * result.shape[2] * result.shape[3] * 4
     assert memory["arena_bytes"] + memory["scratch_bytes_per_thread"] <= windows / 10
-    assert memory["scratch_bytes_per_thread"] <= 1 << 18  # as large as caches of a core, whatever the image
+    core_cache = max(json.loads(_C.target("{}"))["l2_bytes"], 1 << 19)
+    assert memory["scratch_bytes_per_thread"] <= core_cache / 2  # whatever the image
 
 
 def test_scratch_memory_does_not_grow_with_the_image():

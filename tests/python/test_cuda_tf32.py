@@ -29,6 +29,7 @@ def switches() -> Iterator[None]:
     was = tf32.state()
     allow(True, True)
     yield
+    torch.set_float32_matmul_precision("highest")  # of oneDNN too: with "medium" it rounds operands to bfloat16 on CPUs that have a unit for it
     allow(*was)
 
 
