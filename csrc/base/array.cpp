@@ -50,8 +50,8 @@ void Array::set(int64_t flat, const Scalar& value) {
     ints.at(at) = value.i;
 }
 
-int64_t Array::flat_index(const std::vector<int64_t>& index) const {
-  auto text = [](const std::vector<int64_t>& v) {
+int64_t Array::flat_index(std::span<const int64_t> index) const {
+  auto text = [](std::span<const int64_t> v) {
     std::vector<std::string> parts;
     for (int64_t x : v) parts.push_back(std::to_string(x));
     return joined(parts);

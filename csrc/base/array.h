@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,7 +27,7 @@ struct Array {
   Scalar get(int64_t flat) const;
   void set(int64_t flat, const Scalar& value);
   /// Flat position of a multi-index; InternalError quoting index and shape if it is out of range.
-  int64_t flat_index(const std::vector<int64_t>& index) const;
+  int64_t flat_index(std::span<const int64_t> index) const;
 };
 
 }  // namespace deplo

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "expr/named.h"
 #include "expr/node.h"
 
 namespace deplo {
@@ -401,23 +402,23 @@ Expr substitute(Expr e, const Substitution& values) {
 
 Cond substitute(const Cond& cond, const Substitution& values) { return {cond.kind, substitute(cond.expr, values)}; }
 
-int64_t evaluate(Expr e, const std::map<std::string, int64_t>& values) {
-  auto operand = [&](size_t i) { return evaluate(e.operands()[i], values); };
-  switch (e.kind()) {
-    case ExprKind::constant: return e.value();
-    case ExprKind::symbol: {
-      auto it = values.find(e.name());
-      DEPLO_ASSERT(it != values.end(), "no value for symbol {}", e.name());
-      return it->second;
-    }
+namespace {
+
+/// value_of(name) of each symbol.
+template <class ValueOf>
+int64_t value_of(const ExprNode& e, const ValueOf& value_of_symbol) {
+  auto operand = [&](size_t i) { return value_of(*e.operands[i].node(), value_of_symbol); };
+  switch (e.kind) {
+    case ExprKind::constant: return e.value;
+    case ExprKind::symbol: return value_of_symbol(e.name);
     case ExprKind::add: {
       int64_t sum = 0;
-      for (const Expr& t : e.operands()) sum = plus(sum, evaluate(t, values));
+      for (size_t i = 0; i < e.operands.size(); ++i) sum = plus(sum, operand(i));
       return sum;
     }
     case ExprKind::mul: {
       int64_t result = 1;
-      for (const Expr& t : e.operands()) result = times(result, evaluate(t, values));
+      for (size_t i = 0; i < e.operands.size(); ++i) result = times(result, operand(i));
       return result;
     }
     case ExprKind::floordiv: return floor_divide(operand(0), operand(1));
@@ -428,15 +429,32 @@ int64_t evaluate(Expr e, const std::map<std::string, int64_t>& values) {
   return 0;
 }
 
-bool evaluate(const Cond& cond, const std::map<std::string, int64_t>& values) {
-  int64_t v = evaluate(cond.expr, values);
-  switch (cond.kind) {
+bool holds(Cond::Kind kind, int64_t v) {
+  switch (kind) {
     case Cond::Kind::ge0: return v >= 0;
     case Cond::Kind::eq0: return v == 0;
     case Cond::Kind::ne0: return v != 0;
   }
   return false;
 }
+
+}  // namespace
+
+int64_t evaluate(Expr e, const std::map<std::string, int64_t>& values) {
+  return value_of(*e.node(), [&](const std::string& name) {
+    auto it = values.find(name);
+    DEPLO_ASSERT(it != values.end(), "no value for symbol {}", name);
+    return it->second;
+  });
+}
+
+bool evaluate(const Cond& cond, const std::map<std::string, int64_t>& values) { return holds(cond.kind, evaluate(cond.expr, values)); }
+
+int64_t evaluate(Expr e, const NamedIntegers& values) {
+  return value_of(*e.node(), [&](const std::string& name) { return values.at(name); });
+}
+
+bool evaluate(const Cond& cond, const NamedIntegers& values) { return holds(cond.kind, evaluate(cond.expr, values)); }
 
 void collect_symbols(Expr e, std::set<std::string>& symbols) {
   if (e.is_symbol()) symbols.insert(e.name());

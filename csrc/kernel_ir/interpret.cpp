@@ -2,9 +2,9 @@
 
 #include <limits>
 #include <set>
-#include <unordered_map>
 
 #include "base/error.h"
+#include "expr/named.h"
 #include "loop_ir/text.h"
 #include "scalar/bytes.h"
 #include "scalar/combine.h"
@@ -25,9 +25,11 @@ struct Memory {
 
 /// What one thread sees.
 struct Thread {
-  std::map<std::string, int64_t> integers;  ///< symbols, indices and scalar integers
-  std::unordered_map<std::string, Lanes> values;
-  std::map<std::string, Memory> buffers;
+  explicit Thread(NameNumbers& names) : integers(names), values(names), buffers(names) {}
+
+  NamedIntegers integers;  ///< symbols, indices and scalar integers
+  Named<Lanes> values;
+  Named<Memory> buffers;
   std::map<int, std::vector<Lanes>> matrices;  ///< registers of a matrix unit by row
   PendingCopies copies;
 };
@@ -45,6 +47,12 @@ struct Machine {
   static void define(Thread& t, const std::string& name, Lanes lanes) {
     if (lanes.size() == 1 && !is_float(lanes[0].dtype)) t.integers[name] = lanes[0].i;
     t.values[name] = std::move(lanes);
+  }
+
+  /// The name may be gone soon.
+  static void define_text(Thread& t, const std::string& name, int64_t value) {
+    t.integers.set_text(name, value);
+    t.values.set_text(name, {Scalar::of_int(DType::i64, value)});
   }
 
   static Scalar integer(DType dtype, int64_t value) {
@@ -187,8 +195,9 @@ struct Machine {
       DEPLO_ASSERT(memory.begin >= 0 && memory.end <= scratch_bytes, "kernel @{}: {} takes bytes {} to {} of {} bytes of scratch memory", kernel.name,
                    s.name, memory.begin, memory.end, scratch_bytes);
       // Arrays that die may share memory with later ones: what they held is gone.
-      for (auto& [name, other] : t.buffers)
+      t.buffers.for_each([&](Memory& other) {
         if (other.begin < memory.end && memory.begin < other.end) other.array->make_undefined();
+      });
     }
     t.buffers[s.name] = std::move(memory);
   }
@@ -455,7 +464,7 @@ struct Machine {
             for (int64_t u = 0; u < extent(kernel.block, 0); ++u) {
               block.push_back(std::make_unique<Thread>(base));
               for (auto [name, value] : {std::pair{"block_x", x}, {"block_y", y}, {"block_z", z}, {"thread_x", u}, {"thread_y", v}})
-                define(*block.back(), name, {Scalar::of_int(DType::i64, value)});
+                define_text(*block.back(), name, value);
             }
           std::vector<Thread*> threads;
           for (const auto& t : block) threads.push_back(t.get());
@@ -467,8 +476,8 @@ struct Machine {
     int64_t chunks = evaluate(kernel.chunks, base.integers);
     for (int64_t k = 0; k < chunks; ++k) {
       Thread t = base;
-      define(t, "thread", {Scalar::of_int(DType::i64, k)});
-      define(t, "threads", {Scalar::of_int(DType::i64, chunks)});
+      define_text(t, "thread", k);
+      define_text(t, "threads", chunks);
       run(kernel.body, t);
     }
   }
@@ -519,7 +528,8 @@ void interpret(const Kernel& kernel, const std::vector<Array*>& buffers, const s
   DEPLO_ASSERT(buffers.size() == kernel.params.size(), "kernel @{} takes {} buffers, got {}", kernel.name, kernel.params.size(), buffers.size());
   Machine machine{kernel, mode, {}};
   find_barriers(kernel.body, machine.joint);
-  Thread base;
+  NameNumbers names;
+  Thread base(names);
   for (const auto& [name, value] : symbols) Machine::define(base, name, {Scalar::of_int(DType::i64, value)});
   for (const Size& size : kernel.sizes) Machine::define(base, size.name, {Scalar::of_int(DType::i64, evaluate(size.value, symbols))});
   for (size_t i = 0; i < buffers.size(); ++i) base.buffers[kernel.params[i].name] = {std::shared_ptr<Array>(buffers[i], [](Array*) {})};

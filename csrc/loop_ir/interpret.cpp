@@ -1,9 +1,9 @@
 #include "loop_ir/interpret.h"
 
 #include <limits>
-#include <unordered_map>
 
 #include "base/error.h"
+#include "expr/named.h"
 #include "loop_ir/text.h"
 #include "scalar/combine.h"
 
@@ -13,10 +13,12 @@ namespace {
 struct Machine {
   const Kernel& kernel;
   Mode mode;
-  std::map<std::string, int64_t> integers;  ///< symbols, axes and i64 values
-  std::unordered_map<std::string, Scalar> values;
-  std::unordered_map<std::string, Array*> buffers;
-  std::map<std::string, Array> locals;
+  NameNumbers names{};
+  NamedIntegers integers{names};  ///< symbols, axes and i64 values
+  Named<Scalar> values{names};
+  Named<Array*> buffers{names};
+  std::map<std::string, Array> locals{};
+  mutable std::vector<int64_t> coordinates{};  ///< of the access at hand
   bool division_error = false;
   ErrorCode error = ErrorCode::none;
 
@@ -32,7 +34,7 @@ struct Machine {
   }
 
   int64_t place(const std::string& buffer, const std::vector<Expr>& index) const {
-    std::vector<int64_t> coordinates;
+    coordinates.clear();
     for (const Expr& e : index) coordinates.push_back(evaluate(e, integers));
     return buffers.at(buffer)->flat_index(coordinates);
   }
@@ -127,7 +129,8 @@ struct Machine {
 
 void interpret(const Kernel& kernel, const std::vector<Array*>& arguments, const std::map<std::string, int64_t>& symbols, Mode mode) {
   DEPLO_ASSERT(arguments.size() == kernel.params.size(), "loop @{} takes {} arguments, got {}", kernel.name, kernel.params.size(), arguments.size());
-  Machine machine{kernel, mode, symbols, {}, {}, {}};
+  Machine machine{kernel, mode};
+  for (const auto& [name, value] : symbols) machine.integers[name] = value;
   for (size_t i = 0; i < arguments.size(); ++i) machine.buffers[kernel.params[i].name] = arguments[i];
   machine.run(kernel.body);
   if (machine.division_error && machine.error == ErrorCode::none) machine.error = ErrorCode::division_by_zero;

@@ -76,12 +76,6 @@ std::vector<std::pair<std::string, Attribute>> evaluate_arguments(const std::vec
   return values;
 }
 
-std::vector<int64_t> evaluate_shape(const std::vector<Expr>& shape, const std::map<std::string, int64_t>& symbols) {
-  std::vector<int64_t> sizes;
-  for (const Expr& e : shape) sizes.push_back(evaluate(e, symbols));
-  return sizes;
-}
-
 void bind_symbols(const std::vector<Expr>& shape, const std::vector<int64_t>& sizes, const std::string& name,
                   std::map<std::string, int64_t>& symbols) {
   DEPLO_CHECK(shape.size() == sizes.size(), "{} must have {} dimensions, got {}", name, shape.size(), sizes.size());

@@ -23,7 +23,12 @@ LibraryCall no_library();
 std::vector<std::pair<std::string, Attribute>> evaluate_arguments(const std::vector<std::pair<std::string, Attribute>>& arguments,
                                                                   const std::map<std::string, int64_t>& symbols);
 
-std::vector<int64_t> evaluate_shape(const std::vector<Expr>& shape, const std::map<std::string, int64_t>& symbols);
+template <class Values = std::map<std::string, int64_t>>
+std::vector<int64_t> evaluate_shape(const std::vector<Expr>& shape, const Values& symbols) {
+  std::vector<int64_t> sizes;
+  for (const Expr& e : shape) sizes.push_back(evaluate(e, symbols));
+  return sizes;
+}
 
 /// Adds the symbols that a shape determines by itself (a size that is a bare symbol); UserError if another size then disagrees.
 void bind_symbols(const std::vector<Expr>& shape, const std::vector<int64_t>& sizes, const std::string& name,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "expr/expr.h"
+#include "expr/named.h"
 
 namespace deplo {
 
@@ -80,7 +81,7 @@ TileProducts parse_tile_products(Lexer& lexer);
 
 /// What one thread adds to its sum number `which` (in the order g, h, and two columns); get(factor, element) reads a parameter.
 template <class Get>
-double tile_product(const TileProducts& s, const std::map<std::string, int64_t>& integers, int64_t which, const Get& get) {
+double tile_product(const TileProducts& s, const NamedIntegers& integers, int64_t which, const Get& get) {
   const int64_t thread = evaluate(s.thread, integers);
   if (thread >= s.threads()) return 0;
   const int64_t lane = thread % 32;

@@ -1,6 +1,7 @@
 #include "tensor_ir/interpret.h"
 
 #include "base/error.h"
+#include "expr/named.h"
 #include "scalar/combine.h"
 
 namespace deplo::tensor_ir {
@@ -24,15 +25,21 @@ void for_each(const std::vector<int64_t>& shape, F&& f) {
 
 struct Evaluator {
   const Op& op;
-  const std::map<std::string, const Array*>& operands;
-  Symbols symbols;  ///< grows by the axes and coordinates
   Mode mode;
+  NameNumbers names{};
+  Named<const Array*> operands{names};
+  NamedIntegers symbols{names};  ///< grows by the axes and coordinates
+  mutable std::vector<int64_t> coordinates{};
 
   const Array& array(const std::string& name) const { return *operands.at(name); }
 
   Array result(size_t k) const { return Array::zeros(op.results.at(k).type.dtype, evaluate_shape(op.results[k].type.shape, symbols)); }
 
-  std::vector<int64_t> place(const std::vector<Expr>& index) const { return evaluate_shape(index, symbols); }
+  const std::vector<int64_t>& place(const std::vector<Expr>& index) const {
+    coordinates.clear();
+    for (const Expr& e : index) coordinates.push_back(evaluate(e, symbols));
+    return coordinates;
+  }
 
   bool holds(const std::vector<Cond>& guard) const {
     for (const Cond& cond : guard)
@@ -202,7 +209,10 @@ std::map<std::string, Array> bind_inputs(const Graph& graph, const std::vector<A
 }  // namespace
 
 std::vector<Array> evaluate_op(const Op& op, const std::map<std::string, const Array*>& operands, const Symbols& symbols, Mode mode) {
-  return std::visit(Evaluator{op, operands, symbols, mode}, op.node);
+  Evaluator evaluator{op, mode};
+  for (const auto& [name, array] : operands) evaluator.operands.set_text(name, array);
+  for (const auto& [name, value] : symbols) evaluator.symbols.set_text(name, value);
+  return std::visit(evaluator, op.node);
 }
 
 std::vector<Array> interpret(const Graph& graph, const std::vector<Array>& inputs, const Symbols& given, Mode mode, const LibraryCall& library) {

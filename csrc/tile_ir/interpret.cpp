@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <limits>
 #include <set>
-#include <unordered_map>
 
 #include "base/error.h"
+#include "expr/named.h"
 #include "loop_ir/text.h"
 #include "scalar/bytes.h"
 #include "scalar/combine.h"
@@ -17,10 +17,12 @@ namespace {
 
 /// What one thread sees. A thread loop that contains a barrier runs as many of these, copied from the one that reaches it.
 struct Thread {
-  std::map<std::string, int64_t> integers;  ///< symbols, axes and i64 values
-  std::unordered_map<std::string, Scalar> values;
-  std::unordered_map<std::string, std::shared_ptr<Array>> buffers;
-  std::unordered_map<std::string, std::vector<Scalar>> fragments;  ///< its part of a warp's matrices
+  explicit Thread(NameNumbers& names) : integers(names), values(names), buffers(names), fragments(names) {}
+
+  NamedIntegers integers;  ///< symbols, axes and i64 values
+  Named<Scalar> values;
+  Named<std::shared_ptr<Array>> buffers;
+  Named<std::vector<Scalar>> fragments;  ///< its part of a warp's matrices
   PendingCopies copies;
 };
 
@@ -29,6 +31,7 @@ struct Machine {
   Mode mode;
   std::set<const Stmt*> joint;  ///< statements that contain a barrier
   std::set<std::string> thread_loops{};
+  mutable std::vector<int64_t> coordinates{};  ///< of the access at hand
   bool division_error = false;
   ErrorCode error = ErrorCode::none;
 
@@ -46,7 +49,7 @@ struct Machine {
   }
 
   int64_t place(const Thread& t, const std::string& buffer, const std::vector<Expr>& index) const {
-    std::vector<int64_t> coordinates;
+    coordinates.clear();
     for (const Expr& e : index) coordinates.push_back(evaluate(e, t.integers));
     const Array& array = *t.buffers.at(buffer);
     try {
@@ -132,7 +135,7 @@ struct Machine {
       std::vector<int64_t> place;
       for (const std::string& loop : thread_loops) {
         const bool combined = std::any_of(axes.begin(), axes.end(), [&](const Axis& axis) { return is_thread(axis) && axis.name == loop; });
-        if (auto at = t->integers.find(loop); !combined && at != t->integers.end()) place.push_back(at->second);
+        if (!combined && t->integers.holds(loop)) place.push_back(t->integers.at(loop));
       }
       groups[place].push_back(t);
     }
@@ -464,8 +467,9 @@ void interpret(const Kernel& kernel, const std::vector<Array*>& arguments, const
   visit_all(kernel.body, [&](const Stmt& stmt) {
     if (const auto* loop = std::get_if<For>(&stmt.node); loop && is_thread(loop->axis)) machine.thread_loops.insert(loop->axis.name);
   });
-  Thread thread;
-  thread.integers = symbols;
+  NameNumbers names;
+  Thread thread(names);
+  for (const auto& [name, value] : symbols) thread.integers[name] = value;
   for (size_t i = 0; i < arguments.size(); ++i)
     thread.buffers[kernel.params[i].name] = std::shared_ptr<Array>(arguments[i], [](Array*) {});  // the caller's
   machine.run(kernel.body, thread);
