@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "base/error.h"
 #include "expr/check.h"
@@ -103,14 +104,34 @@ std::string Lowering::truth(const Cond& cond) {
   return emit_.let("holds", {DType::boolean, 1}, fn, {scalar(cond.expr), emit_.constant({DType::i64, 1}, Scalar::of_int(DType::i64, 0))});
 }
 
-// An i64 vector with the value of e in each lane of a copy.
+/// Whether loaded values occur in e.
+bool Lowering::uses_values(Expr e) const {
+  return std::any_of(placeholders_.begin(), placeholders_.end(), [&](const auto& p) { return uses(e, p.first); });
+}
+
+// An i64 vector with the value of e in each lane of a copy. Threads of a grid have no vector arithmetic: lane by lane, expressions share what they
+// divide, and keep to the width that sizes allow.
 std::string Lowering::vector(Expr e, size_t copy) {
   Type type{DType::i64, width()};
+  if (target_of(context_).has_grid && !uses_values(e) && !linear_coefficient(e, lanes_->symbol)) {
+    std::vector<std::string> parts;
+    for (int64_t lane = 0; lane < width(); ++lane) {
+      const Expr here = substitute(e, {{lanes_->symbol, lanes_->copies[copy].base + lane}});
+      parts.push_back(emit_.index("n", {DType::i64, 1}, tidy(simplify(here, ranges_)), 0));
+    }
+    for (int lanes = 2; parts.size() > 1; lanes *= 2) {
+      std::vector<int> order(static_cast<size_t>(lanes));
+      std::iota(order.begin(), order.end(), 0);
+      for (size_t k = 0; 2 * k < parts.size(); ++k) parts[k] = emit_.shuffle({DType::i64, lanes}, parts[2 * k], parts[2 * k + 1], order);
+      parts.resize(parts.size() / 2);
+    }
+    return parts[0];
+  }
   Expr rest = 0;  // terms that are linear in the lane
   std::string sum;
   for (const Term& term : terms_of(e)) {
     Expr t = from_terms({term});
-    bool others = std::any_of(placeholders_.begin(), placeholders_.end(), [&](const auto& p) { return uses(t, p.first); });
+    bool others = uses_values(t);
     if (!others && linear_coefficient(t, lanes_->symbol)) {
       rest = rest + t;
       continue;
@@ -203,7 +224,7 @@ std::string Lowering::condition(const Cond& cond, size_t copy) {
   else
     lane.lo = at.base;
   if (auto known = decide(cond, ranges)) return *known ? "" : literal(Scalar::of_int(DType::boolean, 0));
-  bool others = std::any_of(placeholders_.begin(), placeholders_.end(), [&](const auto& p) { return uses(cond.expr, p.first); });
+  bool others = uses_values(cond.expr);
   auto k = others ? std::nullopt : linear_coefficient(cond.expr, lanes_->symbol);
   if (k && k->is_constant() && cond.kind == Cond::Kind::ge0) {
     // start + k * lane >= 0
@@ -245,7 +266,7 @@ std::string Lowering::operand(const std::string& name, size_t copy) {
   if (!value.varying) return emit_.splat(scalar_operand(name), width());
   if (!value.index) return value.copies.at(copy);
   Expr e = *value.index;
-  bool others = std::any_of(placeholders_.begin(), placeholders_.end(), [&](const auto& p) { return uses(e, p.first); });
+  bool others = uses_values(e);
   auto k = others ? std::nullopt : linear_coefficient(e, lanes_->symbol);
   if (k) return emit_.index(name, {value.dtype, width()}, tidy(at_copy(e, lanes_->copies[copy])), *k);
   std::string wide = vector(e, copy);
@@ -339,7 +360,7 @@ Expr Lowering::guarded_offset(Expr offset, const std::vector<Cond>& guard) {
 void Lowering::address(Expr offset, size_t copy, Expr* base, Expr* stride, std::string* gather) {
   const LaneCopy& at = lanes_->copies[copy];
   offset = blockwise(offset, at);
-  bool others = std::any_of(placeholders_.begin(), placeholders_.end(), [&](const auto& p) { return uses(offset, p.first); });
+  bool others = uses_values(offset);
   auto k = others ? std::nullopt : linear_coefficient(offset, lanes_->symbol);
   if (k) {
     *base = tidy(at_copy(offset, at));
@@ -379,7 +400,7 @@ Expr Lowering::blockwise(Expr e, const LaneCopy& at) const {
   }
   Expr a = e.operands()[0];
   Expr d = e.operands()[1];
-  bool others = std::any_of(placeholders_.begin(), placeholders_.end(), [&](const auto& p) { return uses(e, p.first); });
+  bool others = uses_values(e);
   auto k = linear_coefficient(a, lanes_->symbol);
   if (others || !k || !k->is(1) || !d.is_constant() || d.value() % width() != 0) return e;
   Expr start = substitute(a, {{lanes_->symbol, at.base}});

@@ -137,6 +137,7 @@ class Lowering {
   Expr at_copy(Expr e, const LaneCopy& copy) const;
   std::string scalar(Expr e, const std::string& hint = "n");
   std::string truth(const Cond& cond);
+  bool uses_values(Expr e) const;
   std::string vector(Expr e, size_t copy);
   std::string vector_atom(Expr e, size_t copy);
   std::string divided(Expr e, std::string a, size_t copy);
