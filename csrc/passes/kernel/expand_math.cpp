@@ -1,10 +1,13 @@
 #include "passes/kernel/expand_math.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kernel_ir/rewrite.h"
 #include "passes/kernel/vector_math.h"
@@ -23,7 +26,10 @@ class Emitter {
     Type type;
   };
 
-  Emitter(Block& out, std::string prefix) : out_(out), prefix_(std::move(prefix)) {}
+  Emitter(Block& out, std::string prefix, const std::set<Fn>& own) : out_(out), own_(own), prefix_(std::move(prefix)) {}
+
+  /// Whether the target's compiler computes the function by itself.
+  bool has(Fn fn) const { return own_.contains(fn); }
 
   Value literal(DType dtype, double value) {
     auto key = std::make_pair(dtype, print_key(value));
@@ -78,6 +84,7 @@ class Emitter {
   }
 
   Block& out_;
+  const std::set<Fn>& own_;
   std::string prefix_;
   std::map<std::pair<DType, int64_t>, Value> literals_;
   int lanes_ = 1;
@@ -142,20 +149,33 @@ class Readers {
     visit_all(body, [&](const Stmt& stmt) {
       const auto* let = std::get_if<Let>(&stmt.node);
       map_uses(std::make_shared<Stmt>(stmt), {[&](const std::string& name) {
-                                                auto& [count, reader] = readers_[name];
-                                                ++count;
-                                                reader = let;
+                                                readers_[name].push_back(let);
                                                 return name;
                                               },
                                               [](Expr e) { return e; }});
     });
   }
 
-  /// Whether a value is only scaled, rounded to a whole number and kept as a byte: its last digits do not show.
+  /// Significant bits of a value that show, of 24: those of the narrower float that all of its readers round it to, or of a byte.
+  int bits_that_show(const std::string& name) const {
+    constexpr int kAll = 24;
+    if (becomes_byte(name)) return 8;
+    auto it = readers_.find(name);
+    if (it == readers_.end()) return kAll;
+    int bits = 0;
+    for (const Let* let : it->second) {
+      const bool narrows = let && let->fn == Fn::cast && (let->type.dtype == DType::bf16 || let->type.dtype == DType::f16);
+      bits = std::max(bits, !narrows ? kAll : let->type.dtype == DType::bf16 ? 8 : 11);
+    }
+    return bits;
+  }
+
+ private:
+  /// Whether a value is only scaled, rounded to a whole number and kept as a byte.
   bool becomes_byte(std::string name) const {
     for (bool rounded = false;;) {
       auto it = readers_.find(name);
-      const Let* let = it != readers_.end() && it->second.first == 1 ? it->second.second : nullptr;
+      const Let* let = it != readers_.end() && it->second.size() == 1 ? it->second[0] : nullptr;
       if (!let) return false;
       if (let->fn == Fn::cast) return rounded && size_of(let->type.dtype) == 1 && is_integer(let->type.dtype);
       rounded = rounded || let->fn == Fn::round;
@@ -165,18 +185,27 @@ class Readers {
     }
   }
 
- private:
-  std::map<std::string, std::pair<int, const Let*>> readers_;
+  std::map<std::string, std::vector<const Let*>> readers_;  ///< a null pointer: another statement than a Let
 };
 
+/// A sequence in float32 for results whose last digits do not show.
+Unary near_sequence(Fn fn, int bits) {
+  if (fn == Fn::sigmoid && bits <= 11) return &Math::sigmoid_near;
+  if (fn == Fn::silu && bits <= 11) return &Math::silu_near;
+  if (fn == Fn::gelu && bits <= 8) return &Math::gelu_near;
+  if (fn == Fn::gelu_tanh && bits <= 8) return &Math::gelu_tanh_near;
+  return nullptr;
+}
+
 /// The statements that compute `let`, the last of which defines its name; nothing if it stays.
-std::optional<Block> expand(const Let& let, const Readers& readers) {
+std::optional<Block> expand(const Let& let, const Readers& readers, const std::set<Fn>& own) {
   if (let.type.dtype != DType::f32) return std::nullopt;
-  Unary unary = let.fn == Fn::gelu && readers.becomes_byte(let.name) ? &Math::gelu_near : unary_sequence(let.fn);
+  Unary unary = near_sequence(let.fn, readers.bits_that_show(let.name));
+  if (!unary) unary = unary_sequence(let.fn);
   Binary binary = binary_sequence(let.fn);
   if (!unary && !binary) return std::nullopt;
   Block block;
-  Emitter emitter(block, let.name);
+  Emitter emitter(block, let.name, own);
   emitter.set_lanes(let.type.lanes);
   Math math(emitter);
   Emitter::Value x{let.operands[0], let.type};
@@ -192,9 +221,9 @@ std::optional<Block> expand(const Let& let, const Readers& readers) {
   return block;
 }
 
-Block expand_each(const Ref<Stmt>& stmt, const Readers& readers) {
+Block expand_each(const Ref<Stmt>& stmt, const Readers& readers, const std::set<Fn>& own) {
   if (const auto* let = std::get_if<Let>(&stmt->node))
-    if (auto sequence = expand(*let, readers)) return *std::move(sequence);
+    if (auto sequence = expand(*let, readers, own)) return *std::move(sequence);
   return {stmt};
 }
 
@@ -206,7 +235,7 @@ kernel_ir::Module expand_math(kernel_ir::Module module, const PassContext& ctx) 
     const Readers readers(kernel.body);
     return rewrite(kernel.body, [&](const Ref<Stmt>& stmt) -> Block {
       const auto* let = std::get_if<Let>(&stmt->node);
-      return let && own.count(let->fn) ? Block{stmt} : expand_each(stmt, readers);
+      return let && own.count(let->fn) ? Block{stmt} : expand_each(stmt, readers, own);
     });
   });
 }

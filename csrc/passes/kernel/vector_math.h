@@ -108,6 +108,19 @@ class VectorMath {
     return saturated(x, -109, mul(x, f(0)), 20, x, [&](V y) { return div(y, add(exp64_short(neg(y)), d(1))); });
   }
 
+  /// In float32, within 2^-21: for what is rounded to 16 bits.
+  V sigmoid_near(V x) {
+    auto e = exp_of(neg(abs(x)));
+    auto y = div(f(1), add(e, f(1)));
+    return where(lt(x, f(0)), mul(e, y), y);
+  }
+
+  V silu_near(V x) {
+    auto e = exp_of(neg(abs(x)));
+    auto y = div(x, add(e, f(1)));
+    return where(lt(x, f(0)), mul(y, e), y);
+  }
+
   V softplus(V x) {
     auto y = saturated(x, -104, f(0), 20, x, [&](V y) { return log1p64(exp64_short(y)); });
     return where(b_.apply(Fn::ne, {x, x}), x, y);
@@ -141,7 +154,7 @@ class VectorMath {
     return narrow(sub(whole, tail));
   }
 
-  /// The same in float32, within 2^-17 of it (the most that was seen is 2^-17.9, near -11.5): for what is rounded to a byte.
+  /// The same in float32, within 2^-17 of it (the most that was seen is 2^-17.9, near -11.5): for what is rounded to 8 bits.
   V gelu_near(V x) {
     auto c = abs(x);
     auto a = where(gt(c, f(14.5)), f(0), c);
@@ -149,7 +162,7 @@ class VectorMath {
     auto r = polynomial(DType::f32, fma(inverse, f(-6), f(1)),
                         {0x1.754a76p-1, -0x1.04c72ap-1, 0x1.d71386p-3, -0x1.832d0ap-5, -0x1.56d5fcp-7, 0x1.c8bd7ep-8, 0x1.0ca418p-10, -0x1.0eab82p-10,
                          -0x1.00a4d4p-12, 0x1.13424cp-13, 0x1.c8cd38p-15});
-    auto density = exp(mul(mul(a, a), f(-0.5)));
+    auto density = exp_of(mul(mul(a, a), f(-0.5)));
     auto tail = mul(mul(a, r), mul(density, inverse));
     return sub(where(gt(x, f(0)), x, mul(x, f(0))), tail);
   }
@@ -160,6 +173,18 @@ class VectorMath {
       auto slope = fma(mul(y, y), d(-0.044715 * kScale), d(-kScale));
       return div(y, add(exp64_short(mul(y, slope)), d(1)));
     });
+  }
+
+  /// The same in float32, for what is rounded to 8 bits: the exponent, at most 89, loses 2^-22.4 of itself.
+  V gelu_tanh_near(V x) {
+    constexpr double kScale = 0x1.9884533d43651p+0;  // sqrt(8 / pi)
+    // Beyond 6 the result is x; below -10.9 it vanishes.
+    auto vanishes = lt(x, f(-10.9));
+    auto a = abs(x);
+    auto c = where(gt(a, f(10.9)), f(10.9), a);
+    auto e = exp_of(mul(c, fma(mul(c, c), f(-0.044715 * kScale), f(-kScale))));
+    auto y = div(x, add(e, f(1)));
+    return where(vanishes, mul(x, f(0)), where(lt(x, f(0)), mul(y, e), y));
   }
 
   V logit(V x) {
@@ -346,6 +371,7 @@ class VectorMath {
   V div(V x, V y) { return b_.apply(Fn::div, {x, y}); }
   V fma(V x, V y, V z) { return b_.apply(Fn::fma, {x, y, z}); }
   V neg(V x) { return b_.apply(Fn::neg, {x}); }
+  V exp_of(V x) { return b_.has(Fn::exp) ? b_.apply(Fn::exp, {x}) : exp(x); }
   V sqrt(V x) { return b_.apply(Fn::sqrt, {x}); }
   V abs(V x) { return b_.apply(Fn::abs, {x}); }
   V copysign(V x, V y) { return b_.apply(Fn::copysign, {x, y}); }

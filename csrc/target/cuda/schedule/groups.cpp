@@ -203,7 +203,7 @@ tile_ir::Block GpuGroups::stages_of(size_t product) {
   const std::string ahead = names_.fresh("ahead");
   tile_ir::Block first = fetch_all(sym(ahead), true);
   first.push_back(make(tile_ir::CopyGroup{}));
-  out.push_back(make(tile_ir::For{axis(ahead, 0, shape_.stages - 1), std::move(first)}));
+  out.push_back(make(tile_ir::For{axis(ahead, 0, shape_.stages - 1, steps.is_constant() ? LoopKind::unroll : LoopKind::serial), std::move(first)}));
   const std::string s = names_.fresh("stage");
   tile_ir::Block body{make(tile_ir::CopyGroup{static_cast<int>(shape_.stages - 2)}), wait_for(product), make(tile_ir::Barrier{})};
   for (auto& stmt : fetch_all(sym(s) + (shape_.stages - 1), false)) body.push_back(stmt);

@@ -365,7 +365,7 @@ tile_ir::Block GpuMatrix::stage(size_t product) {
   const std::string ahead = names_.fresh("ahead");
   tile_ir::Block first = fetch_all(sym(ahead), true);
   first.push_back(make(tile_ir::CopyGroup{}));
-  out.push_back(make(tile_ir::For{axis(ahead, 0, stages_ - 1), std::move(first)}));
+  out.push_back(make(tile_ir::For{axis(ahead, 0, stages_ - 1, steps.is_constant() ? LoopKind::unroll : LoopKind::serial), std::move(first)}));
   const std::string s = names_.fresh("stage");
   tile_ir::Block body = load_factors_of(product, sym(s));
   body.push_back(make(tile_ir::CopyGroup{static_cast<int>(stages_ - 2)}));
