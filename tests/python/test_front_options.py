@@ -204,7 +204,7 @@ def test_one_line_names_option_and_value(options, message):
 
 
 def test_a_target_brings_options_of_its_own(monkeypatch):
-    toy = targets.Target("toy", False, "abacus", "cpu", False, ("tally",), {"beads": []})
+    toy = targets.Target("toy", False, "abacus", "cpu", False, False, ("tally",), {"beads": []})
     known = [*targets.targets(), toy]
     monkeypatch.setattr(targets, "targets", lambda: known)
     checked = read_options(options={"target": "toy", "beads": "7"})

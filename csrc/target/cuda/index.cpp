@@ -88,8 +88,17 @@ std::vector<std::string> CudaIndex::conditions() const {
   return out;
 }
 
-/// A bound of |e| that is a sum of products of sizes and numbers.
+/// A bound of |e| that is a sum of products of sizes and numbers; none where these leave 64 bits.
 Expr CudaIndex::magnitude(Expr e, bool* known) const {
+  try {
+    return bound_of(e, known);
+  } catch (const UnsupportedError&) {
+    *known = false;
+    return 0;
+  }
+}
+
+Expr CudaIndex::bound_of(Expr e, bool* known) const {
   switch (e.kind()) {
     case ExprKind::constant: return e.value() < 0 ? Expr(0) - e : e;
     case ExprKind::symbol: {
@@ -99,27 +108,27 @@ Expr CudaIndex::magnitude(Expr e, bool* known) const {
     }
     case ExprKind::add: {
       Expr sum = 0;
-      for (Expr t : e.operands()) sum = sum + magnitude(t, known);
+      for (Expr t : e.operands()) sum = sum + bound_of(t, known);
       return sum;
     }
     case ExprKind::mul: {
       Expr result = 1;
-      for (Expr t : e.operands()) result = result * magnitude(t, known);
+      for (Expr t : e.operands()) result = result * bound_of(t, known);
       return result;
     }
     case ExprKind::floordiv: {
-      Expr whole = magnitude(e.operands()[0], known);
+      Expr whole = bound_of(e.operands()[0], known);
       Expr by = e.operands()[1];
       // Rounding away from 0 adds at most one; the bound is evaluated as a float, so that a divisor of 0 makes it infinite.
-      const Expr divisor = magnitude(by, known);
+      const Expr divisor = bound_of(by, known);
       if (divisor.is(0)) *known = false;
       return *known ? floordiv(whole, divisor) + 1 : Expr(0);
     }
-    case ExprKind::mod: return magnitude(e.operands()[1], known);
+    case ExprKind::mod: return bound_of(e.operands()[1], known);
     case ExprKind::min:
     case ExprKind::max: {
-      Expr a = magnitude(e.operands()[0], known);
-      Expr b = magnitude(e.operands()[1], known);
+      Expr a = bound_of(e.operands()[0], known);
+      Expr b = bound_of(e.operands()[1], known);
       if (a.is_constant() && b.is_constant()) return std::max(a.value(), b.value());
       return a + b;
     }

@@ -46,6 +46,7 @@ class CudaIndex {
   std::string named(Expr e, bool narrow, std::string text);
   std::string symbol(const std::string& name, bool narrow) const;
   Expr magnitude(Expr e, bool* known) const;
+  Expr bound_of(Expr e, bool* known) const;
   bool divides_narrow(Expr e);
   int64_t factor(Expr e) const;
   int64_t factor_of(const std::string& name) const;

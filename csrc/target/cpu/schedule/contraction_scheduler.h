@@ -523,6 +523,7 @@ class ContractionScheduler {
   /// Packs lanes in words where they may be, in blocks of k that these and their factors fit.
   void choose_words(Item& item) const;
   /// Of two and more rows that are few: chains of a part of their length, which cost nothing beside memory.
+  bool three_vectors_suit_any_rows() const;
   void shorten_chains(Item& item) const;
   void choose_widened_words(Item& item) const;
   /// What makes a code of the number that a word gives: added to the sums of pairs, to each number of float32.

@@ -145,7 +145,8 @@ void ContractionScheduler::choose_sizes() {
   if (ctx_.target.load_cost > 0 && lanes_static() && !per_call_ && !in_rows_ && items_[0].group() == 1 && !words) {
     const double narrow = padded_work() * block_share(lane_block_);
     choose_blocks(kBlockVectors + 1);
-    if (padded_work() * block_share(lane_block_) >= narrow) choose_blocks(kBlockVectors);
+    const bool wide = rows_extent_.is_constant() ? padded_work() * block_share(lane_block_) < narrow : three_vectors_suit_any_rows();
+    if (!wide) choose_blocks(kBlockVectors);
   }
   if (folds_wide() && rows_extent_.is_constant() && rows_extent_.value() <= kWideRows) choose_blocks(kWordVectors);
   for (Item& item : items_) {
@@ -161,6 +162,17 @@ void ContractionScheduler::choose_sizes() {
   in_registers_ = wants_registers();
   rows_outside_ = wants_rows_outside();
   outer_inside_ = wants_outer_inside();
+}
+
+/// Programs for few and for many rows read one pack, so that the lanes alone decide; those of pairs are as wide as a matrix unit's.
+bool ContractionScheduler::three_vectors_suit_any_rows() const {
+  if (std::any_of(items_.begin(), items_.end(), [](const Item& i) { return i.pairs || i.matrix; })) return false;
+  const auto cost = [&](int64_t vectors) {
+    const int64_t width = vectors * (ctx_.target.vector_bytes / 4);
+    return static_cast<double>(round_up(hint(lanes_extent_), width)) *
+           block_overhead(most_register_rows(vectors, ctx_), vectors, ctx_.target.load_cost);
+  };
+  return cost(kBlockVectors + 1) < cost(kBlockVectors);
 }
 
 void ContractionScheduler::shorten_chains(Item& item) const {
@@ -290,8 +302,9 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
     return i.pairs && can_use_matrix(i) && 2 * hint(i.depth) >= tile_ir::kMatrixDepth && !is_stored_below(i, DType::bf16);
   });
   for (Item& item : items_) item.matrix = matrix && rows >= kLeastMatrixRows;
-  // In training, whose weights change, making their parts in each step takes longer than these save.
-  const bool split = !ctx_.training && hint(rows_extent_) >= kLeastSplitRows &&
+  // In training, whose weights change, making their parts in each step takes longer than these save. Where calls of few rows are served as well,
+  // these read numbers that are packed whole: parts would be a second copy.
+  const bool split = !ctx_.training && rows_extent_.is_constant() && hint(rows_extent_) >= kLeastSplitRows &&
                      std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return can_split(i) && i.depth.value() >= kLeastSplitDepth; });
   for (Item& item : items_) {
     item.parts = split ? kParts : 1;
