@@ -297,8 +297,8 @@ std::string type_error(Fn fn, DType result, const DType* operands, int count) {
         return fmt::format("bitcast from {} to {}: the sizes differ", to_string(operands[0]), to_string(result));
       if (fn == Fn::narrow && (operands[0] != DType::f32 || result != DType::bf16))
         return fmt::format("narrow takes f32 and gives bf16, not {} and {}", to_string(operands[0]), to_string(result));
-      if (fn == Fn::exp2_near && (operands[0] != DType::f32 || result != DType::f32))
-        return fmt::format("exp2_near takes and gives f32, not {} and {}", to_string(operands[0]), to_string(result));
+      if ((fn == Fn::exp2_near || fn == Fn::reciprocal_near) && (operands[0] != DType::f32 || result != DType::f32))
+        return fmt::format("{} takes and gives f32, not {} and {}", row.name, to_string(operands[0]), to_string(result));
       return "";
     case Signature::dot:
       if (operands[0] != DType::bf16 && operands[0] != DType::f16)
@@ -318,7 +318,10 @@ Scalar apply(Fn fn, DType result, const Scalar* x, Mode mode, bool* error) {
   switch (info(fn).signature) {
     case Signature::nullary: throw InternalError(fmt::format("{} has no operands to apply", to_string(fn)));
     case Signature::select: return x[0].i ? x[1] : x[2];
-    case Signature::convert: return fn == Fn::bitcast ? from_bits(result, to_bits(x[0])) : convert(x[0], result, mode);
+    case Signature::convert:
+      if (fn == Fn::exp2_near) return real(std::exp2(x[0].f));
+      if (fn == Fn::reciprocal_near) return real(1 / x[0].f);
+      return fn == Fn::bitcast ? from_bits(result, to_bits(x[0])) : convert(x[0], result, mode);
     case Signature::predicate:
       if (fn == Fn::signbit) return Scalar::of_int(result, is_float(x[0].dtype) ? std::signbit(x[0].f) : x[0].i < 0);
       return Scalar::of_int(result, is_float(x[0].dtype) ? compare(fn, x[0].f, x[1].f) : compare(fn, x[0].i, x[1].i));

@@ -115,6 +115,7 @@ enum class Domain : uint8_t { any, floating, integral /* integers and bool */, n
   F(cast, 1, convert, any, 0, "PyTorch's conversion; float to bool is x != 0; float to int truncates, as x86")          \
   F(narrow, 1, convert, floating, 0, "cast of float32 to bf16; subnormals may count as 0")                              \
   F(exp2_near, 1, convert, floating, 0, "2^x of float32, within 2^-20 of it; subnormal results may be 0")               \
+  F(reciprocal_near, 1, convert, floating, 0, "1 / x of float32, within 2^-22 of it, for 2^-126 <= |x| < 2^126")        \
   F(bitcast, 1, convert, any, 0, "the same bits as another dtype of the same size")
 
 enum class Fn : uint8_t {

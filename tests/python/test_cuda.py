@@ -130,7 +130,7 @@ CUDA_LACKS = (
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", CUDA_LACKS)
 def test_functions_that_cuda_lacks(name: str, dtype: torch.dtype, tmp_path: Path):
-    """Within 8 ulp of mpmath's values, far below 0, too, and eager mode's at infinities and NaN; GELU by tanh within what its inner product loses."""
+    """Within 8 ulp of mpmath's values, far below 0, too, and eager mode's at infinities and NaN; GELU by tanh of float64 within what its inner product loses."""
     row = next(fn for fn in functions() if fn.name == name)
     fn = row.torch if row.arity == 1 else lambda x: row.torch(x, x.abs())
     special = [0.0, -0.0, 1.0, 0.25, 0.5, 0.75, 20.5, -39.0, -41.0, -60.0, -200.0, 1e30, -1e30, math.inf, -math.inf, math.nan]
@@ -143,7 +143,7 @@ def test_functions_that_cuda_lacks(name: str, dtype: torch.dtype, tmp_path: Path
         want = float(exact) if exact is not None else theirs
         if name == "gelu" and v == math.inf:
             want = math.inf  # eager's vectors make NaN of it
-        inner = 3 * abs(1.596 * v + 0.0714 * v**3) if name == "gelu_tanh" and abs(v) < 20 else 0  # three roundings of it
+        inner = 3 * abs(1.596 * v + 0.0714 * v**3) if name == "gelu_tanh" and dtype == torch.float64 and abs(v) < 20 else 0  # three roundings of it
         allowed = (8 + inner) * info.eps * abs(want) + 4 * info.smallest_normal * info.eps if math.isfinite(want) else 0
         assert mine == want or (math.isnan(mine) and math.isnan(want)) or abs(mine - want) <= allowed, (v, mine, want)
     assert check_for_gpus(tmp_path) == 1

@@ -156,18 +156,13 @@ class Readers {
     });
   }
 
-  /// Significant bits of a value that show, of 24: those of the narrower float that all of its readers round it to, or of a byte.
-  int bits_that_show(const std::string& name) const {
-    constexpr int kAll = 24;
-    if (becomes_byte(name)) return 8;
+  /// Whether all readers of a value round it to 16 bits, or it becomes a byte.
+  bool is_narrowed(const std::string& name) const {
+    if (becomes_byte(name)) return true;
     auto it = readers_.find(name);
-    if (it == readers_.end()) return kAll;
-    int bits = 0;
-    for (const Let* let : it->second) {
-      const bool narrows = let && let->fn == Fn::cast && (let->type.dtype == DType::bf16 || let->type.dtype == DType::f16);
-      bits = std::max(bits, !narrows ? kAll : let->type.dtype == DType::bf16 ? 8 : 11);
-    }
-    return bits;
+    return it != readers_.end() && std::ranges::all_of(it->second, [](const Let* let) {
+             return let && let->fn == Fn::cast && (let->type.dtype == DType::bf16 || let->type.dtype == DType::f16);
+           });
   }
 
  private:
@@ -189,18 +184,22 @@ class Readers {
 };
 
 /// A sequence in float32 for results whose last digits do not show.
-Unary near_sequence(Fn fn, int bits) {
-  if (fn == Fn::sigmoid && bits <= 11) return &Math::sigmoid_near;
-  if (fn == Fn::silu && bits <= 11) return &Math::silu_near;
-  if (fn == Fn::gelu && bits <= 8) return &Math::gelu_near;
-  if (fn == Fn::gelu_tanh && bits <= 8) return &Math::gelu_tanh_near;
-  return nullptr;
+Unary near_sequence(Fn fn) {
+  switch (fn) {
+    case Fn::tanh: return &Math::tanh_near;
+    case Fn::sigmoid: return &Math::sigmoid_near;
+    case Fn::silu: return &Math::silu_near;
+    case Fn::gelu: return &Math::gelu_near;
+    case Fn::gelu_tanh: return &Math::gelu_tanh_near;
+    default: return nullptr;
+  }
 }
 
 /// The statements that compute `let`, the last of which defines its name; nothing if it stays.
 std::optional<Block> expand(const Let& let, const Readers& readers, const std::set<Fn>& own) {
   if (let.type.dtype != DType::f32) return std::nullopt;
-  Unary unary = near_sequence(let.fn, readers.bits_that_show(let.name));
+  Unary unary = readers.is_narrowed(let.name) ? near_sequence(let.fn) : nullptr;
+  if (!unary && own.contains(let.fn)) return std::nullopt;
   if (!unary) unary = unary_sequence(let.fn);
   Binary binary = binary_sequence(let.fn);
   if (!unary && !binary) return std::nullopt;
@@ -221,12 +220,6 @@ std::optional<Block> expand(const Let& let, const Readers& readers, const std::s
   return block;
 }
 
-Block expand_each(const Ref<Stmt>& stmt, const Readers& readers, const std::set<Fn>& own) {
-  if (const auto* let = std::get_if<Let>(&stmt->node))
-    if (auto sequence = expand(*let, readers, own)) return *std::move(sequence);
-  return {stmt};
-}
-
 }  // namespace
 
 kernel_ir::Module expand_math(kernel_ir::Module module, const PassContext& ctx) {
@@ -234,8 +227,9 @@ kernel_ir::Module expand_math(kernel_ir::Module module, const PassContext& ctx) 
   return with_bodies(std::move(module), [&](const Kernel& kernel) {
     const Readers readers(kernel.body);
     return rewrite(kernel.body, [&](const Ref<Stmt>& stmt) -> Block {
-      const auto* let = std::get_if<Let>(&stmt->node);
-      return let && own.count(let->fn) ? Block{stmt} : expand_each(stmt, readers, own);
+      if (const auto* let = std::get_if<Let>(&stmt->node))
+        if (auto sequence = expand(*let, readers, own)) return *std::move(sequence);
+      return Block{stmt};
     });
   });
 }

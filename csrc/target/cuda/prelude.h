@@ -6,7 +6,9 @@ namespace deplo {
 
 /// Device helpers in front of every CUDA text. They include no header, so that NVRTC compiles them alone; the CPU emulator compiles the same text.
 /// Bytes become floats as the lowest bits of 2^23, which takes no unit for conversions, of which there are few.
-/// deplo_small_product is x exp(y): exp(y + 37) exp(-37) where exp(y) may be subnormal, below -40, where 1 + exp(y) is 1.
+/// Activations of float32 take no double, of which some GPUs have a 64th; what a rounding loses goes with the last step. deplo_share is (x + rest) /
+/// (1 + e) for 0 <= e <= 1, deplo_gated_pair x / (1 + exp(-(y + rest))), deplo_gelu the formula of VectorMath::gelu in 1 / (|x| + 3), of which the
+/// fit is as well. deplo_small_product is x exp(y): exp(y + 37) exp(-37) where exp(y) may be subnormal, below -40, where 1 + exp(y) is 1.
 inline constexpr std::string_view kCudaPrelude = R"cuda(typedef struct { unsigned short bits; } deplo_f16;
 typedef struct { unsigned short bits; } deplo_bf16;
 typedef struct { unsigned char bits; } deplo_f8;
@@ -371,6 +373,45 @@ __device__ inline float deplo_exp2_near(float x) {
   #else
   return exp2f(x);
   #endif
+}
+__device__ inline float deplo_reciprocal_near(float x) {
+  #if __CUDA_ARCH__ >= 200
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+  #else
+  return 1 / x;
+  #endif
+}
+__device__ inline float deplo_share(float x, float rest, float e) {
+  float d = 1 + e, lost = e - (d - 1), i = deplo_reciprocal_near(d), y = x * i;
+  return fmaf(fmaf(-d, y, x) + fmaf(-lost, y, rest), i, y);
+}
+__device__ inline float deplo_gated_pair(float x, float y, float rest) {
+  bool far = y < -40;
+  float e = expf(far ? y + 37 : -fabsf(y));
+  e = fmaf(e, y < 0 ? rest : -rest, e);
+  float p = y < 0 ? x * e : x;
+  return y > 40 ? x : far ? p * 8.533047625744066e-17f : deplo_share(p, y < 0 ? fmaf(x, e, -p) : 0.0f, e);
+}
+__device__ inline float deplo_sigmoid(float x) { float e = expf(-fabsf(x)); return deplo_share(x < 0 ? e : 1.0f, 0, e); }
+__device__ inline float deplo_silu(float x) { return deplo_gated_pair(x, x, 0); }
+__device__ inline float deplo_gelu_tanh(float x) {
+  float c = fminf(fmaxf(x, -11.0f), 11.0f), u = c * c, cube = u * 0x1.2444f2p-4f;
+  float slope = 0x1.988454p+0f + cube, part = slope - 0x1.988454p+0f;
+  float rest = 0x1.988454p+0f - (slope - part) + (cube - part) + (fmaf(u, 0x1.2444f2p-4f, -cube) + fmaf(fmaf(c, c, -u), 0x1.2444f2p-4f, fmaf(u, 0x1.49b16ap-29f, -0x1.857936p-25f)));
+  float z = c * slope;
+  return x < -11 ? x * 0 : deplo_gated_pair(x, z, fmaf(c, slope, -z) + c * rest);
+}
+__device__ inline float deplo_gelu(float x) {
+  float a = fminf(fabsf(x), 14.5f), d = a + 3, i = deplo_reciprocal_near(d), w = i - 0.1875f, u = a * a;
+  float correction = fmaf(fmaf(a, a, -u), -0.5f, fmaf(i, 0x1.28fd64p+2f, 0x1.d72176p-1f) * fmaf(d - 3 - a, i, fmaf(-d, i, 1.0f)));
+  float r = fmaf(-0x1.054c3cp+9f, w, -0x1.b87582p+8f);
+  r = fmaf(fmaf(fmaf(r, w, 0x1.8f9228p+7f), w, 0x1.462f8cp+6f), w, -0x1.6e45aap+5f);
+  r = fmaf(fmaf(fmaf(r, w, -0x1.2ca662p+4f), w, 0x1.1b5372p+3f), w, 0x1.1c1d68p+3f);
+  r = fmaf(fmaf(r, w, 0x1.b4f672p+1f), w, 0x1.97c62cp-1f);
+  float t = a * i, h = t * r, rest = fmaf(h, correction, fmaf(t, r, -h) + fmaf(a, i, -t) * r), e = expf(u * -0.5f);
+  return x > 0 ? fmaf(-rest, e, fmaf(-h, e, x)) : -fmaf(h, e, rest * e) + x * 0;
 }
 template <class T> __device__ inline T deplo_sigmoid(T x) { T e = deplo_exp(-deplo_fabs(x)); return (x < 0 ? e : (T)1) / (1 + e); }
 template <class T> __device__ inline T deplo_softplus(T x) { return deplo_log1p(deplo_exp(-deplo_fabs(x))) + (x < 0 ? (T)0 : x); }

@@ -35,7 +35,9 @@ TargetTraits traits() {
   TargetTraits made;
   made.name = "cuda";
   made.has_grid = true;
-  made.own_functions = {Fn::exp, Fn::expm1, Fn::log, Fn::log1p, Fn::log2, Fn::exp2_near};  // 1 ulp, by the CUDA C++ Programming Guide; ex2.approx
+  // By the CUDA C++ Programming Guide 1 ulp, 2 of sin and cos, 4 of pow; ex2.approx and rcp.approx; the prelude's own.
+  made.own_functions = {Fn::exp,       Fn::expm1,           Fn::log,     Fn::log1p, Fn::log2, Fn::sin,       Fn::cos,      Fn::pow,
+                        Fn::exp2_near, Fn::reciprocal_near, Fn::sigmoid, Fn::silu,  Fn::gelu, Fn::gelu_tanh, Fn::softplus, Fn::mish};
   made.most_vector_bytes = 16;
   made.device = "gpu";
   made.tensors = "cuda";

@@ -153,7 +153,8 @@ class BodyWriter {
       case Fn::ndtri: return call("normcdfinv");
       case Fn::i0: return call("cyl_bessel_i0");
       case Fn::i1: return call("cyl_bessel_i1");
-      case Fn::exp2_near: return helper("exp2_near");
+      case Fn::exp2_near:
+      case Fn::reciprocal_near: return helper(to_string(s.fn));
       case Fn::digamma:
       case Fn::i0e:
       case Fn::i1e:

@@ -95,6 +95,7 @@ Value* FunctionEmitter::apply(Fn fn, kernel_ir::Type to, DType from, const std::
       if (fn == Fn::cast) return cast(x[0], from, to.dtype, to.lanes);
       if (fn == Fn::narrow) return narrow_flushing(x[0], to.lanes);
       if (fn == Fn::exp2_near) return apply_float(Fn::exp2, DType::f32, x, to.lanes);
+      if (fn == Fn::reciprocal_near) return b_.CreateFDiv(llvm::ConstantFP::get(type(to), 1), x[0]);
       return x[0]->getType() == type(to) ? x[0] : b_.CreateBitCast(x[0], type(to));
     case Signature::predicate: {
       Value* a = x[0];
