@@ -165,7 +165,8 @@ class VectorMath {
     return narrow(sub(whole, tail));
   }
 
-  /// The same in float32, within 2^-17 of it (2^-16 where the target computes exp2_near by itself; 2^-18 from -5.6 on): for what is rounded to 16 bits.
+  /// The same in float32, within 2^-17 of it (2^-16 where the target computes exp2_near by itself; 2^-18 from -5.6 on): for what is rounded to 16
+  /// bits.
   V gelu_near(V x) {
     auto c = abs(x);
     auto a = where(gt(c, f(14.5)), f(0), c);
