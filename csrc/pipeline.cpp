@@ -24,6 +24,7 @@
 #include "passes/loop/hoist_static.h"
 #include "passes/loop/name_kernels.h"
 #include "passes/loop/narrow_buffers.h"
+#include "passes/loop/repeats.h"
 #include "passes/loop/share_kernels.h"
 #include "passes/loop/share_locals.h"
 #include "passes/loop/split_axes.h"
@@ -31,12 +32,14 @@
 #include "passes/loop/split_loops.h"
 #include "passes/loop/split_reductions.h"
 #include "passes/loop/sum_in_integers.h"
+#include "passes/loop/unroll_layers.h"
 #include "passes/loop/update_in_place.h"
 #include "passes/tensor/compose_maps.h"
 #include "passes/tensor/eliminate_common_subexpressions.h"
 #include "passes/tensor/eliminate_dead_code.h"
 #include "passes/tensor/fold_constants.h"
 #include "passes/tensor/simplify_algebra.h"
+#include "passes/torch/roll_layers.h"
 #include "passes/torch/share_calls.h"
 
 namespace deplo {
@@ -131,6 +134,12 @@ class Runner {
     if (options_.verify_each || std::exchange(is_first_, false) || passes.empty() || stops_here) check(level, entry, module);
     if (options_.observer) options_.observer(std::string(level), entry, print(module), true);
     if (stops_here) return stop(std::move(module));
+    return rest(level, std::move(module), passes);
+  }
+
+  /// Runs further passes of a level.
+  template <class M>
+  M rest(std::string_view level, M module, const std::vector<Pass<M>>& passes) {
     for (const Pass<M>& pass : passes) {
       if (stopped_) break;
       if (!context_.disabled.contains(pass.name)) module = run(level, pass, std::move(module));
@@ -185,9 +194,24 @@ class Runner {
 
 using LowerTorch = std::function<tensor_ir::Graph(const torch_ir::Graph&)>;
 
+constexpr std::string_view kFirstOfAllLayers = "name_kernels";  ///< the first pass for which layers that are worked on once are there again
+
+/// The passes of Loop IR on what was kept of equal layers, then on all of them; nothing if those cannot be put back.
+std::optional<loop_ir::Module> run_loop_passes(Runner& runner, loop_ir::Module module, const torch_ir::Rolled& rolled) {
+  const std::vector<Pass<loop_ir::Module>>& passes = loop_passes();
+  const auto split = std::ranges::find(passes, kFirstOfAllLayers, &Pass<loop_ir::Module>::name);
+  module = runner.level("loop", std::move(module), {passes.begin(), split});
+  auto all = guarded("loop", "unroll_layers", [&] { return unroll_layers(module, rolled); });
+  if (!all) return std::nullopt;
+  std::vector<Pass<loop_ir::Module>> rest{{"unroll_layers", [&](loop_ir::Module&&, const PassContext&) { return *std::move(all); }, ""}};
+  rest.insert(rest.end(), split, passes.end());
+  return runner.rest("loop", std::move(module), rest);
+}
+
 /// Continues from `reached`, whose module `made` holds as a parser or an importer left it.
-void run_from(Compiled& made, std::string reached, const PassContext& context, const PipelineOptions& options,
-              const LowerTorch& lower_torch = lower_torch_to_tensor) {
+/// `rolled`: equal layers are worked on once; false if that did not do.
+bool run_from(Compiled& made, const std::string& reached, const PassContext& context, const PipelineOptions& options, const LowerTorch& lower_torch,
+              const torch_ir::Rolled* rolled) {
   Runner runner(context, options);
   size_t start = depth(reached);
   auto enter = [&](std::string_view level, auto&& lower) {
@@ -198,12 +222,34 @@ void run_from(Compiled& made, std::string reached, const PassContext& context, c
   };
   if (enter("torch", [] {})) made.torch = runner.level("torch", std::move(made.torch), torch_passes());
   if (enter("tensor", [&] { made.tensor = lower_torch(made.torch); })) made.tensor = runner.level("tensor", std::move(made.tensor), tensor_passes());
-  if (enter("loop", [&] { made.loop = lower_tensor_to_loop(made.tensor, context); }))
-    made.loop = runner.level("loop", std::move(made.loop), loop_passes());
+  if (enter("loop", [&] { made.loop = lower_tensor_to_loop(made.tensor, context); })) {
+    auto all = rolled ? run_loop_passes(runner, std::move(made.loop), *rolled) : runner.level("loop", std::move(made.loop), loop_passes());
+    if (!all) return false;
+    made.loop = *std::move(all);
+  }
   if (enter("tile", [&] { made.tile = lower_loop_to_tile(made.loop, context); }))
     made.tile = runner.level("tile", std::move(made.tile), tile_passes());
   if (enter("kernel", [&] { made.kernel = lower_tile_to_kernel(made.tile, context); }))
     made.kernel = runner.level("kernel", std::move(made.kernel), kernel_passes());
+  return true;
+}
+
+/// The same, of equal layers once where nobody looks at what passes make of them.
+void run_from(Compiled& made, const std::string& reached, const PassContext& context, const PipelineOptions& options,
+              const LowerTorch& lower_torch = lower_torch_to_tensor) {
+  const bool stops_early = options.stop_after != "" && options.stop_after != "tile" && options.stop_after != "kernel";
+  if (reached == "torch" && !options.whole && !stops_early && Repeats::are_shared(context)) {
+    guarded("torch", "import", [&] { verify(made.torch); });
+    if (const auto rolled = guarded("torch", "roll_layers", [&] { return roll_layers(made.torch); })) {
+      Compiled of_few;
+      of_few.torch = rolled->graph;
+      if (run_from(of_few, reached, context, options, lower_torch, &*rolled)) {
+        made = std::move(of_few);
+        return;
+      }
+    }
+  }
+  run_from(made, reached, context, options, lower_torch, nullptr);
 }
 
 template <class M>

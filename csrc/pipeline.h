@@ -36,6 +36,7 @@ struct PipelineOptions {
   std::string stop_after;    ///< a level, a pass or lower_to_<level> (a level before its passes); empty: run to kernel
   std::string dump;          ///< a level, a pass or lower_to_<level> that the observer shows, or all: its name is checked
   bool verify_each = false;  ///< after every pass: verify, and check that the text reads back as the same module
+  bool whole = false;        ///< passes see all of many equal layers (passes/torch/roll_layers.h), as somebody does who reads what they make
   bool by_hand = false;      ///< a person wrote the text: what is wrong with it is a UserError that says where
   Observer observer;         ///< may be empty
 };

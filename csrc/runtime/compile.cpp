@@ -96,6 +96,7 @@ Compiled run_levels(const std::string& text, const std::string& file, const Comp
   PipelineOptions pipeline = checked_pipeline(options);
   pipeline.by_hand = by_hand;
   pipeline.stop_after = stop_after;
+  pipeline.whole = !options.dump.empty() || !options.dump_dir.empty();
 #ifndef NDEBUG
   pipeline.verify_each = true;
 #endif

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -46,7 +48,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Embedding(20, 32), nn.Linear(32, 20)
-        self.layers = nn.ModuleList(Layer(4 if k % 2 else 16) for k in range(5))
+        self.layers = nn.ModuleList(Layer(4 if k % 2 else 16) for k in range(14))
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         x = self.first(ids)
@@ -55,17 +57,33 @@ class Net(nn.Module):
         return F.log_softmax(self.last(x), -1)
 
 
+def with_numbered_buffers(text: str) -> str:
+    """The text with buffers named in the order in which steps name them: some have names from the pass that made them."""
+    program, kernels = text.split("\nkernel @", 1)
+    declared = [line for line in program.splitlines() if line.startswith("  buffer ")]
+    known = {line.split()[1].rstrip(":") for line in declared}
+    numbers: dict[str, str] = {}
+
+    def number(match: re.Match[str]) -> str:
+        return numbers.setdefault(match[0], f"b{len(numbers)}") if match[0] in known else match[0]
+
+    steps = [re.sub(r"\w+", number, line) for line in program.splitlines() if line not in declared]
+    return "\n".join([*steps, *sorted(re.sub(r"\w+", number, line) for line in declared), kernels])
+
+
 @pytest.mark.parametrize("kind", ["inference", "dynamic", "training"])
-def test_programs_are_those_of_layers_one_by_one(kind: str) -> None:
+def test_programs_are_those_of_layers_one_by_one(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Passes work on four of seven pairs of layers; the steps of one of them are those of the others."""
     net = Net()
     inputs = [torch.zeros(1, 6, dtype=torch.int64), torch.arange(6)]
     with torch.set_grad_enabled(kind == "training"):
         records = capture(net, inputs, dynamic=kind == "dynamic", backward=kind == "training")
     assert len(records) == (2 if kind == "training" else 1)
     for record in records:
-        options = {"verify": False, "hints": record.hints, "training": kind == "training"}
+        options = {"verify": False, "time": True, "hints": record.hints, "training": kind == "training"}
         shared, apart = (core().lower(record.torch_ir, "kernel", json.dumps({**options, "disable": off})) for off in ([], ["share_repeats"]))
-        assert shared == apart
+        assert with_numbered_buffers(shared) == with_numbered_buffers(apart)
+        assert capfd.readouterr().err.count("loop/unroll_layers") == 1
 
 
 class Regions(nn.Module):
@@ -115,3 +133,65 @@ def test_regions_are_the_graph_of_layers_that_are_traced_one_by_one(kind: str, m
         aliases.append([storages.index(s) for s in storages])
         torch.testing.assert_close(results, net(x))
     assert texts[0] == texts[1] and aliases[0] == aliases[1]
+
+
+def chain(
+    x: torch.Tensor, w: list[torch.Tensor], step: Callable[[int, torch.Tensor, torch.Tensor, list[torch.Tensor]], torch.Tensor]
+) -> list[torch.Tensor]:
+    """What nine layers give, each from its number, the last value, its weight, and what all layers before it gave."""
+    values = [x]
+    for k in range(9):
+        values.append(step(k, values[-1], w[k], values))
+    return values
+
+
+def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = F.layer_norm(x, (8,))
+    return x + (torch.tanh(F.softmax(y @ w, -1) * y) * 0.5) @ w
+
+
+def written(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    w[3:5] = x[3:5]
+    return layer(x, w)
+
+
+NETS: dict[str, tuple[bool, Callable[[torch.Tensor, list[torch.Tensor]], object]]] = {
+    "plain": (True, lambda x, w: chain(x, w, lambda k, y, v, all_: layer(y, v))[-1]),
+    "each value is given": (True, lambda x, w: chain(x, w, lambda k, y, v, all_: layer(y, v))),
+    "in another order": (True, lambda x, w: chain(x, w, lambda k, y, v, all_: layer(y, v))[::-1]),
+    "some values are given": (False, lambda x, w: chain(x, w, lambda k, y, v, all_: layer(y, v))[3:]),
+    "transposed behind all layers": (True, lambda x, w: [y.t() for y in chain(x, w, lambda k, y, v, all_: layer(y, v))]),
+    "summed behind all layers": (False, lambda x, w: sum(chain(x, w, lambda k, y, v, all_: layer(y, v)), torch.zeros(()))),
+    "all read the first": (True, lambda x, w: chain(x, w, lambda k, y, v, all_: layer(y + all_[0], v))[-1]),
+    "each reads the one before the last": (True, lambda x, w: chain(x, w, lambda k, y, v, all_: layer(y + all_[max(k - 1, 0)], v))[-1]),
+    "skips across all": (False, lambda x, w: chain(x, w, lambda k, y, v, all_: layer(y + all_[8 - k] if k > 4 else y, v))[-1]),
+    "one has another factor": (False, lambda x, w: chain(x, w, lambda k, y, v, all_: layer(y * (3 if k == 4 else 2), v))[-1]),
+    "two share a weight": (False, lambda x, w: chain(x, w, lambda k, y, v, all_: layer(y, w[3] if k == 5 else v))[-1]),
+    "all share a weight": (True, lambda x, w: chain(x, w, lambda k, y, v, all_: layer(y, v) @ w[9])[-1]),
+    "a weight is read again at the end": (False, lambda x, w: chain(x, w, lambda k, y, v, all_: layer(y, v))[-1] @ w[4]),
+    "a weight is given": (False, lambda x, w: [chain(x, w, lambda k, y, v, all_: layer(y, v))[-1], w[4] * 2]),
+    "random numbers": (True, lambda x, w: chain(x, w, lambda k, y, v, all_: y + F.dropout(layer(y, v), 0.5, True))[-1]),
+    "calls of a library": (True, lambda x, w: chain(x, w, lambda k, y, v, all_: layer(y, v) + torch.linalg.inv(v @ v.t() + 8 * torch.eye(8)))[-1]),
+    "weights are written": (True, lambda x, w: chain(x, w, lambda k, y, v, all_: written(y, v))[-1]),
+    "one weight is written": (False, lambda x, w: chain(x, w, lambda k, y, v, all_: written(y, v) if k == 4 else layer(y, v))[-1]),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_layers_that_are_left_out_come_back_as_they_were(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Where they are not equal, all stay."""
+    rolls, net = NETS[name]
+    torch.manual_seed(0)
+    make = lambda: (torch.randn(8, 8).double(), [torch.randn(8, 8).double() for _ in range(10)])  # noqa: E731
+    x, w = make()
+    (record,) = capture(lambda x, *w: net(x, list(w)), [x, *w], dynamic=False)
+    options = {"verify": True, "time": True, "hints": record.hints}
+    shared, apart = (core().lower(record.torch_ir, "kernel", json.dumps({**options, "disable": off})) for off in ([], ["share_repeats"]))
+    assert with_numbered_buffers(shared) == with_numbered_buffers(apart)
+    assert capfd.readouterr().err.count("loop/unroll_layers") == rolls
+    results = []
+    for run in (net, torch.compile(net, backend="deplo", dynamic=False)):
+        torch.manual_seed(1)
+        x, w = make()
+        results.append([run(x, w), w])
+    torch.testing.assert_close(results[1], results[0])
