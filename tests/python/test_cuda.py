@@ -130,7 +130,7 @@ CUDA_LACKS = (
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", CUDA_LACKS)
 def test_functions_that_cuda_lacks(name: str, dtype: torch.dtype, tmp_path: Path):
-    """Within 8 ulp of mpmath's values, far below 0, too, and eager mode's at infinities and NaN; GELU by tanh of float64 within what it loses inside."""
+    """Within 8 ulp of mpmath's values, far below 0, too, and eager mode's at infinities and NaN; GELU by tanh of float64 within its losses."""
     row = next(fn for fn in functions() if fn.name == name)
     fn = row.torch if row.arity == 1 else lambda x: row.torch(x, x.abs())
     special = [0.0, -0.0, 1.0, 0.25, 0.5, 0.75, 20.5, -39.0, -41.0, -60.0, -200.0, 1e30, -1e30, math.inf, -math.inf, math.nan]
