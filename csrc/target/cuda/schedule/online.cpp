@@ -301,9 +301,15 @@ Schedule GpuOnline::propose(const SizeHints& hints, const std::string& arch) con
     tile /= 2;
     warps = std::max<int64_t>(1, warps / 2);
   }
+  // Half the keys where only then two blocks fit an SM: large blocks have their registers full, and with all keys some spill.
+  const auto fits_twice = [&](int64_t keys_of_block) {
+    return 2 * (shared_bytes(tile, keys_of_block, 1, false) + kOwnBytes) <= static_cast<int64_t>(model.shared_kb_sm) << 10;
+  };
+  const bool halves = tile > 64 && !part_ && !fits_twice(keys) && fits_twice(keys / 2);
+  if (halves) keys /= 2;
   const int64_t most = model.shared_kb_block << 10;
   while (keys > 16 && !part_ && shared_bytes(tile, keys, 1, false) > most) keys /= 2;
-  int64_t stages = shared_bytes(tile, keys, 2, false) <= kFewBytes ? 2 : 1;
+  int64_t stages = !halves && shared_bytes(tile, keys, 2, false) <= kFewBytes ? 2 : 1;
   // Where there is little to compute, memory waits for copies ahead.
   if (warps == 1)
     for (const int64_t ahead : {2, 3})
