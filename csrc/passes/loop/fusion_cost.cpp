@@ -20,7 +20,7 @@ using loop_ir::Store;
 constexpr double kEnoughParallel = 16;      ///< shared iterations that occupy any machine's cores well enough
 constexpr double kRowBlock = 128;           ///< rows of a contraction whose fused rows stay in cache together
 constexpr double kCores = 8;                ///< that read a shared operand each for itself
-constexpr double kEnoughColumns = 4096;     ///< shared by two kernels, along which memory runs, that keep blocks of a grid busy
+constexpr double kEnoughColumns = 4096;     ///< shared by two kernels that keep blocks of a grid busy
 constexpr double kLongColumn = 4096;        ///< points of one of fewer columns that have blocks of their own
 constexpr double kLeastPart = 128;          ///< elements of a part of a reduction that has a kernel of its own
 constexpr double kLongKeys = 128;           ///< of float32, that are worth blocks of a grid
@@ -32,6 +32,12 @@ constexpr double kManyTaps = 16;            ///< of a window: what neighbours sh
 
 // Enough iterations to share among threads, or too little work to need it.
 bool parallel_enough(double shared, double work) { return shared >= kEnoughParallel || work / shared <= kSmallIteration; }
+
+bool has_sums(const Block& body) {
+  bool sums = false;
+  loop_ir::visit(body, [&](const Stmt& stmt, const std::vector<Axis>&) { sums = sums || std::holds_alternative<loop_ir::Reduce>(stmt.node); });
+  return sums;
+}
 
 // Two contractions in one nest: gates over the same rows, with equal reductions.
 bool gated_pair(const FusionGroup& a, const FusionGroup& b) {
@@ -251,9 +257,18 @@ bool FusionCost::multiplies_heads(const NestGroup& nest) const {
 bool FusionCost::attends(const FusionGroup& a, const FusionGroup& b) const {
   if (!target_of(context_).has_grid) return false;
   if (!has_softmax(a.nest.body)) return has_softmax(b.nest.body) && multiplies_heads(a.nest);
+  return multiplies_heads(has_sums(b.nest.body) ? b.nest : a.nest);
+}
+
+// Sums of what such a kernel reads, as a norm of queries has: with them it is none that streams keys.
+bool FusionCost::disturbs_attention(const FusionGroup& a, const FusionGroup& b) const {
+  if (!target_of(context_).has_grid || has_softmax(a.nest.body) || multiplies_heads(a.nest)) return false;
   bool sums = false;
-  loop_ir::visit(b.nest.body, [&](const Stmt& stmt, const std::vector<Axis>&) { sums = sums || std::holds_alternative<loop_ir::Reduce>(stmt.node); });
-  return multiplies_heads(sums ? b.nest : a.nest);
+  loop_ir::visit(a.nest.body, [&](const Stmt& stmt, const std::vector<Axis>&) {
+    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node);
+    sums = sums || (reduce && reduce->combiner == Combiner::sum);
+  });
+  return sums && multiplies_heads(b.nest);
 }
 
 bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs, const std::set<std::string>& flow,
@@ -286,8 +301,12 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
     return keep_rows(a.nest, join(a.nest, b.nest, pairs, scratch), flow);
   }
   if (pairs.empty() && !(a.nest.axes.empty() && b.nest.axes.empty())) return one_after_the_other && std::max(a.points, b.points) <= kSmallIteration;
+  if (disturbs_attention(a, b)) return false;
   if (whole_a && whole_b) return true;
   if (attends(a, b)) return true;
+  // Threads of a row would take several rows of sums one after the other.
+  const auto loses_rows = [&](const FusionGroup& g) { return has_sums(g.nest.body) && points(g.nest.axes) > shared; };
+  if (target_of(context_).has_grid && shared < kEnoughColumns && (loses_rows(a) || loses_rows(b))) return false;
   // Parts of long sums keep blocks of a grid busy, and are few beside what they are made of.
   if (!whole_a && target_of(context_).has_grid && a.points >= kLeastPart * points(a.nest.axes)) return false;
   if (!whole_b && target_of(context_).has_grid && shared < kEnoughColumns && b.points >= kLongColumn * shared && has_columns(b.nest, pairs))
