@@ -237,7 +237,7 @@ bool run_from(Compiled& made, const std::string& reached, const PassContext& con
 /// The same, of equal layers once where nobody looks at what passes make of them.
 void run_from(Compiled& made, const std::string& reached, const PassContext& context, const PipelineOptions& options,
               const LowerTorch& lower_torch = lower_torch_to_tensor) {
-  const bool stops_early = options.stop_after != "" && options.stop_after != "tile" && options.stop_after != "kernel";
+  const bool stops_early = !options.stop_after.empty() && options.stop_after != "tile" && options.stop_after != "kernel";
   if (reached == "torch" && !options.whole && !stops_early && Repeats::are_shared(context)) {
     guarded("torch", "import", [&] { verify(made.torch); });
     if (const auto rolled = guarded("torch", "roll_layers", [&] { return roll_layers(made.torch); })) {

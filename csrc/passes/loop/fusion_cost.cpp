@@ -300,13 +300,15 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
     loop_ir::Names scratch = names;
     return keep_rows(a.nest, join(a.nest, b.nest, pairs, scratch), flow);
   }
-  if (pairs.empty() && !(a.nest.axes.empty() && b.nest.axes.empty())) return one_after_the_other && std::max(a.points, b.points) <= kSmallIteration;
+  // Threads of a row would take several rows of sums one after the other.
+  const auto loses_rows = [&](const FusionGroup& g) { return has_sums(g.nest.body) && points(g.nest.axes) > shared; };
+  const bool serial = target_of(context_).has_grid && shared < kEnoughColumns && (loses_rows(a) || loses_rows(b));
+  if (pairs.empty() && !(a.nest.axes.empty() && b.nest.axes.empty()))
+    return one_after_the_other && !serial && std::max(a.points, b.points) <= kSmallIteration;
   if (disturbs_attention(a, b)) return false;
   if (whole_a && whole_b) return true;
   if (attends(a, b)) return true;
-  // Threads of a row would take several rows of sums one after the other.
-  const auto loses_rows = [&](const FusionGroup& g) { return has_sums(g.nest.body) && points(g.nest.axes) > shared; };
-  if (target_of(context_).has_grid && shared < kEnoughColumns && (loses_rows(a) || loses_rows(b))) return false;
+  if (serial) return false;
   // Parts of long sums keep blocks of a grid busy, and are few beside what they are made of.
   if (!whole_a && target_of(context_).has_grid && a.points >= kLeastPart * points(a.nest.axes)) return false;
   if (!whole_b && target_of(context_).has_grid && shared < kEnoughColumns && b.points >= kLongColumn * shared && has_columns(b.nest, pairs))

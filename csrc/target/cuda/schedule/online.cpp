@@ -26,6 +26,7 @@ namespace {
 
 constexpr double kLeastRows = 8;     // fewer leave matrix units idle
 constexpr double kLeastKeys = 128;   // that are worth it all the same: what is read matters then
+constexpr double kFewKeys = 32;      // the same on matrix units, which read them in whole lines
 constexpr int64_t kMostDepth = 256;  // of keys and of values
 constexpr int64_t kMostSums = 192;   // of a thread: scores and sums of values
 constexpr int64_t kFewBytes = 48 << 10;
@@ -249,7 +250,7 @@ bool GpuOnline::fits(const SizeHints& hints, const std::string& arch) const {
   if (!possible_ || cuda_generation(arch) < 80) return false;
   const double enough = numbers_ ? kFewRows + 1 : kLeastRows;
   return analysis::estimate(row_.extent, hints, kernel_.symbols) >= enough ||
-         analysis::estimate(sum_.key.extent, hints, kernel_.symbols) >= kLeastKeys;
+         analysis::estimate(sum_.key.extent, hints, kernel_.symbols) >= (numbers_ ? kLeastKeys : kFewKeys);
 }
 
 /// Rows of which a block makes all, and too few blocks for the device: the cache of a batch of one that is decoded.
