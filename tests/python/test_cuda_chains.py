@@ -105,17 +105,22 @@ def test_gradients_of_attention_in_float32(fn: Callable[..., Any], shapes: list[
     check_judge(tmp_path / "judge", lines_are_whole=False)
 
 
+def turned(q: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return q * w.cos() + torch.cat([-q[..., 32:], q[..., :32]], -1) * w.sin()
+
+
 @pytest.mark.parametrize("keys", [48, 640])
-def test_norms_of_queries_leave_attention_over_a_cache_what_it_is(keys: int, tmp_path: Path):
-    """Qwen3's queries have norms. In one kernel with attention they would keep it from streaming keys."""
+@pytest.mark.parametrize("prepare", [lambda q, w: F.rms_norm(q, (64,), w), turned, lambda q, w: turned(F.rms_norm(q, (64,)), w)])
+def test_norms_and_rotations_leave_attention_over_a_cache_what_it_is(prepare: Callable[..., torch.Tensor], keys: int, tmp_path: Path):
+    """In one kernel with attention they would keep it from streaming keys."""
 
     def attend(q: torch.Tensor, w: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(F.rms_norm(q, (64,), w), k, v, enable_gqa=True)
+        return F.scaled_dot_product_attention(prepare(q, w), k, v, enable_gqa=True)
 
     inputs = [torch.randn(shape).bfloat16() for shape in [(1, 4, 1, 64), (64,), *[(1, 2, keys, 64)] * 2]]
     got = compiled_for_gpu(attend, {"dump_dir": str(tmp_path), "allow_library": []}, fullgraph=True)(*inputs)
     no_further([got], [attend(*inputs)], [attend(*(x.double() for x in inputs))])
-    assert kernels_of(tmp_path)[:2] == ["gpu_rows", "gpu_online"]
+    assert "gpu_online" in kernels_of(tmp_path)
     assert check_for_gpus(tmp_path) == 1
 
 

@@ -260,15 +260,18 @@ bool FusionCost::attends(const FusionGroup& a, const FusionGroup& b) const {
   return multiplies_heads(has_sums(b.nest.body) ? b.nest : a.nest);
 }
 
-// Sums of what such a kernel reads, as a norm of queries has: with them it is none that streams keys.
-bool FusionCost::disturbs_attention(const FusionGroup& a, const FusionGroup& b) const {
-  if (!target_of(context_).has_grid || has_softmax(a.nest.body) || multiplies_heads(a.nest)) return false;
+// Sums or loops over what such a kernel reads, as norms and rotations of queries have: with them it is none that streams keys.
+bool FusionCost::disturbs_attention(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs) const {
+  if (!target_of(context_).has_grid || multiplies_heads(a.nest)) return false;
   bool sums = false;
+  bool exp = false;
   loop_ir::visit(a.nest.body, [&](const Stmt& stmt, const std::vector<Axis>&) {
     const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node);
+    const auto* let = std::get_if<loop_ir::Let>(&stmt.node);
     sums = sums || (reduce && reduce->combiner == Combiner::sum);
+    exp = exp || (let && let->fn == Fn::exp);  // weights
   });
-  return sums && multiplies_heads(b.nest);
+  return !exp && (sums || !covers(pairs, a.nest)) && multiplies_heads(b.nest);
 }
 
 bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs, const std::set<std::string>& flow,
@@ -305,7 +308,7 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
   const bool serial = target_of(context_).has_grid && shared < kEnoughColumns && (loses_rows(a) || loses_rows(b));
   if (pairs.empty() && !(a.nest.axes.empty() && b.nest.axes.empty()))
     return one_after_the_other && !serial && std::max(a.points, b.points) <= kSmallIteration;
-  if (disturbs_attention(a, b)) return false;
+  if (disturbs_attention(a, b, pairs)) return false;
   if (whole_a && whole_b) return true;
   if (attends(a, b)) return true;
   if (serial) return false;

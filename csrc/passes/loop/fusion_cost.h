@@ -49,7 +49,7 @@ class FusionCost {
   bool has_columns(const NestGroup& nest, const AxisPairs& pairs) const;
   bool multiplies_heads(const NestGroup& nest) const;
   bool attends(const FusionGroup& a, const FusionGroup& b) const;
-  bool disturbs_attention(const FusionGroup& a, const FusionGroup& b) const;
+  bool disturbs_attention(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs) const;
   bool chainable(const FusionGroup& a, const FusionGroup& b, const std::set<std::string>& flow);
 
   ProgramGraph& graph_;
