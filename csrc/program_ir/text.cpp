@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <set>
 
 #include "base/error.h"
 #include "expr/check.h"
 #include "program_ir/facts.h"
+#include "program_ir/names.h"
 
 namespace deplo {
 namespace {
@@ -136,6 +138,13 @@ LibraryStep parse_library(Lexer& lexer, const ProgramBody& program) {
 }
 
 }  // namespace
+
+std::string buffer_stem(std::string_view value) {
+  std::string stem;
+  for (const char c : value)
+    if (std::isalnum(static_cast<unsigned char>(c)) || c == '_') stem += c;
+  return stem.empty() || !std::isalpha(static_cast<unsigned char>(stem[0])) ? "t" + stem : stem;
+}
 
 std::vector<Expr> contiguous_strides(const std::vector<Expr>& shape) {
   std::vector<Expr> strides(shape.size());

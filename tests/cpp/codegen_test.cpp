@@ -85,6 +85,7 @@ TEST_CASE("powers of 2 of weights are within 2^-20, 0 below 2^-126, and infinite
       "  for i in 0..{} step 16:\n    a: f32x16 = load x[i]\n    b: f32x16 = exp2_near(a)\n    store y[i] = b\n",
       x.size());
   REQUIRE(apply(Fn::exp2_near, DType::f32, std::array{Scalar::of_float(DType::f32, 3)}.data(), Mode::typed, nullptr).f == 8);
+  REQUIRE(apply(Fn::reciprocal_near, DType::f32, std::array{Scalar::of_float(DType::f32, 4)}.data(), Mode::typed, nullptr).f == 0.25);
   for (const std::string& features : feature_sets()) {
     std::vector<float> y(x.size());
     Machine(features).run(text, {x.data(), y.data()});

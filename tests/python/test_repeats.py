@@ -170,6 +170,7 @@ NETS: dict[str, tuple[bool, Callable[[torch.Tensor, list[torch.Tensor]], object]
     "all share a weight": (True, lambda x, w: chain(x, w, lambda k, y, v, all_: layer(y, v) @ w[9])[-1]),
     "a weight is read again at the end": (False, lambda x, w: chain(x, w, lambda k, y, v, all_: layer(y, v))[-1] @ w[4]),
     "a weight is given": (False, lambda x, w: [chain(x, w, lambda k, y, v, all_: layer(y, v))[-1], w[4] * 2]),
+    "begins with the weight of another layer": (False, lambda x, w: chain(w[3], w, lambda k, y, v, all_: layer(y, v))[-1] + x),
     "random numbers": (True, lambda x, w: chain(x, w, lambda k, y, v, all_: y + F.dropout(layer(y, v), 0.5, True))[-1]),
     "calls of a library": (True, lambda x, w: chain(x, w, lambda k, y, v, all_: layer(y, v) + torch.linalg.inv(v @ v.t() + 8 * torch.eye(8)))[-1]),
     "weights are written": (True, lambda x, w: chain(x, w, lambda k, y, v, all_: written(y, v))[-1]),

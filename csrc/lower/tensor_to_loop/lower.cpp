@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "loop_ir/params.h"
 #include "lower/tensor_to_loop/lift.h"
+#include "program_ir/names.h"
 
 namespace deplo {
 namespace {
@@ -57,10 +58,7 @@ struct Lowering {
   }
 
   std::string new_buffer_name(const std::string& value) {
-    std::string stem;
-    for (char c : value)
-      if (std::isalnum(static_cast<unsigned char>(c)) || c == '_') stem += c;
-    if (stem.empty() || !std::isalpha(static_cast<unsigned char>(stem[0]))) stem = "t" + stem;
+    const std::string stem = buffer_stem(value);
     // An input keeps its name if it is free; the digit makes fresh() keep it.
     std::string name = std::isdigit(static_cast<unsigned char>(stem.back())) || reserved.count(stem) ? names.fresh(stem) : stem;
     names.reserve(name);

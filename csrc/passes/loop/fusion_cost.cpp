@@ -20,7 +20,7 @@ using loop_ir::Store;
 constexpr double kEnoughParallel = 16;      ///< shared iterations that occupy any machine's cores well enough
 constexpr double kRowBlock = 128;           ///< rows of a contraction whose fused rows stay in cache together
 constexpr double kCores = 8;                ///< that read a shared operand each for itself
-constexpr double kEnoughColumns = 4096;     ///< shared by two kernels that keep blocks of a grid busy
+constexpr double kEnoughShared = 4096;      ///< points shared by two kernels that keep blocks of a grid busy
 constexpr double kLongColumn = 4096;        ///< points of one of fewer columns that have blocks of their own
 constexpr double kLeastPart = 128;          ///< elements of a part of a reduction that has a kernel of its own
 constexpr double kLongKeys = 128;           ///< of float32, that are worth blocks of a grid
@@ -305,7 +305,7 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
   }
   // Threads of a row would take several rows of sums one after the other.
   const auto loses_rows = [&](const FusionGroup& g) { return has_sums(g.nest.body) && points(g.nest.axes) > shared; };
-  const bool serial = target_of(context_).has_grid && shared < kEnoughColumns && (loses_rows(a) || loses_rows(b));
+  const bool serial = target_of(context_).has_grid && shared < kEnoughShared && (loses_rows(a) || loses_rows(b));
   if (pairs.empty() && !(a.nest.axes.empty() && b.nest.axes.empty()))
     return one_after_the_other && !serial && std::max(a.points, b.points) <= kSmallIteration;
   if (disturbs_attention(a, b, pairs)) return false;
@@ -314,7 +314,7 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
   if (serial) return false;
   // Parts of long sums keep blocks of a grid busy, and are few beside what they are made of.
   if (!whole_a && target_of(context_).has_grid && a.points >= kLeastPart * points(a.nest.axes)) return false;
-  if (!whole_b && target_of(context_).has_grid && shared < kEnoughColumns && b.points >= kLongColumn * shared && has_columns(b.nest, pairs))
+  if (!whole_b && target_of(context_).has_grid && shared < kEnoughShared && b.points >= kLongColumn * shared && has_columns(b.nest, pairs))
     return false;
   return parallel_enough(shared, std::max(a.points, b.points));
 }

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
-#include <functional>
 #include <map>
 #include <numeric>
 #include <set>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "loop_ir/structure.h"
+#include "program_ir/names.h"
 #include "torch_ir/rewrite.h"
 
 namespace deplo {
@@ -26,14 +25,6 @@ constexpr int kNoPart = -1;
 constexpr int kSecond = 1;  // of the parts that are kept
 constexpr int kThird = 2;
 constexpr int kLast = 3;
-
-/// As buffers are named after values of Torch IR, if nothing else has the name.
-std::string stem_of(std::string_view value) {
-  std::string stem;
-  for (const char c : value)
-    if (std::isalnum(static_cast<unsigned char>(c)) || c == '_') stem += c;
-  return stem.empty() || !std::isalpha(static_cast<unsigned char>(stem[0])) ? "t" + stem : stem;
-}
 
 class Unroller {
  public:
@@ -79,7 +70,7 @@ class Unroller {
       }
       for (size_t j = 0; j < rolled_.values[kept[k]].size(); ++j) {
         const std::string& value = rolled_.values[kept[k]][j];
-        values_.emplace(stem_of(value), std::pair{static_cast<int>(k), j});
+        values_.emplace(buffer_stem(value), std::pair{static_cast<int>(k), j});
         provenance_.emplace(value.substr(1), std::pair{static_cast<int>(k), j});
       }
     }
@@ -263,11 +254,12 @@ class Unroller {
     for (const Buffer& b : module_.buffers)
       if (part_of(b.name) == kSecond && b.kind != BufferKind::input)
         if (auto value = values_.find(b.name); value != values_.end() && value->second.first == kThird)
-          renamed_[b.name] = unused(stem_of(rolled_.values[2][value->second.second]));
+          renamed_[b.name] = unused(buffer_stem(rolled_.values[2][value->second.second]));
     for (const auto& [name, other] : renamed_) used_.erase(name);
     copies_.resize(parts());
     for (size_t part = 2; part < third(); ++part) {
-      for (size_t slot = 0; slot < own_[kThird].size(); ++slot) copies_[part][own_[kThird][slot]] = unused(stem_of(rolled_.own_inputs[part][slot]));
+      for (size_t slot = 0; slot < own_[kThird].size(); ++slot)
+        copies_[part][own_[kThird][slot]] = unused(buffer_stem(rolled_.own_inputs[part][slot]));
       for (const Buffer& b : module_.buffers)
         if (part_of(b.name) == kThird && b.kind != BufferKind::input) copies_[part][b.name] = unused(name_in(part, b.name));
     }
@@ -277,7 +269,7 @@ class Unroller {
   std::string name_in(size_t part, const std::string& buffer) const {
     auto value = values_.find(buffer);
     if (value == values_.end() || value->second.first < kSecond) return buffer + "_" + std::to_string(part);
-    return stem_of(rolled_.values[part + static_cast<size_t>(value->second.first) - kThird][value->second.second]);
+    return buffer_stem(rolled_.values[part + static_cast<size_t>(value->second.first) - kThird][value->second.second]);
   }
 
   std::string renamed(const std::string& buffer) const {
@@ -356,17 +348,13 @@ class Unroller {
     return from.substr(0, colon + 1) + rolled_.values[of][it->second.second].substr(1) + from.substr(end);
   }
 
-  static void rename(Attribute& attribute, const std::function<std::string(const std::string&)>& to) {
-    if (auto* value = std::get_if<ValueName>(&attribute.value)) value->name = to(value->name);
-    if (auto* list = std::get_if<std::vector<Attribute>>(&attribute.value))
-      for (Attribute& item : *list) rename(item, to);
-  }
-
   void put_step(Module& made, size_t at, std::optional<size_t> part) {
     Step step = module_.steps[at];
     const auto to = [&](const std::string& buffer) { return part ? in_layer(*part, buffer) : renamed(buffer); };
     if (auto* library = std::get_if<LibraryStep>(&step)) {
-      for (auto& [name, value] : library->arguments) rename(value, to);
+      torch_ir::Renaming names;
+      for (const std::string& buffer : places_[at].reads) names.emplace(buffer, to(buffer));
+      for (auto& [name, value] : library->arguments) torch_ir::rename(value, names);
       for (std::string& result : library->results) result = to(result);
     } else {
       auto& call = std::get<CallStep>(step);

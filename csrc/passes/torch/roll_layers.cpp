@@ -215,6 +215,7 @@ class Roller {
     // What the first part reads of the part before it may be anything that lies before.
     if (carried ? earlier.has_value() : (!earlier || *earlier + length != *place || result_of(first) != result)) return false;
     if (carried && !is_alike_value(first, second)) return false;
+    if (carried) shared_.insert(first);
     return all([&](size_t part, std::string_view name) {
       const auto there = place_of(name);
       return there && *there == *place + (part - 1) * length && result_of(name) == result;
@@ -403,7 +404,7 @@ class Roller {
   ByName<Owner> in_tail_;
   ByName<size_t> outside_;                         ///< parts from which follows what is none's
   std::unordered_map<size_t, size_t> tail_nodes_;  ///< their parts
-  std::set<std::string_view> shared_;              ///< what all parts read
+  std::set<std::string_view> shared_;              ///< what all parts read, or the first one instead of a part before it
   Rolled rolled_;
 };
 
