@@ -109,14 +109,22 @@ def turned(q: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return q * w.cos() + torch.cat([-q[..., 32:], q[..., :32]], -1) * w.sin()
 
 
+over_a_cache = functools.partial(F.scaled_dot_product_attention, enable_gqa=True)
+
+
 @pytest.mark.parametrize("keys", [48, 640])
-@pytest.mark.parametrize("prepare", [lambda q, w: F.rms_norm(q, (64,), w), turned, lambda q, w: turned(F.rms_norm(q, (64,)), w)])
-def test_norms_and_rotations_leave_attention_over_a_cache_what_it_is(prepare: Callable[..., torch.Tensor], keys: int, tmp_path: Path):
+@pytest.mark.parametrize(
+    "attend",
+    [
+        lambda q, w, k, v: over_a_cache(F.rms_norm(q, (64,), w), k, v),
+        lambda q, w, k, v: over_a_cache(turned(q, w), k, v),
+        lambda q, w, k, v: over_a_cache(turned(F.rms_norm(q, (64,)), w), k, v),
+        lambda q, w, k, v: F.rms_norm(over_a_cache(q, k, v), (64,), w),
+    ],
+    ids=["norm", "rotation", "norm and rotation", "norm of the result"],
+)
+def test_norms_and_rotations_leave_attention_over_a_cache_what_it_is(attend: Callable[..., torch.Tensor], keys: int, tmp_path: Path):
     """In one kernel with attention they would keep it from streaming keys."""
-
-    def attend(q: torch.Tensor, w: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(prepare(q, w), k, v, enable_gqa=True)
-
     inputs = [torch.randn(shape).bfloat16() for shape in [(1, 4, 1, 64), (64,), *[(1, 2, keys, 64)] * 2]]
     got = compiled_for_gpu(attend, {"dump_dir": str(tmp_path), "allow_library": []}, fullgraph=True)(*inputs)
     no_further([got], [attend(*inputs)], [attend(*(x.double() for x in inputs))])

@@ -33,6 +33,24 @@ constexpr double kManyTaps = 16;            ///< of a window: what neighbours sh
 // Enough iterations to share among threads, or too little work to need it.
 bool parallel_enough(double shared, double work) { return shared >= kEnoughParallel || work / shared <= kSmallIteration; }
 
+bool reduces(const Block& body, Combiner combiner) {
+  bool found = false;
+  loop_ir::visit(body, [&](const Stmt& stmt, const std::vector<Axis>&) {
+    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node);
+    found = found || (reduce && reduce->combiner == combiner);
+  });
+  return found;
+}
+
+bool applies(const Block& body, Fn fn) {
+  bool found = false;
+  loop_ir::visit(body, [&](const Stmt& stmt, const std::vector<Axis>&) {
+    const auto* let = std::get_if<loop_ir::Let>(&stmt.node);
+    found = found || (let && let->fn == fn);
+  });
+  return found;
+}
+
 bool has_sums(const Block& body) {
   bool sums = false;
   loop_ir::visit(body, [&](const Stmt& stmt, const std::vector<Axis>&) { sums = sums || std::holds_alternative<loop_ir::Reduce>(stmt.node); });
@@ -116,17 +134,7 @@ bool slides_window(const NestGroup& nest, const FusionCost& cost) {
   });
 }
 
-bool has_softmax(const Block& body) {
-  bool greatest = false;
-  bool exp = false;
-  loop_ir::visit(body, [&](const Stmt& stmt, const std::vector<Axis>&) {
-    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node);
-    const auto* let = std::get_if<loop_ir::Let>(&stmt.node);
-    greatest = greatest || (reduce && reduce->combiner == Combiner::max);
-    exp = exp || (let && let->fn == Fn::exp);
-  });
-  return greatest && exp;
-}
+bool has_softmax(const Block& body) { return reduces(body, Combiner::max) && applies(body, Fn::exp); }
 
 }  // namespace
 
@@ -224,7 +232,8 @@ bool FusionCost::chainable(const FusionGroup& a, const FusionGroup& b, const std
 }
 
 // A row of its own for each head, times a matrix that changes from call to call, of 16-bit numbers, or of float32 and long.
-bool FusionCost::multiplies_heads(const NestGroup& nest) const {
+size_t FusionCost::products_of_heads(const NestGroup& nest) const {
+  size_t count = 0;
   loop_ir::Kernel kernel;
   kernel.symbols = graph_.program().symbols;
   kernel.body = loop_ir::make_nest(nest.axes, nest.body);
@@ -247,9 +256,9 @@ bool FusionCost::multiplies_heads(const NestGroup& nest) const {
           streams = streams || size_of(buffer->dtype) == 2 || (buffer->dtype == DType::f32 && std::max(rows, depth) >= kLongKeys);
           changes = changes && !buffer->is_static;
         }
-    if (streams && changes && sides == 1 && !c.axes_of(analysis::AxisClass::batch).empty() && std::min(rows, depth) <= kMostWidth) return true;
+    if (streams && changes && sides == 1 && !c.axes_of(analysis::AxisClass::batch).empty() && std::min(rows, depth) <= kMostWidth) ++count;
   }
-  return false;
+  return count;
 }
 
 // Scores of one query and their softmax, that and the values, or all that and what follows: blocks of a grid take parts of the keys of such a kernel
@@ -260,18 +269,14 @@ bool FusionCost::attends(const FusionGroup& a, const FusionGroup& b) const {
   return multiplies_heads(has_sums(b.nest.body) ? b.nest : a.nest);
 }
 
-// Sums or loops over what such a kernel reads, as norms and rotations of queries have: with them it is none that streams keys.
+// Sums or loops over what such a kernel reads, as norms and rotations of queries have, or sums of what it gives: with them it is none that streams
+// keys.
 bool FusionCost::disturbs_attention(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs) const {
-  if (!target_of(context_).has_grid || multiplies_heads(a.nest)) return false;
-  bool sums = false;
-  bool exp = false;
-  loop_ir::visit(a.nest.body, [&](const Stmt& stmt, const std::vector<Axis>&) {
-    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node);
-    const auto* let = std::get_if<loop_ir::Let>(&stmt.node);
-    sums = sums || (reduce && reduce->combiner == Combiner::sum);
-    exp = exp || (let && let->fn == Fn::exp);  // weights
-  });
-  return !exp && (sums || !covers(pairs, a.nest)) && multiplies_heads(b.nest);
+  if (!target_of(context_).has_grid) return false;
+  if (multiplies_heads(a.nest))
+    return products_of_heads(a.nest) > 1 && has_softmax(a.nest.body) && reduces(b.nest.body, Combiner::sum) && !applies(b.nest.body, Fn::exp) &&
+           !multiplies_heads(b.nest);
+  return !applies(a.nest.body, Fn::exp) && (reduces(a.nest.body, Combiner::sum) || !covers(pairs, a.nest)) && multiplies_heads(b.nest);
 }
 
 bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs, const std::set<std::string>& flow,

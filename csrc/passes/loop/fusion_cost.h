@@ -47,7 +47,8 @@ class FusionCost {
   double bytes_read_again(const NestGroup& joined) const;
   bool keep_rows(const NestGroup& rows, const NestGroup& joined, const std::set<std::string>& flow);
   bool has_columns(const NestGroup& nest, const AxisPairs& pairs) const;
-  bool multiplies_heads(const NestGroup& nest) const;
+  size_t products_of_heads(const NestGroup& nest) const;
+  bool multiplies_heads(const NestGroup& nest) const { return products_of_heads(nest) > 0; }
   bool attends(const FusionGroup& a, const FusionGroup& b) const;
   bool disturbs_attention(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs) const;
   bool chainable(const FusionGroup& a, const FusionGroup& b, const std::set<std::string>& flow);
