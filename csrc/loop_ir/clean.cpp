@@ -71,6 +71,8 @@ struct Sharer {
       integers[name] = let->literal.i;
     else if (Interval range = bounds(let->index, ranges); range.lo && range.hi && holds(let->dtype, *range.lo) && holds(let->dtype, *range.hi))
       integers[name] = let->index;
+    // Accesses and checks at such a value are affine, and mostly need no guard.
+    if (auto known = integers.find(name); known != integers.end()) renamed_exprs[name] = known->second;
   }
 
   // A comparison of integers that the ranges decide.

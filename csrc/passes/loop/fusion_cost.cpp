@@ -270,9 +270,8 @@ bool FusionCost::attends(const FusionGroup& a, const FusionGroup& b) const {
 }
 
 // Sums or loops over what such a kernel reads, as norms and rotations of queries have, or sums of what it gives: with them it is none that streams
-// keys.
+// keys, or leaves masked ones out.
 bool FusionCost::disturbs_attention(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs) const {
-  if (!target_of(context_).has_grid) return false;
   if (multiplies_heads(a.nest))
     return products_of_heads(a.nest) > 1 && has_softmax(a.nest.body) && reduces(b.nest.body, Combiner::sum) && !applies(b.nest.body, Fn::exp) &&
            !multiplies_heads(b.nest);
