@@ -33,6 +33,7 @@ constexpr std::string_view kUsage = R"(deplo_opt reads IR text of any level, run
   --target NAME             what schedules are for
   --vector-bytes N          of a vector register (32)
   --vector-registers N      how many there are (16)
+  --threads N               that a call has, for costs (1)
   --load-cost N             of a vector load among multiply-adds, in multiply-adds (0: loads keep up)
   --weights WHICH           pack or original: whether layers keep copies of weights (where they are much faster so)
   --feature NAME            one that the CPU has, as avx512bf16
@@ -100,6 +101,10 @@ Arguments parse_arguments(const std::vector<std::string>& words) {
       const auto registers = to_number<int64_t>(word, value());
       DEPLO_CHECK(registers >= 8 && registers <= 64, "{} {}: there are 8 to 64 vector registers", word, registers);
       arguments.context.target.vector_registers = static_cast<int>(registers);
+    } else if (word == "--threads") {
+      auto threads = to_number<int64_t>(word, value());
+      DEPLO_CHECK(threads >= 1 && threads <= 4096, "{} {}: there are 1 to 4096 threads", word, threads);
+      arguments.context.target.threads = static_cast<int>(threads);
     } else if (word == "--load-cost") {
       arguments.context.target.load_cost = to_number<double>(word, value());
     } else if (word == "--weights") {

@@ -126,9 +126,9 @@ std::optional<std::string> Lowering::spread_load(const Load& s, const Memory& me
   const int64_t stride = k->value();
   const int lanes = width();
   Type type{s.dtype, lanes};
-  // Where the lanes step over whole groups, all of a group may be read, and loads of its other elements read the same.
-  const Expr inner = s.index.empty() ? Expr(0) : s.index.back();
-  const bool groups = memory.group() == stride && inner.is_constant() && memory.strides[memory.strides.size() - 2].is(stride);
+  // Where the lanes step over whole groups of a row, all of a group may be read, and loads of its other elements read the same.
+  const Expr inner = s.index.empty() ? Expr(0) : simplify(mod(s.index.back(), stride), ranges_);
+  const bool groups = memory.group() && *memory.group() % stride == 0 && inner.is_constant();
   const int64_t place = groups ? inner.value() : 0;
   Expr first = live->lo * stride;
   Expr end = groups ? live->hi * stride : (live->hi - 1) * stride + 1;

@@ -25,6 +25,7 @@ constexpr double kLongColumn = 4096;        ///< points of one of fewer columns 
 constexpr double kLeastPart = 128;          ///< elements of a part of a reduction that has a kernel of its own
 constexpr double kLongKeys = 128;           ///< of float32, that are worth blocks of a grid
 constexpr double kMostWidth = 256;          ///< of the heads of attention that blocks of a grid take as a whole
+constexpr double kFewQueries = 16;          ///< that read keys and values side by side, where these lie
 constexpr double kMostChained = 1 << 20;    ///< bytes of an operand of one of two contractions in one kernel, without a softmax between them
 constexpr double kSmallProduct = 8192;      ///< multiply-adds up to which a contraction is as fast without packed operands
 constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
@@ -231,23 +232,26 @@ bool FusionCost::chainable(const FusionGroup& a, const FusionGroup& b, const std
   return true;
 }
 
-// A row of its own for each head, times a matrix that changes from call to call, of 16-bit numbers, or of float32 and long.
+// A row of its own for each head, times a matrix that changes from call to call, of 16-bit numbers, or of float32 and long. Threads of a CPU take
+// some rows side by side.
 size_t FusionCost::products_of_heads(const NestGroup& nest) const {
+  const bool grid = target_of(context_).has_grid;
   size_t count = 0;
   loop_ir::Kernel kernel;
   kernel.symbols = graph_.program().symbols;
   kernel.body = loop_ir::make_nest(nest.axes, nest.body);
   for (const auto& c : analysis::find_contractions(kernel, true)) {
-    double rows = 1;
     double depth = 1;
+    std::map<analysis::AxisClass, double> extents{{analysis::AxisClass::m, 1}, {analysis::AxisClass::n, 1}};
     size_t sides = 0;
     for (const auto& axis : c.axes) {
       if (axis.kind == analysis::AxisClass::k) depth *= size(axis.extent);
-      if (axis.kind == analysis::AxisClass::m || axis.kind == analysis::AxisClass::n) {
-        rows *= size(axis.extent);
-        ++sides;
-      }
+      if (!extents.count(axis.kind)) continue;
+      extents[axis.kind] *= size(axis.extent);
+      ++sides;
     }
+    const auto [few, rows] = std::minmax(extents[analysis::AxisClass::m], extents[analysis::AxisClass::n]);
+    const bool side_by_side = grid ? sides == 1 && !c.axes_of(analysis::AxisClass::batch).empty() : few <= kFewQueries;
     bool streams = false;
     bool changes = true;
     for (const auto* operand : {&c.a, &c.b})
@@ -256,17 +260,17 @@ size_t FusionCost::products_of_heads(const NestGroup& nest) const {
           streams = streams || size_of(buffer->dtype) == 2 || (buffer->dtype == DType::f32 && std::max(rows, depth) >= kLongKeys);
           changes = changes && !buffer->is_static;
         }
-    if (streams && changes && sides == 1 && !c.axes_of(analysis::AxisClass::batch).empty() && std::min(rows, depth) <= kMostWidth) ++count;
+    if (streams && changes && side_by_side && std::min(rows, depth) <= kMostWidth) ++count;
   }
   return count;
 }
 
-// Scores of one query and their softmax, that and the values, or all that and what follows: blocks of a grid take parts of the keys of such a kernel
-// (`split_keys`).
+// Scores of few queries and their softmax, that and the values, or all that and what follows: threads, or blocks of a grid, take parts of the keys of
+// such a kernel (`split_keys`).
 bool FusionCost::attends(const FusionGroup& a, const FusionGroup& b) const {
-  if (!target_of(context_).has_grid) return false;
   if (!has_softmax(a.nest.body)) return has_softmax(b.nest.body) && multiplies_heads(a.nest);
-  return multiplies_heads(has_sums(b.nest.body) ? b.nest : a.nest);
+  if (has_sums(b.nest.body)) return multiplies_heads(b.nest);
+  return target_of(context_).has_grid && multiplies_heads(a.nest);
 }
 
 // Sums or loops over what such a kernel reads, as norms and rotations of queries have, or sums of what it gives: with them it is none that streams
@@ -293,6 +297,7 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
   if (target_of(context_).has_grid && !(whole_a && whole_b) && (has_windows(a) || has_windows(b))) return false;
   // Neighbours side by side in registers share a window's points, which they cannot inside of a row's kernel.
   if (!whole_a && !target_of(context_).has_grid && !multiplies_matrices(a) && slides_window(a.nest, *this)) return false;
+  if (!target_of(context_).has_grid && !pairs.empty() && attends(a, b)) return true;
   if (contracts_a || contracts_b) {
     if (contracts_a && contracts_b && whole_a && whole_b) return gated_pair(a, b);
     if (whole_a && whole_b) return contracts_a;  // an epilogue; prologues are fuse_producers' business

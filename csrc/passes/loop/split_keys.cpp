@@ -240,7 +240,6 @@ struct KeySplitter {
 }  // namespace
 
 Module split_keys(Module module, const PassContext& context) {
-  if (!target_of(context).has_grid) return module;
   return KeySplitter{ProgramGraph(std::move(module)), context}.run();
 }
 

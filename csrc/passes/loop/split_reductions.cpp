@@ -24,6 +24,7 @@ constexpr double kContractionTile = 128;  ///< rows and lanes that one core take
 constexpr double kWantedTiles = 8;        ///< that keep the cores busy
 constexpr double kLeastDepth = 512;       ///< of a chunk of a contraction: adding its sums up costs little beside it
 constexpr double kLeastSide = 4;          ///< below, a contraction streams its operands
+constexpr double kFewQueries = 16;        ///< rows of attention that read values side by side
 
 // Of grids of blocks.
 constexpr double kFewRows = 64;         ///< of which a block takes each
@@ -67,7 +68,7 @@ struct ReductionSplitter {
       if (contractions.size() != 1) return;
       const bool grid = target_of(context).has_grid;
       const Expr extent = reduce.axes[axis_to_cut(reduce.axes)].extent;
-      const double wanted = grid ? blocks_of_k(at, contractions[0], length) : chunks_of(contractions[0], length);
+      const double wanted = grid ? blocks_of_k(at, contractions[0], length) : chunks_of(at, contractions[0], length);
       if (int64_t chunks = even_chunks(extent, wanted); chunks > 1 && (!grid || pays(contractions[0], length, static_cast<double>(chunks))))
         split(at, nest, reduce, length, length / static_cast<double>(chunks), true, grid);
       return;
@@ -160,11 +161,16 @@ struct ReductionSplitter {
   }
 
   /// Chunks of k for a product of operands that change from call to call, whose tiles alone would leave cores idle.
-  double chunks_of(const analysis::Contraction& contraction, double length) const {
+  double chunks_of(size_t at, const analysis::Contraction& contraction, double length) {
     for (const auto* operand : {&contraction.a, &contraction.b})
       if (std::all_of(operand->buffers.begin(), operand->buffers.end(), [&](const std::string& b) { return graph.buffer(b).is_static; })) return 1;
     const auto sides = sides_of(contraction);
     if (!sides || sides->m < kLeastSide || sides->n < kLeastSide) return 1;
+    // Few rows of weights of a softmax, which may become a kernel with it.
+    const bool few = std::min(sides->m, sides->n) <= kFewQueries;
+    for (const auto* operand : {&contraction.a, &contraction.b})
+      for (const std::string& buffer : operand->buffers)
+        if (few && is_reduced(at, buffer)) return 1;
     const double tiles = sides->tiles(kContractionTile);
     return std::min(std::ceil(kWantedTiles / tiles), std::floor(length / kLeastDepth));
   }

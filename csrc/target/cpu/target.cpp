@@ -6,6 +6,7 @@
 #include "base/topology.h"
 #include "target/cpu/codegen.h"
 #include "target/cpu/cost/cost.h"
+#include "target/cpu/schedule/online.h"
 #include "target/cpu/schedule/scheduler.h"
 
 namespace deplo {
@@ -95,6 +96,8 @@ class CpuTarget final : public Target {
   bool multiplies_bytes(const TargetInfo& machine) const override {
     return machine.features.count("avx512vnni") > 0 || machine.features.count("avxvnni") > 0;
   }
+
+  int64_t key_parts(const loop_ir::Kernel& kernel, const PassContext& context) const override { return cpu_key_parts(kernel, context); }
 
   std::string code_version() const override { return codegen_version(); }
 

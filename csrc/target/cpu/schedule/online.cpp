@@ -26,35 +26,68 @@ using loop_ir::Store;
 
 namespace {
 
-constexpr int64_t kLeastOnlineRows = 8;    // fewer do not pay for packing
 constexpr int64_t kRowTiles = 5;           // register blocks of a block of rows
+constexpr int64_t kRowsInParts = 16;       // at most, of what is cut along the keys
+constexpr int64_t kKeysOfPart = 256;       // at least
+constexpr double kBusy = 0.7;              // of the threads
 constexpr int64_t kMatrixTiles = 2;        // for a matrix unit, whose blocks have more rows
 constexpr int64_t kKeys = 256;             // of a block
 constexpr int64_t kSharedRows = 512;       // rows that share packed keys and values
 constexpr int64_t kFewShared = 64;         // of these, where more leave threads idle
 constexpr int64_t kWantedShares = 16;      // keep a few threads busy
 constexpr int64_t kMostDepth = 512;        // of one chain of sums
-constexpr int64_t kMostOnlineTile = 4096;  // that a schedule may ask for
 constexpr int64_t kMostOnlineWork = int64_t{1} << 40;
 
 }  // namespace
 
 std::optional<Schedule> OnlineScheduler::propose() {
-  if (!recognize() || hint(row_.extent) < kLeastOnlineRows) return std::nullopt;
-  choose();
+  if (!choose_any()) return std::nullopt;
   return describe();
+}
+
+bool OnlineScheduler::choose_any() {
+  if (!recognize()) return false;
+  direct_ = is_direct();
+  if (!direct_ && (rows_.empty() || hint(row_.extent) < kLeastOnlineRows)) return false;
+  set_batch();
+  if (direct_)
+    choose_direct();
+  else
+    choose();
+  return true;
+}
+
+int64_t OnlineScheduler::key_parts() {
+  const int64_t threads = ctx_.target.threads;
+  if (threads <= 1 || !choose_any() || part_ || hint(all_rows()) > kRowsInParts) return 1;
+  const int64_t pieces = std::max<int64_t>(1, hint(count(batch_) * shares()));
+  const int64_t most = std::min(threads, hint(sum_.key.extent) / kKeysOfPart);
+  // Of the time of all threads, what they work.
+  auto busy = [&](int64_t parts) {
+    const int64_t all = pieces * parts;
+    return static_cast<double>(all) / static_cast<double>((all + threads - 1) / threads * threads);
+  };
+  int64_t best = 1;
+  for (int64_t parts = 2; parts <= most && busy(best) < kBusy; ++parts)
+    if (busy(parts) > busy(best)) best = parts;
+  return best;
 }
 
 tile_ir::Kernel OnlineScheduler::apply(const Schedule& schedule) {
   ScheduleReader reader(kernel_.name, schedule);
   if (!recognize()) reader.fail("the kernel's rows are no sums of values weighted by a softmax of scores");
-  read(reader);
+  if (!reader.all("direct").empty())
+    read_direct(reader);
+  else
+    read(reader);
   tile_ir::Kernel out;
   out.name = kernel_.name;
   out.params = kernel_.params;
   out.symbols = kernel_.symbols;
   out.provenance = kernel_.provenance;
   const Expr extent = count(batch_) * shares();
+  if (part_ && block_keys_ != analysis::kKeyBlock)
+    reader.fail(fmt::format("keys are in parts of blocks of {}: 'tile({}={})' is allowed", analysis::kKeyBlock, sum_.key.name, analysis::kKeyBlock));
   out.body = {loop("par", 0, extent, LoopKind::parallel, body())};
   out.chunks = max(1, min(extent, ceildiv(analysis::cost_of(kernel_).operations, chunk_work_)));
   out.schedule = schedule;
@@ -65,7 +98,7 @@ tile_ir::Kernel OnlineScheduler::apply(const Schedule& schedule) {
 
 bool OnlineScheduler::recognize() {
   if (nest_.axes.empty() || !colliding_stores(kernel_).empty()) return false;
-  auto found = analysis::find_weighted_sum(kernel_, *nest_.inner);
+  auto found = analysis::find_weighted_sum(kernel_, *nest_.inner, true);
   if (!found) return false;
   if (!found->contractions) return false;
   sum_ = std::move(*found);
@@ -76,19 +109,37 @@ bool OnlineScheduler::recognize() {
   if (!depth || *depth < 1 || *depth > kMostDepth || !columns || *columns < 1) return false;
   depth_ = *depth;
   columns_ = *columns;
-  return find_row() && find_operands() && reads_inputs_alone();
+  find_rows();
+  if (!find_operands() || !reads_inputs_alone()) return false;
+  find_part();
+  return true;
 }
 
-bool OnlineScheduler::find_row() {
-  bool any = false;
+void OnlineScheduler::find_part() {
+  part_ = analysis::key_part(sum_, nest_.axes);
+  if (!part_) return;
+  for (auto& stmt : read_)
+    if (const auto* from = std::get_if<Load>(&stmt->node); from && from->buffer == sum_.local) {
+      Load load = *from;
+      std::erase(load.guard, part_->cond);
+      stmt = loop_ir::make_stmt(std::move(load));
+    }
+}
+
+void OnlineScheduler::find_rows() {
   for (const auto& a : nest_.axes) {
     if (pair_->queries.axes.count(a.name) == 0 || pair_->keys.axes.count(a.name) > 0 || pair_->value.axes.count(a.name) > 0) continue;
-    if (!any || hint(a.extent) > hint(row_.extent)) row_ = a;
-    any = true;
+    if (rows_.empty() || hint(a.extent) > hint(row_.extent)) row_ = a;
+    rows_.push_back(a);
   }
+}
+
+void OnlineScheduler::set_batch() {
+  auto is_row = [&](const loop_ir::Axis& a) {
+    return direct_ ? std::any_of(rows_.begin(), rows_.end(), [&](const auto& r) { return r.name == a.name; }) : a.name == row_.name;
+  };
   for (const auto& a : nest_.axes)
-    if (a.name != row_.name) batch_.push_back(a);
-  return any;
+    if (!is_row(a)) batch_.push_back(a);
 }
 
 bool OnlineScheduler::find_operands() {
@@ -165,7 +216,7 @@ void OnlineScheduler::choose() {
   rows_of_block_ = (tiles + blocks - 1) / blocks * mr_;
   shared_ = rows_of_block_ * blocks;
   const int64_t step = matrix_values_ ? std::max(key_lanes_, tile_ir::kMatrixDepth) : key_lanes_;
-  block_keys_ = std::min(kKeys, round_up(std::max<int64_t>(hint(sum_.key.extent), 1), step));
+  block_keys_ = part_ ? analysis::kKeyBlock : std::min(kKeys, round_up(std::max<int64_t>(hint(sum_.key.extent), 1), step));
 }
 
 bool OnlineScheduler::can_pair_values() const { return can_pair(values_, nullptr) && rounds_weights(); }
@@ -191,7 +242,10 @@ Schedule OnlineScheduler::describe() const {
   std::vector<Argument> parallel;
   for (const auto& a : batch_) parallel.push_back({a.name, {}});
   parallel.insert(parallel.end(), {{row_.name, {}}, {"work", chunk_work_}});
-  s.directives = {{"parallel", std::move(parallel)},
+  if (direct_)
+    s.directives = describe_direct();
+  else
+    s.directives = {{"parallel", std::move(parallel)},
                   {"tile", {{row_.name, rows_of_block_}}},
                   {"tile", {{sum_.key.name, block_keys_}}},
                   {"share", {{row_.name, shared_}}},
@@ -208,14 +262,15 @@ const Directive& OnlineScheduler::needed_directive(ScheduleReader& reader, const
   return *d;
 }
 
-void OnlineScheduler::read(ScheduleReader& reader) {
+/// The axes around the rows in the order of the threads; `last`: the one that is named after them, if any.
+void OnlineScheduler::read_parallel(ScheduleReader& reader, const std::string& last) {
   const Directive& parallel = reader.one("parallel");
   std::vector<std::string> names = reader.names(parallel);
   std::vector<std::string> wanted;
   for (const auto& a : batch_) wanted.push_back(a.name);
-  wanted.push_back(row_.name);
-  if (names.size() != wanted.size() || names.back() != row_.name || !std::is_permutation(names.begin(), names.end(), wanted.begin()))
-    reader.fail(parallel, fmt::format("allowed: {} and work; the last one, the rows, stays in place", joined(wanted)));
+  if (!last.empty()) wanted.push_back(last);
+  if (names.size() != wanted.size() || (!last.empty() && names.back() != last) || !std::is_permutation(names.begin(), names.end(), wanted.begin()))
+    reader.fail(parallel, fmt::format("allowed: {} and work{}", joined(wanted), last.empty() ? "" : "; the last one, the rows, stays in place"));
   std::vector<loop_ir::Axis> ordered;
   for (const std::string& name : names)
     for (const auto& a : batch_)
@@ -224,6 +279,27 @@ void OnlineScheduler::read(ScheduleReader& reader) {
   wanted.push_back("work");
   reader.only(parallel, {wanted.begin(), wanted.end()});
   chunk_work_ = reader.number(parallel, "work", 1, kMostOnlineWork);
+}
+
+bool OnlineScheduler::read_dot(ScheduleReader& reader, const std::string& name, bool allowed, bool& matrix, int64_t width) const {
+  const Directive* d = reader.find("dot", name);
+  if (!d) return false;
+  reader.only(*d, {name});
+  const int64_t steps = reader.number(*d, name, 2, tile_ir::kMatrixDepth);
+  if (!allowed) reader.fail(*d, "only bf16 numbers, where the CPU multiplies pairs of them, are allowed");
+  if (steps != 2 && steps != tile_ir::kMatrixDepth) reader.fail(*d, fmt::format("allowed: 2, and {} for a matrix unit", tile_ir::kMatrixDepth));
+  matrix = steps == tile_ir::kMatrixDepth;
+  if (matrix && !has_matrix_unit()) reader.fail(*d, fmt::format("{} steps at once take a CPU with amx-bf16", steps));
+  if (matrix && !fits_matrix_unit(width))
+    reader.fail(*d, fmt::format("{} x {} sums do not fit a matrix unit: allowed are multiples of {} up to 2 x 2, 1 x 6 or 3 x 1 of them", mr_,
+                                width, tile_ir::kMatrixSide));
+  return true;
+}
+
+void OnlineScheduler::read(ScheduleReader& reader) {
+  if (rows_.empty()) reader.fail("there are no rows that share keys; allowed: direct(rows=1)");
+  set_batch();
+  read_parallel(reader, row_.name);
   auto number = [&](const std::string& word, const std::string& name) {
     const Directive& d = needed_directive(reader, word, name);
     reader.only(d, {name});
@@ -252,28 +328,16 @@ void OnlineScheduler::read(ScheduleReader& reader) {
   if (key_lanes_ == 0 || column_lanes_ == 0) reader.fail("it needs two register blocks, of keys and of columns");
   if (rows_of_block_ % mr_ != 0 || shared_ % rows_of_block_ != 0 || block_keys_ % key_lanes_ != 0)
     reader.fail("tiles hold whole register blocks, and rows that share keys whole tiles");
-  auto dot = [&](const std::string& name, bool allowed, bool& matrix, int64_t width) {
-    const Directive* d = reader.find("dot", name);
-    if (!d) return false;
-    reader.only(*d, {name});
-    const int64_t steps = reader.number(*d, name, 2, tile_ir::kMatrixDepth);
-    if (!allowed) reader.fail(*d, "only bf16 numbers, where the CPU multiplies pairs of them, are allowed");
-    if (steps != 2 && steps != tile_ir::kMatrixDepth) reader.fail(*d, fmt::format("allowed: 2, and {} for a matrix unit", tile_ir::kMatrixDepth));
-    matrix = steps == tile_ir::kMatrixDepth;
-    if (matrix && !has_matrix_unit()) reader.fail(*d, fmt::format("{} steps at once take a CPU with amx-bf16", steps));
-    if (matrix && !fits_matrix_unit(width))
-      reader.fail(*d, fmt::format("{} x {} sums do not fit a matrix unit: allowed are multiples of {} up to 2 x 2, 1 x 6 or 3 x 1 of them", mr_,
-                                  width, tile_ir::kMatrixSide));
-    return true;
-  };
-  pair_scores_ = dot(depth_name(), can_pair(queries_, &keys_) && depth_ % 2 == 0, matrix_scores_, key_lanes_);
-  pair_values_ = dot(key_name(), can_pair_values() && block_keys_ % 2 == 0, matrix_values_, column_lanes_);
+  pair_scores_ = read_dot(reader, depth_name(), can_pair(queries_, &keys_) && depth_ % 2 == 0, matrix_scores_, key_lanes_);
+  pair_values_ = read_dot(reader, key_name(), can_pair_values() && block_keys_ % 2 == 0, matrix_values_, column_lanes_);
   if (matrix_values_ && block_keys_ % tile_ir::kMatrixDepth != 0)
     reader.fail(*reader.find("dot", key_name()), fmt::format("for a matrix unit tiles hold multiples of {} keys", tile_ir::kMatrixDepth));
   reader.finish("parallel, tile, share, register_block and dot");
 }
 
 }  // namespace loop_to_tile
+
+int64_t cpu_key_parts(const loop_ir::Kernel& kernel, const PassContext& ctx) { return loop_to_tile::OnlineScheduler(kernel, ctx).key_parts(); }
 
 std::optional<Schedule> propose_cpu_online(const loop_ir::Kernel& kernel, const PassContext& ctx) {
   return loop_to_tile::OnlineScheduler(kernel, ctx).propose();

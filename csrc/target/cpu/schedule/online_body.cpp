@@ -7,6 +7,7 @@
 #include "loop_ir/places.h"
 #include "lower/loop_to_tile/convert.h"
 #include "target/cpu/schedule/contraction_scheduler.h"
+#include "target/cpu/schedule/online_copy.h"
 #include "target/cpu/schedule/online_scheduler.h"
 
 namespace deplo::loop_to_tile {
@@ -19,80 +20,6 @@ using loop_ir::Store;
 namespace {
 
 constexpr int64_t kInFlight = 4;  // vectors
-
-constexpr int64_t kNarrow = int64_t{1} << 30;  // places so far from 0 are 32 bits, also some blocks further
-
-/// A value that stands for an element of a buffer, and ranges of what guards of its loads use.
-struct Known {
-  std::string value;
-  Ranges ranges;
-};
-
-/// Copies statements under a substitution of axes; names get a suffix, for a body holds several copies. Values in `given` stand for others.
-struct Copy {
-  Substitution map;
-  std::string suffix;
-  std::map<std::string, std::string> renamed;
-
-  void add(const Block& block, tile_ir::Block& into, const std::map<std::string, Load>& instead = {},
-           const std::map<std::string, Known>& values = {}) {
-    for (const auto& stmt : block) {
-      if (const auto* from = std::get_if<Let>(&stmt->node)) {
-        if (renamed.count(from->name)) continue;
-        Let s = substituted(*from, map);
-        for (std::string& o : s.operands) o = value(o);
-        define(from->name, s.name = from->name + suffix);
-        into.push_back(make(std::move(s)));
-      } else if (const auto* from = std::get_if<Load>(&stmt->node)) {
-        if (renamed.count(from->name)) continue;
-        if (auto known = values.find(from->buffer); known != values.end()) {
-          define(from->name, guarded(*from, known->second, into));
-          continue;
-        }
-        auto other = instead.find(from->buffer);
-        Load s = substituted(*from, map);
-        if (other != instead.end()) {
-          s.buffer = other->second.buffer;
-          s.index = other->second.index;
-        }
-        define(from->name, s.name = from->name + suffix);
-        into.push_back(make(std::move(s)));
-      } else if (const auto* from = std::get_if<Store>(&stmt->node)) {
-        Store s = substituted(*from, map);
-        s.value = value(s.value);
-        into.push_back(make(std::move(s)));
-      }
-    }
-  }
-  /// What a load under a guard gives where the value is at hand.
-  std::string guarded(const Load& from, const Known& known, tile_ir::Block& into) const {
-    if (from.guard.empty()) return known.value;
-    std::string all;
-    for (size_t n = 0; n < from.guard.size(); ++n) {
-      const Cond& cond = from.guard[n];
-      const Interval range = bounds(cond.expr, known.ranges);
-      const DType dtype = range.lo && range.hi && *range.lo >= -kNarrow && *range.hi <= kNarrow ? DType::i32 : DType::i64;
-      const std::string tag = fmt::format("{}{}", n, suffix);
-      into.push_back(make(Let{"place" + tag, dtype, Fn::index, {}, {}, substitute(cond.expr, map)}));
-      into.push_back(make(Let{"edge" + tag, dtype, Fn::constant, {}, Scalar::of_int(dtype, 0), 0}));
-      const Fn fn = cond.kind == Cond::Kind::ge0 ? Fn::ge : cond.kind == Cond::Kind::eq0 ? Fn::eq : Fn::ne;
-      into.push_back(make(Let{"counts" + tag, DType::boolean, fn, {"place" + tag, "edge" + tag}, {}, 0}));
-      if (n > 0) into.push_back(make(Let{"all" + tag, DType::boolean, Fn::bit_and, {all, "counts" + tag}, {}, 0}));
-      all = (n > 0 ? "all" : "counts") + tag;
-    }
-    into.push_back(make(Let{"fill" + suffix, from.dtype, Fn::constant, {}, from.fill, 0}));
-    into.push_back(make(Let{from.name + suffix, from.dtype, Fn::where, {all, known.value, "fill" + suffix}, {}, 0}));
-    return from.name + suffix;
-  }
-  void define(const std::string& from, const std::string& to) {
-    renamed[from] = to;
-    map[from] = Expr::symbol(to);
-  }
-  std::string value(const std::string& name) const {
-    auto it = renamed.find(name);
-    return it == renamed.end() ? name : it->second;
-  }
-};
 
 }  // namespace
 
@@ -131,13 +58,13 @@ OnlineScheduler::Bounds OnlineScheduler::bounds_of(Expr first, Expr rows, const 
     const auto used = symbols_of(limit);
     const Block of_row = statements_for(sum_.rows, used);
     Substitution map = outer();
-    if (of_row.empty() && step && step->is_constant()) {
-      map[row_.name] = (step->value() >= 0) == above ? first + rows - 1 : first;
+    if (of_row.empty() && step && step->is_constant() && (!direct_ || rows_.size() <= 1)) {
+      set_row(map, (step->value() >= 0) == above ? first + rows - 1 : first);
       limit = substitute(limit, map);
     } else {
       const std::string name = fmt::format("limit{}{}", n, tag);
       const Expr row = sym("rl" + tag);
-      map[row_.name] = first + row;
+      set_row(map, first + row);
       tile_ir::Block body;
       Copy copy{map, "." + name, {}};
       copy.add(of_row, body);
@@ -155,6 +82,7 @@ OnlineScheduler::Bounds OnlineScheduler::bounds_of(Expr first, Expr rows, const 
 }
 
 tile_ir::Block OnlineScheduler::body() const {
+  if (direct_) return direct_body();
   const auto f32 = DType::f32;
   const int64_t padding = kRowPadding;
   const DType packed = pair_scores_ ? DType::bf16 : f32;
@@ -186,9 +114,20 @@ tile_ir::Block OnlineScheduler::body() const {
   tile_ir::Block block = pack_keys();
   append(block, pack_values());
   block.push_back(loop("rb", 0, ceildiv(shared_rows(), rows_of_block_), LoopKind::serial, row_block()));
-  out.push_back(loop("kb", floordiv(lo, block_keys_), ceildiv(hi, block_keys_), LoopKind::serial, std::move(block)));
+  append(out, over_blocks(lo, hi, std::move(block)));
   append(out, finish());
   return out;
+}
+
+tile_ir::Block OnlineScheduler::over_blocks(Expr lo, Expr hi, tile_ir::Block body) const {
+  Expr first = floordiv(lo, block_keys_);
+  Expr end = ceildiv(hi, block_keys_);
+  if (part_) {  // every so manieth block
+    first = floordiv(first, part_->axis.extent);
+    end = ceildiv(end, part_->axis.extent);
+    body = {make(tile_ir::If{{less(first_key(), hi)}, std::move(body)})};
+  }
+  return {loop("kb", first, end, LoopKind::serial, std::move(body))};
 }
 
 tile_ir::Block OnlineScheduler::start() const {
@@ -295,7 +234,7 @@ tile_ir::Block OnlineScheduler::pack_values() const {
 
 tile_ir::Block OnlineScheduler::pack_queries() const {
   Substitution map = outer();
-  map[row_.name] = row_at(sym("rq"));
+  set_row(map, row_at(sym("rq")));
   map[pair_->scores.reduce->axes[0].name] = sym("kq");
   tile_ir::Block copy = copy_operand(queries_, map, ".q", pair_scores_, "queries", {sym("rq"), sym("kq")});
   auto zeros = [&](const std::string& row, int64_t from) {
@@ -424,7 +363,7 @@ tile_ir::Block OnlineScheduler::score_tail(Expr row, Expr key, const std::string
 
 std::string OnlineScheduler::score_of(Expr row, Expr key, const std::string& sum, const std::string& suffix, tile_ir::Block& into) const {
   Copy copy{outer(), suffix, {}};
-  copy.map[row_.name] = row;
+  set_row(copy.map, row);
   copy.map[sum_.key.name] = key;
   copy.define(pair_->scores.result, sum);
   copy.add(score_, into);
@@ -433,7 +372,7 @@ std::string OnlineScheduler::score_of(Expr row, Expr key, const std::string& sum
 
 std::string OnlineScheduler::read_score(Expr row, Expr key, const std::string& suffix, tile_ir::Block& into) const {
   Copy copy{outer(), suffix, {}};
-  copy.map[row_.name] = row_at(row);
+  set_row(copy.map, row_at(row));
   copy.map[sum_.read_axis] = first_key() + key;
   if (recomputes_scores()) {
     const std::string sum = "dv" + suffix;
@@ -543,7 +482,7 @@ tile_ir::Block OnlineScheduler::add_values(Expr keys) const {
 tile_ir::Block OnlineScheduler::finish() const {
   const Expr row = sym("rf");
   Copy copy{outer(), "", {}};
-  copy.map[row_.name] = first_shared() + row;
+  set_row(copy.map, first_shared() + row);
   tile_ir::Block body{load(sum_.max, DType::f32, "most", {row}), load(sum_.sum, DType::f32, "total", {row})};
   Block before(sum_.rows.begin(), sum_.rows.begin() + static_cast<std::ptrdiff_t>(sum_.before));
   copy.add(before, body);

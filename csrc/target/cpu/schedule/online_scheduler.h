@@ -14,18 +14,31 @@
 
 namespace deplo::loop_to_tile {
 
+constexpr int64_t kMostOnlineTile = 4096;  ///< that a schedule may ask for
+constexpr int64_t kLeastOnlineRows = 8;    ///< fewer do not pay for packing
+
 /// Schedules of kind `online` (`online.h`).
 class OnlineScheduler {
  public:
   OnlineScheduler(const loop_ir::Kernel& kernel, const PassContext& ctx) : kernel_(kernel), ctx_(ctx), nest_(outer_nest(kernel)) {}
 
   std::optional<Schedule> propose();
+  /// Into how many parts keys are worth cutting, so that threads have enough to do.
+  int64_t key_parts();
   tile_ir::Kernel apply(const Schedule& schedule);
 
  private:
   bool recognize();
-  /// Of the axes that queries alone have, the longest one.
-  bool find_row();
+  /// Chooses a schedule, where one pays.
+  bool choose_any();
+  /// The part of the keys that the nest has, if any: of blocks that are in it nothing is left to be guarded.
+  void find_part();
+  /// The axes that queries alone have, and of these the longest one.
+  void find_rows();
+  /// What lies around the rows of a block: all other axes of the nest.
+  void set_batch();
+  /// Whether keys and values are worth reading where they lie, for all of few rows at a time.
+  bool is_direct() const;
   /// With the statements outside of the reductions that the operands take: none may need what is known only at the end.
   bool find_operands();
   bool is_early(const loop_ir::Block& block) const;
@@ -43,12 +56,17 @@ class OnlineScheduler {
   /// Whether the sum of weights is a result itself, which rounded weights would show in. Else what both sums round alike is divided away.
   bool stores_sum() const;
   void choose();
+  void choose_direct();
+  std::vector<Directive> describe_direct() const;
   std::string depth_name() const { return pair_->scores.result + "." + pair_->scores.reduce->axes[0].name; }
   std::string key_name() const { return pair_->values.result + "." + pair_->values.reduce->axes[0].name; }
 
   Schedule describe() const;
   static const Directive& needed_directive(ScheduleReader& reader, const std::string& word, const std::string& name);
   void read(ScheduleReader& reader);
+  void read_direct(ScheduleReader& reader);
+  void read_parallel(ScheduleReader& reader, const std::string& last);
+  bool read_dot(ScheduleReader& reader, const std::string& name, bool allowed, bool& matrix, int64_t width) const;
 
   static Ref<tile_ir::Stmt> loop(const std::string& name, Expr lo, Expr hi, LoopKind kind, tile_ir::Block body, int64_t by = 1);
   static Ref<tile_ir::Stmt> load(const std::string& name, DType dtype, const std::string& buffer, std::vector<Expr> index);
@@ -58,12 +76,20 @@ class OnlineScheduler {
   static void append(tile_ir::Block& to, tile_ir::Block more) { to.insert(to.end(), more.begin(), more.end()); }
   static void join(Substitution& into, const Substitution& more);
 
-  Expr shares() const { return ceildiv(row_.extent, shared_); }
+  Expr all_rows() const { return direct_ ? count(rows_) : row_.extent; }
+  /// Sets the axes of the rows to those of one of them.
+  void set_row(Substitution& map, Expr row) const {
+    if (!direct_)
+      map[row_.name] = row;
+    else
+      join(map, unflatten(rows_, row));
+  }
+  Expr shares() const { return ceildiv(all_rows(), shared_); }
   Expr first_shared() const { return mod(sym("par"), shares()) * shared_; }
-  Expr shared_rows() const { return min(shared_, row_.extent - first_shared()); }
-  Expr first_key() const { return sym("kb") * block_keys_; }
+  Expr shared_rows() const { return min(shared_, all_rows() - first_shared()); }
+  Expr first_key() const { return (part_ ? sym("kb") * part_->axis.extent + outer().at(part_->axis.name) : sym("kb")) * block_keys_; }
   Expr block_keys() const { return min(block_keys_, sum_.key.extent - first_key()); }
-  Expr place() const { return sym("rb") * rows_of_block_; }
+  Expr place() const { return direct_ ? Expr(0) : sym("rb") * rows_of_block_; }
   Expr block_rows() const { return min(rows_of_block_, shared_rows() - place()); }
   Expr row_at(Expr of_block) const { return first_shared() + place() + of_block; }
   Substitution outer() const { return unflatten(batch_, floordiv(sym("par"), shares())); }
@@ -76,6 +102,13 @@ class OnlineScheduler {
   Bounds bounds_of(Expr first, Expr rows, const std::string& tag, tile_ir::Block& into) const;
 
   tile_ir::Block body() const;
+  /// Over the blocks of keys [lo, hi).
+  tile_ir::Block over_blocks(Expr lo, Expr hi, tile_ir::Block body) const;
+  tile_ir::Block direct_body() const;
+  /// Elements of a query: whole vectors.
+  int64_t direct_depth() const;
+  tile_ir::Block direct_scores(Expr keys) const;
+  tile_ir::Block direct_values(Expr keys) const;
   tile_ir::Block start() const;
   std::vector<Expr> paired(Expr panel, Expr k, Expr lane, bool pairs) const;
   /// The operand's value at a point, as float32 or as it was before it was widened, stored at buffer[to].
@@ -129,6 +162,7 @@ class OnlineScheduler {
   analysis::WeightedSum sum_;
   const analysis::WeightedSum::Contractions* pair_ = nullptr;
   std::vector<analysis::KeyLimit> limits_;
+  std::vector<loop_ir::Axis> rows_;  ///< the axes that queries alone have
   loop_ir::Axis row_;
   std::vector<loop_ir::Axis> batch_;
   Operand queries_, keys_, values_;
@@ -139,6 +173,8 @@ class OnlineScheduler {
   int64_t mr_ = 0, key_lanes_ = 0, column_lanes_ = 0;
   int64_t rows_of_block_ = 0, block_keys_ = 0;
   int64_t shared_ = 0;  ///< rows that share packed keys and values
+  bool direct_ = false;  ///< nothing is packed
+  std::optional<analysis::KeyPart> part_;
   bool pair_scores_ = false, pair_values_ = false;
   bool matrix_scores_ = false, matrix_values_ = false;  ///< such pairs are multiplied in a matrix unit
 };
