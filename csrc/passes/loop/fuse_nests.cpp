@@ -271,11 +271,11 @@ struct NestFuser {
   }
 
   // What follows a contraction may see two of its axes as one (groups of a convolution): split as the contraction has them, all are shared. What
-  // follows sums over groups of channels so shares the groups.
+  // follows sums over groups of channels so shares the groups, and values that a softmax weighs its heads.
   void split_as(size_t first, size_t second, const std::set<std::string>& flow, std::optional<AxisPairs>& pairs) {
     Group& b = groups[second];
-    if (!b.contractions.empty()) return;
-    const bool sums = groups[first].contractions.empty();
+    const bool sums = groups[first].contractions.empty() || cost.attends(groups[first], b);
+    if (!b.contractions.empty() && !(sums && cost.attends(groups[first], b))) return;
     if (sums && (groups[first].nest.axes.empty() || (pairs && covers(*pairs, groups[first].nest)))) return;
     loop_ir::Names taken = names[second];
     loop_ir::Nest nest = loop_ir::peel(split_axes_of(loop_ir::make_nest(b.nest.axes, b.nest.body), graph.program().symbols, taken));
@@ -292,7 +292,7 @@ struct NestFuser {
   void split_for(size_t first, size_t second, const std::set<std::string>& flow, std::optional<AxisPairs>& pairs) {
     Group& a = groups[first];
     const Group& b = groups[second];
-    if (a.contractions.empty() || !b.contractions.empty()) return;
+    if (!b.contractions.empty() || (a.contractions.empty() && !cost.multiplies_heads(a.nest))) return;
     loop_ir::Names taken = names[first];
     auto split = split_for_reader(a.nest, a.contractions, b.nest, flow, buffers(), graph.program().symbols, taken);
     if (!split) return;

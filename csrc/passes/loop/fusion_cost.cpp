@@ -269,8 +269,7 @@ size_t FusionCost::products_of_heads(const NestGroup& nest) const {
 // such a kernel (`split_keys`).
 bool FusionCost::attends(const FusionGroup& a, const FusionGroup& b) const {
   if (!has_softmax(a.nest.body)) return has_softmax(b.nest.body) && multiplies_heads(a.nest);
-  if (has_sums(b.nest.body)) return multiplies_heads(b.nest);
-  return target_of(context_).has_grid && multiplies_heads(a.nest);
+  return multiplies_heads(has_sums(b.nest.body) ? b.nest : a.nest);
 }
 
 // Sums or loops over what such a kernel reads, as norms and rotations of queries have, or sums of what it gives: with them it is none that streams
@@ -297,7 +296,7 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
   if (target_of(context_).has_grid && !(whole_a && whole_b) && (has_windows(a) || has_windows(b))) return false;
   // Neighbours side by side in registers share a window's points, which they cannot inside of a row's kernel.
   if (!whole_a && !target_of(context_).has_grid && !multiplies_matrices(a) && slides_window(a.nest, *this)) return false;
-  if (!target_of(context_).has_grid && !pairs.empty() && attends(a, b)) return true;
+  if (!target_of(context_).has_grid && attends(a, b) && covers(pairs, has_softmax(a.nest.body) ? a.nest : b.nest)) return true;
   if (contracts_a || contracts_b) {
     if (contracts_a && contracts_b && whole_a && whole_b) return gated_pair(a, b);
     if (whole_a && whole_b) return contracts_a;  // an epilogue; prologues are fuse_producers' business
@@ -319,7 +318,7 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
     return one_after_the_other && !serial && std::max(a.points, b.points) <= kSmallIteration;
   if (disturbs_attention(a, b, pairs)) return false;
   if (whole_a && whole_b) return true;
-  if (attends(a, b)) return true;
+  if (target_of(context_).has_grid && attends(a, b)) return true;
   if (serial) return false;
   // Parts of long sums keep blocks of a grid busy, and are few beside what they are made of.
   if (!whole_a && target_of(context_).has_grid && a.points >= kLeastPart * points(a.nest.axes)) return false;

@@ -42,14 +42,17 @@ class FusionCost {
   bool profitable(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs, const std::set<std::string>& flow, const loop_ir::Names& names,
                   bool one_after_the_other);
 
+  /// Scores of few queries and their softmax, that and the values, or all that and what follows.
+  bool attends(const FusionGroup& a, const FusionGroup& b) const;
+  /// Whether it multiplies a row, or a few, of each head by a matrix that changes from call to call.
+  bool multiplies_heads(const NestGroup& nest) const { return products_of_heads(nest) > 0; }
+
  private:
   double points(const std::vector<loop_ir::Axis>& axes) const;
   double bytes_read_again(const NestGroup& joined) const;
   bool keep_rows(const NestGroup& rows, const NestGroup& joined, const std::set<std::string>& flow);
   bool has_columns(const NestGroup& nest, const AxisPairs& pairs) const;
   size_t products_of_heads(const NestGroup& nest) const;
-  bool multiplies_heads(const NestGroup& nest) const { return products_of_heads(nest) > 0; }
-  bool attends(const FusionGroup& a, const FusionGroup& b) const;
   bool disturbs_attention(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs) const;
   bool chainable(const FusionGroup& a, const FusionGroup& b, const std::set<std::string>& flow);
 

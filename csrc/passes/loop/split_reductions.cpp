@@ -170,7 +170,7 @@ struct ReductionSplitter {
     const bool few = std::min(sides->m, sides->n) <= kFewQueries;
     for (const auto* operand : {&contraction.a, &contraction.b})
       for (const std::string& buffer : operand->buffers)
-        if (few && is_reduced(at, buffer)) return 1;
+        if (few && comes_of_softmax(at, buffer)) return 1;
     const double tiles = sides->tiles(kContractionTile);
     return std::min(std::ceil(kWantedTiles / tiles), std::floor(length / kLeastDepth));
   }
@@ -222,6 +222,18 @@ struct ReductionSplitter {
       kernel.symbols = graph.program().symbols;
       kernel.body = node.body;
       if (analysis::find_contractions(kernel).empty()) return true;
+    }
+    return false;
+  }
+
+  /// Whether that holds for the buffer, or for one that it is made of point by point, as normalised weights are.
+  bool comes_of_softmax(size_t at, const std::string& buffer) {
+    if (is_reduced(at, buffer)) return true;
+    for (size_t other = 0; other < graph.nodes().size(); ++other) {
+      const auto& node = graph.nodes()[other];
+      if (!node.alive || !node.is_kernel || !node.writes.count(buffer)) continue;
+      for (const std::string& source : node.reads)
+        if (is_reduced(other, source)) return true;
     }
     return false;
   }

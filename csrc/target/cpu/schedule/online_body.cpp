@@ -111,8 +111,9 @@ tile_ir::Block OnlineScheduler::body() const {
   const Bounds all = bounds_of(first_shared(), shared_rows(), "g", out);
   if (all.lo) lo = max(*all.lo, 0);
   if (all.hi) hi = max(min(*all.hi, hi), 0);
-  tile_ir::Block block = pack_keys();
-  append(block, pack_values());
+  const Expr keys = min(block_keys_, hi - first_key());
+  tile_ir::Block block = pack_keys(keys);
+  append(block, pack_values(keys));
   block.push_back(loop("rb", 0, ceildiv(shared_rows(), rows_of_block_), LoopKind::serial, row_block()));
   append(out, over_blocks(lo, hi, std::move(block)));
   append(out, finish());
@@ -216,18 +217,18 @@ tile_ir::Block OnlineScheduler::pack_panel(const Operand& operand, const std::st
   return out;
 }
 
-tile_ir::Block OnlineScheduler::pack_keys() const {
+tile_ir::Block OnlineScheduler::pack_keys(Expr keys) const {
   const Expr panel = sym("pk");
-  const Expr valid = min(key_lanes_, block_keys() - panel * key_lanes_);
+  const Expr valid = min(key_lanes_, keys - panel * key_lanes_);
   tile_ir::Block body = pack_panel(keys_, pair_->scores.reduce->axes[0].name, depth_, packed_depth(), sum_.key.name, 0,
                                    first_key() + panel * key_lanes_, valid, key_lanes_, "keys", panel, pair_scores_, "k");
-  return {loop("pk", 0, ceildiv(block_keys(), key_lanes_), LoopKind::serial, std::move(body))};
+  return {loop("pk", 0, ceildiv(keys, key_lanes_), LoopKind::serial, std::move(body))};
 }
 
-tile_ir::Block OnlineScheduler::pack_values() const {
+tile_ir::Block OnlineScheduler::pack_values(Expr keys) const {
   const Expr panel = sym("pv");
   const Expr valid = min(column_lanes_, columns_ - panel * column_lanes_);
-  tile_ir::Block body = pack_panel(values_, pair_->values.reduce->axes[0].name, block_keys(), packed_keys(block_keys()), sum_.column.name,
+  tile_ir::Block body = pack_panel(values_, pair_->values.reduce->axes[0].name, keys, packed_keys(keys), sum_.column.name,
                                    first_key(), panel * column_lanes_, valid, column_lanes_, "values", panel, pair_values_, "v");
   return {loop("pv", 0, (columns_ + column_lanes_ - 1) / column_lanes_, LoopKind::serial, std::move(body))};
 }

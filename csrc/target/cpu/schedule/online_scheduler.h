@@ -120,8 +120,9 @@ class OnlineScheduler {
   tile_ir::Block pack_panel(const Operand& operand, const std::string& k_axis, Expr depth, Expr whole, const std::string& lane_axis, Expr first_k,
                             Expr first_lane, Expr valid, int64_t width, const std::string& buffer, Expr panel, bool pairs,
                             const std::string& tag) const;
-  tile_ir::Block pack_keys() const;
-  tile_ir::Block pack_values() const;
+  /// The first `keys` of a block: what others hold may be anything.
+  tile_ir::Block pack_keys(Expr keys) const;
+  tile_ir::Block pack_values(Expr keys) const;
   tile_ir::Block pack_queries() const;
   /// One block of rows and of keys.
   tile_ir::Block row_block() const;
