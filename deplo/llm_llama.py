@@ -38,7 +38,7 @@ def engine(config: Any, quant: str, prompt: list[int], length: int) -> Engine | 
     lib.llama_backend_init()
     model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
     settings = lib.llama_context_default_params()
-    settings.n_ctx, settings.n_batch, settings.n_ubatch = max(length, 256), 512, 512
+    settings.n_ctx, settings.n_batch, settings.n_ubatch = max(length, 256), max(length, 512), 512
     settings.n_threads = settings.n_threads_batch = torch.get_num_threads()
     context = lib.llama_init_from_model(model, settings)
     if not model or not context:
