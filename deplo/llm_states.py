@@ -123,7 +123,7 @@ class StatePlans(Plans):
     def _lengths(self, lengths: list[int]) -> list[int]:
         """Those of prompts that are compiled: Dynamo makes one program of a single chunk of tokens, another one of all others."""
         chunk = getattr(self.model.config, "chunk_size", 0)
-        return [2, 2 * chunk + 1] if chunk else lengths
+        return [max(2, min(chunk, 128)), 2 * chunk + 1] if chunk else lengths
 
     def _warm_up(self, lengths: list[int], bar: Bar) -> None:
         lengths = self._lengths(lengths)

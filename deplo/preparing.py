@@ -53,7 +53,8 @@ def prepare(
     from .records import collect_records
 
     start = time.perf_counter()
-    lengths = [n for n in (2, min(128, max_length - 1)) if 2 <= n < max_length]
+    # Schedules are those for the first one.
+    lengths = [n for n in (min(128, max_length - 1), 2) if 2 <= n < max_length]
     lengths = list(dict.fromkeys(lengths))
     with collect_records() as records:
         plans = plans_for(model)(model, max_length, sizes, given)

@@ -27,6 +27,7 @@ using loop_ir::Store;
 namespace {
 
 constexpr int64_t kRowTiles = 5;           // register blocks of a block of rows
+constexpr int64_t kVersionRows = 16;       // of few, at most, which have a version of their own
 constexpr int64_t kRowsInParts = 16;       // at most, of what is cut along the keys
 constexpr int64_t kKeysOfPart = 256;       // at least
 constexpr double kBusy = 0.7;              // of the threads
@@ -51,10 +52,32 @@ bool OnlineScheduler::choose_any() {
   if (!direct_ && (rows_.empty() || hint(row_.extent) < kLeastOnlineRows)) return false;
   set_batch();
   if (direct_)
-    choose_direct();
+    choose_direct(hint(count(rows_)));
   else
     choose();
   return true;
+}
+
+std::optional<FewRows> OnlineScheduler::propose_few() {
+  if (!choose_any() || direct_ || !reads_in_place()) return std::nullopt;
+  int64_t known = 1;
+  std::optional<Expr> rows;
+  for (const auto& a : rows_) {
+    if (a.extent.is_constant())
+      known *= a.extent.value();
+    else if (!rows)
+      rows = a.extent;
+    else
+      return std::nullopt;
+  }
+  const int64_t most = kVersionRows / known;
+  if (!rows || most < 1) return std::nullopt;
+  direct_ = true;
+  batch_.clear();
+  set_batch();
+  pair_values_ = matrix_scores_ = matrix_values_ = false;
+  choose_direct(known * most);
+  return FewRows{describe(), {less_equal(*rows, most)}};
 }
 
 int64_t OnlineScheduler::key_parts() {
@@ -336,6 +359,10 @@ void OnlineScheduler::read(ScheduleReader& reader) {
 }
 
 }  // namespace loop_to_tile
+
+std::optional<FewRows> propose_cpu_online_few(const loop_ir::Kernel& kernel, const PassContext& ctx) {
+  return loop_to_tile::OnlineScheduler(kernel, ctx).propose_few();
+}
 
 int64_t cpu_key_parts(const loop_ir::Kernel& kernel, const PassContext& ctx) { return loop_to_tile::OnlineScheduler(kernel, ctx).key_parts(); }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "base/context.h"
 #include "loop_ir/ir.h"
@@ -16,6 +17,13 @@ namespace deplo {
 /// left out: nothing is read of such keys or values, whatever they hold. Few rows read keys and values where they lie (`direct`), a block of rows at a
 /// time. Nothing if the kernel is not of this form, or has few rows and memory runs another way.
 std::optional<Schedule> propose_cpu_online(const loop_ir::Kernel& kernel, const PassContext& ctx);
+/// The schedule of another version of such a kernel, and the sizes at which it is the better one.
+struct FewRows {
+  Schedule schedule;
+  std::vector<Cond> when;
+};
+/// Where the number of rows differs from call to call and the schedule is one for many: that for few.
+std::optional<FewRows> propose_cpu_online_few(const loop_ir::Kernel& kernel, const PassContext& ctx);
 /// Throws UserError where the schedule does not fit the kernel.
 tile_ir::Kernel apply_cpu_online(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& ctx);
 /// Into how many parts the keys of such a kernel are worth cutting for the threads of a call; 1: none.

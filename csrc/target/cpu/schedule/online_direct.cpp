@@ -40,14 +40,18 @@ bool OnlineScheduler::is_direct() const {
   if (hint(count(rows_)) > kMostDirectRows) return false;
   // Pairs of packed ones are multiplied faster than those of one row are added up.
   if (!rows_.empty() && hint(row_.extent) >= kLeastOnlineRows && can_pair(queries_, &keys_)) return false;
+  return reads_in_place();
+}
+
+bool OnlineScheduler::reads_in_place() const {
   return unit_along(keys_, pair_->scores.reduce->axes[0].name) && unit_along(values_, sum_.column.name);
 }
 
-void OnlineScheduler::choose_direct() {
+void OnlineScheduler::choose_direct(int64_t rows) {
   pair_scores_ = can_pair(queries_, &keys_) && depth_ % 2 == 0;
   const int64_t lanes = ctx_.target.vector_bytes / 4;
   const int64_t registers = ctx_.target.vector_registers;
-  const int64_t rows = std::max<int64_t>(hint(count(rows_)), 1);
+  rows = std::max<int64_t>(rows, 1);
   const int64_t most = std::max<int64_t>(registers / kRowsOfRegisters, 1);
   const int64_t blocks = (rows + most - 1) / most;
   mr_ = rows_of_block_ = shared_ = (rows + blocks - 1) / blocks;
@@ -86,7 +90,7 @@ void OnlineScheduler::read_direct(ScheduleReader& reader) {
   bool matrix = false;
   pair_scores_ = read_dot(reader, depth_name(), can_pair(queries_, &keys_) && depth_ % 2 == 0, matrix, 0);
   if (matrix) reader.fail("a matrix unit takes packed keys; allowed: dot of 2");
-  if (!unit_along(keys_, pair_->scores.reduce->axes[0].name) || !unit_along(values_, sum_.column.name))
+  if (!reads_in_place())
     reader.fail(direct, "memory must run along what scores are summed over, and along the columns of values");
   reader.finish("parallel, direct, tile, vectorize and dot");
 }

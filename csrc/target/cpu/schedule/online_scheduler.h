@@ -10,6 +10,7 @@
 #include "loop_ir/ir.h"
 #include "schedule/reader.h"
 #include "target/cpu/schedule/contraction_scheduler.h"
+#include "target/cpu/schedule/online.h"
 #include "tile_ir/ir.h"
 
 namespace deplo::loop_to_tile {
@@ -23,6 +24,8 @@ class OnlineScheduler {
   OnlineScheduler(const loop_ir::Kernel& kernel, const PassContext& ctx) : kernel_(kernel), ctx_(ctx), nest_(outer_nest(kernel)) {}
 
   std::optional<Schedule> propose();
+  /// Of a number of rows that calls differ in, where many of them pay for packing: a schedule for few.
+  std::optional<FewRows> propose_few();
   /// Into how many parts keys are worth cutting, so that threads have enough to do.
   int64_t key_parts();
   tile_ir::Kernel apply(const Schedule& schedule);
@@ -39,6 +42,8 @@ class OnlineScheduler {
   void set_batch();
   /// Whether keys and values are worth reading where they lie, for all of few rows at a time.
   bool is_direct() const;
+  /// Whether memory runs along what scores sum over, and along the columns of values.
+  bool reads_in_place() const;
   /// With the statements outside of the reductions that the operands take: none may need what is known only at the end.
   bool find_operands();
   bool is_early(const loop_ir::Block& block) const;
@@ -56,7 +61,7 @@ class OnlineScheduler {
   /// Whether the sum of weights is a result itself, which rounded weights would show in. Else what both sums round alike is divided away.
   bool stores_sum() const;
   void choose();
-  void choose_direct();
+  void choose_direct(int64_t rows);
   std::vector<Directive> describe_direct() const;
   std::string depth_name() const { return pair_->scores.result + "." + pair_->scores.reduce->axes[0].name; }
   std::string key_name() const { return pair_->values.result + "." + pair_->values.reduce->axes[0].name; }

@@ -48,6 +48,14 @@ class CpuScheduler final : public Scheduler {
       apply(small, streamed != given.end() ? streamed->second : propose_streamed(small), statics, out);
       versions_[kernel.name] = {small.name, contraction->unless};
     }
+    const auto rows = contraction ? std::nullopt : propose_cpu_online_few(kernel, ctx_);
+    if (rows) {
+      loop_ir::Kernel small = kernel;
+      small.name = kernel.name + "_small";
+      auto of_few = given.find(small.name);
+      apply(small, of_few != given.end() ? of_few->second : rows->schedule, statics, out);
+      versions_[kernel.name] = {small.name, rows->when};
+    }
     auto found = given.find(kernel.name);
     loop_ir::Kernel few = kernel;
     few.name = kernel.name + "_few_bits";
