@@ -104,3 +104,32 @@ def test_norms_and_rotations_of_queries_stay_apart():
         actual = torch.compile(f, backend="deplo", options={"strict": True})(x, weight, cos, sin, k, v, positions)
     torch.testing.assert_close(actual, f(x, weight, cos, sin, k[:, :, :77], v[:, :, :77], positions), rtol=2e-2, atol=2e-2)
     assert "direct(rows=4)" in _C.lower(records[0].torch_ir, "tile", "{}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_programs_of_any_number_of_tokens_have_a_version_for_few(dtype):
+    torch._dynamo.reset()
+    with collect_records() as records:
+        compiled = torch.compile(attend, backend="deplo", options={"strict": True})
+        for queries in (64, 2, 8, 9, 40):
+            q, k, v, positions = inputs((queries, 4, 2, 32, 300, 177), dtype)
+            torch._dynamo.mark_dynamic(q, 2)
+            torch._dynamo.mark_dynamic(positions, 0)
+            actual = compiled(q, k, v, positions)
+            expected = attend(q, k[:, :, :177], v[:, :, :177], positions)
+            torch.testing.assert_close(actual, expected, rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+    texts = [_C.lower(r.torch_ir, "tile", json.dumps({"hints": r.hints})) for r in records]
+    assert any(re.search(r"schedule @\S+_small: online .* direct\(rows=8\)", text) for text in texts)
+
+
+def test_heads_that_lie_side_by_side_are_no_windows():
+    def f(x, k, v, positions):
+        return attend(x.view(1, 1, 6, 40).transpose(1, 2), k, v, positions)
+
+    _, k, v, positions = inputs((1, 6, 6, 40, 300, 100), torch.bfloat16, batch=1)
+    torch._dynamo.reset()
+    with collect_records() as records:
+        x = torch.randn(1, 240).bfloat16()
+        actual = torch.compile(f, backend="deplo", options={"strict": True})(x, k, v, positions)
+    torch.testing.assert_close(actual, f(x, k[:, :, :100], v[:, :, :100], positions), rtol=2e-2, atol=1e-2)
+    assert "direct(rows=1)" in _C.lower(records[0].torch_ir, "tile", "{}")

@@ -234,7 +234,7 @@ bool FusionCost::chainable(const FusionGroup& a, const FusionGroup& b, const std
 
 // A row of its own for each head, times a matrix that changes from call to call, of 16-bit numbers, or of float32 and long. Threads of a CPU take
 // some rows side by side.
-size_t FusionCost::products_of_heads(const NestGroup& nest) const {
+size_t FusionCost::products_of_heads(const NestGroup& nest, const std::set<std::string>* of) const {
   const bool grid = target_of(context_).has_grid;
   size_t count = 0;
   loop_ir::Kernel kernel;
@@ -254,13 +254,20 @@ size_t FusionCost::products_of_heads(const NestGroup& nest) const {
     const bool side_by_side = grid ? sides == 1 && !c.axes_of(analysis::AxisClass::batch).empty() : few <= kFewQueries;
     bool streams = false;
     bool changes = true;
-    for (const auto* operand : {&c.a, &c.b})
+    bool reads = !of;
+    for (const auto* operand : {&c.a, &c.b}) {
+      bool all_static = true;
       for (const std::string& name : operand->buffers)
         if (const Buffer* buffer = graph_.find_buffer(name)) {
+          reads = reads || of->count(name) > 0;
           streams = streams || size_of(buffer->dtype) == 2 || (buffer->dtype == DType::f32 && std::max(rows, depth) >= kLongKeys);
-          changes = changes && !buffer->is_static;
+          all_static = all_static && buffer->is_static;
+        } else {
+          all_static = false;
         }
-    if (streams && changes && side_by_side && std::min(rows, depth) <= kMostWidth) ++count;
+      changes = changes && !all_static;
+    }
+    if (reads && streams && changes && side_by_side && std::min(rows, depth) <= kMostWidth) ++count;
   }
   return count;
 }
@@ -274,11 +281,11 @@ bool FusionCost::attends(const FusionGroup& a, const FusionGroup& b) const {
 
 // Sums or loops over what such a kernel reads, as norms and rotations of queries have, or sums of what it gives: with them it is none that streams
 // keys, or leaves masked ones out.
-bool FusionCost::disturbs_attention(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs) const {
+bool FusionCost::disturbs_attention(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs, const std::set<std::string>& flow) const {
   if (multiplies_heads(a.nest))
     return products_of_heads(a.nest) > 1 && has_softmax(a.nest.body) && reduces(b.nest.body, Combiner::sum) && !applies(b.nest.body, Fn::exp) &&
            !multiplies_heads(b.nest);
-  return !applies(a.nest.body, Fn::exp) && (reduces(a.nest.body, Combiner::sum) || !covers(pairs, a.nest)) && multiplies_heads(b.nest);
+  return !applies(a.nest.body, Fn::exp) && (reduces(a.nest.body, Combiner::sum) || !covers(pairs, a.nest)) && products_of_heads(b.nest, &flow) > 0;
 }
 
 bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs, const std::set<std::string>& flow,
@@ -294,9 +301,9 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
   // Blocks of a grid copy windows for tiles of points, which loops inside of other points are not.
   const auto has_windows = [](const FusionGroup& g) { return analysis::sums_neighbours(g.nest.axes, g.nest.body); };
   if (target_of(context_).has_grid && !(whole_a && whole_b) && (has_windows(a) || has_windows(b))) return false;
+  if (!target_of(context_).has_grid && attends(a, b) && covers(pairs, has_softmax(a.nest.body) ? a.nest : b.nest)) return true;
   // Neighbours side by side in registers share a window's points, which they cannot inside of a row's kernel.
   if (!whole_a && !target_of(context_).has_grid && !multiplies_matrices(a) && slides_window(a.nest, *this)) return false;
-  if (!target_of(context_).has_grid && attends(a, b) && covers(pairs, has_softmax(a.nest.body) ? a.nest : b.nest)) return true;
   if (contracts_a || contracts_b) {
     if (contracts_a && contracts_b && whole_a && whole_b) return gated_pair(a, b);
     if (whole_a && whole_b) return contracts_a;  // an epilogue; prologues are fuse_producers' business
@@ -316,7 +323,7 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
   const bool serial = target_of(context_).has_grid && shared < kEnoughShared && (loses_rows(a) || loses_rows(b));
   if (pairs.empty() && !(a.nest.axes.empty() && b.nest.axes.empty()))
     return one_after_the_other && !serial && std::max(a.points, b.points) <= kSmallIteration;
-  if (disturbs_attention(a, b, pairs)) return false;
+  if (disturbs_attention(a, b, pairs, flow)) return false;
   if (whole_a && whole_b) return true;
   if (target_of(context_).has_grid && attends(a, b)) return true;
   if (serial) return false;

@@ -52,8 +52,9 @@ class FusionCost {
   double bytes_read_again(const NestGroup& joined) const;
   bool keep_rows(const NestGroup& rows, const NestGroup& joined, const std::set<std::string>& flow);
   bool has_columns(const NestGroup& nest, const AxisPairs& pairs) const;
-  size_t products_of_heads(const NestGroup& nest) const;
-  bool disturbs_attention(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs) const;
+  /// With `of`: of which an operand is made of one of these buffers.
+  size_t products_of_heads(const NestGroup& nest, const std::set<std::string>* of = nullptr) const;
+  bool disturbs_attention(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs, const std::set<std::string>& flow) const;
   bool chainable(const FusionGroup& a, const FusionGroup& b, const std::set<std::string>& flow);
 
   ProgramGraph& graph_;
