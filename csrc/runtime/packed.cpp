@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cctype>
 #include <cstring>
 #include <map>
 #include <numeric>
@@ -31,11 +32,48 @@ PackedRegistry& packed_registry() {
   return *instance;
 }
 
-std::string print_without_name(const kernel_ir::Kernel& kernel) {
+bool is_of_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.'; }
+
+/// The names that a kernel gives: of parameters, values, axes and arrays. Left out are those that its text may mean otherwise: words of the IR have no
+/// digits, or are types or functions.
+std::set<std::string> own_names(const kernel_ir::Kernel& kernel, const std::string& text) {
+  std::set<std::string> names;
+  for (const auto& param : kernel.params) names.insert(param.name);
+  kernel_ir::visit_all(kernel.body, [&](const kernel_ir::Stmt& stmt) {
+    std::visit(
+        [&](const auto& node) {
+          if constexpr (requires { node.name; }) names.insert(node.name);
+        },
+        stmt.node);
+  });
+  std::erase_if(names, [&](const std::string& name) {
+    const bool digits = std::any_of(name.begin(), name.end(), [](char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; });
+    return !digits || parse_dtype(name.substr(0, name.find('x'))) || text.find(name + "(") != std::string::npos;
+  });
+  return names;
+}
+
+/// A kernel's text in which its own names are numbers: kernels that differ in these alone are the same.
+std::string print_without_names(const kernel_ir::Kernel& kernel) {
   kernel_ir::Kernel anonymous = kernel;
   anonymous.name = "@k";
   anonymous.provenance.clear();
-  return kernel_ir::print(anonymous);
+  const std::string text = kernel_ir::print(anonymous);
+  const std::set<std::string> names = own_names(kernel, text);
+  std::map<std::string, size_t> numbers;
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    if (!is_of_name(text[at])) {
+      out += text[at++];
+      continue;
+    }
+    size_t end = at;
+    while (end < text.size() && is_of_name(text[end])) ++end;
+    const std::string word = text.substr(at, end - at);
+    out += names.count(word) > 0 ? fmt::format("%{}", numbers.try_emplace(word, numbers.size()).first->second) : word;
+    at = end;
+  }
+  return out;
 }
 
 /// The group's steps over its buffers by number, with their types: names do not matter.
@@ -56,7 +94,7 @@ std::string content_of(const OnceGroup& group, const kernel_ir::Module& module, 
   for (size_t step : group.steps) {
     text += "\ncall";
     for (size_t buffer : layout.steps[step].buffers) text += name(buffer);
-    text += "\n" + print_without_name(*module.kernels[*layout.steps[step].kernel]);
+    text += "\n" + print_without_names(*module.kernels[*layout.steps[step].kernel]);
   }
   return text;
 }

@@ -44,6 +44,7 @@ class Lexer;
 //   pack(c.rows, at=L, pad=P)       the operand of reduction c that lies along its rows (or `lanes`) is copied into panels: at the program's
 //                                   start (`program`) or for each tile (`block`), whose rows are then P elements longer than needed
 //   share(a=S)                      of kind online: S rows of the axis share keys and values that are packed once, block by block
+//   direct(rows=R)                  of kind online: keys and values are read where they lie, for R rows at a time
 //   phase(N)                        of kind rows: what follows is about the N-th inner nest with a contraction, from 0
 //   threads(T)                      threads of a GPU block; with rows, of each row, and with split, along the points
 //   vectorize(by=V), (a, by=V)      of a GPU's threads: V elements side by side, of the row or of axis a
@@ -60,7 +61,8 @@ class Lexer;
 // Kinds, each with the words it takes:
 //   contraction   parallel tile vectorize register_block partition chain unroll dot pack epilogue
 //   rows          parallel tile vectorize, and phases, which take what contractions take but parallel and the tile of the rows
-//   online        parallel share dot, the tiles of rows and keys, and two register blocks: rows by keys, and rows by columns of the values
+//   online        parallel share dot, the tiles of rows and keys, and two register blocks: rows by keys, and rows by columns of the values; or
+//                 parallel direct dot, the tile of keys, and vectorize, of columns of the values
 //   nest          parallel reorder tile transpose vectorize register_block window; every kernel has schedules of this kind
 //   pack          parallel tile; follows from the kernel that it packs for
 //   gpu_contraction, gpu_matrix         tile register_block threads; tile warps split stages raster

@@ -27,8 +27,6 @@ using loop_ir::Store;
 namespace {
 
 constexpr int64_t kRowTiles = 5;           // register blocks of a block of rows
-constexpr int64_t kVersionRows = 16;       // of few, at most, which have a version of their own
-constexpr int64_t kRowsInParts = 16;       // at most, of what is cut along the keys
 constexpr int64_t kKeysOfPart = 256;       // at least
 constexpr double kBusy = 0.7;              // of the threads
 constexpr int64_t kMatrixTiles = 2;        // for a matrix unit, whose blocks have more rows
@@ -70,7 +68,7 @@ std::optional<FewRows> OnlineScheduler::propose_few() {
     else
       return std::nullopt;
   }
-  const int64_t most = kVersionRows / known;
+  const int64_t most = kMostDirectRows / known;
   if (!rows || most < 1) return std::nullopt;
   direct_ = true;
   batch_.clear();
@@ -82,7 +80,7 @@ std::optional<FewRows> OnlineScheduler::propose_few() {
 
 int64_t OnlineScheduler::key_parts() {
   const int64_t threads = ctx_.target.threads;
-  if (threads <= 1 || !choose_any() || part_ || hint(all_rows()) > kRowsInParts) return 1;
+  if (threads <= 1 || !choose_any() || part_ || hint(all_rows()) > kMostDirectRows) return 1;
   const int64_t pieces = std::max<int64_t>(1, hint(count(batch_) * shares()));
   const int64_t most = std::min(threads, hint(sum_.key.extent) / kKeysOfPart);
   // Of the time of all threads, what they work.

@@ -16,11 +16,10 @@ using loop_ir::Load;
 
 namespace {
 
-constexpr int64_t kMostDirectRows = 16;
 constexpr int64_t kRowsOfRegisters = 4;  // registers for each row of a block
-constexpr int64_t kDirectKeys = 4;      // of values, in one iteration
-constexpr int64_t kDirectBlock = 256;
-constexpr int64_t kDirectUnroll = 8;
+constexpr int64_t kDirectKeys = 4;       // whose values one iteration takes
+constexpr int64_t kDirectBlock = 256;    // keys of a block that is in no part
+constexpr int64_t kDirectUnroll = 8;     // vectors of a key, in one iteration
 
 /// The block, whose loads of parameters read nothing but zeros where the condition does not hold.
 tile_ir::Block limited(tile_ir::Block block, const Cond& cond) {
@@ -44,6 +43,12 @@ bool OnlineScheduler::is_direct() const {
 }
 
 bool OnlineScheduler::reads_in_place() const {
+  // Beyond the last element of a key there are zeros, as outside of guards.
+  const bool zeros = std::all_of(keys_.slice.begin(), keys_.slice.end(), [](const auto& stmt) {
+    const auto* load = std::get_if<Load>(&stmt->node);
+    return !load || load->guard.empty() || (is_float(load->dtype) ? load->fill.f == 0 : load->fill.i == 0);
+  });
+  if (!zeros) return false;
   return unit_along(keys_, pair_->scores.reduce->axes[0].name) && unit_along(values_, sum_.column.name);
 }
 

@@ -17,6 +17,7 @@ namespace deplo::loop_to_tile {
 
 constexpr int64_t kMostOnlineTile = 4096;  ///< that a schedule may ask for
 constexpr int64_t kLeastOnlineRows = 8;    ///< fewer do not pay for packing
+constexpr int64_t kMostDirectRows = 16;    ///< that read keys and values where they lie
 
 /// Schedules of kind `online` (`online.h`).
 class OnlineScheduler {

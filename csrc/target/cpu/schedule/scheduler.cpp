@@ -113,6 +113,8 @@ class CpuScheduler final : public Scheduler {
       for (const Schedule& s : propose_cpu_contractions(kernel, statics, ctx_)) add(s);
     } else if (version != "_small") {
       return {};
+    } else if (auto few = propose_cpu_online_few(kernel, ctx_)) {
+      add(few->schedule);
     }
     const bool is_packed = !all.empty();
     if (!is_packed) add(propose_streamed(kernel));
