@@ -34,8 +34,8 @@ PackedRegistry& packed_registry() {
 
 bool is_of_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.'; }
 
-/// The names that a kernel gives: of parameters, values, axes and arrays. Left out are those that its text may mean otherwise: words of the IR have no
-/// digits, or are types or functions.
+/// The names that a kernel gives: of parameters, values, axes and arrays. Left out are those that its text may mean otherwise: words of the IR have
+/// no digits, or are types or functions.
 std::set<std::string> own_names(const kernel_ir::Kernel& kernel, const std::string& text) {
   std::set<std::string> names;
   for (const auto& param : kernel.params) names.insert(param.name);

@@ -117,7 +117,9 @@ def test_programs_of_any_number_of_tokens_have_a_version_for_few(dtype):
             torch._dynamo.mark_dynamic(positions, 0)
             actual = compiled(q, k, v, positions)
             expected = attend(q, k[:, :, :177], v[:, :, :177], positions)
-            torch.testing.assert_close(actual, expected, rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+            torch.testing.assert_close(
+                actual, expected, rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-2 if dtype == torch.bfloat16 else 1e-5
+            )
     texts = [_C.lower(r.torch_ir, "tile", json.dumps({"hints": r.hints})) for r in records]
     assert any(re.search(r"schedule @\S+_small: online .* direct\(rows=8\)", text) for text in texts)
 

@@ -239,8 +239,6 @@ struct KeySplitter {
 
 }  // namespace
 
-Module split_keys(Module module, const PassContext& context) {
-  return KeySplitter{ProgramGraph(std::move(module)), context}.run();
-}
+Module split_keys(Module module, const PassContext& context) { return KeySplitter{ProgramGraph(std::move(module)), context}.run(); }
 
 }  // namespace deplo

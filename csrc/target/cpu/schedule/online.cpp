@@ -26,15 +26,15 @@ using loop_ir::Store;
 
 namespace {
 
-constexpr int64_t kRowTiles = 5;           // register blocks of a block of rows
-constexpr int64_t kKeysOfPart = 256;       // at least
-constexpr double kBusy = 0.7;              // of the threads
-constexpr int64_t kMatrixTiles = 2;        // for a matrix unit, whose blocks have more rows
-constexpr int64_t kKeys = 256;             // of a block
-constexpr int64_t kSharedRows = 512;       // rows that share packed keys and values
-constexpr int64_t kFewShared = 64;         // of these, where more leave threads idle
-constexpr int64_t kWantedShares = 16;      // keep a few threads busy
-constexpr int64_t kMostDepth = 512;        // of one chain of sums
+constexpr int64_t kRowTiles = 5;       // register blocks of a block of rows
+constexpr int64_t kKeysOfPart = 256;   // at least
+constexpr double kBusy = 0.7;          // of the threads
+constexpr int64_t kMatrixTiles = 2;    // for a matrix unit, whose blocks have more rows
+constexpr int64_t kKeys = 256;         // of a block
+constexpr int64_t kSharedRows = 512;   // rows that share packed keys and values
+constexpr int64_t kFewShared = 64;     // of these, where more leave threads idle
+constexpr int64_t kWantedShares = 16;  // keep a few threads busy
+constexpr int64_t kMostDepth = 512;    // of one chain of sums
 constexpr int64_t kMostOnlineWork = int64_t{1} << 40;
 
 }  // namespace
@@ -267,11 +267,11 @@ Schedule OnlineScheduler::describe() const {
     s.directives = describe_direct();
   else
     s.directives = {{"parallel", std::move(parallel)},
-                  {"tile", {{row_.name, rows_of_block_}}},
-                  {"tile", {{sum_.key.name, block_keys_}}},
-                  {"share", {{row_.name, shared_}}},
-                  {"register_block", {{row_.name, mr_}, {sum_.key.name, key_lanes_}}},
-                  {"register_block", {{row_.name, mr_}, {sum_.column.name, column_lanes_}}}};
+                    {"tile", {{row_.name, rows_of_block_}}},
+                    {"tile", {{sum_.key.name, block_keys_}}},
+                    {"share", {{row_.name, shared_}}},
+                    {"register_block", {{row_.name, mr_}, {sum_.key.name, key_lanes_}}},
+                    {"register_block", {{row_.name, mr_}, {sum_.column.name, column_lanes_}}}};
   if (pair_scores_) s.directives.push_back({"dot", {{depth_name(), matrix_scores_ ? tile_ir::kMatrixDepth : 2}}});
   if (pair_values_) s.directives.push_back({"dot", {{key_name(), matrix_values_ ? tile_ir::kMatrixDepth : 2}}});
   return s;
@@ -312,8 +312,8 @@ bool OnlineScheduler::read_dot(ScheduleReader& reader, const std::string& name, 
   matrix = steps == tile_ir::kMatrixDepth;
   if (matrix && !has_matrix_unit()) reader.fail(*d, fmt::format("{} steps at once take a CPU with amx-bf16", steps));
   if (matrix && !fits_matrix_unit(width))
-    reader.fail(*d, fmt::format("{} x {} sums do not fit a matrix unit: allowed are multiples of {} up to 2 x 2, 1 x 6 or 3 x 1 of them", mr_,
-                                width, tile_ir::kMatrixSide));
+    reader.fail(*d, fmt::format("{} x {} sums do not fit a matrix unit: allowed are multiples of {} up to 2 x 2, 1 x 6 or 3 x 1 of them", mr_, width,
+                                tile_ir::kMatrixSide));
   return true;
 }
 

@@ -14,8 +14,8 @@ namespace deplo {
 /// neither keys nor values depend (`analysis/weighted_sum.h`). Keys and values are packed once for many rows, block by block of keys; for each block
 /// of rows the scores of a block of keys are computed, exponentiated and multiplied with the values while they are in cache, and what was summed
 /// before is scaled when the maximum grows. Blocks of keys whose scores are -inf for all of the rows, by guards that are affine in row and key, are
-/// left out: nothing is read of such keys or values, whatever they hold. Few rows read keys and values where they lie (`direct`), a block of rows at a
-/// time. Nothing if the kernel is not of this form, or has few rows and memory runs another way.
+/// left out: nothing is read of such keys or values, whatever they hold. Few rows read keys and values where they lie (`direct`), a block of rows at
+/// a time. Nothing if the kernel is not of this form, or has few rows and memory runs another way.
 std::optional<Schedule> propose_cpu_online(const loop_ir::Kernel& kernel, const PassContext& ctx);
 /// The schedule of another version of such a kernel, and the sizes at which it is the better one.
 struct FewRows {

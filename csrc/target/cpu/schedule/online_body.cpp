@@ -228,8 +228,8 @@ tile_ir::Block OnlineScheduler::pack_keys(Expr keys) const {
 tile_ir::Block OnlineScheduler::pack_values(Expr keys) const {
   const Expr panel = sym("pv");
   const Expr valid = min(column_lanes_, columns_ - panel * column_lanes_);
-  tile_ir::Block body = pack_panel(values_, pair_->values.reduce->axes[0].name, keys, packed_keys(keys), sum_.column.name,
-                                   first_key(), panel * column_lanes_, valid, column_lanes_, "values", panel, pair_values_, "v");
+  tile_ir::Block body = pack_panel(values_, pair_->values.reduce->axes[0].name, keys, packed_keys(keys), sum_.column.name, first_key(),
+                                   panel * column_lanes_, valid, column_lanes_, "values", panel, pair_values_, "v");
   return {loop("pv", 0, (columns_ + column_lanes_ - 1) / column_lanes_, LoopKind::serial, std::move(body))};
 }
 

@@ -95,8 +95,7 @@ void OnlineScheduler::read_direct(ScheduleReader& reader) {
   bool matrix = false;
   pair_scores_ = read_dot(reader, depth_name(), can_pair(queries_, &keys_) && depth_ % 2 == 0, matrix, 0);
   if (matrix) reader.fail("a matrix unit takes packed keys; allowed: dot of 2");
-  if (!reads_in_place())
-    reader.fail(direct, "memory must run along what scores are summed over, and along the columns of values");
+  if (!reads_in_place()) reader.fail(direct, "memory must run along what scores are summed over, and along the columns of values");
   reader.finish("parallel, direct, tile, vectorize and dot");
 }
 
@@ -202,8 +201,8 @@ tile_ir::Block OnlineScheduler::direct_values(Expr keys) const {
       over("i", {}, {number("startv", 0), store("accv", {sym("rvi"), sym("xvi")}, "startv")}),
       loop("jv", 0, keys, LoopKind::serial, {over("", {load("weightv", DType::f32, "scores", {r, sym("jv")})}, std::move(step))}, kDirectKeys),
       over("o", {load("fvf", DType::f32, "factor", {sym("rvo")})},
-           {load("dvv", DType::f32, "accv", {sym("rvo"), sym("xvo")}), load("ovv", DType::f32, "sums", to), let("svv", Fn::fma, {"ovv", "fvf", "dvv"}),
-            store("sums", to, "svv")})};
+           {load("dvv", DType::f32, "accv", {sym("rvo"), sym("xvo")}), load("ovv", DType::f32, "sums", to),
+            let("svv", Fn::fma, {"ovv", "fvf", "dvv"}), store("sums", to, "svv")})};
   return {loop("pv", 0, round_up(columns_, column_lanes_) / column_lanes_, LoopKind::serial, std::move(panel))};
 }
 

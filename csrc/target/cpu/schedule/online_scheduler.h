@@ -179,7 +179,7 @@ class OnlineScheduler {
   int64_t chunk_work_ = kChunkWork;
   int64_t mr_ = 0, key_lanes_ = 0, column_lanes_ = 0;
   int64_t rows_of_block_ = 0, block_keys_ = 0;
-  int64_t shared_ = 0;  ///< rows that share packed keys and values
+  int64_t shared_ = 0;   ///< rows that share packed keys and values
   bool direct_ = false;  ///< nothing is packed
   std::optional<analysis::KeyPart> part_;
   bool pair_scores_ = false, pair_values_ = false;
