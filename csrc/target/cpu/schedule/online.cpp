@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "kernel_ir/ir.h"
+#include "loop_ir/build.h"
 #include "loop_ir/places.h"
 #include "lower/loop_to_tile/convert.h"
 #include "schedule/reader.h"
@@ -85,8 +86,8 @@ int64_t OnlineScheduler::key_parts() {
   const int64_t most = std::min(threads, hint(sum_.key.extent) / kKeysOfPart);
   // Of the time of all threads, what they work.
   auto busy = [&](int64_t parts) {
-    const int64_t all = pieces * parts;
-    return static_cast<double>(all) / static_cast<double>((all + threads - 1) / threads * threads);
+    const double all = static_cast<double>(pieces * parts) / static_cast<double>(threads);
+    return all / std::ceil(all);
   };
   int64_t best = 1;
   for (int64_t parts = 2; parts <= most && busy(best) < kBusy; ++parts)
