@@ -203,7 +203,9 @@ class EncoderPlans(Plans):
         return 2 * len(self.batches)
 
     def warm_up(self, lengths: list[int], bar: Bar) -> None:
-        source_lengths = [1] if self.of_fixed_length else [128, 12]  # schedules are those for the first one
+        # Schedules are those for the first one; encoders may have a table of positions.
+        most = min(128, self.model.config.to_dict().get("max_position_embeddings", 128))
+        source_lengths = [1] if self.of_fixed_length else [most, 12]
         for batch in self.batches:
             with torch.no_grad():
                 bar.step(f"sources, {batch} at once")

@@ -52,6 +52,9 @@ std::optional<WeightedSum> find_weighted_sum(const loop_ir::Kernel& kernel, cons
 /// What guards, and comparisons of integers that choose between a score and -inf, say about the keys that count: u[j] is -inf for others.
 std::vector<KeyLimit> key_limits(const WeightedSum& sum);
 
+/// Rows up to which a CPU reads keys and values where they lie, some rows side by side, instead of packing them.
+constexpr int64_t kFewQueries = 16;
+
 /// Keys in parts: block b of kKeyBlock keys is in part b mod `parts`, so that parts of what a mask leaves are equal.
 constexpr int64_t kKeyBlock = 64;
 Cond in_part(Expr key, Expr part, int64_t parts);

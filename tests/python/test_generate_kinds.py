@@ -202,6 +202,15 @@ def test_t5() -> None:
         other.generate(prompt(4), num_beams=3)
 
 
+def test_sources_shorter_than_those_of_the_warm_up() -> None:
+    """Encoders with a table of positions, of fewer than prompts are scheduled for."""
+    torch.manual_seed(0)
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    config = transformers.BartConfig(vocab_size=256, d_model=32, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=40, **sizes)
+    model = transformers.BartForConditionalGeneration(config).eval()
+    agree(model, deplo.prepare(copy.deepcopy(model), max_length=30, quiet=True), input_ids=prompt(20))
+
+
 def test_whisper() -> None:
     model = seq2seq("whisper")
     other = prepared(model, max_length=20)

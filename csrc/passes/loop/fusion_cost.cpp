@@ -5,6 +5,7 @@
 
 #include "analysis/cost.h"
 #include "analysis/neighbours.h"
+#include "analysis/weighted_sum.h"
 #include "passes/loop/split_for_reader.h"
 #include "target/target.h"
 
@@ -25,7 +26,6 @@ constexpr double kLongColumn = 4096;        ///< points of one of fewer columns 
 constexpr double kLeastPart = 128;          ///< elements of a part of a reduction that has a kernel of its own
 constexpr double kLongKeys = 128;           ///< of float32, that are worth blocks of a grid
 constexpr double kMostWidth = 256;          ///< of the heads of attention that blocks of a grid take as a whole
-constexpr double kFewQueries = 16;          ///< that read keys and values side by side, where these lie
 constexpr double kMostChained = 1 << 20;    ///< bytes of an operand of one of two contractions in one kernel, without a softmax between them
 constexpr double kSmallProduct = 8192;      ///< multiply-adds up to which a contraction is as fast without packed operands
 constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
@@ -34,28 +34,27 @@ constexpr double kManyTaps = 16;            ///< of a window: what neighbours sh
 // Enough iterations to share among threads, or too little work to need it.
 bool parallel_enough(double shared, double work) { return shared >= kEnoughParallel || work / shared <= kSmallIteration; }
 
-bool reduces(const Block& body, Combiner combiner) {
+// Whether a body holds such a statement of this kind.
+template <class Node, class F>
+bool holds(const Block& body, const F& is_one) {
   bool found = false;
   loop_ir::visit(body, [&](const Stmt& stmt, const std::vector<Axis>&) {
-    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node);
-    found = found || (reduce && reduce->combiner == combiner);
+    const auto* node = std::get_if<Node>(&stmt.node);
+    found = found || (node && is_one(*node));
   });
   return found;
+}
+
+bool reduces(const Block& body, Combiner combiner) {
+  return holds<loop_ir::Reduce>(body, [&](const loop_ir::Reduce& reduce) { return reduce.combiner == combiner; });
 }
 
 bool applies(const Block& body, Fn fn) {
-  bool found = false;
-  loop_ir::visit(body, [&](const Stmt& stmt, const std::vector<Axis>&) {
-    const auto* let = std::get_if<loop_ir::Let>(&stmt.node);
-    found = found || (let && let->fn == fn);
-  });
-  return found;
+  return holds<loop_ir::Let>(body, [&](const loop_ir::Let& let) { return let.fn == fn; });
 }
 
 bool has_sums(const Block& body) {
-  bool sums = false;
-  loop_ir::visit(body, [&](const Stmt& stmt, const std::vector<Axis>&) { sums = sums || std::holds_alternative<loop_ir::Reduce>(stmt.node); });
-  return sums;
+  return holds<loop_ir::Reduce>(body, [](const loop_ir::Reduce&) { return true; });
 }
 
 // Two contractions in one nest: gates over the same rows, with equal reductions.
@@ -251,7 +250,7 @@ size_t FusionCost::products_of_heads(const NestGroup& nest, const std::set<std::
       ++sides;
     }
     const auto [few, rows] = std::minmax(extents[analysis::AxisClass::m], extents[analysis::AxisClass::n]);
-    const bool side_by_side = grid ? sides == 1 && !c.axes_of(analysis::AxisClass::batch).empty() : few <= kFewQueries;
+    const bool side_by_side = grid ? sides == 1 && !c.axes_of(analysis::AxisClass::batch).empty() : few <= analysis::kFewQueries;
     bool streams = false;
     bool changes = true;
     bool reads = !of;

@@ -8,6 +8,7 @@
 
 #include "analysis/contraction.h"
 #include "analysis/cost.h"
+#include "analysis/weighted_sum.h"
 #include "passes/loop/program_graph.h"
 #include "target/target.h"
 
@@ -24,7 +25,6 @@ constexpr double kContractionTile = 128;  ///< rows and lanes that one core take
 constexpr double kWantedTiles = 8;        ///< that keep the cores busy
 constexpr double kLeastDepth = 512;       ///< of a chunk of a contraction: adding its sums up costs little beside it
 constexpr double kLeastSide = 4;          ///< below, a contraction streams its operands
-constexpr double kFewQueries = 16;        ///< rows of attention that read values side by side
 
 // Of grids of blocks.
 constexpr double kFewRows = 64;         ///< of which a block takes each
@@ -167,7 +167,7 @@ struct ReductionSplitter {
     const auto sides = sides_of(contraction);
     if (!sides || sides->m < kLeastSide || sides->n < kLeastSide) return 1;
     // Few rows of weights of a softmax, which may become a kernel with it.
-    const bool few = std::min(sides->m, sides->n) <= kFewQueries;
+    const bool few = std::min(sides->m, sides->n) <= analysis::kFewQueries;
     for (const auto* operand : {&contraction.a, &contraction.b})
       for (const std::string& buffer : operand->buffers)
         if (few && comes_of_softmax(at, buffer)) return 1;

@@ -69,7 +69,7 @@ std::optional<FewRows> OnlineScheduler::propose_few() {
     else
       return std::nullopt;
   }
-  const int64_t most = kMostDirectRows / known;
+  const int64_t most = analysis::kFewQueries / known;
   if (!rows || most < 1) return std::nullopt;
   direct_ = true;
   batch_.clear();
@@ -81,7 +81,7 @@ std::optional<FewRows> OnlineScheduler::propose_few() {
 
 int64_t OnlineScheduler::key_parts() {
   const int64_t threads = ctx_.target.threads;
-  if (threads <= 1 || !choose_any() || part_ || hint(all_rows()) > kMostDirectRows) return 1;
+  if (threads <= 1 || !choose_any() || part_ || hint(all_rows()) > analysis::kFewQueries) return 1;
   const int64_t pieces = std::max<int64_t>(1, hint(count(batch_) * shares()));
   const int64_t most = std::min(threads, hint(sum_.key.extent) / kKeysOfPart);
   // Of the time of all threads, what they work.

@@ -106,27 +106,31 @@ tile_ir::Block OnlineScheduler::body() const {
   if (matrix_values_) out.push_back(make(tile_ir::Alloc{"products", f32, {mr_, column_lanes_}, Space::scratch}));
   append(out, start());
 
-  Expr lo = 0;
-  Expr hi = sum_.key.extent;
-  const Bounds all = bounds_of(first_shared(), shared_rows(), "g", out);
-  if (all.lo) lo = max(*all.lo, 0);
-  if (all.hi) hi = max(min(*all.hi, hi), 0);
-  const Expr keys = min(block_keys_, hi - first_key());
-  tile_ir::Block block = pack_keys(keys);
-  append(block, pack_values(keys));
+  const KeyRange keys = keys_of_rows(out);
+  tile_ir::Block block = pack_keys(keys.of_block);
+  append(block, pack_values(keys.of_block));
   block.push_back(loop("rb", 0, ceildiv(shared_rows(), rows_of_block_), LoopKind::serial, row_block()));
-  append(out, over_blocks(lo, hi, std::move(block)));
+  append(out, over_blocks(keys, std::move(block)));
   append(out, finish());
   return out;
 }
 
-tile_ir::Block OnlineScheduler::over_blocks(Expr lo, Expr hi, tile_ir::Block body) const {
-  Expr first = floordiv(lo, block_keys_);
-  Expr end = ceildiv(hi, block_keys_);
+OnlineScheduler::KeyRange OnlineScheduler::keys_of_rows(tile_ir::Block& into) const {
+  KeyRange keys{0, sum_.key.extent, 0};
+  const Bounds all = bounds_of(first_shared(), shared_rows(), "g", into);
+  if (all.lo) keys.lo = max(*all.lo, 0);
+  if (all.hi) keys.hi = max(min(*all.hi, keys.hi), 0);
+  keys.of_block = min(block_keys_, keys.hi - first_key());
+  return keys;
+}
+
+tile_ir::Block OnlineScheduler::over_blocks(const KeyRange& keys, tile_ir::Block body) const {
+  Expr first = floordiv(keys.lo, block_keys_);
+  Expr end = ceildiv(keys.hi, block_keys_);
   if (part_) {  // every so manieth block
     first = floordiv(first, part_->axis.extent);
     end = ceildiv(end, part_->axis.extent);
-    body = {make(tile_ir::If{{less(first_key(), hi)}, std::move(body)})};
+    body = {make(tile_ir::If{{less(first_key(), keys.hi)}, std::move(body)})};
   }
   return {loop("kb", first, end, LoopKind::serial, std::move(body))};
 }

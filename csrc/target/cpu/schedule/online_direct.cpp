@@ -36,7 +36,7 @@ tile_ir::Block limited(tile_ir::Block block, const Cond& cond) {
 }  // namespace
 
 bool OnlineScheduler::is_direct() const {
-  if (hint(count(rows_)) > kMostDirectRows) return false;
+  if (hint(count(rows_)) > analysis::kFewQueries) return false;
   // Pairs of packed ones are multiplied faster than those of one row are added up.
   if (!rows_.empty() && hint(row_.extent) >= kLeastOnlineRows && can_pair(queries_, &keys_)) return false;
   return reads_in_place();
@@ -83,7 +83,7 @@ void OnlineScheduler::read_direct(ScheduleReader& reader) {
   read_parallel(reader, "");
   const Directive& direct = reader.one("direct");
   reader.only(direct, {"rows"});
-  mr_ = rows_of_block_ = shared_ = reader.number(direct, "rows", 1, kMostDirectRows);
+  mr_ = rows_of_block_ = shared_ = reader.number(direct, "rows", 1, analysis::kFewQueries);
   const Directive& tile = needed_directive(reader, "tile", sum_.key.name);
   reader.only(tile, {sum_.key.name});
   block_keys_ = reader.number(tile, sum_.key.name, 1, kMostOnlineTile);
@@ -112,16 +112,11 @@ tile_ir::Block OnlineScheduler::direct_body() const {
     tile_ir::Block zero{number("noned", 0, pair_scores_ ? DType::bf16 : f32), store("queries", {sym("rd"), sym("kd")}, "noned")};
     out.push_back(loop("rd", 0, mr_, LoopKind::serial, {loop("kd", depth_, direct_depth(), LoopKind::lanes, std::move(zero))}));
   }
-  Expr lo = 0;
-  Expr hi = sum_.key.extent;
-  const Bounds all = bounds_of(first_shared(), shared_rows(), "g", out);
-  if (all.lo) lo = max(*all.lo, 0);
-  if (all.hi) hi = max(min(*all.hi, hi), 0);
-  const Expr keys = min(block_keys_, hi - first_key());
-  tile_ir::Block block = direct_scores(keys);
-  append(block, weigh(keys));
-  append(block, direct_values(keys));
-  append(out, over_blocks(lo, hi, std::move(block)));
+  const KeyRange keys = keys_of_rows(out);
+  tile_ir::Block block = direct_scores(keys.of_block);
+  append(block, weigh(keys.of_block));
+  append(block, direct_values(keys.of_block));
+  append(out, over_blocks(keys, std::move(block)));
   append(out, finish());
   return out;
 }

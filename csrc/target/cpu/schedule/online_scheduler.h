@@ -17,7 +17,6 @@ namespace deplo::loop_to_tile {
 
 constexpr int64_t kMostOnlineTile = 4096;  ///< that a schedule may ask for
 constexpr int64_t kLeastOnlineRows = 8;    ///< fewer do not pay for packing
-constexpr int64_t kMostDirectRows = 16;    ///< that read keys and values where they lie
 
 /// Schedules of kind `online` (`online.h`).
 class OnlineScheduler {
@@ -108,8 +107,14 @@ class OnlineScheduler {
   Bounds bounds_of(Expr first, Expr rows, const std::string& tag, tile_ir::Block& into) const;
 
   tile_ir::Block body() const;
-  /// Over the blocks of keys [lo, hi).
-  tile_ir::Block over_blocks(Expr lo, Expr hi, tile_ir::Block body) const;
+  /// Keys [lo, hi) that count for some row that shares them, and how many of these the block in hand has.
+  struct KeyRange {
+    Expr lo, hi, of_block;
+  };
+  /// What limits that are values take goes before.
+  KeyRange keys_of_rows(tile_ir::Block& into) const;
+  /// Over the blocks of these keys.
+  tile_ir::Block over_blocks(const KeyRange& keys, tile_ir::Block body) const;
   tile_ir::Block direct_body() const;
   /// Elements of a query: whole vectors.
   int64_t direct_depth() const;
