@@ -39,6 +39,7 @@
 #include "passes/tensor/eliminate_dead_code.h"
 #include "passes/tensor/fold_constants.h"
 #include "passes/tensor/simplify_algebra.h"
+#include "passes/tensor/simplify_softmax.h"
 #include "passes/torch/roll_layers.h"
 #include "passes/torch/share_calls.h"
 
@@ -297,6 +298,8 @@ const std::vector<Pass<tensor_ir::Graph>>& tensor_passes() {
       // Only reads that matter count as uses of an op that a map may enter.
       {"eliminate_dead_code", eliminate_dead_code, "removes what nothing reads"},
       {"compose_maps", compose_maps, "joins maps, so that views vanish"},
+      // Maps lead to maxima and to parts of concatenations directly.
+      {"simplify_softmax", simplify_softmax, "computes softmaxes of concatenations by their parts, with one maximum"},
       // Joined maps of one source are equal; views between them would hide it.
       {"eliminate_common_subexpressions", eliminate_common_subexpressions, "computes equal ops once"},
       {"eliminate_dead_code", eliminate_dead_code, "removes what nothing reads"},

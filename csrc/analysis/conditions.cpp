@@ -1,6 +1,7 @@
 #include "analysis/conditions.h"
 
 #include <cmath>
+#include <limits>
 
 namespace deplo::analysis {
 
@@ -18,10 +19,12 @@ void define(const Block& block, std::map<std::string, const Stmt*>& into) {
   }
 }
 
-bool is_minus_infinity(double x) { return std::isinf(x) && x < 0; }
 bool is_positive(double x) { return x > 0; }
 bool is_zero(double x) { return x == 0; }
-bool is_fill(const Load& load, bool (*is)(double)) { return !load.guard.empty() && is_float(load.fill.dtype) && is(load.fill.f); }
+template <class Is>
+bool is_fill(const Load& load, Is is) {
+  return !load.guard.empty() && is_float(load.fill.dtype) && is(load.fill.f);
+}
 
 }  // namespace
 
@@ -30,14 +33,18 @@ ValueConditions::ValueConditions(const Block& rows, const std::vector<const Bloc
   for (const Block* block : keys) define(*block, keys_);
 }
 
-std::vector<Cond> ValueConditions::finite(const std::string& value) {
+std::vector<Cond> ValueConditions::finite(const std::string& value) { return above(value, -std::numeric_limits<double>::infinity()); }
+
+std::vector<Cond> ValueConditions::above(const std::string& value, double bound) {
   conds_.clear();
-  find_finite(value);
+  bound_ = bound;
+  find_above(value);
   return std::move(conds_);
 }
 
 std::vector<Cond> ValueConditions::nonzero(const std::string& value) {
   conds_.clear();
+  bound_ = -std::numeric_limits<double>::infinity();
   find_nonzero(value);
   return std::move(conds_);
 }
@@ -68,41 +75,44 @@ const Let* ValueConditions::let(const std::string& name) const {
 }
 
 /// Of a constant float, perhaps converted.
-bool ValueConditions::is_constant(const std::string& name, bool (*is)(double)) const {
+template <class Is>
+bool ValueConditions::is_constant(const std::string& name, Is is) const {
   const Let* l = let(name);
   if (!l || !is_float(l->dtype)) return false;
   if (l->fn == Fn::constant) return is(l->literal.f);
   return l->fn == Fn::cast && is_constant(l->operands[0], is);
 }
 
-/// Conditions without which the value is -inf.
-void ValueConditions::find_finite(const std::string& name) {
+/// Conditions without which the value is at most the bound.
+void ValueConditions::find_above(const std::string& name) {
   const Stmt* stmt = definition(name);
   if (!stmt) return;
+  const auto is_below = [&](double x) { return x <= bound_; };
   if (const auto* load = std::get_if<Load>(&stmt->node)) {
-    if (is_fill(*load, is_minus_infinity)) conds_.insert(conds_.end(), load->guard.begin(), load->guard.end());
-    if (load->buffer == stored_.buffer) find_finite(stored_.value);
+    if (is_fill(*load, is_below)) conds_.insert(conds_.end(), load->guard.begin(), load->guard.end());
+    if (load->buffer == stored_.buffer) find_above(stored_.value);
     return;
   }
   const auto& l = std::get<Let>(stmt->node);
   switch (l.fn) {
     case Fn::add:
-      find_finite(l.operands[0]);
-      find_finite(l.operands[1]);
+      find_above(l.operands[0]);
+      find_above(l.operands[1]);
       break;
-    case Fn::sub: find_finite(l.operands[0]); break;
+    case Fn::sub: find_above(l.operands[0]); break;
     case Fn::mul:
+      if (!std::isinf(bound_)) break;  // a product of finite numbers may be anything
       for (size_t i : {0, 1})
-        if (is_constant(l.operands[1 - i], is_positive)) find_finite(l.operands[i]);
+        if (is_constant(l.operands[1 - i], is_positive)) find_above(l.operands[i]);
       break;
     case Fn::cast:
-      if (is_float(l.dtype)) find_finite(l.operands[0]);
+      if (is_float(l.dtype)) find_above(l.operands[0]);
       break;
     case Fn::where:
       for (size_t i : {1, 2}) {
-        if (!is_constant(l.operands[i], is_minus_infinity)) continue;
+        if (!is_constant(l.operands[i], is_below)) continue;
         holds(l.operands[0], i == 2);
-        find_finite(l.operands[3 - i]);
+        find_above(l.operands[3 - i]);
       }
       break;
     default: break;
@@ -119,7 +129,7 @@ void ValueConditions::find_nonzero(const std::string& name) {
   }
   const auto& l = std::get<Let>(stmt->node);
   switch (l.fn) {
-    case Fn::exp: find_finite(l.operands[0]); break;
+    case Fn::exp: find_above(l.operands[0]); break;
     case Fn::mul:
       find_nonzero(l.operands[0]);
       find_nonzero(l.operands[1]);

@@ -82,6 +82,7 @@ class SumMatcher {
     const bool normalized = loops_.size() == 6;
     const Stmt& last = *loops_.back();
     if (!match_scores(*loops_[0]) || !match_max(*loops_[1]) || !match_weights(*loops_[2]) || !match_sum(*loops_[3])) return std::nullopt;
+    if (out_.extra && !count_extra()) return std::nullopt;
     if (normalized && !match_division(*loops_[4])) return std::nullopt;
     if (!match_values(last) || !reads_no_more()) return std::nullopt;
     out_.normalized = normalized;
@@ -191,7 +192,55 @@ class SumMatcher {
       if (!loads_at(*load, out_.local, out_.read_axis)) return false;
       ++loads;
     }
+    find_extra();
     return loads == 1;
+  }
+
+  /// The operand beside another one; null if the value is not so made.
+  static const std::string* beside(const Let& let, const std::string& operand) {
+    for (size_t i : {0, 1})
+      if (let.operands[i] == operand) return &let.operands[1 - i];
+    return nullptr;
+  }
+
+  void find_extra() {
+    for (const auto& stmt : out_.rows)
+      if (const auto* let = std::get_if<Let>(&stmt->node); let && let->fn == Fn::max && let->dtype == DType::f32)
+        if (const std::string* other = beside(*let, out_.max)) {
+          largest_key_ = out_.max;
+          out_.extra = *other;
+          out_.max = let->name;
+          return;
+        }
+  }
+
+  /// That the sum counts it, too. Takes the statements that count it out of the rows.
+  bool count_extra() {
+    Definitions rows;
+    collect_definitions(out_.rows, rows);
+    const std::string of_keys = out_.sum;
+    const Let* total = nullptr;
+    const Let* weight = nullptr;
+    for (const auto& [name, stmt] : rows)
+      if (const Let* let = let_of(rows, name, Fn::add))
+        if (const std::string* other = beside(*let, of_keys); other && (weight = let_of(rows, *other, Fn::exp))) total = let;
+    const Let* sub = weight ? let_of(rows, weight->operands[0], Fn::sub) : nullptr;
+    if (!sub || sub->operands != std::vector<std::string>{*out_.extra, out_.max}) return false;
+    out_.sum = total->name;
+    const std::set<std::string> counting{total->name, weight->name, sub->name, out_.max};
+    out_.before -= std::erase_if(out_.rows, [&](const auto& s) { return counting.count(loop_ir::name_of(*s)) > 0; });
+    const std::set<std::string> gone{largest_key_, of_keys, weight->name, sub->name};
+    auto uses_gone = [&](const Block& block) {
+      std::set<std::string> used;
+      for (const auto& s : block) loop_ir::collect_uses(*s, used);
+      return std::any_of(gone.begin(), gone.end(), [&](const std::string& name) { return used.count(name) > 0; });
+    };
+    const Block made = loop_ir::statements_for(out_.rows, {*out_.extra});
+    std::set<std::string> early;
+    for (const auto& s : made) loop_ir::collect_uses(*s, early);
+    for (const Stmt* loop : {loops_[4], loops_.back()})
+      if (const auto* nest = std::get_if<For>(&loop->node); nest && uses_gone(nest->body)) return false;
+    return !uses_gone(out_.rows) && early.count(out_.max) == 0 && early.count(out_.sum) == 0 && rows.count(*out_.extra) > 0;
   }
 
   /// The body of a nest over the keys, without its last statement, and the store that this is.
@@ -295,6 +344,7 @@ class SumMatcher {
   const Stmt* scores_ = nullptr;  ///< the sums of products
   const Stmt* values_ = nullptr;
   std::string weights_;  ///< the local that holds them
+  std::string largest_key_;  ///< the maximum before the extra number is counted
   WeightedSum out_;
 };
 
@@ -307,6 +357,14 @@ std::optional<WeightedSum> find_weighted_sum(const loop_ir::Kernel& kernel, cons
 std::vector<KeyLimit> key_limits(const WeightedSum& sum) {
   ValueConditions conditions(sum.rows, {&sum.score, &sum.read}, {sum.local, sum.scored});
   return key_limits(conditions.finite(sum.read_value), sum.read_axis, sum.key.name);
+}
+
+std::vector<KeyLimit> soft_key_limits(const WeightedSum& sum) {
+  ValueConditions conditions(sum.rows, {&sum.score, &sum.read}, {sum.local, sum.scored});
+  const std::vector<KeyLimit> hard = key_limits(sum);
+  std::vector<KeyLimit> soft = key_limits(conditions.above(sum.read_value, kMaskedScore), sum.read_axis, sum.key.name);
+  std::erase_if(soft, [&](const KeyLimit& l) { return std::count(hard.begin(), hard.end(), l) > 0; });
+  return soft;
 }
 
 Cond in_part(Expr key, Expr part, int64_t parts) { return equal(mod(floordiv(key, kKeyBlock), parts), part); }

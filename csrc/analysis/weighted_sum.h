@@ -16,8 +16,10 @@ namespace deplo::analysis {
 ///   score[j] = f(sum over k of query[k] * key[j, k], j)          `scores`, in a nest over j
 ///   u[j]     = g(score[j], j)                                     `read`: mostly score[j] itself, or -inf where a guard fails
 ///   max      = max of u[j]
+///   max      = max(max, extra)                                    only if there is an `extra`: a sink
 ///   w[j]     = exp(u[j] - max)
 ///   sum      = sum of w[j]
+///   sum      = sum + exp(extra - max)                             as above
 ///   w[j]     = w[j] / sum                                         only if `normalized`, maybe rounded
 ///   y[d]     = h(sum over j of w[j] * value[j, d], max, sum, d)   `values`, in a nest over d
 ///
@@ -39,9 +41,10 @@ struct WeightedSum {
   std::string read_axis, read_value;
   std::string local;     ///< the buffer of scores, which one statement of `read` loads
   std::string max, sum;  ///< values that later statements may use
+  std::optional<std::string> extra;  ///< a number of the row that counts as one more score, without a value
   bool normalized = false;
   bool rounded = false;        ///< weights are rounded to 16 bits before they are multiplied
-  loop_ir::Block rows;         ///< the straight-line statements of the outer nest, in order
+  loop_ir::Block rows;         ///< the straight-line statements of the outer nest, in order; not those that count `extra` in
   size_t before = 0;           ///< how many of them come before the nest of values
   loop_ir::Block column_body;  ///< of the nest of values
 };
@@ -51,6 +54,11 @@ std::optional<WeightedSum> find_weighted_sum(const loop_ir::Kernel& kernel, cons
 
 /// What guards, and comparisons of integers that choose between a score and -inf, say about the keys that count: u[j] is -inf for others.
 std::vector<KeyLimit> key_limits(const WeightedSum& sum);
+/// Those besides where u[j] is at most kMaskedScore: such keys weigh nothing in rows whose maximum is above kLeastMaximum. Scores themselves, to which
+/// masks add least numbers, are supposed to be smaller than the difference of both.
+std::vector<KeyLimit> soft_key_limits(const WeightedSum& sum);
+constexpr double kMaskedScore = -1e30;
+constexpr double kLeastMaximum = -1e29;
 
 /// Rows up to which a CPU reads keys and values where they lie, some rows side by side, instead of packing them.
 constexpr int64_t kFewQueries = 16;

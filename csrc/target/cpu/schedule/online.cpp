@@ -81,7 +81,7 @@ std::optional<FewRows> OnlineScheduler::propose_few() {
 
 int64_t OnlineScheduler::key_parts() {
   const int64_t threads = ctx_.target.threads;
-  if (threads <= 1 || !choose_any() || part_ || hint(all_rows()) > analysis::kFewQueries) return 1;
+  if (threads <= 1 || !choose_any() || part_ || sum_.extra || hint(all_rows()) > analysis::kFewQueries) return 1;
   const int64_t pieces = std::max<int64_t>(1, hint(count(batch_) * shares()));
   const int64_t most = std::min(threads, hint(sum_.key.extent) / kKeysOfPart);
   // Of the time of all threads, what they work.
@@ -126,6 +126,8 @@ bool OnlineScheduler::recognize() {
   sum_ = std::move(*found);
   pair_ = &*sum_.contractions;
   limits_ = analysis::key_limits(sum_);
+  hard_limits_ = limits_.size();
+  for (const auto& limit : analysis::soft_key_limits(sum_)) limits_.push_back(limit);
   const auto depth = pair_->scores.reduce->axes[0].extent.as_constant();
   const auto columns = sum_.column.extent.as_constant();
   if (!depth || *depth < 1 || *depth > kMostDepth || !columns || *columns < 1) return false;

@@ -19,7 +19,8 @@ using loop_ir::Store;
 
 namespace {
 
-constexpr int64_t kInFlight = 4;  // vectors
+constexpr int64_t kInFlight = 4;                      // vectors
+constexpr int64_t kBeyondKeys = int64_t{1} << 40;  // more than there are
 
 }  // namespace
 
@@ -71,8 +72,9 @@ OnlineScheduler::Bounds OnlineScheduler::bounds_of(Expr first, Expr rows, const 
       body.push_back(make(Let{"each" + name, DType::i64, Fn::index, {}, {}, substitute(limit, copy.map)}));
       into.push_back(make(tile_ir::Reduce{
           {name}, {DType::i64}, above ? Combiner::max : Combiner::min, {"each" + name}, {axis("rl" + tag, 0, rows)}, std::move(body)}));
-      limit = above ? min(sym(name), sum_.key.extent - 1) : sym(name);  // a loaded position may be the largest integer
+      limit = above ? min(sym(name), sum_.key.extent - 1) : max(sym(name), 0);  // a loaded position may be the largest integer
     }
+    if (n >= hard_limits_) limit = limit + sym("again") * (above ? kBeyondKeys : -kBeyondKeys);
     if (above)
       out.hi = out.hi ? min(*out.hi, limit + 1) : limit + 1;
     else
@@ -104,15 +106,30 @@ tile_ir::Block OnlineScheduler::body() const {
   for (const char* name : {"most", "total"}) out.push_back(make(tile_ir::Alloc{name, f32, {shared_}, Space::scratch}));
   for (const char* name : {"factor", "base"}) out.push_back(make(tile_ir::Alloc{name, f32, {rows_of_block_}, Space::scratch}));
   if (matrix_values_) out.push_back(make(tile_ir::Alloc{"products", f32, {mr_, column_lanes_}, Space::scratch}));
-  append(out, start());
-
-  const KeyRange keys = keys_of_rows(out);
+  tile_ir::Block once = start();
+  const KeyRange keys = keys_of_rows(once);
   tile_ir::Block block = pack_keys(keys.of_block);
   append(block, pack_values(keys.of_block));
   block.push_back(loop("rb", 0, ceildiv(shared_rows(), rows_of_block_), LoopKind::serial, row_block()));
-  append(out, over_blocks(keys, std::move(block)));
+  append(once, over_blocks(keys, std::move(block)));
+  append(out, with_soft_limits(std::move(once)));
   append(out, finish());
   return out;
+}
+
+tile_ir::Block OnlineScheduler::with_soft_limits(tile_ir::Block once) const {
+  if (hard_limits_ == limits_.size()) return once;
+  tile_ir::Block masked{load("largesta", DType::f32, "most", {sym("ra")}),
+                        number("leasta", analysis::kLeastMaximum),
+                        let("hasa", Fn::gt, {"largesta", "leasta"}, DType::boolean),
+                        make(Let{"nonea", DType::i64, Fn::constant, {}, Scalar::of_int(DType::i64, 0), 0}),
+                        make(Let{"onea", DType::i64, Fn::constant, {}, Scalar::of_int(DType::i64, 1), 0}),
+                        let("masked", Fn::where, {"hasa", "nonea", "onea"}, DType::i64)};
+  tile_ir::Block body{make(tile_ir::Reduce{{"any"}, {DType::i64}, Combiner::max, {"masked"}, {axis("ra", 0, shared_rows())}, std::move(masked)}),
+                      make(tile_ir::If{{less(sym("again"), sym("any") + 1)}, std::move(once)})};
+  return {loop("ri", 0, shared_rows(), LoopKind::serial,
+               {number("nonei", -std::numeric_limits<double>::infinity()), store("most", {sym("ri")}, "nonei")}),
+          loop("again", 0, 2, LoopKind::serial, std::move(body))};
 }
 
 OnlineScheduler::KeyRange OnlineScheduler::keys_of_rows(tile_ir::Block& into) const {
@@ -138,11 +155,24 @@ tile_ir::Block OnlineScheduler::over_blocks(const KeyRange& keys, tile_ir::Block
 tile_ir::Block OnlineScheduler::start() const {
   const int64_t width = (columns_ + column_lanes_ - 1) / column_lanes_ * column_lanes_;
   const Expr row = sym("r0");
-  return {
+  tile_ir::Block out{
       loop("r0", 0, shared_, LoopKind::serial,
            {number("none0", -std::numeric_limits<double>::infinity()), store("most", {row}, "none0"), number("zero0", 0),
             store("total", {row}, "zero0"), loop("x0", 0, width, LoopKind::lanes, {number("clear0", 0), store("sums", {row, sym("x0")}, "clear0")})}),
       loop("r1", 0, rows_of_block_, LoopKind::serial, {number("zero1", 0), store("factor", {sym("r1")}, "zero1")})};
+  if (sum_.extra) {
+    // As if a block before all others had it alone.
+    Copy copy{outer(), ".x", {}};
+    set_row(copy.map, first_shared() + sym("r2"));
+    tile_ir::Block body;
+    copy.add(statements_for(sum_.rows, {*sum_.extra}), body);
+    append(body, {store("most", {sym("r2")}, copy.value(*sum_.extra)), number("never2", -std::numeric_limits<double>::infinity()),
+                  let("nothing2", Fn::eq, {copy.value(*sum_.extra), "never2"}, DType::boolean), number("zero2", 0),
+                  let("from2", Fn::where, {"nothing2", "zero2", copy.value(*sum_.extra)}), let("grown2", Fn::sub, {copy.value(*sum_.extra), "from2"}),
+                  let("weight2", Fn::exp, {"grown2"}), store("total", {sym("r2")}, "weight2")});
+    out.push_back(loop("r2", 0, shared_rows(), LoopKind::serial, std::move(body)));
+  }
+  return out;
 }
 
 std::vector<Expr> OnlineScheduler::paired(Expr panel, Expr k, Expr lane, bool pairs) const {

@@ -106,17 +106,18 @@ tile_ir::Block OnlineScheduler::direct_body() const {
                      make(tile_ir::Alloc{"scores", f32, {mr_, block_keys_}, Space::scratch}),
                      make(tile_ir::Alloc{"sums", f32, {mr_, width}, Space::scratch})};
   for (const char* name : {"most", "total", "factor", "base"}) out.push_back(make(tile_ir::Alloc{name, f32, {mr_}, Space::scratch}));
-  append(out, start());
   append(out, pack_queries());
   if (direct_depth() > depth_) {
     tile_ir::Block zero{number("noned", 0, pair_scores_ ? DType::bf16 : f32), store("queries", {sym("rd"), sym("kd")}, "noned")};
     out.push_back(loop("rd", 0, mr_, LoopKind::serial, {loop("kd", depth_, direct_depth(), LoopKind::lanes, std::move(zero))}));
   }
-  const KeyRange keys = keys_of_rows(out);
+  tile_ir::Block once = start();
+  const KeyRange keys = keys_of_rows(once);
   tile_ir::Block block = direct_scores(keys.of_block);
   append(block, weigh(keys.of_block));
   append(block, direct_values(keys.of_block));
-  append(out, over_blocks(keys, std::move(block)));
+  append(once, over_blocks(keys, std::move(block)));
+  append(out, with_soft_limits(std::move(once)));
   append(out, finish());
   return out;
 }

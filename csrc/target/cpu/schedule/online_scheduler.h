@@ -103,6 +103,8 @@ class OnlineScheduler {
   struct Bounds {
     std::optional<Expr> lo, hi;
   };
+  /// Limits of masks by least numbers hold for rows that have any key: all is done once more, without them, where one has none.
+  tile_ir::Block with_soft_limits(tile_ir::Block once) const;
   /// For `rows` rows from `first` on. What limits that are values take goes before.
   Bounds bounds_of(Expr first, Expr rows, const std::string& tag, tile_ir::Block& into) const;
 
@@ -174,6 +176,7 @@ class OnlineScheduler {
   analysis::WeightedSum sum_;
   const analysis::WeightedSum::Contractions* pair_ = nullptr;
   std::vector<analysis::KeyLimit> limits_;
+  size_t hard_limits_ = 0;           ///< of these; the others are soft
   std::vector<loop_ir::Axis> rows_;  ///< the axes that queries alone have
   loop_ir::Axis row_;
   std::vector<loop_ir::Axis> batch_;

@@ -57,7 +57,7 @@ bool GpuOnline::recognize() {
   if (nest.axes.empty() || !colliding_stores(kernel_).empty()) return false;
   nest_ = nest.axes;
   auto found = analysis::find_weighted_sum(kernel_, *nest.inner, true);
-  if (!found || !found->contractions) return false;
+  if (!found || !found->contractions || found->extra) return false;
   sum_ = std::move(*found);
   limits_ = analysis::key_limits(sum_);
   part_ = analysis::key_part(sum_, nest_);
