@@ -555,6 +555,12 @@ def chosen_by_a_gpu(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
 
 
+def with_a_sink(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """As gpt-oss writes it: one more score, which has no value."""
+    scores = torch.cat([q @ k.transpose(-1, -2), q[..., :1]], -1)
+    return torch.softmax(scores - scores.amax(-1, keepdim=True), -1)[..., :-1] @ v
+
+
 def with_the_greatest(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = q.to(wide) @ k.to(wide).transpose(-1, -2)
@@ -578,8 +584,9 @@ def with_the_greatest(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torc
         (attended, [(2, 40, 64), (2, 50, 64), (2, 50, 64)], torch.bfloat16),
         (windowed, [(1, 1, 300, 64)] * 3, torch.bfloat16),
         (chosen_by_a_gpu, [(1, 2, 40, 64)] * 3, torch.bfloat16),
+        (with_a_sink, [(1, 2, 70, 64)] * 3, torch.bfloat16),
     ],
-    ids=["causal", "grouped", "widths", "unaligned bias", "symbolic", "written out", "window", "chosen by a GPU"],
+    ids=["causal", "grouped", "widths", "unaligned bias", "symbolic", "written out", "window", "chosen by a GPU", "sink"],
 )
 def test_attention_of_16_bits(fn: Callable[..., Any], shapes: list[tuple[int, ...]], dtype: torch.dtype, tmp_path: Path, monkeypatch):
     """Scores stay in registers; no race, and copies are waited for."""
@@ -633,8 +640,9 @@ def attention_of(causal: bool = False, **options: Any) -> Callable[..., torch.Te
         (attention_of(causal=True), 2, 70, 70, 32),
         (lambda q, k, v: (with_the_greatest(q, k, v), q), 2, 33, 131, 20),
         (lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2).contiguous(), -1) @ v.mT.contiguous().mT, 2, 17, 50, 72),
+        (with_a_sink, 2, 33, 131, 20),
     ],
-    ids=["causal", "the greatest", "turned"],
+    ids=["causal", "the greatest", "turned", "sink"],
 )
 def test_attention_in_float32(fn: Callable[..., Any], heads: int, rows: int, keys: int, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Many rows a block, and weights that pass through shared memory; a row of NaN stays what it is."""

@@ -36,9 +36,11 @@ tile_ir::Block limited(tile_ir::Block block, const Cond& cond) {
 }  // namespace
 
 bool OnlineScheduler::is_direct() const {
-  if (hint(count(rows_)) > analysis::kFewQueries) return false;
+  const int64_t longest = rows_.empty() ? 1 : hint(row_.extent);
+  // Packed rows are those of one axis.
+  if (longest >= kLeastOnlineRows && hint(count(rows_)) > analysis::kFewQueries) return false;
   // Pairs of packed ones are multiplied faster than those of one row are added up.
-  if (!rows_.empty() && hint(row_.extent) >= kLeastOnlineRows && can_pair(queries_, &keys_)) return false;
+  if (longest >= kLeastOnlineRows && can_pair(queries_, &keys_)) return false;
   return reads_in_place();
 }
 

@@ -57,7 +57,7 @@ bool GpuOnline::recognize() {
   if (nest.axes.empty() || !colliding_stores(kernel_).empty()) return false;
   nest_ = nest.axes;
   auto found = analysis::find_weighted_sum(kernel_, *nest.inner, true);
-  if (!found || !found->contractions || found->extra) return false;
+  if (!found || !found->contractions) return false;
   sum_ = std::move(*found);
   limits_ = analysis::key_limits(sum_);
   part_ = analysis::key_part(sum_, nest_);
@@ -190,7 +190,7 @@ bool GpuOnline::only_shifts() const {
     if (const auto* store = std::get_if<Store>(&s->node)) used = {store->value};
     const auto other = [&](const std::string& than) { return let->operands[0] == than ? let->operands[1] : let->operands[0]; };
     if (used.count(sum_.max) > 0)
-      if (!let || !((let->fn == Fn::eq && is_lowest(other(sum_.max))) || (let->fn == Fn::add && is_log_of_sum(other(sum_.max))))) return false;
+      if (!let || sum_.extra || !((let->fn == Fn::eq && is_lowest(other(sum_.max))) || (let->fn == Fn::add && is_log_of_sum(other(sum_.max))))) return false;
     // A logarithm of the sum alone says how it is relative.
     if (let && is_log_of_sum(let->name)) {
       for (const auto& user : all) {
@@ -685,8 +685,28 @@ tile_ir::Block GpuOnline::finish() {
                                            {axis(thread_x_, 0, wide_, LoopKind::thread_x), axis("g", 0, 1, LoopKind::unroll)},
                                            std::move(part)})};
   tile_ir::Block rest;
+  Block before{sum_.rows.begin(), sum_.rows.begin() + static_cast<std::ptrdiff_t>(sum_.before)};
+  std::string all = total;
   std::string factor;  // from what weights are relative to, to the maximum
-  if (exact_most_) {
+  if (sum_.extra) {
+    const Block made = statements_for(before, {*sum_.extra});
+    append(rest, converted(made, map));
+    std::erase_if(before, [&](const auto& s) { return std::count(made.begin(), made.end(), s) > 0; });
+    const std::string base = let(rest, Fn::mul, {load(rest, base_, here), number(rest, scale_)});
+    // Infinite beside weights that are nothing by comparison, or of no keys.
+    all = let(rest, Fn::add, {total, let(rest, Fn::exp, {let(rest, Fn::sub, {*sum_.extra, base})})});
+    if (exact_most_) {
+      rest.push_back(
+          make(Let{sum_.max, DType::f32, Fn::max, {let(rest, Fn::mul, {load(rest, most_, here), number(rest, scale_)}), *sum_.extra}, {}, 0}));
+      const std::string nothing = let(rest, Fn::eq, {base, number(rest, -kInfinity)}, DType::boolean);
+      factor = let(rest, Fn::where, {nothing, number(rest, 0), let(rest, Fn::exp, {let(rest, Fn::sub, {base, sum_.max})})});
+      const std::string of_extra = let(rest, Fn::exp, {let(rest, Fn::sub, {*sum_.extra, sum_.max})});
+      rest.push_back(make(Let{sum_.sum, DType::f32, Fn::fma, {total, factor, of_extra}, {}, 0}));
+    } else {
+      const std::string one = number(rest, 1);
+      rest.push_back(make(Let{sum_.sum, DType::f32, Fn::mul, {all, one}, {}, 0}));
+    }
+  } else if (exact_most_) {
     const std::string most = load(rest, most_, here);
     const std::string weight = exponential(rest, let(rest, Fn::sub, {load(rest, base_, here), most}));
     const std::string nothing = let(rest, Fn::eq, {most, number(rest, -kInfinity)}, DType::boolean);
@@ -699,7 +719,7 @@ tile_ir::Block GpuOnline::finish() {
     const std::string one = number(rest, 1);
     rest.push_back(make(Let{sum_.sum, DType::f32, Fn::mul, {total, one}, {}, 0}));
   }
-  append(rest, converted({sum_.rows.begin(), sum_.rows.begin() + static_cast<std::ptrdiff_t>(sum_.before)}, map));
+  append(rest, converted(before, map));
   tile_ir::Block of_column;
   Substitution inner = map;
   inner[sum_.column.name] = column(columns().lanes);
@@ -713,7 +733,7 @@ tile_ir::Block GpuOnline::finish() {
     const std::string raw = as_it_is ? result : names_.fresh("raw");
     of_column.push_back(make(Load{raw, DType::f32, sums_, place(), {}, {}}));
     // Both are relative to the same score.
-    if (sum_.normalized) of_column.push_back(make(Let{result, DType::f32, Fn::div, {raw, total}, {}, 0}));
+    if (sum_.normalized) of_column.push_back(make(Let{result, DType::f32, Fn::div, {raw, all}, {}, 0}));
     if (!sum_.normalized && exact_most_) of_column.push_back(make(Let{result, DType::f32, Fn::mul, {raw, factor}, {}, 0}));
   }
   if (!whole(sum_.column.extent, width_)) of_column = {make(tile_ir::If{{less(column(columns().lanes), sum_.column.extent)}, std::move(of_column)})};
