@@ -237,20 +237,28 @@ std::vector<Expr> ContractionScheduler::packed_lanes(const Item& item, Expr k, E
   return index;
 }
 
-tile_ir::Block ContractionScheduler::prefetch_panel(const Item& item, Expr k) const {
+int64_t ContractionScheduler::fewest_tiles() const {
+  if (!rows_extent_.is_constant()) return 1;
+  const int64_t block = row_tiles_ * mr_;
+  const int64_t last = rows_extent_.value() % block;
+  return last == 0 ? row_tiles_ : std::max<int64_t>(1, std::min(row_tiles_, (last + mr_ - 1) / mr_));
+}
+
+tile_ir::Block ContractionScheduler::prefetch_panel(const Item& item, Expr k, Expr before) const {
   tile_ir::Block out;
   if (in_rows_) return out;
   const auto narrow = item.packed_lanes();
   const bool words = item.words || item.bits > 0;
   const int64_t lanes_of_line = words ? kCacheLine : kCacheLine * 4 / (narrow ? size_of(narrow->dtype) : 4) / (item.pairs ? 2 : 1);
-  // Every tile of rows reads the panel. Of long lines each fetches a part of the next panel: hints take turns with loads.
+  // Every tile of rows reads the panel, and each fetches its share of the lines of the next one: if one fetched all, it would wait for memory, and
+  // memory would rest while the others multiply.
   const int64_t lines = (nr_ + lanes_of_line - 1) / lanes_of_line;
-  const int64_t tiles = item.widened || item.folded ? 1 : window_ ? lines_ / block_lines_ : row_tiles_;
-  const int64_t turns = lines > kBlockVectors ? std::min(lines, tiles) : 1;
+  const int64_t tiles = item.widened || item.folded ? 1 : window_ ? lines_ / block_lines_ : fewest_tiles();
+  const int64_t turns = std::min(lines, tiles);
   const int64_t each = (lines + turns - 1) / turns;
   for (int64_t line = 0; line < each; ++line) {
-    Expr first = min(mod(sym("rt" + item.tag), (lines + each - 1) / each) * each + line, lines - 1);
-    std::vector<Expr> at = packed_lanes(item, k, (each == lines ? Expr(line) : first) * lanes_of_line, 0);
+    const Expr at_line = turns == 1 ? Expr(line) : min(mod(sym("rt" + item.tag) + before, turns) * each + line, lines - 1);
+    std::vector<Expr> at = packed_lanes(item, k, at_line * lanes_of_line, 0);
     Expr& next = at[at.size() - (item.paired_lanes() ? 4 : 3)];
     next = min(next + 1, ceildiv(lanes_extent_, packed_width(item, true)) - 1);
     out.push_back(make(tile_ir::Prefetch{item.lanes.param, std::move(at), 2}));
@@ -544,7 +552,7 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
   if (prefetches_rows(item))
     step = prefetch_rows(item, rows);
   else if (item.lanes.is_static && !item.widened)
-    step = prefetch_panel(item, depth_at(item).k);
+    step = prefetch_panel(item, depth_at(item).k, window_ || rows.suffix.empty() ? Expr(0) : tiles_);
   step.push_back(multiply_add(item, rows, acc));
   // Each chain is summed by itself and then added, while the sums so far are in the first cache: errors grow as those of short chains, and the
   // tile goes through the second cache once for each long block of k.

@@ -545,8 +545,11 @@ class ContractionScheduler {
   /// The sums of the lanes over each block of k.
   PackedOperand pack_lane_sums(const Item& item);
 
-  /// Brings the panel after this one nearer while line k of this one is read.
-  tile_ir::Block prefetch_panel(const Item& item, Expr k) const;
+  /// Register blocks of rows that every block of rows has, where that is known.
+  int64_t fewest_tiles() const;
+  /// Brings the panel after this one nearer while line k of this one is read: the share of the register block of rows `rt`, before which there are
+  /// `before` others.
+  tile_ir::Block prefetch_panel(const Item& item, Expr k, Expr before = 0) const;
 
   /// Where the packed lanes of a panel lie; of pairs, the first or second half.
   std::vector<Expr> packed_lanes(const Item& item, Expr k, Expr lane, Expr half, int64_t part = 0) const;
