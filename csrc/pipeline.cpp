@@ -22,6 +22,7 @@
 #include "passes/loop/fuse_producers.h"
 #include "passes/loop/hoist_checks.h"
 #include "passes/loop/hoist_static.h"
+#include "passes/loop/keep_places.h"
 #include "passes/loop/name_kernels.h"
 #include "passes/loop/narrow_buffers.h"
 #include "passes/loop/repeats.h"
@@ -317,6 +318,8 @@ const std::vector<Pass<loop_ir::Module>>& loop_passes() {
       {"fuse_nests", fuse_nests, "put kernels under one nest where they can share outer axes"},
       // What fusion left between kernels.
       {"chain_products", chain_products, "compute factors of products, which are sums of products, where they are summed"},
+      // Fusion made attention one kernel; keys of a block have one place as long as their axis is whole.
+      {"keep_places", keep_places, "keep where attention finds keys, by integers that say so, in kernels of their own"},
       // Fusion matches whole axes.
       {"split_axes", split_axes, "split axes so that coordinates become affine"},
       // Fusion matches whole axes here, too.

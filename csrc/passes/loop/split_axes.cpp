@@ -1,7 +1,10 @@
 #include "passes/loop/split_axes.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
 
+#include "analysis/weighted_sum.h"
 #include "expr/node.h"
 #include "loop_ir/params.h"
 #include "loop_ir/rewrite.h"
@@ -72,7 +75,23 @@ Block apply_split(const Block& block, const Split& split, Names& names) {
 
 }  // namespace
 
-Block split_axes_of(Block body, const Ranges& symbols, Names& names) {
+namespace {
+
+/// Those along the keys of attention, which is known by whole ones.
+std::set<std::string> axes_of_keys(const Kernel& kernel) {
+  std::set<std::string> found;
+  const auto sum = analysis::find_weighted_sum(kernel, peel(kernel.body).body, true);
+  if (!sum) return found;
+  for (const Stmt* stmt : sum->over_keys) {
+    if (const auto* loop = std::get_if<For>(&stmt->node)) found.insert(loop->axis);
+    if (const auto* reduce = std::get_if<Reduce>(&stmt->node)) found.insert(reduce->axes[0].name);
+  }
+  return found;
+}
+
+}  // namespace
+
+Block split_axes_of(Block body, const Ranges& symbols, Names& names, const std::set<std::string>& whole) {
   for (int round = 0; round < kMostSplits; ++round) {
     std::vector<Expr> before = divisions(body);
     if (before.empty()) break;
@@ -81,9 +100,10 @@ Block split_axes_of(Block body, const Ranges& symbols, Names& names) {
       if (const auto* s = std::get_if<For>(&stmt.node)) axes.push_back({s->axis, s->extent});
       if (const auto* s = std::get_if<Reduce>(&stmt.node)) axes.insert(axes.end(), s->axes.begin(), s->axes.end());
     });
+    std::erase_if(axes, [&](const Axis& a) { return whole.count(a.name) > 0; });
     bool progress = false;
     for (const Expr& e : before) {
-      auto split = split_for(e, axes, symbols);
+      const auto split = split_for(e, axes, symbols);
       if (!split) continue;
       Block next = clean(apply_split(body, *split, names), symbols);
       if (divisions(next).size() >= before.size()) continue;
@@ -102,7 +122,7 @@ Module split_axes(Module module, const PassContext&) {
     Kernel copy = *kernel;
     Names names;
     names.reserve(copy);
-    copy.body = split_axes_of(copy.body, copy.symbols, names);
+    copy.body = split_axes_of(copy.body, copy.symbols, names, axes_of_keys(copy));
     kernel = std::make_shared<Kernel>(std::move(copy));
   }
   return module;

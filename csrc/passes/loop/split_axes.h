@@ -1,5 +1,8 @@
 #pragma once
 
+#include <set>
+#include <string>
+
 #include "base/context.h"
 #include "loop_ir/build.h"
 #include "loop_ir/ir.h"
@@ -10,7 +13,7 @@ namespace deplo {
 /// heads and features of a reshaped operand, groups of query heads. Loops and reduce axes alike.
 /// Before: cleaned kernels. After: floordiv and mod remain only where no split removes them.
 loop_ir::Module split_axes(loop_ir::Module module, const PassContext& context);
-/// The same of one kernel's body, whose names are in `names`.
-loop_ir::Block split_axes_of(loop_ir::Block body, const Ranges& symbols, loop_ir::Names& names);
+/// The same of one kernel's body, whose names are in `names`; axes in `whole` stay.
+loop_ir::Block split_axes_of(loop_ir::Block body, const Ranges& symbols, loop_ir::Names& names, const std::set<std::string>& whole = {});
 
 }  // namespace deplo
