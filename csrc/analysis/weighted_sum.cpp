@@ -343,7 +343,7 @@ class SumMatcher {
   std::vector<Contraction> contractions_;
   const Stmt* scores_ = nullptr;  ///< the sums of products
   const Stmt* values_ = nullptr;
-  std::string weights_;  ///< the local that holds them
+  std::string weights_;      ///< the local that holds them
   std::string largest_key_;  ///< the maximum before the extra number is counted
   WeightedSum out_;
 };

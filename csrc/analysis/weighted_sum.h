@@ -39,8 +39,8 @@ struct WeightedSum {
   std::string scored;                           ///< the value that it stores
   loop_ir::Block read;                          ///< of the reduction to the maximum: computes `read_value` at `read_axis`
   std::string read_axis, read_value;
-  std::string local;     ///< the buffer of scores, which one statement of `read` loads
-  std::string max, sum;  ///< values that later statements may use
+  std::string local;                 ///< the buffer of scores, which one statement of `read` loads
+  std::string max, sum;              ///< values that later statements may use
   std::optional<std::string> extra;  ///< a number of the row that counts as one more score, without a value
   bool normalized = false;
   bool rounded = false;        ///< weights are rounded to 16 bits before they are multiplied
@@ -54,8 +54,8 @@ std::optional<WeightedSum> find_weighted_sum(const loop_ir::Kernel& kernel, cons
 
 /// What guards, and comparisons of integers that choose between a score and -inf, say about the keys that count: u[j] is -inf for others.
 std::vector<KeyLimit> key_limits(const WeightedSum& sum);
-/// Those besides where u[j] is at most kMaskedScore: such keys weigh nothing in rows whose maximum is above kLeastMaximum. Scores themselves, to which
-/// masks add least numbers, are supposed to be smaller than the difference of both.
+/// Those besides where u[j] is at most kMaskedScore: such keys weigh nothing in rows whose maximum is above kLeastMaximum. Scores themselves, to
+/// which masks add least numbers, are supposed to be smaller than the difference of both.
 std::vector<KeyLimit> soft_key_limits(const WeightedSum& sum);
 constexpr double kMaskedScore = -1e30;
 constexpr double kLeastMaximum = -1e29;

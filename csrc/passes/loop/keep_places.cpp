@@ -203,7 +203,7 @@ class PlaceKeeper {
 
   /// The body, which reads the place that `b` bounds from the buffer.
   static Block reading(const Places& places, const Bounded& b, const std::string& buffer, Block body, Names& names) {
-    const std::string place = names.fresh("place0");
+    const std::string place = names.fresh("at0");
     const Load load{place, DType::i64, buffer, places.index, {}, zero_of(DType::i64)};
     return rewrite(body, [&](const Ref<Stmt>& stmt) -> Block {
       if (const auto* check = std::get_if<Check>(&stmt->node)) return check->cond == b.above || check->cond == b.below ? Block{} : Block{stmt};
@@ -247,7 +247,9 @@ class PlaceKeeper {
     }
     known->second = graph_.add_buffer("place0", DType::i64, shape);
     body.push_back(make_stmt(Store{known->second, index, place, {}, Combiner::set}));
-    Names own;
+    Names own("v");
+    for (const auto& [symbol, range] : graph_.program().symbols) own.reserve(symbol);
+    for (const Buffer& b : graph_.program().buffers) own.reserve(b.name);
     graph_.add_kernel(copy_block(make_nest(axes, std::move(body)), {}, &own), at);
     return known->second;
   }

@@ -194,7 +194,8 @@ std::optional<Cut> cut_of(const Op& op, const Ranges& symbols) {
 /// What is computed of a concatenation, all in two parts.
 class Parts {
  public:
-  Parts(const Uses& uses, const Op& op, Cut cut, const Ranges& symbols) : uses_(uses), cut_(cut), extent_(op.results[0].type.shape[cut.axis]), symbols_(symbols) {
+  Parts(const Uses& uses, const Op& op, Cut cut, const Ranges& symbols)
+      : uses_(uses), cut_(cut), extent_(op.results[0].type.shape[cut.axis]), symbols_(symbols) {
     closed_ = add(op) && reduces_;
   }
   bool closed() const { return closed_; }

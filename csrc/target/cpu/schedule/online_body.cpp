@@ -19,7 +19,7 @@ using loop_ir::Store;
 
 namespace {
 
-constexpr int64_t kInFlight = 4;                      // vectors
+constexpr int64_t kInFlight = 4;                   // vectors
 constexpr int64_t kBeyondKeys = int64_t{1} << 40;  // more than there are
 
 }  // namespace

@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -20,6 +23,8 @@ constexpr int64_t kRowsOfRegisters = 4;  // registers for each row of a block
 constexpr int64_t kDirectKeys = 4;       // whose values one iteration takes
 constexpr int64_t kDirectBlock = 256;    // keys of a block that is in no part
 constexpr int64_t kDirectUnroll = 8;     // vectors of a key, in one iteration
+constexpr int64_t kKeysAhead = 12;       // whose rows are fetched
+constexpr int64_t kLineBytes = 64;
 
 /// The block, whose loads of parameters read nothing but zeros where the condition does not hold.
 tile_ir::Block limited(tile_ir::Block block, const Cond& cond) {
@@ -126,6 +131,41 @@ tile_ir::Block OnlineScheduler::direct_body() const {
 
 int64_t OnlineScheduler::direct_depth() const { return round_up(depth_, ctx_.target.vector_bytes / (pair_scores_ ? 2 : 4)); }
 
+tile_ir::Block OnlineScheduler::fetch_ahead(const Operand& operand, const std::string& value, const RowOfKey& row, const std::string& tag) const {
+  Copy copy{outer(), ".a" + tag, {}};
+  copy.map[row.key] = min(row.at + kKeysAhead, sum_.key.extent - 1);
+  tile_ir::Block out;
+  std::set<std::string> loaded;  // what follows from a row's elements
+  bool apart = false;
+  for (const auto& stmt : operand.statements_of(value)) {
+    std::set<std::string> used;
+    collect_uses(*stmt, used);
+    if (std::any_of(used.begin(), used.end(), [&](const std::string& name) { return loaded.count(name) > 0; })) {
+      loaded.insert(name_of(*stmt));
+      continue;
+    }
+    const auto* from = std::get_if<Load>(&stmt->node);
+    if (!from || used.count(row.along) == 0) {
+      copy.add({stmt}, out);  // what leads to its place
+      continue;
+    }
+    loaded.insert(from->name);
+    Expr offset = 0;
+    const auto* param = kernel_.find_param(from->buffer);
+    for (size_t d = 0; d < from->index.size(); ++d) offset = offset + from->index[d] * param->strides[d];
+    const auto step = linear_coefficient(offset, row.key);
+    apart = apart || !step || !step->is(row.length);
+    const int64_t line = kLineBytes / size_of(from->dtype);
+    Substitution place = copy.map;
+    place[row.along] = row.first + sym("fa" + tag) * line;
+    std::vector<Expr> index;
+    for (Expr e : from->index) index.push_back(substitute(e, place));
+    tile_ir::Block fetch{make(tile_ir::Prefetch{from->buffer, std::move(index), 1})};
+    out.push_back(loop("fa" + tag, 0, (row.count + line - 1) / line, LoopKind::unroll, std::move(fetch)));
+  }
+  return apart ? out : tile_ir::Block{};
+}
+
 tile_ir::Block OnlineScheduler::direct_scores(Expr keys) const {
   const int64_t lanes = ctx_.target.vector_bytes / 4;
   const int64_t at_once = pair_scores_ ? 2 : 1;
@@ -164,10 +204,13 @@ tile_ir::Block OnlineScheduler::direct_scores(Expr keys) const {
                                           {axis("xst", 0, lanes, LoopKind::lanes)},
                                           {load("terms", DType::f32, "accs", {sym("rst"), sym("xst")})}}),
                      store("scores", {sym("rst"), sym("js")}, "dots")};
+  const RowOfKey row{sum_.key.name, first_key() + sym("js"), pair_->scores.reduce->axes[0].name, 0, depth_, depth_};
   tile_ir::Block of_key_row{make(tile_ir::Alloc{"accs", DType::f32, {mr_, lanes}, Space::reg}),
                             over("i", {number("starts", 0), store("accs", {sym("rsi"), sym("xsi")}, "starts")}),
                             loop("ks", 0, steps, LoopKind::serial, {over("", std::move(step))}, std::min(steps, kDirectUnroll)),
                             loop("rst", 0, mr_, LoopKind::unroll, std::move(sum))};
+  const tile_ir::Block ahead = fetch_ahead(keys_, wanted, row, "s");
+  of_key_row.insert(of_key_row.begin(), ahead.begin(), ahead.end());
   tile_ir::Block out{loop("js", 0, keys, LoopKind::serial, std::move(of_key_row))};
   if (sum_.scored == pair_->scores.result) return out;
   tile_ir::Block each{load("dvt", DType::f32, "scores", {sym("rt"), sym("jt")})};
@@ -194,13 +237,16 @@ tile_ir::Block OnlineScheduler::direct_values(Expr keys) const {
   step.push_back(let("newv", Fn::fma, {"weightv", copy.value(values_.source->value), "oldv"}));
   step.push_back(store("accv", {r, x}, "newv"));
   const std::vector<Expr> to{sym("rvo"), column + sym("xvo")};
-  tile_ir::Block panel{
-      make(tile_ir::Alloc{"accv", DType::f32, {mr_, column_lanes_}, Space::reg}),
-      over("i", {}, {number("startv", 0), store("accv", {sym("rvi"), sym("xvi")}, "startv")}),
-      loop("jv", 0, keys, LoopKind::serial, {over("", {load("weightv", DType::f32, "scores", {r, sym("jv")})}, std::move(step))}, kDirectKeys),
-      over("o", {load("fvf", DType::f32, "factor", {sym("rvo")})},
-           {load("dvv", DType::f32, "accv", {sym("rvo"), sym("xvo")}), load("ovv", DType::f32, "sums", to),
-            let("svv", Fn::fma, {"ovv", "fvf", "dvv"}), store("sums", to, "svv")})};
+  const RowOfKey row{
+      pair_->values.reduce->axes[0].name, first_key() + sym("jv"), sum_.column.name, column, std::min(column_lanes_, columns_), columns_};
+  tile_ir::Block of_key = fetch_ahead(values_, values_.source->value, row, "v");
+  of_key.push_back(over("", {load("weightv", DType::f32, "scores", {r, sym("jv")})}, std::move(step)));
+  tile_ir::Block panel{make(tile_ir::Alloc{"accv", DType::f32, {mr_, column_lanes_}, Space::reg}),
+                       over("i", {}, {number("startv", 0), store("accv", {sym("rvi"), sym("xvi")}, "startv")}),
+                       loop("jv", 0, keys, LoopKind::serial, std::move(of_key), kDirectKeys),
+                       over("o", {load("fvf", DType::f32, "factor", {sym("rvo")})},
+                            {load("dvv", DType::f32, "accv", {sym("rvo"), sym("xvo")}), load("ovv", DType::f32, "sums", to),
+                             let("svv", Fn::fma, {"ovv", "fvf", "dvv"}), store("sums", to, "svv")})};
   return {loop("pv", 0, round_up(columns_, column_lanes_) / column_lanes_, LoopKind::serial, std::move(panel))};
 }
 

@@ -120,6 +120,16 @@ class OnlineScheduler {
   tile_ir::Block direct_body() const;
   /// Elements of a query: whole vectors.
   int64_t direct_depth() const;
+  /// The row of an operand that a key has, read along an axis from `first` on, `count` elements; as `length` ones it would lie beside the next.
+  struct RowOfKey {
+    std::string key;
+    Expr at;
+    std::string along;
+    Expr first;
+    int64_t count = 0, length = 0;
+  };
+  /// Fetches that of a key further on, if rows of keys lie apart: hardware expects those next to each other alone.
+  tile_ir::Block fetch_ahead(const Operand& operand, const std::string& value, const RowOfKey& row, const std::string& tag) const;
   tile_ir::Block direct_scores(Expr keys) const;
   tile_ir::Block direct_values(Expr keys) const;
   tile_ir::Block start() const;

@@ -190,7 +190,8 @@ bool GpuOnline::only_shifts() const {
     if (const auto* store = std::get_if<Store>(&s->node)) used = {store->value};
     const auto other = [&](const std::string& than) { return let->operands[0] == than ? let->operands[1] : let->operands[0]; };
     if (used.count(sum_.max) > 0)
-      if (!let || sum_.extra || !((let->fn == Fn::eq && is_lowest(other(sum_.max))) || (let->fn == Fn::add && is_log_of_sum(other(sum_.max))))) return false;
+      if (!let || sum_.extra || !((let->fn == Fn::eq && is_lowest(other(sum_.max))) || (let->fn == Fn::add && is_log_of_sum(other(sum_.max)))))
+        return false;
     // A logarithm of the sum alone says how it is relative.
     if (let && is_log_of_sum(let->name)) {
       for (const auto& user : all) {
