@@ -18,6 +18,7 @@ namespace {
 using namespace loop_ir;
 
 constexpr double kFewResults = 32;        ///< results that alone would keep the cores busy
+constexpr double kResultsOfThread = 4;    ///< where there are fewer cores
 constexpr double kLongReduction = 65536;  ///< elements per result worth a second kernel
 constexpr double kChunkElements = 16384;  ///< of one chunk, at least
 constexpr double kMostChunks = 1024;      ///< of one result
@@ -87,7 +88,8 @@ struct ReductionSplitter {
       return;
     }
     if (again) return;
-    if (results > (grid ? kFewRows : kFewResults) || length < kLongReduction) return;
+    const double few = std::min(kFewResults, kResultsOfThread * static_cast<double>(std::max(context.target.threads, 1)));
+    if (results > (grid ? kFewRows : few) || length < kLongReduction) return;
     const double elements = std::max(kChunkElements, length / kMostChunks);
     split(at, nest, reduce, length, grid ? even(reduce, length, elements) : elements, false);
   }

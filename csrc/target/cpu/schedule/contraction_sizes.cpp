@@ -181,7 +181,12 @@ void ContractionScheduler::shorten_chains(Item& item) const {
   if (item.folded && sums_rows(item)) return;  // each chain then ends with a difference
   const int64_t unit = std::max(kDepthUnroll, item.word());
   const int64_t chain = item.chain;
-  for (item.chain = std::min(chain, kShortChain) / unit * unit; item.chain > 0; item.chain -= unit)
+  if (!item.folded && !item.widened) {
+    item.chain = std::min(chain, round_up(balanced(item.depth_block, kShortChain), unit));
+    return;
+  }
+  // Words and groups of quantised weights end where chains do. Many short ones would be no more exact than one.
+  for (item.chain = std::min(chain, kShortChain) / unit * unit; item.chain >= kShortChain / 2; item.chain -= unit)
     if (chain % item.chain == 0) return;
   item.chain = chain;
 }

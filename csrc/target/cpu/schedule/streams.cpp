@@ -19,6 +19,9 @@ constexpr int64_t kLeastBlocks = 4;      // of streams
 constexpr int64_t kStreamChain = 128;    // additions to one accumulator, before it is added to the sum of those before
 constexpr int64_t kRegistersPerSum = 2;  // the accumulator's, and as much again for what is multiplied
 
+constexpr size_t kLightBody = 4;         // statements
+constexpr double kFromMemory = 4;        // second caches that are not read again before they are full
+
 constexpr int64_t kCacheLineBytes = 64;
 
 using loop_ir::Load;
@@ -93,6 +96,9 @@ std::optional<Streams> propose_streams(const loop_ir::Kernel& kernel, const loop
       if (!step || !step->is(1) || !load->guard.empty()) return std::nullopt;
       (uses(at, axis.name) ? own : shared) = true;
     }
+    // Or all of it comes from memory, which one stream does not keep busy, and little is done with it.
+    const double bytes = 4.0 * static_cast<double>(converter.hint(axis.extent)) * static_cast<double>(converter.hint(count_of(sum->axes)));
+    shared = shared || (sum->body.size() <= kLightBody && bytes > kFromMemory * static_cast<double>(ctx.target.l2_bytes));
     if (!own || !shared) return std::nullopt;
   }
   const auto count = static_cast<int64_t>(sums.size());
