@@ -205,7 +205,11 @@ struct Forwarder {
   std::map<std::string, std::pair<std::vector<Expr>, std::string>> last;  ///< buffer -> place and value of its visible last store
   std::set<std::string> stored_once;
 
-  explicit Forwarder(const Block& body) {
+  const Block& whole;
+  const Ranges& ranges;
+  std::optional<Names> names;  ///< that the body does not use, once some are wanted
+
+  Forwarder(const Block& body, const Ranges& ranges) : whole(body), ranges(ranges) {
     std::map<std::string, int> stores;
     visit(body, [&](const Stmt& stmt, const auto&) {
       if (const auto* s = std::get_if<Store>(&stmt.node)) stores[s->buffer] += s->combiner == Combiner::set && s->guard.empty() ? 1 : 2;
@@ -222,8 +226,8 @@ struct Forwarder {
       Ref<Stmt> stmt = renaming.values.empty() ? original : copy_block({original}, renaming, nullptr)[0];
       if (const auto* load = std::get_if<Load>(&stmt->node)) {
         auto it = last.find(load->buffer);
-        if (it != last.end() && load->guard.empty() && it->second.first == load->index) {
-          renaming.value(load->name, it->second.second);
+        if (it != last.end() && it->second.first == load->index) {
+          renaming.value(load->name, load->guard.empty() ? it->second.second : chosen(*load, it->second.second, out));
           continue;
         }
       } else if (const auto* store = std::get_if<Store>(&stmt->node)) {
@@ -248,6 +252,26 @@ struct Forwarder {
     }
     for (const std::string& buffer : stored) last.erase(buffer);
     return out;
+  }
+
+  /// The value where the load's guard holds, else what it is filled with.
+  std::string chosen(const Load& load, const std::string& value, Block& out) {
+    if (!names) {
+      Kernel kernel;
+      kernel.body = whole;
+      names.emplace();
+      names->reserve(kernel);
+      for (const auto& [name, range] : ranges) names->reserve(name);
+      visit(whole, [&](const Stmt& stmt, const auto&) {
+        if (const auto* s = std::get_if<Store>(&stmt.node)) names->reserve(s->buffer);
+        if (const auto* s = std::get_if<Load>(&stmt.node)) names->reserve(s->buffer);
+      });
+    }
+    loop_ir::Body body(*names);
+    const std::string fill = body.constant(load.fill);
+    const std::string result = body.let(Fn::where, load.dtype, {body.truth(load.guard, ranges), value, fill});
+    for (auto& stmt : body.take()) out.push_back(std::move(stmt));
+    return result;
   }
 
   // Operands are defined in the body: one that forwards to an outer value stays a definition there.
@@ -344,7 +368,7 @@ Block make_local(const Block& body, const std::vector<Axis>& shared, const std::
 
 Block merge_loops(const Block& body, const Ranges& ranges) {
   const Block merged = LoopMerger{}.merge(clean(body, ranges));
-  return clean(Forwarder(merged).block(merged), ranges);
+  return clean(Forwarder(merged, ranges).block(merged), ranges);
 }
 
 Block localize(const NestGroup& group, const std::function<bool(const std::string&)>& is_private,
