@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 
+#include "loop_ir/turns.h"
+
 namespace deplo {
 namespace {
 
@@ -31,25 +33,6 @@ const Axis* asked_axis(const Cond& cond, const std::vector<Axis>& axes) {
   return asked;
 }
 
-// The points at which a condition that is linear in the axis turns: it holds (or does not) from there on.
-std::vector<Expr> turns(const Cond& cond, const std::string& axis) {
-  auto step = linear_coefficient(cond.expr, axis);
-  if (!step || !(step->is(1) || step->is(-1))) return {};
-  Expr zero = (Expr::symbol(axis) * *step - cond.expr) * *step;  // where the expression is 0
-  if (cond.kind != Cond::Kind::ge0) return {zero, zero + 1};
-  return {step->is(1) ? zero : zero + 1};
-}
-
-// Adds a point between 0 and the extent to points in increasing order, if it is known where among them it lies.
-void insert(Expr point, Expr extent, std::vector<Expr>& points, const Ranges& symbols) {
-  auto before = [&](Expr a, Expr b) { return provably_nonnegative(simplify(b - a - 1, symbols), symbols); };
-  if (!before(0, point) || !before(point, extent)) return;
-  auto at = points.begin();
-  while (at != points.end() && before(*at, point)) ++at;
-  if (at != points.end() && !before(point, *at)) return;
-  points.insert(at, point);
-}
-
 struct Part {
   Expr start;
   Expr extent;
@@ -61,7 +44,7 @@ Parts intervals(const NestGroup& nest, const Ranges& symbols) {
   const std::vector<Cond> conds = guards(nest.body);
   for (const Cond& cond : conds)
     if (const Axis* axis = asked_axis(cond, nest.axes))
-      for (const Expr& point : turns(cond, axis->name)) insert(point, axis->extent, points[axis->name], symbols);
+      for (const Expr& point : turns_of(cond, axis->name)) insert_turn(point, axis->extent, points[axis->name], symbols);
   Parts parts;
   for (const Axis& axis : nest.axes) {
     auto it = points.find(axis.name);
@@ -112,22 +95,6 @@ size_t count(const Parts& parts) {
 }
 
 }  // namespace
-
-std::vector<Expr> turning_points(const Block& body, const Axis& axis, const Ranges& symbols) {
-  std::vector<Expr> points;
-  auto note = [&](const std::vector<Cond>& guard) {
-    for (const Cond& cond : guard) {
-      std::set<std::string> asked = symbols_of(cond.expr);
-      if (!asked.erase(axis.name) || std::any_of(asked.begin(), asked.end(), [&](const std::string& name) { return !symbols.count(name); })) continue;
-      for (const Expr& point : turns(cond, axis.name)) insert(point, axis.extent, points, symbols);
-    }
-  };
-  visit(body, [&](const Stmt& stmt, const auto&) {
-    if (const auto* load = std::get_if<Load>(&stmt.node)) note(load->guard);
-    if (const auto* store = std::get_if<Store>(&stmt.node)) note(store->guard);
-  });
-  return points;
-}
 
 std::vector<NestGroup> split_index_set(const NestGroup& nest, const Ranges& symbols, size_t most) {
   const Parts parts = intervals(nest, symbols);

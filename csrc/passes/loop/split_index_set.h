@@ -12,10 +12,6 @@ namespace deplo {
 /// operands, a padding into border and image. The one nest that was given where there is nothing to split, or more than `most`.
 std::vector<NestGroup> split_index_set(const NestGroup& nest, const Ranges& symbols, size_t most);
 
-/// The points between 0 and the axis' extent at which a guard of the body's loads or stores turns that asks for this axis and sizes alone; in
-/// increasing order, as far as that is known.
-std::vector<Expr> turning_points(const loop_ir::Block& body, const loop_ir::Axis& axis, const Ranges& symbols);
-
 /// The nest with the axes of what it stores in `buffer` cut to what `reader`, its only one, reads of them; unchanged if it stores anything else.
 NestGroup cut_to_reader(const NestGroup& nest, const NestGroup& reader, const std::string& buffer, const Ranges& symbols);
 

@@ -6,6 +6,7 @@
 
 #include "loop_ir/build.h"
 #include "loop_ir/rewrite.h"
+#include "loop_ir/turns.h"
 #include "passes/loop/localize.h"
 #include "passes/loop/repeats.h"
 #include "passes/loop/split_index_set.h"

@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <vector>
 
 #include "analysis/cost.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "loop_ir/build.h"
+#include "loop_ir/rewrite.h"
+#include "loop_ir/turns.h"
 #include "lower/loop_to_tile/masked_keys.h"
 #include "lower/loop_to_tile/merge_axes.h"
 #include "target/cpu/schedule/columns.h"
@@ -27,6 +31,7 @@ constexpr int64_t kColumnBlocks = 8;          // of columns: they keep a few thr
 constexpr double kColumnGain = 0.7;           // lanes on an outer axis must save more accesses than its arrays cost
 constexpr double kMostColumnBytes = 8 << 20;  // of arrays for one vector of columns
 constexpr int64_t kTransposedBlock = 256;     // points along memory that a transposing nest reads together
+constexpr int64_t kMostLaneParts = 6;         // each is a copy of the statements
 
 // What a schedule may ask for.
 constexpr int64_t kMostTile = int64_t{1} << 40;
@@ -379,6 +384,10 @@ class NestScheduler {
     } else if (lane_axis_ && holds_loops()) {
       const int64_t capacity = lane_tile_ != 0 ? lane_tile_ : lane_axis_->extent.value();
       body = run_columns(kernel_, *nest_.inner, {*lane_axis_, lo, hi, capacity, in_flight_}, map, ctx_, inner_lanes_);
+    } else if (const auto parts = parts_of_lanes(); !parts.empty()) {
+      for (const auto& [from, to, part] : parts)
+        body.push_back(make(tile_ir::For{axis(lane_axis_->name, max(lo, from), min(hi, to), LoopKind::lanes, 1, in_flight_),
+                                         converter_.convert(part, false, inner_lanes_)}));
     } else if (!transposed_) {
       body = in_lanes(converter_.convert(*nest_.inner, !lane_axis_, inner_lanes_));
     } else {
@@ -392,6 +401,42 @@ class NestScheduler {
     }
     parallel_extent_ = count(free);
     return {make(tile_ir::For{axis("par", 0, parallel_extent_, LoopKind::parallel), std::move(body)})};
+  }
+
+  /// Points of the axis with the lanes, and the statements for them.
+  struct LanePart {
+    Expr from, to;
+    loop_ir::Block body;
+  };
+
+  /// Where statements choose among what they load by where a lane is (what mirrors an image at its border, say), lanes in parts that need not choose.
+  std::vector<LanePart> parts_of_lanes() const {
+    if (!lane_axis_ || !straight_ || transposed_ || !ordered_.empty()) return {};
+    const auto chosen = std::count_if(nest_.inner->begin(), nest_.inner->end(), [&](const auto& stmt) {
+      const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+      return load && std::any_of(load->guard.begin(), load->guard.end(), [&](const Cond& c) { return uses(c.expr, lane_axis_->name); });
+    });
+    if (chosen < 2) return {};
+    std::vector<Expr> cuts = loop_ir::turning_points(*nest_.inner, *lane_axis_, kernel_.symbols);
+    if (cuts.empty() || static_cast<int64_t>(cuts.size()) >= kMostLaneParts) return {};
+    cuts.push_back(lane_axis_->extent);
+    Ranges ranges = kernel_.symbols;
+    for (const auto& a : nest_.axes)
+      if (a.name != lane_axis_->name) ranges[a.name] = axis_range(a.extent);
+    std::vector<LanePart> parts;
+    Expr from = 0;
+    for (const Expr to : cuts) {
+      const Expr i = Expr::symbol(lane_axis_->name);
+      const loop_ir::Block moved = loop_ir::copy_block(*nest_.inner, {{{lane_axis_->name, i + from}}, {}, {}}, nullptr);
+      const loop_ir::Block cleaned = loop_ir::clean({loop_ir::make_for({lane_axis_->name, to - from}, moved)}, ranges);
+      const auto* loop = cleaned.empty() ? nullptr : std::get_if<loop_ir::For>(&cleaned.back()->node);
+      loop_ir::Block part(cleaned.begin(), cleaned.end() - (loop ? 1 : 0));
+      if (!NestConverter::is_straight(part)) return {};
+      if (loop) part.insert(part.end(), loop->body.begin(), loop->body.end());  // else it had one point
+      parts.push_back({from, to, loop_ir::copy_block(part, {{{lane_axis_->name, i - from}}, {}, {}}, nullptr)});
+      from = to;
+    }
+    return parts;
   }
 
   /// The axis along which memory runs, unrolled inside the lanes by as many points as a vector has, so that squares are transposed in
