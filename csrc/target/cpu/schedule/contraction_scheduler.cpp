@@ -12,6 +12,7 @@ namespace {
 constexpr int64_t kWidestInnerAxis = 512;  // of the two axes that share the lanes
 constexpr int64_t kStreamRows = 1;         // up to here, weights that lie along k are streamed, not packed
 constexpr int64_t kUnpackedRows = 2;       // up to here, packing what changes from call to call costs more than it saves
+constexpr int64_t kUnpackedStreams = 6;    // ... where it lies along k, and is streamed
 constexpr int64_t kLeastWork = 8192;       // multiply-adds below which packing does not pay
 constexpr int64_t kUnknownExtent = 128;
 constexpr double kAcrossGain = 0.95;     // lanes off the stores' contiguous axis must save more than transposing the sums costs
@@ -641,7 +642,7 @@ std::optional<std::vector<Cond>> ContractionScheduler::streamed() const {
       std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return unit_along(i.lanes, i.contraction->reduce->axes.back().name); });
   // Few rows read the lane operand once anyway: packing it per call would double the traffic.
   bool packs_per_call = std::any_of(items_.begin(), items_.end(), [](const Item& i) { return !i.lanes.is_static || i.lanes.per_call; });
-  if ((along_k && !folds) || packs_per_call) cases.push_back(less_equal(count(rows_), packs_per_call ? kUnpackedRows : kStreamRows));
+  if ((along_k && !folds) || packs_per_call) cases.push_back(less_equal(count(rows_), packs_per_call ? along_k ? kUnpackedStreams : kUnpackedRows : kStreamRows));
   std::vector<Cond> open;
   for (const Cond& c : cases) {
     auto decided = decide(c, ranges_);

@@ -31,6 +31,9 @@ constexpr int64_t kColumnBlocks = 8;          // of columns: they keep a few thr
 constexpr double kColumnGain = 0.7;           // lanes on an outer axis must save more accesses than its arrays cost
 constexpr double kMostColumnBytes = 8 << 20;  // of arrays for one vector of columns
 constexpr int64_t kTransposedBlock = 256;     // points along memory that a transposing nest reads together
+constexpr int64_t kPage = 4096;               // bytes
+constexpr int64_t kFromMemory = 4;            // second caches that are not read again before they are full
+constexpr int64_t kRowsAhead = 8;             // that are fetched
 constexpr int64_t kMostLaneParts = 6;         // each is a copy of the statements
 
 // What a schedule may ask for.
@@ -102,6 +105,7 @@ class NestScheduler {
           streams_ = streams->count;
           inner_lanes_.set_vectors(streams->vectors);
         }
+      if (streamed_) std::stable_partition(parallel_.begin(), parallel_.end(), [&](const std::string& name) { return name == streamed_->name || moves_streams(name); });
       return;
     }
     // A long vector axis is cut into blocks, which join the parallel axes.
@@ -122,6 +126,22 @@ class NestScheduler {
     if (converter_.hint(lane_axis_->extent) <= tile && (!holds_loops() || lane_axis_->extent.is_constant())) return;
     lane_tile_ = tile;
     parallel_.push_back(lanes);
+  }
+
+  /// Whether sums of other points of the axis read other streams. What does not is innermost: a stream comes from memory once for all of it.
+  bool moves_streams(const std::string& axis) const {
+    bool moves = false;
+    for (const auto& stmt : *nest_.inner) {
+      const auto* sum = std::get_if<loop_ir::Reduce>(&stmt->node);
+      if (!sum) continue;
+      for (const auto& inner : sum->body) {
+        const auto* load = std::get_if<loop_ir::Load>(&inner->node);
+        if (!load) continue;
+        const Expr at = converter_.offset(load->buffer, load->index);
+        moves = moves || (uses(at, streamed_->name) && uses(at, axis));
+      }
+    }
+    return moves;
   }
 
   void choose_windows() {
@@ -389,7 +409,7 @@ class NestScheduler {
         body.push_back(make(tile_ir::For{axis(lane_axis_->name, max(lo, from), min(hi, to), LoopKind::lanes, 1, in_flight_),
                                          converter_.convert(part, false, inner_lanes_)}));
     } else if (!transposed_) {
-      body = in_lanes(converter_.convert(*nest_.inner, !lane_axis_, inner_lanes_));
+      body = in_lanes(fetching_ahead(converter_.convert(*nest_.inner, !lane_axis_, inner_lanes_)));
     } else {
       Expr first = outer.at(transposed_->name + "_block") * transposed_tile_;
       body = squares(*transposed_, first, min(transposed_tile_, transposed_->extent - first), side_, in_lanes);
@@ -401,6 +421,34 @@ class NestScheduler {
     }
     parallel_extent_ = count(free);
     return {make(tile_ir::For{axis("par", 0, parallel_extent_, LoopKind::parallel), std::move(body)})};
+  }
+
+  /// Reductions down columns of what comes from memory, whose every step is in another page: rows further on are fetched, which hardware does not.
+  tile_ir::Block fetching_ahead(tile_ir::Block body) const {
+    if (!lane_axis_ || in_flight_ == 1) return body;
+    for (auto& stmt : body) {
+      const auto* from = std::get_if<tile_ir::Reduce>(&stmt->node);
+      if (!from || from->axes.size() != 1) continue;
+      tile_ir::Reduce reduce = *from;
+      tile_ir::Block ahead;
+      for (const auto& s : reduce.body) {
+        const auto* load = std::get_if<loop_ir::Load>(&s->node);
+        if (!load || !load->guard.empty() || !kernel_.find_param(load->buffer)) continue;
+        const Expr offset = converter_.offset(load->buffer, load->index);
+        const auto down = linear_coefficient(offset, reduce.axes[0].name);
+        const auto along = linear_coefficient(offset, lane_axis_->name);
+        const int64_t bytes = size_of(load->dtype);
+        if (!down || !along || !along->is(1) || converter_.hint(*down) * bytes < kPage) continue;
+        if (converter_.hint(*down) * converter_.hint(reduce.axes[0].hi) * bytes < kFromMemory * ctx_.target.l2_bytes) continue;
+        std::vector<Expr> index;
+        for (Expr e : load->index) index.push_back(substitute(e, {{reduce.axes[0].name, sym(reduce.axes[0].name) + kRowsAhead}}));
+        ahead.push_back(make(tile_ir::Prefetch{load->buffer, std::move(index), 1}));
+      }
+      if (ahead.empty()) continue;
+      reduce.body.insert(reduce.body.begin(), ahead.begin(), ahead.end());
+      stmt = make(std::move(reduce));
+    }
+    return body;
   }
 
   /// Points of the axis with the lanes, and the statements for them.
