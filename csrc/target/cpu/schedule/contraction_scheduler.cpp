@@ -642,7 +642,8 @@ std::optional<std::vector<Cond>> ContractionScheduler::streamed() const {
       std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return unit_along(i.lanes, i.contraction->reduce->axes.back().name); });
   // Few rows read the lane operand once anyway: packing it per call would double the traffic.
   bool packs_per_call = std::any_of(items_.begin(), items_.end(), [](const Item& i) { return !i.lanes.is_static || i.lanes.per_call; });
-  if ((along_k && !folds) || packs_per_call) cases.push_back(less_equal(count(rows_), packs_per_call ? along_k ? kUnpackedStreams : kUnpackedRows : kStreamRows));
+  if ((along_k && !folds) || packs_per_call)
+    cases.push_back(less_equal(count(rows_), packs_per_call ? along_k ? kUnpackedStreams : kUnpackedRows : kStreamRows));
   std::vector<Cond> open;
   for (const Cond& c : cases) {
     auto decided = decide(c, ranges_);

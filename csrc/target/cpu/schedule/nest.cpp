@@ -105,7 +105,9 @@ class NestScheduler {
           streams_ = streams->count;
           inner_lanes_.set_vectors(streams->vectors);
         }
-      if (streamed_) std::stable_partition(parallel_.begin(), parallel_.end(), [&](const std::string& name) { return name == streamed_->name || moves_streams(name); });
+      if (streamed_)
+        std::stable_partition(parallel_.begin(), parallel_.end(),
+                              [&](const std::string& name) { return name == streamed_->name || moves_streams(name); });
       return;
     }
     // A long vector axis is cut into blocks, which join the parallel axes.

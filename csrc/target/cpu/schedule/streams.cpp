@@ -19,8 +19,8 @@ constexpr int64_t kLeastBlocks = 4;      // of streams
 constexpr int64_t kStreamChain = 128;    // additions to one accumulator, before it is added to the sum of those before
 constexpr int64_t kRegistersPerSum = 2;  // the accumulator's, and as much again for what is multiplied
 
-constexpr size_t kLightBody = 4;         // statements
-constexpr double kFromMemory = 4;        // second caches that are not read again before they are full
+constexpr size_t kLightBody = 4;   // statements
+constexpr double kFromMemory = 4;  // second caches that are not read again before they are full
 
 constexpr int64_t kCacheLineBytes = 64;
 
