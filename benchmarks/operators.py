@@ -2,8 +2,8 @@
 
     python benchmarks/operators.py [--match TEXT] [--dtype float32|bfloat16] [--threads 2] [--rounds 5] [--json FILE]
 
-Weights of convolutions are parameters, as of a layer; all else is an argument, so that nothing is packed before a call. Times are medians of turns with three sets of inputs (README.md here
-says how); `vs eager` is eager mode's time over deplo's. Numbers are judged by float64, as in run.py.
+Weights of convolutions are parameters, as of a layer; all else is an argument, so that nothing is packed before a call. Times are medians of turns
+with three sets of inputs (README.md here says how); `vs eager` is eager mode's time over deplo's. Numbers are judged by float64, as in run.py.
 """
 
 from __future__ import annotations

@@ -221,9 +221,14 @@ class SumMatcher {
     const std::string of_keys = out_.sum;
     const Let* total = nullptr;
     const Let* weight = nullptr;
-    for (const auto& [name, stmt] : rows)
-      if (const Let* let = let_of(rows, name, Fn::add))
-        if (const std::string* other = beside(*let, of_keys); other && (weight = let_of(rows, *other, Fn::exp))) total = let;
+    for (const auto& [name, stmt] : rows) {
+      const Let* let = let_of(rows, name, Fn::add);
+      const std::string* other = let ? beside(*let, of_keys) : nullptr;
+      const Let* made = other ? let_of(rows, *other, Fn::exp) : nullptr;
+      if (!made) continue;
+      total = let;
+      weight = made;
+    }
     const Let* sub = weight ? let_of(rows, weight->operands[0], Fn::sub) : nullptr;
     if (!sub || sub->operands != std::vector<std::string>{*out_.extra, out_.max}) return false;
     out_.sum = total->name;

@@ -31,6 +31,15 @@ def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @needs_core
+def test_single_operators(tmp_path):
+    path = tmp_path / "operators.json"
+    result = script("operators.py", "--match", "conv2d 1x1", *QUICK, "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["vs eager"] > 0 and row["aten"] == "none" and "slower than eager mode:" in result.stdout
+
+
+@needs_core
 def test_layers_beside_eager_and_inductor(tmp_path):
     path = tmp_path / "run.json"
     picture = tmp_path / "run.svg"

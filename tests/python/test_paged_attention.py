@@ -1,4 +1,4 @@
-"""Attention over a cache in pages: a table says which block of the cache holds which keys. It is read as far as tokens go, at places that are checked once."""
+"""Attention over a cache in pages: a table says which block holds which keys. It is read as far as tokens go, at places that are checked once."""
 
 from __future__ import annotations
 

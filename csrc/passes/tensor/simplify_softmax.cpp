@@ -20,7 +20,7 @@ namespace {
 /// A graph's ops by what they define and read.
 class Uses {
  public:
-  explicit Uses(const Graph& graph) : graph_(graph) {
+  explicit Uses(const Graph& graph) {
     for (const auto& op : graph.ops) {
       for (const Value& v : op->results) definitions_[v.name] = op.get();
       for (const std::string& name : operands_of(*op)) readers_[name].push_back(op.get());
@@ -57,7 +57,6 @@ class Uses {
   bool is_kept(const std::string& name) const { return kept_.count(name) > 0; }
 
  private:
-  const Graph& graph_;
   std::map<std::string, const Op*> definitions_;
   std::map<std::string, std::vector<const Op*>> readers_;
   std::set<std::string> kept_;

@@ -34,6 +34,7 @@ constexpr int64_t kTransposedBlock = 256;     // points along memory that a tran
 constexpr int64_t kPage = 4096;               // bytes
 constexpr int64_t kFromMemory = 4;            // second caches that are not read again before they are full
 constexpr int64_t kRowsAhead = 8;             // that are fetched
+constexpr size_t kMostOfParts = 400;          // of all parts
 constexpr int64_t kMostLaneParts = 6;         // each is a copy of the statements
 
 // What a schedule may ask for.
@@ -324,7 +325,7 @@ class NestScheduler {
     const Directive& d = reader.one("register_block");
     std::string name = d.arguments.empty() ? "" : d.arguments[0].name;
     const loop_ir::Axis* along = find(free_, name);
-    if (!along || lane_axis_ || !ordered_.empty() || !can_stream(*nest_.inner))
+    if (!along || lane_axis_ || !ordered_.empty() || !can_stream(*nest_.inner, *along))
       reader.fail(
           d, "it takes one parallel axis of a nest of float32 sums over the same axes, with the lanes on the last, and straight-line statements");
     reader.only(d, {name});
@@ -469,6 +470,7 @@ class NestScheduler {
     if (chosen < 2) return {};
     std::vector<Expr> cuts = loop_ir::turning_points(*nest_.inner, *lane_axis_, kernel_.symbols);
     if (cuts.empty() || static_cast<int64_t>(cuts.size()) >= kMostLaneParts) return {};
+    if (nest_.inner->size() * (cuts.size() + 1) > kMostOfParts) return {};
     cuts.push_back(lane_axis_->extent);
     Ranges ranges = kernel_.symbols;
     for (const auto& a : nest_.axes)

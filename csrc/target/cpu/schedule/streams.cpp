@@ -19,8 +19,10 @@ constexpr int64_t kLeastBlocks = 4;      // of streams
 constexpr int64_t kStreamChain = 128;    // additions to one accumulator, before it is added to the sum of those before
 constexpr int64_t kRegistersPerSum = 2;  // the accumulator's, and as much again for what is multiplied
 
-constexpr size_t kLightBody = 4;   // statements
-constexpr double kFromMemory = 4;  // second caches that are not read again before they are full
+constexpr int64_t kAddedChain = 32;   // where nothing is multiplied: beside additions of numbers those of chains show
+constexpr int64_t kMostSteps = 1024;  // of such sums: as many chains as a chain has additions
+constexpr size_t kLightBody = 4;      // statements
+constexpr double kFullCaches = 4;     // second caches that are not read again before they are full
 
 constexpr int64_t kCacheLineBytes = 64;
 
@@ -47,9 +49,11 @@ bool whole_groups(const std::vector<loop_ir::Axis>& axes, int64_t width) {
 
 }  // namespace
 
-bool can_stream(const loop_ir::Block& block) {
+bool can_stream(const loop_ir::Block& block, const loop_ir::Axis& axis) {
   std::vector<const Reduce*> sums = sums_of(block);
   if (sums.empty()) return false;
+  for (const auto& a : sums[0]->axes)
+    if (uses(a.extent, axis.name)) return false;  // as long as its point is far: no two sums are alike
   std::set<std::string> results;
   for (const auto& stmt : block) {
     const auto* reduce = std::get_if<Reduce>(&stmt->node);
@@ -78,7 +82,7 @@ bool can_stream(const loop_ir::Block& block) {
 
 std::optional<Streams> propose_streams(const loop_ir::Kernel& kernel, const loop_ir::Block& block, const loop_ir::Axis& axis,
                                        const PassContext& ctx) {
-  if (!can_stream(block)) return std::nullopt;
+  if (!can_stream(block, axis)) return std::nullopt;
   std::vector<const Reduce*> sums = sums_of(block);
   NestConverter converter(kernel, ctx);
   for (const Reduce* sum : sums) {
@@ -97,8 +101,10 @@ std::optional<Streams> propose_streams(const loop_ir::Kernel& kernel, const loop
       (uses(at, axis.name) ? own : shared) = true;
     }
     // Or all of it comes from memory, which one stream does not keep busy, and little is done with it.
-    const double bytes = 4.0 * static_cast<double>(converter.hint(axis.extent)) * static_cast<double>(converter.hint(count_of(sum->axes)));
-    shared = shared || (sum->body.size() <= kLightBody && bytes > kFromMemory * static_cast<double>(ctx.target.l2_bytes));
+    const auto terms = static_cast<double>(converter.hint(count_of(sum->axes)));
+    const double bytes = 4.0 * static_cast<double>(converter.hint(axis.extent)) * terms;
+    const bool known = count_of(sum->axes).is_constant() && terms <= static_cast<double>(kMostSteps * kVectors * ctx.target.vector_bytes / 4);
+    shared = shared || (known && sum->body.size() <= kLightBody && bytes > kFullCaches * static_cast<double>(ctx.target.l2_bytes));
     if (!own || !shared) return std::nullopt;
   }
   const auto count = static_cast<int64_t>(sums.size());
@@ -125,6 +131,13 @@ class StreamBuilder {
         throw UserError(fmt::format("streams of sums have the lanes on their last axis, {}, not on {}", sum->axes.back().name, lanes));
     }
     width_ = vectors_ * ctx.target.vector_bytes / 4;
+    const bool multiplies = std::any_of(sums_.begin(), sums_.end(), [&](const Reduce* sum) {
+      return std::any_of(sum->body.begin(), sum->body.end(), [&](const auto& stmt) {
+        const auto* load = std::get_if<Load>(&stmt->node);
+        return load && !uses(converter_.offset(load->buffer, load->index), axis_.name);
+      });
+    });
+    if (!multiplies) chain_ = kAddedChain;
     std::vector<loop_ir::Axis> outer = sums_[0]->axes;
     const loop_ir::Axis last = outer.back();
     outer.pop_back();
@@ -180,12 +193,12 @@ class StreamBuilder {
   /// Vectors of a group of neighbours that share factors; 1 where there are no groups.
   int64_t group_steps() const { return group_steps_.value_or(1); }
   /// Such groups, or vectors, that are added up before they are added to the sum of those before.
-  int64_t chain() const { return std::max<int64_t>(1, kStreamChain / group_steps()); }
+  int64_t chain() const { return std::max<int64_t>(1, chain_ / group_steps()); }
 
   /// The reduce axes in the step in hand, `lane` elements further on.
   Substitution place(const Reduce& sum, Expr lane) const {
     const loop_ir::Axis& last = sum.axes.back();
-    if (!group_steps_) return {{last.name, (sym(part_) * kStreamChain + sym(step_)) * width_ + lane}};
+    if (!group_steps_) return {{last.name, (sym(part_) * chain_ + sym(step_)) * width_ + lane}};
     Substitution map = unflatten({sum.axes.begin(), sum.axes.end() - 1}, sym(part_) * chain() + sym(group_));
     map[last.name] = *group_steps_ > 1 ? sym(step_) * width_ + lane : lane;
     return map;
@@ -329,6 +342,7 @@ class StreamBuilder {
   InnerLanes& lanes_;
   std::vector<const Reduce*> sums_;
   int64_t vectors_ = 1;
+  int64_t chain_ = kStreamChain;
   int64_t width_ = 1;
   std::optional<int64_t> group_steps_;  ///< of sums over several axes
   std::string stream_, lane_, step_, part_, group_;

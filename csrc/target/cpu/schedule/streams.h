@@ -14,8 +14,8 @@ struct Streams {
 };
 
 /// Straight-line statements and float32 sums over axes of the same extents, none of which reads another's result. Of several axes vectors lie along
-/// the last one, whose extent is a multiple of theirs: weights that were quantised in groups.
-bool can_stream(const loop_ir::Block& block);
+/// the last one, whose extent is a multiple of theirs: weights that were quantised in groups. None is longer at another point of the axis.
+bool can_stream(const loop_ir::Block& block, const loop_ir::Axis& axis);
 
 /// How many sums along `axis` of a nest with this body are worth reading at a time; nothing if one by one is as good.
 std::optional<Streams> propose_streams(const loop_ir::Kernel& kernel, const loop_ir::Block& block, const loop_ir::Axis& axis, const PassContext& ctx);
