@@ -101,9 +101,9 @@ std::optional<Streams> propose_streams(const loop_ir::Kernel& kernel, const loop
       (uses(at, axis.name) ? own : shared) = true;
     }
     // Or all of it comes from memory, which one stream does not keep busy, and little is done with it.
-    const auto terms = static_cast<double>(converter.hint(count_of(sum->axes)));
-    const double bytes = 4.0 * static_cast<double>(converter.hint(axis.extent)) * terms;
-    const bool known = count_of(sum->axes).is_constant() && terms <= static_cast<double>(kMostSteps * kVectors * ctx.target.vector_bytes / 4);
+    const int64_t terms = converter.hint(count_of(sum->axes));
+    const double bytes = 4.0 * static_cast<double>(converter.hint(axis.extent)) * static_cast<double>(terms);
+    const bool known = count_of(sum->axes).is_constant() && terms <= kMostSteps * kVectors * (ctx.target.vector_bytes / 4);
     shared = shared || (known && sum->body.size() <= kLightBody && bytes > kFullCaches * static_cast<double>(ctx.target.l2_bytes));
     if (!own || !shared) return std::nullopt;
   }
