@@ -147,10 +147,10 @@ def operators() -> list[Operator]:
         ("cross_entropy", lambda x, y: F.cross_entropy(x, torch.softmax(y, -1)), [(1024, 4096)] * 2),
         ("attention", F.scaled_dot_product_attention, [(2, 8, 256, 64)] * 3),
         ("pairwise distances", lambda x, y: torch.cdist(x, y), [(512, 64), (512, 64)]),
-        ("embedding_bag", lambda w, x: F.embedding_bag((x * 1000).long().remainder(8192), w), [(8192, 256), (1024, 16)]),
-        ("index_select", lambda x, y: x.index_select(0, (y * 1000).long().remainder(2048)), [rows, (2048,)]),
-        ("gather", lambda x, y: x.gather(1, (y * 1000).long().remainder(4096)), [rows, (2048, 1024)]),
-        ("scatter_add", lambda x, y: x.scatter_add(1, (y * 1000).long().remainder(4096), y), [rows, (2048, 1024)]),
+        ("embedding_bag", lambda w, x: F.embedding_bag((x.float() * 1000).long().remainder(8192), w), [(8192, 256), (1024, 16)]),
+        ("index_select", lambda x, y: x.index_select(0, (y.float() * 1000).long().remainder(2048)), [rows, (2048,)]),
+        ("gather", lambda x, y: x.gather(1, (y.float() * 1000).long().remainder(4096)), [rows, (2048, 1024)]),
+        ("scatter_add", lambda x, y: x.scatter_add(1, (y.float() * 1000).long().remainder(4096), y), [rows, (2048, 1024)]),
     ]
     return [*products, *points, *along, *images, *losses]
 

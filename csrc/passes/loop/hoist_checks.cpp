@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 
+#include "loop_ir/bounded.h"
 #include "loop_ir/build.h"
 #include "loop_ir/places.h"
 #include "loop_ir/rewrite.h"
@@ -35,26 +36,6 @@ std::set<std::string> defined_in(const Ref<Stmt>& loop) {
     if (std::string name = name_of(stmt); !name.empty()) names.insert(name);
   });
   return names;
-}
-
-/// A value that two checks keep between 0 and a bound.
-struct Bounded {
-  std::string value;
-  Expr most;
-  Cond above, below;
-};
-
-std::vector<Bounded> bounded_by(const Checks& checks, const Ranges& ranges) {
-  std::vector<Bounded> found;
-  for (const Check& above : checks) {
-    if (above.cond.kind != Cond::Kind::ge0 || !above.cond.expr.is_symbol()) continue;
-    for (const Check& below : checks) {
-      const Expr most = below.cond.expr + above.cond.expr;
-      if (below.cond.kind != Cond::Kind::ge0 || uses(most, above.cond.expr.name()) || !provably_nonnegative(most, ranges)) continue;
-      found.push_back({above.cond.expr.name(), most, above.cond, below.cond});
-    }
-  }
-  return found;
 }
 
 class Mover {
@@ -121,7 +102,7 @@ class Mover {
 
   /// The nearest place in range, by a value that `out` or a block around it defines.
   std::string in_range(const Bounded& b, Block& out) {
-    const Let wanted{"", DType::i64, Fn::index, {}, {}, max(0, min(b.most, Expr::symbol(b.value)))};
+    const Let wanted{"", DType::i64, Fn::index, {}, {}, b.in_range()};
     for (const auto& stmt : out)
       if (const auto* let = std::get_if<Let>(&stmt->node); let && let->fn == Fn::index && let->index == wanted.index) return let->name;
     Let let = wanted;

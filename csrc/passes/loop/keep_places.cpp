@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "analysis/weighted_sum.h"
+#include "loop_ir/bounded.h"
 #include "loop_ir/build.h"
 #include "loop_ir/params.h"
 #include "loop_ir/places.h"
@@ -18,31 +19,13 @@ namespace {
 
 using namespace loop_ir;
 
-/// A value that two checks keep between 0 and a bound.
-struct Bounded {
-  std::string value;
-  Expr most;
-  ErrorCode code = ErrorCode::index_out_of_range;
-  Cond above, below;
-};
-
-/// Each check as part of such a pair; nothing if one is not.
-std::optional<std::vector<Bounded>> all_bounded(const std::vector<Check>& checks) {
-  std::vector<Bounded> found;
-  std::vector<bool> used(checks.size());
-  for (size_t a = 0; a < checks.size(); ++a) {
-    const Cond& above = checks[a].cond;
-    if (above.kind != Cond::Kind::ge0 || !above.expr.is_symbol()) continue;
-    for (size_t b = 0; b < checks.size(); ++b) {
-      const Expr most = checks[b].cond.expr + above.expr;
-      if (a == b || checks[b].cond.kind != Cond::Kind::ge0 || checks[a].code != checks[b].code || uses(most, above.expr.name())) continue;
-      used[a] = used[b] = true;
-      found.push_back({above.expr.name(), most, checks[a].code, above, checks[b].cond});
-      break;
-    }
-  }
-  if (std::find(used.begin(), used.end(), false) != used.end()) return std::nullopt;
-  return found;
+/// Each check as part of a pair that bounds a value; nothing if one is not.
+std::optional<std::vector<Bounded>> all_bounded(const std::vector<Check>& checks, const Ranges& symbols) {
+  const std::vector<Bounded> found = bounded_by(checks, symbols);
+  const bool all = std::all_of(checks.begin(), checks.end(), [&](const Check& check) {
+    return std::any_of(found.begin(), found.end(), [&](const Bounded& b) { return check.cond == b.above || check.cond == b.below; });
+  });
+  return all ? std::optional(found) : std::nullopt;
 }
 
 void collect_divisors(Expr e, Expr of, std::set<int64_t>& into) {
@@ -76,7 +59,7 @@ class PlaceKeeper {
     // Everything is known of all of them, or nothing changes.
     std::vector<std::pair<Bounded, Places>> found;
     for (const Scope& scope : scopes) {
-      const auto bounded = all_bounded(scope.checks);
+      const auto bounded = all_bounded(scope.checks, graph_.program().symbols);
       if (!bounded) return;
       for (const Bounded& b : *bounded) {
         auto places = places_of(scope, b);
@@ -233,7 +216,7 @@ class PlaceKeeper {
     body.push_back(make_stmt(Check{substitute(b.above, to), b.code}));
     body.push_back(make_stmt(Check{substitute(b.below, to), b.code}));
     Body more(canonical);
-    const std::string place = more.index(DType::i64, max(0, min(b.most, Expr::symbol(value))));
+    const std::string place = more.index(DType::i64, substitute(b.in_range(), to));
     for (auto& stmt : more.take()) body.push_back(stmt);
     Kernel described;
     described.body = make_nest(axes, body);

@@ -34,7 +34,7 @@ constexpr int64_t kTransposedBlock = 256;     // points along memory that a tran
 constexpr int64_t kPage = 4096;               // bytes
 constexpr int64_t kFromMemory = 4;            // second caches that are not read again before they are full
 constexpr int64_t kRowsAhead = 8;             // that are fetched
-constexpr size_t kMostOfParts = 400;          // of all parts
+constexpr size_t kMostOfParts = 400;          // statements of all parts
 constexpr int64_t kMostLaneParts = 6;         // each is a copy of the statements
 
 // What a schedule may ask for.
