@@ -206,7 +206,11 @@ def main() -> int:
         for operator in operators():
             if args.match not in operator[0]:
                 continue
-            rows.append(measure(operator, args, limits))
+            try:
+                rows.append(measure(operator, args, limits))
+            except NotImplementedError as error:  # eager mode lacks it in this dtype: nothing to stand beside
+                print(f"{operator[0]}: left out, eager mode: {error}", flush=True)
+                continue
             print(f"{operator[0]}: {rows[-1]['vs eager']:.2f}x eager", file=sys.stderr, flush=True)
     harness.show(rows, f"{args.dtype}, {args.threads} threads")
     harness.show_means(rows)

@@ -76,6 +76,15 @@ Value Builder::index(DType dtype, const Shape& shape, Expr value) {
   return add(tensor_ir::make_index(fresh(), {dtype, shape}, axis_names(shape.size()), simplified(value, shape), provenance_));
 }
 
+std::optional<Expr> Builder::index_of(const Value& v) const {
+  for (const Ref<Op>& op : ops_) {
+    if (op->results[0].name != v.name) continue;
+    const auto* made = std::get_if<tensor_ir::Elementwise>(&op->node);
+    return made && made->fn == Fn::index ? std::optional(made->index) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
 bool Builder::same_size(Expr a, Expr b) const { return provably_equal(a, b, known_); }
 
 bool Builder::same_shape(const Shape& a, const Shape& b) const {

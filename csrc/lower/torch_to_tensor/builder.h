@@ -72,6 +72,8 @@ class Builder {
 
   DType dtype_of(const Value& v) const { return v.type.dtype; }
   const std::vector<Ref<tensor_ir::Op>>& ops() const { return ops_; }
+  /// The expression over i0, i1, ... that index() made `v` of; nothing for other values.
+  std::optional<Expr> index_of(const Value& v) const;
   void set_provenance(std::string provenance) { provenance_ = std::move(provenance); }
   /// Known ranges of the symbols, for rules that must decide something about a symbolic size.
   const Ranges& ranges() const { return known_.ranges; }

@@ -65,11 +65,30 @@ Value bags_of(Builder& b, const Value& offsets, Expr count) {
   return b.apply(Fn::sub, {b.slice(running, 0, 0, count, 1), whole(b, {}, 1)});
 }
 
+// The length that all bags have, where the offsets are a range by it that ends with the indices.
+std::optional<Expr> length_of_all(const Builder& b, const Value& offsets, Expr indices) {
+  const std::optional<Expr> start = b.index_of(offsets);
+  const std::optional<Expr> length = start ? linear_coefficient(*start, print(axis(0))) : std::nullopt;
+  if (!length || !(*start - *length * axis(0)).is(0) || !b.same_size(*length * offsets.type.shape.at(0), indices)) return std::nullopt;
+  if (!provably_nonnegative(*length - 1, b.known_sizes())) return std::nullopt;
+  return length;
+}
+
 struct Bags {
-  Value indices;  ///< i64
-  Value bag;      ///< of each index
-  Expr count;     ///< of bags
-  Value kept;     ///< bool: the index is not the padding
+  Value indices;               ///< i64
+  Value bag;                   ///< of each index
+  Expr count;                  ///< of bags
+  Value kept;                  ///< bool: the index is not the padding
+  std::optional<Expr> length;  ///< of each bag, where it is one
+
+  // The entries v of each bag combined; `base`, which changes nothing, where it has none.
+  Value combined(Builder& b, const Value& base, const Value& v, Combiner combiner) const {
+    if (!length) return into_rows(b, base, bag, v, combiner);
+    Shape shape = v.type.shape;
+    shape[0] = *length;
+    shape.insert(shape.begin(), count);
+    return b.reduce(combiner, b.reshape(v, shape), {1}, false);
+  }
 
   // v[i0, ...] where the index counts, else `fill`.
   Value masked(Builder& b, const Value& v, double fill) const {
@@ -78,7 +97,7 @@ struct Bags {
     return b.apply(Fn::where, {mask, v, other});
   }
   // How many indices of each bag count.
-  Value sizes(Builder& b) const { return into_rows(b, whole(b, {count}, 0), bag, masked(b, whole(b, indices.type.shape, 1), 0), Combiner::sum); }
+  Value sizes(Builder& b) const { return combined(b, whole(b, {count}, 0), masked(b, whole(b, indices.type.shape, 1), 0), Combiner::sum); }
 };
 
 Value kept_indices(Builder& b, const Call& call, const Value& indices) {
@@ -121,9 +140,11 @@ std::vector<Value> embedding_bag(Builder& b, const Call& call) {
   }
   Value indices = checked_indices(b, call.tensor("indices"), table.type.shape.at(0));
   Expr count = call.result().shape.at(0);
+  const Expr all = indices.type.shape.at(0);
+  const std::optional<Expr> length = length_of_all(b, offsets, all);
   // An index before the first offset has no bag.
-  Value bag = checked_indices(b, bags_of(b, offsets, indices.type.shape.at(0)), count);
-  Bags bags{indices, bag, count, kept_indices(b, call, indices)};
+  Value bag = length ? b.index(DType::i64, {all}, floordiv(axis(0), *length)) : checked_indices(b, bags_of(b, offsets, all), count);
+  Bags bags{indices, bag, count, kept_indices(b, call, indices), length};
   DEPLO_SUPPORT(b.same_size(bags.count, offsets.type.shape[0]), "{} bags for {} offsets", print(bags.count), print(offsets.type.shape[0]));
   Value rows = rows_at(b, table, indices);
   if (auto scale = call.optional_tensor("per_sample_weights")) {
@@ -137,20 +158,20 @@ std::vector<Value> embedding_bag(Builder& b, const Call& call) {
     // What is greater than the greatest so far takes its place: NaN stays where it comes first, and is passed over elsewhere.
     Value last = size_value(b, DType::i64, indices.type.shape[0]);
     Value number = b.apply(Fn::where, {b.apply(Fn::eq, {rows, rows}), rows, constant_like(b, rows, -std::numeric_limits<double>::infinity())});
-    Value start = into_rows(b, b.broadcast(last, {count}), bags.bag,
-                            b.apply(Fn::where, {bags.kept, b.index(DType::i64, indices.type.shape, axis(0)), b.broadcast(last, indices.type.shape)}),
-                            Combiner::min);
+    Value start = bags.combined(
+        b, b.broadcast(last, {count}),
+        b.apply(Fn::where, {bags.kept, b.index(DType::i64, indices.type.shape, axis(0)), b.broadcast(last, indices.type.shape)}), Combiner::min);
     Value begins = b.remap(start, shape, {axis(0)});
     Value leader = entries_at(b, rows, b.apply(Fn::where, {b.apply(Fn::lt, {begins, last}), begins, whole(b, {}, 0)}), {Expr::symbol("j"), axis(1)});
     Value no_number = b.apply(Fn::bit_and, {b.apply(Fn::lt, {begins, last}), b.apply(Fn::ne, {leader, leader})});
     Value lowest = b.constant(rows.type.dtype, shape, -std::numeric_limits<double>::infinity());
-    Value highest = into_rows(b, lowest, bags.bag, bags.masked(b, number, -std::numeric_limits<double>::infinity()), Combiner::max);
+    Value highest = bags.combined(b, lowest, bags.masked(b, number, -std::numeric_limits<double>::infinity()), Combiner::max);
     Value empty = b.remap(b.apply(Fn::eq, {sizes, whole(b, {}, 0)}), shape, {axis(0)});
     result = b.apply(Fn::where, {empty, constant_like(b, highest, 0), b.apply(Fn::where, {no_number, leader, highest})});
     // The first of the equal ones wins.
     Value position = b.index(DType::i64, rows.type.shape, axis(0));
     Value wins = b.apply(Fn::bit_and, {b.apply(Fn::eq, {number, rows_at(b, highest, bags.bag)}), b.remap(bags.kept, rows.type.shape, {axis(0)})});
-    Value first = into_rows(b, b.broadcast(last, shape), bags.bag, b.apply(Fn::where, {wins, position, last}), Combiner::min);
+    Value first = bags.combined(b, b.broadcast(last, shape), b.apply(Fn::where, {wins, position, b.broadcast(last, rows.type.shape)}), Combiner::min);
     first = b.apply(Fn::where, {no_number, begins, first});
     Value found = b.apply(Fn::lt, {first, last});
     Value winner = entries_at(b, indices, b.apply(Fn::where, {found, first, whole(b, {}, 0)}), {Expr::symbol("j")});
@@ -159,7 +180,7 @@ std::vector<Value> embedding_bag(Builder& b, const Call& call) {
     DEPLO_SUPPORT(mode == kBagSum || mode == kBagMean, "mode {}", mode);
     Bags summed = bags;  // the gradient of a mean, and what it divides by, count what comes after the end, too
     if (end) summed.kept = b.apply(Fn::bit_and, {bags.kept, b.apply(Fn::lt, {b.index(DType::i64, indices.type.shape, axis(0)), *end})});
-    result = into_rows(b, b.constant(rows.type.dtype, shape, 0), bags.bag, summed.masked(b, rows, 0), Combiner::sum);
+    result = summed.combined(b, b.constant(rows.type.dtype, shape, 0), summed.masked(b, rows, 0), Combiner::sum);
     if (mode == kBagMean) {
       Value divisor = b.cast(b.apply(Fn::max, {sizes, whole(b, {}, 1)}), rows.type.dtype);
       result = b.apply(Fn::div, {result, b.remap(divisor, shape, {axis(0)})});
@@ -180,7 +201,7 @@ std::vector<Value> embedding_bag(Builder& b, const Call& call) {
 // last bag count for nothing; ATen reads memory for them that is not the gradient's.
 Bags given_bags(Builder& b, const Call& call, const Value& indices, Expr count) {
   Value given = call.tensor("offset2bag");
-  Bags bags{indices, given, count, kept_indices(b, call, indices)};
+  Bags bags{indices, given, count, kept_indices(b, call, indices), {}};
   std::optional<Value> offsets = call.optional_tensor("offsets");
   if (!offsets || b.same_shape(given.type.shape, indices.type.shape)) {
     bags.bag = b.cast(given, DType::i64);
