@@ -149,6 +149,32 @@ Kernel join_rows(const Kernel& kernel) {
   return out;
 }
 
+Kernel join_short_rows(const Kernel& kernel, int64_t most) {
+  Nest nest = peel(kernel.body);
+  if (nest.axes.size() < 2) return kernel;
+  const size_t last = nest.axes.size() - 1;
+  const Axis& inner = nest.axes[last];
+  if (!inner.extent.is_constant() || inner.extent.value() < 2 || inner.extent.value() > most) return kernel;
+  Ranges ranges = kernel.symbols;
+  for (const Axis& a : nest.axes) ranges[a.name] = axis_range(a.extent);
+  const Strides strides = strides_of(kernel);
+  for (const auto& stmt : nest.body) {
+    if (std::holds_alternative<Let>(stmt->node) || std::holds_alternative<Load>(stmt->node)) continue;
+    const auto* store = std::get_if<Store>(&stmt->node);
+    if (!store || !store->guard.empty()) return kernel;
+    Expr at = 0;
+    for (size_t d = 0; d < store->index.size(); ++d) at = at + store->index[d] * strides.at(store->buffer)[d];
+    at = simplify(at, ranges);
+    const auto along = linear_coefficient(at, inner.name);
+    const auto across = linear_coefficient(at, nest.axes[last - 1].name);
+    if (!along || !across || !along->is(1) || *across != inner.extent) return kernel;
+  }
+  merge_pair(nest.axes, last - 1, nest.body);
+  Kernel out = kernel;
+  out.body = make_nest(nest.axes, nest.body);
+  return out;
+}
+
 Kernel merge_inner_axes(const Kernel& kernel) {
   Nest nest = peel(kernel.body);
   Ranges ranges = kernel.symbols;

@@ -15,8 +15,6 @@ using namespace tile_ir;
 
 namespace {
 
-bool is_zero(const Scalar& s) { return is_float(s.dtype) ? s.f == 0 && !std::signbit(s.f) : s.i == 0; }
-
 Fn function_of(Combiner combiner) {
   switch (combiner) {
     case Combiner::sum: return Fn::add;
@@ -187,6 +185,7 @@ std::string Lowering::vector_atom(Expr e, size_t copy) {
     }
     case ExprKind::floordiv:
     case ExprKind::mod: {
+      if (auto pattern = lane_pattern(e, copy)) return *pattern;
       bool quotient = e.kind() == ExprKind::floordiv;
       std::string a = vector(e.operands()[0], copy);
       int shift = log2_of(e.operands()[1]);
@@ -321,6 +320,7 @@ std::string Lowering::load_vector(const Load& s, const Memory& memory, Expr offs
   const LaneCopy& at = lanes_->copies[copy];
   if (auto column = transposed_load(s, memory, copy)) return *column;
   if (auto spread = spread_load(s, memory, offset, guard, copy)) return *spread;
+  if (auto window = window_load(s, memory, offset, guard, copy)) return *window;
   kernel_ir::Load load;
   load.type = {s.dtype, width()};
   load.buffer = memory.name;

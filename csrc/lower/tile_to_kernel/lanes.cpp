@@ -158,11 +158,16 @@ void Lowering::full_vectors(const LanesLoop& loop, Expr lo, Expr end, Expr hi, i
   std::string variable = emit_.fresh(loop.axis->name);
   ranges_[variable] = {lo, end - step};
   multiples_[variable] = is_multiple(lo, loop.lanes) ? loop.lanes : 1;
+  const std::string trip = "trip of " + variable;
+  ranges_[trip] = axis_range(trips);
+  steps_[variable] = lo + step * Expr::symbol(trip);
   emit_.open(Emitter::Nest::loop, runs, buffers);
   emit_.declare_symbol(variable);
   at(Expr::symbol(variable));
   kernel_ir::Block inner = emit_.close();
   ranges_.erase(variable);
+  ranges_.erase(trip);
+  steps_.erase(variable);
   emit_.append(kernel_ir::For{variable, from, to, step, 1, std::move(inner)});
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <functional>
 #include <map>
 #include <optional>
@@ -35,6 +36,9 @@ struct LaneContext {
   std::set<std::string> varying;
   bool diverges = false;  ///< masks may have every lane off
 };
+
+/// Whether a masked load leaves it in the lanes that are off.
+inline bool is_zero(const Scalar& s) { return is_float(s.dtype) ? s.f == 0 && !std::signbit(s.f) : s.i == 0; }
 
 /// The index of an unrolled axis whose body is being lowered.
 struct Unrolling {
@@ -177,6 +181,9 @@ class Lowering {
   std::optional<LiveLanes> live_lanes(const std::vector<Cond>& guard, size_t copy) const;
   std::optional<std::string> spread_load(const tile_ir::Load& s, const Memory& memory, Expr offset, const std::vector<Cond>& guard, size_t copy);
   std::optional<std::string> transposed_load(const tile_ir::Load& s, const Memory& memory, size_t copy);
+  Expr at_lane(Expr e, size_t copy, int64_t lane) const;
+  std::optional<std::string> window_load(const tile_ir::Load& s, const Memory& memory, Expr offset, const std::vector<Cond>& guard, size_t copy);
+  std::optional<std::string> lane_pattern(Expr e, size_t copy);
 
   // ---- lanes.cpp -----------------------------------------------------------------------------------------------------
   struct LanesLoop {
@@ -246,6 +253,7 @@ class Lowering {
   Ranges ranges_;                             ///< of the symbols of Kernel IR
   Substitution sizes_;                        ///< those that the host computes, in terms of the program's symbols
   std::map<std::string, int64_t> multiples_;  ///< what is known to divide a loop variable
+  Substitution steps_;                        ///< a lanes loop's variable by the number of its trip
   std::vector<std::string> bound_;
   LaneContext* lanes_ = nullptr;
   int64_t matrix_rows_ = 0, matrix_columns_ = 0;  ///< of the matrix array in scope, in registers

@@ -11,6 +11,7 @@ using namespace tile_ir;
 namespace {
 
 constexpr int64_t kLargestSpread = 4;  // strides up to here read every element and pick
+constexpr size_t kMostWindows = 4;     // pieces of memory that are read whole to pick lanes from them
 
 bool is_power_of_two(int n) { return n > 0 && (n & (n - 1)) == 0; }
 
@@ -158,6 +159,101 @@ std::optional<std::string> Lowering::spread_load(const Load& s, const Memory& me
   std::string mask = all_of(at.mask, guard_mask(guard, copy));
   if (mask == at.mask) return picked;
   return emit_.let(s.name, type, Fn::where, {mask, picked, literal(s.fill)});
+}
+
+// e in one lane, by the number of the loop's trip: what a quotient or a rest adds from lane to lane is a constant then, if it is in every trip.
+Expr Lowering::at_lane(Expr e, size_t copy, int64_t lane) const {
+  return simplify(substitute(substitute(e, {{lanes_->symbol, lanes_->copies[copy].base + lane}}), steps_), ranges_);
+}
+
+// Lanes that lie close together in an order that is the same in every trip (each element twice, as images are enlarged, or the phases of a
+// transposed convolution in turn) are picked from whole pieces of memory.
+std::optional<std::string> Lowering::window_load(const Load& s, const Memory& memory, Expr offset, const std::vector<Cond>& guard, size_t copy) {
+  if (lanes_->diverges || !target_of(context_).shuffles_lanes || width() < 4 || uses_values(offset)) return std::nullopt;
+  if (linear_coefficient(offset, lanes_->symbol)) return std::nullopt;
+  const LaneCopy& at = lanes_->copies[copy];
+  int64_t live = width();
+  if (!at.mask.empty()) {
+    if (at.is_cut || !at.live.is_constant()) return std::nullopt;
+    live = std::min<int64_t>(live, at.live.value());
+  }
+  std::vector<Cond> uniform;
+  std::vector<Cond> by_lane;
+  for (const Cond& cond : guard) (varies(cond.expr) ? by_lane : uniform).push_back(cond);
+  struct Window {
+    Expr start;
+    int64_t first = 0;  ///< the lane that it starts with
+    int64_t last = 0;   ///< the furthest element that is picked
+    std::vector<int64_t> place = {};  ///< of each lane; -1: elsewhere
+  };
+  std::vector<Window> windows;
+  bool fills = false;
+  for (int64_t lane = 0; lane < live; ++lane) {
+    bool on = true;
+    for (const Cond& cond : by_lane) {
+      if (uses_values(cond.expr)) return std::nullopt;
+      const auto known = decide({cond.kind, at_lane(cond.expr, copy, lane)}, ranges_);
+      if (!known) return std::nullopt;
+      on = on && *known;
+    }
+    fills = fills || !on;
+    if (!on) continue;
+    const Expr here = at_lane(offset, copy, lane);
+    bool found = false;
+    for (Window& window : windows) {
+      const Expr apart = simplify(here - window.start, ranges_);
+      if (!apart.is_constant() || apart.value() < 0 || apart.value() >= width()) continue;
+      window.place[static_cast<size_t>(lane)] = apart.value();
+      window.last = std::max(window.last, apart.value());
+      found = true;
+      break;
+    }
+    if (found) continue;
+    if (windows.size() == kMostWindows) return std::nullopt;
+    windows.push_back({here, lane, 0, std::vector<int64_t>(static_cast<size_t>(width()), -1)});
+    windows.back().place[static_cast<size_t>(lane)] = 0;
+  }
+  if (windows.empty()) return std::nullopt;
+  const Type type{s.dtype, width()};
+  const std::string wanted = guard_mask(uniform, copy);
+  std::string picked = fills ? literal(s.fill) : "";
+  for (const Window& window : windows) {
+    kernel_ir::Load load;
+    load.type = type;
+    load.buffer = memory.name;
+    load.offset = tidy(simplify(substitute(offset, {{lanes_->symbol, at.base + window.first}}), ranges_));
+    if (window.last + 1 < width()) load.mask = emit_.first(width(), window.last + 1);
+    load.mask = all_of(load.mask, wanted);
+    const std::string whole = emit_.load(s.name, std::move(load));
+    std::vector<int> order;
+    for (int lane = 0; lane < width(); ++lane) {
+      const auto place = static_cast<int>(window.place[static_cast<size_t>(lane)]);
+      order.push_back(picked.empty() ? std::max(place, 0) : place < 0 ? lane : width() + place);
+    }
+    picked = picked.empty() ? emit_.shuffle(type, whole, "", order) : emit_.shuffle(type, picked, whole, order);
+  }
+  if (wanted.empty() || is_zero(s.fill)) return picked;
+  return emit_.let(s.name, type, Fn::where, {wanted, picked, literal(s.fill)});
+}
+
+// A quotient or rest that goes the same way from lane to lane in every trip: no division, and what depends on the lane is a constant.
+std::optional<std::string> Lowering::lane_pattern(Expr e, size_t copy) {
+  if (!target_of(context_).shuffles_lanes || uses_values(e)) return std::nullopt;
+  // A rest is a constant in each lane; a quotient grows from the first one's.
+  Expr first = at_lane(e, copy, 0);
+  const bool constant = first.is_constant() && first.value() >= 0;
+  if (constant) first = 0;
+  std::vector<int> order;
+  for (int64_t lane = 0; lane < width(); ++lane) {
+    const Expr apart = simplify(at_lane(e, copy, lane) - first, ranges_);
+    if (!apart.is_constant() || apart.value() < 0 || apart.value() >= width()) return std::nullopt;
+    order.push_back(static_cast<int>(apart.value()));
+  }
+  const Type type{DType::i64, width()};
+  const std::string rest = emit_.shuffle(type, emit_.index("n", type, 0, 1), "", order);
+  if (constant) return rest;
+  const Expr start = at_copy(e, lanes_->copies[copy]);
+  return emit_.let("n", type, Fn::add, {emit_.index("n", type, tidy(start), 0), rest});
 }
 
 }  // namespace deplo::tile_to_kernel

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <vector>
 
 #include "analysis/cost.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "expr/node.h"
 #include "loop_ir/build.h"
 #include "loop_ir/rewrite.h"
 #include "loop_ir/turns.h"
@@ -36,6 +38,8 @@ constexpr int64_t kFromMemory = 4;            // second caches that are not read
 constexpr int64_t kRowsAhead = 8;             // that are fetched
 constexpr size_t kMostOfParts = 400;          // statements of all parts
 constexpr int64_t kMostLaneParts = 6;         // each is a copy of the statements
+constexpr int64_t kMostOfPattern = 5;         // vectors for a pattern of lanes
+constexpr int64_t kShortRow = 4;              // lanes go on from row to row
 
 // What a schedule may ask for.
 constexpr int64_t kMostTile = int64_t{1} << 40;
@@ -113,7 +117,7 @@ class NestScheduler {
     }
     // A long vector axis is cut into blocks, which join the parallel axes.
     int64_t vector = ctx_.target.vector_bytes / 4;
-    in_flight_ = straight_ ? 1 : holds_loops() ? vectors_of_columns() : column_vectors(ctx_);
+    in_flight_ = straight_ ? vectors_of_a_pattern() : holds_loops() ? vectors_of_columns() : column_vectors(ctx_);
     std::vector<loop_ir::Axis> others = free_;
     std::erase_if(others, [&](const auto& a) { return a.name == lanes; });
     const loop_ir::Axis* along = straight_ && ordered_.empty() ? converter_.transposed_axis(others, lanes) : nullptr;
@@ -145,6 +149,21 @@ class NestScheduler {
       }
     }
     return moves;
+  }
+
+  /// So many that quotients and rests of the lane by odd numbers (the phases of a stride of three) go the same way in all trips.
+  int64_t vectors_of_a_pattern() const {
+    int64_t vectors = 1;
+    const auto look = [&](Expr e, const auto& self) -> void {
+      if (e.is_constant() || e.is_symbol() || !uses(e, lane_axis_->name)) return;
+      const bool divides = e.kind() == ExprKind::floordiv || e.kind() == ExprKind::mod;
+      if (divides && e.operands()[1].is_constant() && e.operands()[1].value() % 2 == 1) vectors = std::lcm(vectors, e.operands()[1].value());
+      for (const Expr& operand : e.operands()) self(operand, self);
+    };
+    for (const auto& stmt : *nest_.inner)
+      if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node))
+        for (const Expr& e : load->index) look(e, look);
+    return vectors <= kMostOfPattern ? vectors : 1;
   }
 
   void choose_windows() {
@@ -460,15 +479,20 @@ class NestScheduler {
     loop_ir::Block body;
   };
 
-  /// Where statements choose among what they load by where a lane is (what mirrors an image at its border, say), lanes in parts that need not choose.
+  /// Where statements choose among what they load, or its places, by where a lane is (what mirrors an image at its border, or stops there), lanes in
+  /// parts that need not choose.
   std::vector<LanePart> parts_of_lanes() const {
     if (!lane_axis_ || !straight_ || transposed_ || !ordered_.empty()) return {};
     const auto chosen = std::count_if(nest_.inner->begin(), nest_.inner->end(), [&](const auto& stmt) {
       const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
       return load && std::any_of(load->guard.begin(), load->guard.end(), [&](const Cond& c) { return uses(c.expr, lane_axis_->name); });
     });
-    if (chosen < 2) return {};
-    std::vector<Expr> cuts = loop_ir::turning_points(*nest_.inner, *lane_axis_, kernel_.symbols);
+    const bool moves = std::any_of(nest_.inner->begin(), nest_.inner->end(), [&](const auto& stmt) {
+      const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+      return load && std::any_of(load->index.begin(), load->index.end(), [&](Expr e) { return !loop_ir::choices_in(e, lane_axis_->name).empty(); });
+    });
+    if (chosen < 2 && !moves) return {};
+    std::vector<Expr> cuts = loop_ir::turning_points(*nest_.inner, *lane_axis_, kernel_.symbols, moves);
     if (cuts.empty() || static_cast<int64_t>(cuts.size()) >= kMostLaneParts) return {};
     if (nest_.inner->size() * (cuts.size() + 1) > kMostOfParts) return {};
     cuts.push_back(lane_axis_->extent);
@@ -579,12 +603,12 @@ class NestScheduler {
 }  // namespace
 
 Schedule propose_cpu_nest(const loop_ir::Kernel& kernel, const PassContext& ctx) {
-  const loop_ir::Kernel merged = merge_inner_axes(kernel);
+  const loop_ir::Kernel merged = merge_inner_axes(join_short_rows(kernel, kShortRow));
   return NestScheduler(merged, ctx).propose();
 }
 
 tile_ir::Kernel apply_cpu_nest(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& ctx) {
-  const loop_ir::Kernel merged = merge_inner_axes(kernel);
+  const loop_ir::Kernel merged = merge_inner_axes(join_short_rows(kernel, kShortRow));
   if (NestScheduler(merged, ctx).has_outer_lanes(schedule)) return NestScheduler(merged, ctx).apply(schedule);
   const loop_ir::Kernel in_outputs = merge_inner_axes(rows_in_outputs(kernel));
   tile_ir::Kernel out = NestScheduler(in_outputs, ctx).apply(schedule);
