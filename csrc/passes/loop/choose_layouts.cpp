@@ -32,6 +32,8 @@ constexpr double kTapsGain = -3;     ///< read by a convolution of several taps:
 constexpr double kMixedGain = -0.5;  ///< of other memory beside it that stays as it is
 constexpr double kLeastChannels = 8;
 
+constexpr int64_t kShortAxis = 4;  // lanes go on to the next row
+
 /// One load or store, and the loops around it.
 struct LayoutAccess {
   std::string buffer;
@@ -168,6 +170,7 @@ struct Chooser {
     std::string best;
     double most = kLeastSay * access.places;
     for (const Axis& axis : access.loops) {
+      if (axis.extent.is_constant() && axis.extent.value() <= kShortAxis) continue;
       double score = 0;
       for (const LayoutAccess& other : all) {
         if (other.buffer == access.buffer || is_parameter(other.buffer)) continue;

@@ -30,6 +30,7 @@ constexpr size_t kSiblingsTried = 4;
 constexpr double kSmallKernel = 4096;  ///< points below which a kernel without anything in common with another may still share its step
 constexpr size_t kSmallTogether = 16;  ///< such kernels in one
 constexpr size_t kMostPieces = 16;     ///< kernels that one falls apart into
+constexpr int64_t kShortRun = 4;       ///< elements that lie side by side
 constexpr double kStepBytes = 65536;   ///< bytes that move in the time that one more step takes
 
 /// Two nests as they were before one of them was split.
@@ -270,6 +271,19 @@ struct NestFuser {
     });
   }
 
+  // Whether memory runs along an axis of fewer points than a vector has: lanes of a contraction would store each element by itself (the phases of a
+  // transposed convolution), which a nest that puts them together does not.
+  bool stores_short_runs(const NestGroup& nest) const {
+    return std::any_of(nest.body.begin(), nest.body.end(), [&](const auto& stmt) {
+      const auto* store = std::get_if<loop_ir::Store>(&stmt->node);
+      if (!store || store->index.empty()) return false;
+      return std::any_of(nest.axes.begin(), nest.axes.end(), [&](const Axis& axis) {
+        const auto along = linear_coefficient(store->index.back(), axis.name);
+        return along && along->is(1) && axis.extent.is_constant() && axis.extent.value() <= kShortRun;
+      });
+    });
+  }
+
   // What follows a contraction may see two of its axes as one (groups of a convolution): split as the contraction has them, all are shared. What
   // follows sums over groups of channels so shares the groups, and values that a softmax weighs its heads.
   void split_as(size_t first, size_t second, const std::set<std::string>& flow, std::optional<AxisPairs>& pairs) {
@@ -282,6 +296,7 @@ struct NestFuser {
     NestGroup split{nest.axes, nest.body};
     auto found = shared_by_dependence(groups[first].nest, split, flow);
     if (!found || !covers(*found, groups[first].nest) || (sums ? !shares_outermost(*found, split) : !covers(*found, split))) return;
+    if (!sums && split.axes.size() > b.nest.axes.size() && stores_short_runs(split)) return;
     b.nest = std::move(split);
     names[second] = std::move(taken);
     pairs = std::move(found);
