@@ -155,7 +155,7 @@ struct LoopMerger {
       if (fits(items, a, b)) {
         ++tried;
         // What b depends on moves in front of a, so it must not depend on a.
-        if (!precedes_lifted && meets_in_iteration(loop(items[a]), loop(items[b]), items[a].print(), items[b].print())) {
+        if (!precedes_lifted && meets_in_iteration(*taker(items[a]), loop(items[b]), items[a].print(), items[b].print())) {
           join(items, a, b, {lifted.begin(), lifted.end()});
           return true;
         }
@@ -169,24 +169,45 @@ struct LoopMerger {
 
   static const For& loop(const Item& item) { return std::get<For>(item.stmt->node); }
 
-  // A pointwise loop joins the loop that makes what it reads, as its epilogue; a reduction stays apart from loops that prepare its operands.
+  /// A loop, or a scan as one, into which others may move.
+  static std::optional<For> taker(const Item& item) {
+    if (const auto* first = std::get_if<For>(&item.stmt->node)) return *first;
+    const auto* scan = std::get_if<Scan>(&item.stmt->node);
+    if (!scan) return std::nullopt;
+    For whole{scan->axis.name, scan->axis.extent, scan->body};
+    whole.body.insert(whole.body.end(), scan->then.begin(), scan->then.end());
+    return whole;
+  }
+
+  // A pointwise loop joins the loop or scan that makes what it reads, as its epilogue; a reduction stays apart from loops that prepare its operands.
   static bool fits(std::vector<Item>& items, size_t a, size_t b) {
+    if (const auto* scan = std::get_if<Scan>(&items[a].stmt->node))
+      return scan->axis.extent == loop(items[b]).extent && std::all_of(loop(items[b]).body.begin(), loop(items[b]).body.end(), [](const auto& stmt) {
+               return std::holds_alternative<Let>(stmt->node) || std::holds_alternative<Load>(stmt->node) || std::holds_alternative<Store>(stmt->node);
+             });
     const auto* first = std::get_if<For>(&items[a].stmt->node);
     return first && first->extent == loop(items[b]).extent && (!items[b].print().reduces || items[a].print().reduces);
   }
 
   // Moves loop b up into loop a, and `lifted` before a.
   void join(std::vector<Item>& items, size_t a, size_t b, const std::set<size_t>& lifted) {
-    const For* first = &loop(items[a]);
+    const auto* scan = std::get_if<Scan>(&items[a].stmt->node);
+    const For* first = scan ? nullptr : &loop(items[a]);
     const For* second = &loop(items[b]);
-    std::string axis = first->axis;
+    std::string axis = scan ? scan->axis.name : first->axis;
     std::string gone = second->axis;
     Renaming renaming;
     renaming.value(gone, axis);
-    Block joined = first->body;
+    Block joined = scan ? scan->then : first->body;
     size_t from = joined.size();
     for (auto& stmt : copy_block(second->body, renaming, nullptr)) joined.push_back(std::move(stmt));
-    items[a].stmt = make_for({axis, first->extent}, merge_from(joined, from));
+    if (scan) {
+      Scan longer = *scan;
+      longer.then = std::move(joined);
+      items[a].stmt = make_stmt(std::move(longer));
+    } else {
+      items[a].stmt = make_for({axis, first->extent}, merge_from(joined, from));
+    }
     Footprint both = items[a].print();
     both.add(items[b].print());
     items[a].known = std::move(both);
@@ -246,6 +267,7 @@ struct Forwarder {
       } else if (const auto* scan = std::get_if<Scan>(&stmt->node)) {
         Scan copy = *scan;
         copy.body = with_operands(copy.body, copy.operands, copy.then);
+        copy.then = block(copy.then);
         stmt = make_stmt(std::move(copy));
       }
       out.push_back(std::move(stmt));

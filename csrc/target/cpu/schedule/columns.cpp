@@ -14,15 +14,18 @@ using tile_ir::Space;
 
 constexpr int64_t kStackBytes = 16 << 10;
 
-bool straight_or_reduction(const Ref<loop_ir::Stmt>& stmt) {
+bool straight_or_reduces(const Ref<loop_ir::Stmt>& stmt) {
+  if (const auto* scan = std::get_if<loop_ir::Scan>(&stmt->node)) return NestConverter::is_straight(scan->body) && NestConverter::is_straight(scan->then);
   const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
   return NestConverter::is_straight(reduce ? reduce->body : loop_ir::Block{stmt});
 }
 
-bool all_straight_or_reductions(const loop_ir::Block& body) { return std::all_of(body.begin(), body.end(), straight_or_reduction); }
+bool all_straight_or_reduce(const loop_ir::Block& body) { return std::all_of(body.begin(), body.end(), straight_or_reduces); }
 
 bool has_reduction(const loop_ir::Block& body) {
-  return std::any_of(body.begin(), body.end(), [](const auto& stmt) { return std::holds_alternative<loop_ir::Reduce>(stmt->node); });
+  return std::any_of(body.begin(), body.end(), [](const auto& stmt) {
+    return std::holds_alternative<loop_ir::Reduce>(stmt->node) || std::holds_alternative<loop_ir::Scan>(stmt->node);
+  });
 }
 
 /// What is as cheap as reading it from an array.
@@ -37,8 +40,8 @@ bool is_cheap(const loop_ir::Stmt& stmt, const std::set<std::string>& inputs) {
 bool runs_in_columns(const loop_ir::Block& body) {
   return std::all_of(body.begin(), body.end(), [](const auto& stmt) {
     if (std::holds_alternative<loop_ir::Local>(stmt->node)) return true;
-    if (std::holds_alternative<loop_ir::For>(stmt->node)) return all_straight_or_reductions(loop_ir::peel({stmt}).body);
-    return straight_or_reduction(stmt);
+    if (std::holds_alternative<loop_ir::For>(stmt->node)) return all_straight_or_reduce(loop_ir::peel({stmt}).body);
+    return straight_or_reduces(stmt);
   });
 }
 
@@ -65,6 +68,7 @@ double access_cost(const loop_ir::Block& body, const std::string& axis, const Ne
     std::vector<Axis> axes;
     if (std::holds_alternative<loop_ir::For>(stmt->node)) axes = loop_ir::peel({stmt}).axes;
     if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) axes = reduce->axes;
+    if (const auto* scan = std::get_if<loop_ir::Scan>(&stmt->node)) axes = {scan->axis};
     double best = cost({stmt}, "");
     for (const Axis& a : axes) best = std::min(best, cost({stmt}, a.name));
     total += best;

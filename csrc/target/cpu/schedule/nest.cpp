@@ -18,6 +18,7 @@
 #include "target/cpu/schedule/columns.h"
 #include "target/cpu/schedule/nest_converter.h"
 #include "target/cpu/schedule/rows_in_outputs.h"
+#include "target/cpu/schedule/scans.h"
 #include "target/cpu/schedule/streams.h"
 #include "target/cpu/schedule/windows.h"
 
@@ -604,13 +605,15 @@ class NestScheduler {
 
 Schedule propose_cpu_nest(const loop_ir::Kernel& kernel, const PassContext& ctx) {
   const loop_ir::Kernel merged = merge_inner_axes(join_short_rows(kernel, kShortRow));
-  return NestScheduler(merged, ctx).propose();
+  const Schedule schedule = NestScheduler(merged, ctx).propose();
+  if (NestScheduler(merged, ctx).has_outer_lanes(schedule)) return schedule;
+  return NestScheduler(merge_inner_axes(take_out_of_scans(kernel)), ctx).propose();
 }
 
 tile_ir::Kernel apply_cpu_nest(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& ctx) {
   const loop_ir::Kernel merged = merge_inner_axes(join_short_rows(kernel, kShortRow));
   if (NestScheduler(merged, ctx).has_outer_lanes(schedule)) return NestScheduler(merged, ctx).apply(schedule);
-  const loop_ir::Kernel in_outputs = merge_inner_axes(rows_in_outputs(kernel));
+  const loop_ir::Kernel in_outputs = merge_inner_axes(rows_in_outputs(take_out_of_scans(kernel)));
   tile_ir::Kernel out = NestScheduler(in_outputs, ctx).apply(schedule);
   if (!has_masked_keys(kernel)) return out;
   // How many keys count is known only when it runs: the pieces are those for all.
