@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "expr/node.h"
-
 #include "loop_ir/rewrite.h"
 
 namespace deplo::loop_ir {

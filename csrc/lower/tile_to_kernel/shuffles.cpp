@@ -182,8 +182,8 @@ std::optional<std::string> Lowering::window_load(const Load& s, const Memory& me
   for (const Cond& cond : guard) (varies(cond.expr) ? by_lane : uniform).push_back(cond);
   struct Window {
     Expr start;
-    int64_t first = 0;  ///< the lane that it starts with
-    int64_t last = 0;   ///< the furthest element that is picked
+    int64_t first = 0;                ///< the lane that it starts with
+    int64_t last = 0;                 ///< the furthest element that is picked
     std::vector<int64_t> place = {};  ///< of each lane; -1: elsewhere
   };
   std::vector<Window> windows;

@@ -183,7 +183,8 @@ struct LoopMerger {
   static bool fits(std::vector<Item>& items, size_t a, size_t b) {
     if (const auto* scan = std::get_if<Scan>(&items[a].stmt->node))
       return scan->axis.extent == loop(items[b]).extent && std::all_of(loop(items[b]).body.begin(), loop(items[b]).body.end(), [](const auto& stmt) {
-               return std::holds_alternative<Let>(stmt->node) || std::holds_alternative<Load>(stmt->node) || std::holds_alternative<Store>(stmt->node);
+               return std::holds_alternative<Let>(stmt->node) || std::holds_alternative<Load>(stmt->node) ||
+                      std::holds_alternative<Store>(stmt->node);
              });
     const auto* first = std::get_if<For>(&items[a].stmt->node);
     return first && first->extent == loop(items[b]).extent && (!items[b].print().reduces || items[a].print().reduces);

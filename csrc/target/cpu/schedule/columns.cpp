@@ -15,7 +15,8 @@ using tile_ir::Space;
 constexpr int64_t kStackBytes = 16 << 10;
 
 bool straight_or_reduces(const Ref<loop_ir::Stmt>& stmt) {
-  if (const auto* scan = std::get_if<loop_ir::Scan>(&stmt->node)) return NestConverter::is_straight(scan->body) && NestConverter::is_straight(scan->then);
+  if (const auto* scan = std::get_if<loop_ir::Scan>(&stmt->node))
+    return NestConverter::is_straight(scan->body) && NestConverter::is_straight(scan->then);
   const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
   return NestConverter::is_straight(reduce ? reduce->body : loop_ir::Block{stmt});
 }
