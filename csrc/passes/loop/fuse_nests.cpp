@@ -276,9 +276,11 @@ struct NestFuser {
   bool stores_short_runs(const NestGroup& nest) const {
     return std::any_of(nest.body.begin(), nest.body.end(), [&](const auto& stmt) {
       const auto* store = std::get_if<loop_ir::Store>(&stmt->node);
-      if (!store || store->index.empty()) return false;
+      if (!store) return false;
+      Expr at = 0;
+      for (size_t d = 0; d < store->index.size(); ++d) at = at + store->index[d] * graph.buffer(store->buffer).strides[d];
       return std::any_of(nest.axes.begin(), nest.axes.end(), [&](const Axis& axis) {
-        const auto along = linear_coefficient(store->index.back(), axis.name);
+        const auto along = linear_coefficient(at, axis.name);
         return along && along->is(1) && axis.extent.is_constant() && axis.extent.value() <= kShortRun;
       });
     });
