@@ -157,11 +157,16 @@ class Readers {
   }
 
   /// Whether all readers of a value round it to 16 bits, or it becomes a byte.
-  bool is_narrowed(const std::string& name) const {
-    if (becomes_byte(name)) return true;
+  bool is_narrowed(const std::string& name) const { return becomes_byte(name) || is_rounded_to(name, {DType::bf16, DType::f16}); }
+
+  /// Whether all readers of a value round it to one of these dtypes, after what may choose among values.
+  bool is_rounded_to(const std::string& name, const std::set<DType>& dtypes) const {
     auto it = readers_.find(name);
-    return it != readers_.end() && std::ranges::all_of(it->second, [](const Let* let) {
-             return let && let->fn == Fn::cast && (let->type.dtype == DType::bf16 || let->type.dtype == DType::f16);
+    return it != readers_.end() && std::ranges::all_of(it->second, [&](const Let* let) {
+             if (!let) return false;
+             if (let->fn == Fn::cast) return dtypes.contains(let->type.dtype);
+             const bool chooses = let->fn == Fn::where || let->fn == Fn::neg || let->fn == Fn::abs;
+             return chooses && let->type.dtype == DType::f32 && is_rounded_to(let->name, dtypes);
            });
   }
 
@@ -195,10 +200,24 @@ Unary near_sequence(Fn fn) {
   }
 }
 
+/// Those for targets without functions of their own.
+Unary near_vector_sequence(Fn fn) {
+  switch (fn) {
+    case Fn::softplus: return &Math::softplus_near;
+    case Fn::mish: return &Math::mish_near;
+    case Fn::sin: return &Math::sin_near;
+    case Fn::cos: return &Math::cos_near;
+    default: return nullptr;
+  }
+}
+
 /// The statements that compute `let`, the last of which defines its name; nothing if it stays.
 std::optional<Block> expand(const Let& let, const Readers& readers, const std::set<Fn>& own) {
   if (let.type.dtype != DType::f32) return std::nullopt;
-  Unary unary = readers.is_narrowed(let.name) ? near_sequence(let.fn) : nullptr;
+  const bool narrowed = readers.is_narrowed(let.name);
+  Unary unary = narrowed ? near_sequence(let.fn) : nullptr;
+  if (let.fn == Fn::gelu && readers.is_rounded_to(let.name, {DType::bf16})) unary = &Math::gelu_near_bf16;
+  if (!unary && narrowed && !own.contains(let.fn)) unary = near_vector_sequence(let.fn);
   if (!unary && own.contains(let.fn)) return std::nullopt;
   if (!unary) unary = unary_sequence(let.fn);
   Binary binary = binary_sequence(let.fn);

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <initializer_list>
+#include <utility>
+#include <vector>
 
 #include "scalar/functions.h"
 
@@ -82,7 +84,7 @@ class VectorMath {
     auto small = fma(mul(a, u), polynomial(DType::f32, u, {-0x1.553b24p-2, 0x1.0d0c62p-3, -0x1.5d9b72p-5}), a);
     auto c = where(gt(a, f(10)), f(10), a);
     auto large = sub(f(1), share_near(f(2), exp_near(add(c, c))));
-    return copysign(where(lt(a, f(0.5625)), small, large), x);
+    return or_nan(x, copysign(where(lt(a, f(0.5625)), small, large), x));
   }
 
   V erf(V x) {
@@ -119,15 +121,15 @@ class VectorMath {
     return saturated(x, -109, mul(x, f(0)), 20, x, [&](V y) { return div(y, add(exp64_short(neg(y)), d(1))); });
   }
 
-  /// In float32, within 2^-21 of it (2^-17 of results below e^-16 where the target computes exp2_near by itself): for what is rounded to 16 bits.
+  /// In float32, within 2^-20 of it (2^-17 of results below e^-16): for what is rounded to 16 bits.
   V sigmoid_near(V x) {
-    auto e = exp_near(neg(abs(x)));
+    auto e = decay_near(x);
     auto y = share_near(f(1), e);
-    return where(lt(x, f(0)), mul(e, y), y);
+    return or_nan(x, where(lt(x, f(0)), mul(e, y), y));
   }
 
   V silu_near(V x) {
-    auto e = exp_near(neg(abs(x)));
+    auto e = decay_near(x);
     auto y = share_near(x, e);
     return where(lt(x, f(0)), mul(y, e), y);
   }
@@ -137,6 +139,15 @@ class VectorMath {
     return where(b_.apply(Fn::ne, {x, x}), x, y);
   }
 
+  /// In float32, within 2^-19 of it: for what is rounded to 16 bits.
+  V softplus_near(V x) {
+    auto e = decay_near(x);
+    // log(1 + e) / e on [0, 1]
+    auto q = polynomial(DType::f32, e,
+                        {0x1.fffffap-1, -0x1.fff932p-2, 0x1.54bdacp-2, -0x1.f5aac6p-3, 0x1.6b6c2cp-3, -0x1.b91076p-4, 0x1.692eaap-5, -0x1.17d014p-7});
+    return or_nan(x, fma(e, q, where(gt(x, f(0)), x, f(0))));
+  }
+
   // With e = e^x, tanh(log(1 + e)) is n / (n + 2), n = e (e + 2).
   V mish(V x) {
     return saturated(x, -109, mul(x, f(0)), 20, x, [&](V y) {
@@ -144,6 +155,18 @@ class VectorMath {
       auto n = fma(e, e, add(e, e));
       return div(mul(y, n), add(n, d(2)));
     });
+  }
+
+  /// In float32, within 2^-19 of it: for what is rounded to 16 bits.
+  V mish_near(V x) {
+    // Both divided by e^2x where x is positive.
+    auto e = decay_near(x);
+    auto negative = lt(x, f(0));
+    auto twice = add(e, e);
+    auto square = mul(e, e);
+    auto n = add(twice, where(negative, square, f(1)));
+    auto d = add(n, where(negative, f(2), add(square, square)));
+    return mul(mul(x, n), reciprocal_near(d));
   }
 
   // P(X <= -a) = e^(-a^2 / 2) R(q) / (a + 3) with q = (a - 3) / (a + 3); R's relative error on [-1, 0.66] is 2^-30.
@@ -168,15 +191,13 @@ class VectorMath {
   /// The same in float32, within 2^-17 of it (2^-16 where the target computes exp2_near by itself; 2^-18 from -5.6 on): for what is rounded to 16
   /// bits.
   V gelu_near(V x) {
-    auto c = abs(x);
-    auto a = where(gt(c, f(14.5)), f(0), c);
-    auto inverse = reciprocal_near(add(a, f(3)));
     // R in 1 / (a + 3); its relative error is 2^-20.7.
-    auto r = polynomial(DType::f32, sub(inverse, f(0.1875)),
-                        {0x1.97c63ap-1, 0x1.b4f686p+1, 0x1.1c174p+3, 0x1.1b3b26p+3, -0x1.297a82p+4, -0x1.699222p+5, 0x1.03744ap+6, 0x1.4a98fp+7});
-    auto density = exp_near(mul(mul(a, a), f(-0.5)));
-    auto tail = mul(mul(a, r), mul(density, inverse));
-    return sub(where(gt(x, f(0)), x, mul(x, f(0))), tail);
+    return gelu_by(x, {0x1.98a9e2p-2, 0x1.3068aap+0, 0x1.ad65f6p+1, 0x1.6054f4p+2, 0x1.3d918ep+4, 0x1.ef3caep+1, -0x1.302e8ep+7, 0x1.4a98eap+7});
+  }
+
+  /// Within 2^-15.5 of it: for what is rounded to the 8 bits of bfloat16.
+  V gelu_near_bf16(V x) {
+    return gelu_by(x, {0x1.97e35ep-2, 0x1.381d5p+0, 0x1.77af74p+1, 0x1.f1cfe4p+2, 0x1.36a2dap+4, -0x1.346772p+5});
   }
 
   V gelu_tanh(V x) {
@@ -248,6 +269,10 @@ class VectorMath {
     auto e = exp64(abs(clamp64(wide(x), 200)));
     return narrow(mul(add(e, div(d(1), e)), d(0.5)));
   }
+
+  /// In float32, within 2^-19 of them: for what is rounded to 16 bits.
+  V sin_near(V x) { return trigonometric_near(Fn::sin, x); }
+  V cos_near(V x) { return trigonometric_near(Fn::cos, x); }
 
   V sin(V x) { return trigonometric(Fn::sin, x); }
   V cos(V x) { return trigonometric(Fn::cos, x); }
@@ -383,7 +408,50 @@ class VectorMath {
   V div(V x, V y) { return b_.apply(Fn::div, {x, y}); }
   V fma(V x, V y, V z) { return b_.apply(Fn::fma, {x, y, z}); }
   V neg(V x) { return b_.apply(Fn::neg, {x}); }
-  V exp_near(V x) { return b_.has(Fn::exp2_near) ? b_.apply(Fn::exp2_near, {mul(x, f(0x1.715476p+0))}) : exp(x); }
+  /// e^x of -174 <= x <= 174, within 2^-19 of it (2^-21 from e^-16 on), subnormal results too.
+  V exp_near(V x) {
+    if (b_.has(Fn::exp2_near)) return b_.apply(Fn::exp2_near, {mul(x, f(0x1.715476p+0))});
+    // The square of its root, whose exponent is added to that of a polynomial.
+    const auto half = f(0x1.715476p-1);
+    auto t = fma(x, half, f(kMagic32));
+    auto r = fma(x, half, sub(f(kMagic32), t));
+    auto p = power_near(r);
+    auto y = bitcast(add(bitcast(p, DType::i32), shl(bitcast(t, DType::i32), i32(23))), DType::f32);
+    return mul(y, y);
+  }
+  /// 2^r on |r| <= 0.5, within 2^-23.
+  V power_near(V r) {
+    return polynomial(DType::f32, r, {0x1.000002p+0, 0x1.62e428p-1, 0x1.ebf918p-3, 0x1.c6b6e4p-5, 0x1.3d0c52p-7, 0x1.5c08e6p-10});
+  }
+  V gelu_by(V x, std::initializer_list<double> of_tail) {
+    auto c = abs(x);
+    auto a = where(gt(c, f(14.5)), f(0), c);
+    auto inverse = reciprocal_near(add(a, f(3)));
+    std::vector<double> r(of_tail);
+    auto square = mul(a, a);
+    V density = square;
+    if (b_.has(Fn::exp2_near)) {
+      density = exp_near(mul(square, f(-0.5)));
+    } else {
+      // 2^64 times as much, which is no subnormal number; R is the smaller.
+      const auto by = f(-0x1.715476p-1);
+      auto t = fma(square, by, f(kMagic32 + 64));
+      auto rest = fma(square, by, sub(f(kMagic32 + 64), t));
+      auto p = r.size() < 8 ? polynomial(DType::f32, rest, {0x1.ffffe8p-1, 0x1.62e0dcp-1, 0x1.ec06dap-3, 0x1.ca144p-5, 0x1.3997d6p-7})
+                            : power_near(rest);
+      density = bitcast(add(bitcast(p, DType::i32), shl(bitcast(t, DType::i32), i32(23))), DType::f32);
+      for (double& coefficient : r) coefficient *= 0x1p-64;
+    }
+    return fma(neg(a), mul(short_chain(inverse, r), mul(density, inverse)), where(lt(x, f(0)), sub(x, x), x));
+  }
+  /// e^-|x|; any number where x is NaN and the target has no exp2_near.
+  V decay_near(V x) {
+    auto a = abs(x);
+    if (!b_.has(Fn::exp2_near)) a = where(gt(a, f(110)), f(110), a);
+    return exp_near(neg(a));
+  }
+  /// y, but NaN where x is.
+  V or_nan(V x, V y) { return b_.has(Fn::exp2_near) ? y : where(b_.apply(Fn::ne, {x, x}), x, y); }
   V reciprocal_near(V x) { return b_.has(Fn::reciprocal_near) ? b_.apply(Fn::reciprocal_near, {x}) : div(f(1), x); }
   /// x / (1 + e)
   V share_near(V x, V e) { return b_.has(Fn::reciprocal_near) ? mul(x, reciprocal_near(add(e, f(1)))) : div(x, add(e, f(1))); }
@@ -416,6 +484,19 @@ class VectorMath {
     V r = b_.literal(t, *p);
     while (p != c.begin()) r = fma(r, x, b_.literal(t, *--p));
     return r;
+  }
+
+  /// A polynomial of an even number of coefficients, pairs of them side by side (Estrin's scheme): vectors wait for one another less.
+  V short_chain(V x, const std::vector<double>& c) {
+    std::vector<V> terms;
+    for (size_t k = 0; k < c.size(); k += 2) terms.push_back(fma(x, f(c[k + 1]), f(c[k])));
+    for (V power = mul(x, x); terms.size() > 1; power = mul(power, power)) {
+      std::vector<V> next;
+      for (size_t k = 0; k < terms.size(); k += 2) next.push_back(k + 1 < terms.size() ? fma(terms[k + 1], power, terms[k]) : terms[k]);
+      terms = std::move(next);
+      if (terms.size() == 1) break;
+    }
+    return terms[0];
   }
 
   /// p * 2^n in two steps, so that a denormal result is rounded once; n lies in the low bits of t = n + kMagic32.
@@ -556,6 +637,25 @@ class VectorMath {
       y = where(eq(and_(turns, i64(2)), i64(2)), b_.apply(Fn::neg, {y}), y);
     }
     return b_.patch(gt(abs(x), f(0x1p30)), fn, x, narrow(y));
+  }
+
+  /// The same in float32 with pi/2 in three parts: n times the first is exact up to |n| = 2^15.
+  V trigonometric_near(Fn fn, V x) {
+    auto t = fma(x, f(0x1.45f306p-1), f(kMagic32));
+    auto n = sub(f(kMagic32), t);
+    auto r = fma(n, f(0x1.921fb6p+0), x);
+    r = fma(n, f(-0x1.777a5cp-25), r);
+    r = fma(n, f(-0x1.ee59dap-50), r);
+    auto quadrant = bitcast(t, DType::i32);
+    auto u = mul(r, r);
+    auto s = fma(mul(r, u), polynomial(DType::f32, u, {-0x1.554482p-3, 0x1.0b896cp-7}), r);
+    auto c = fma(u, polynomial(DType::f32, u, {-0x1.ffffb2p-2, 0x1.553e7cp-5, -0x1.644cfcp-10}), f(1));
+    auto swapped = eq(and_(quadrant, i32(1)), i32(1));
+    auto turns = fn == Fn::sin ? quadrant : add(quadrant, i32(1));
+    auto y = fn == Fn::sin ? where(swapped, c, s) : where(swapped, s, c);
+    auto sign = shl(and_(turns, i32(2)), i32(30));
+    y = bitcast(b_.apply(Fn::bit_xor, {bitcast(y, DType::i32), sign}), DType::f32);
+    return b_.patch(gt(abs(x), f(0x1.9p15)), fn, x, y);
   }
 
   B& b_;

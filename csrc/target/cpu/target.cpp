@@ -26,6 +26,7 @@ TargetTraits traits() {
   made.name = "cpu";
   made.is_default = true;
   made.shuffles_lanes = true;
+  made.own_functions = {Fn::reciprocal_near};
   made.has_disk_cache = true;
   made.options = {{"features"}};
   made.texts = {{"llvm", of_each<cpu_llvm_text>}, {"asm", of_each<cpu_assembly_text>}};

@@ -4,6 +4,7 @@
 #include <llvm/IR/Constants.h>
 #include <llvm/IR/Intrinsics.h>
 #include <llvm/IR/IntrinsicsX86.h>
+#include <llvm/IR/MDBuilder.h>
 #include <llvm/IR/PatternMatch.h>
 
 #include "base/error.h"
@@ -95,7 +96,7 @@ Value* FunctionEmitter::apply(Fn fn, kernel_ir::Type to, DType from, const std::
       if (fn == Fn::cast) return cast(x[0], from, to.dtype, to.lanes);
       if (fn == Fn::narrow) return narrow_flushing(x[0], to.lanes);
       if (fn == Fn::exp2_near) return apply_float(Fn::exp2, DType::f32, x, to.lanes);
-      if (fn == Fn::reciprocal_near) return b_.CreateFDiv(llvm::ConstantFP::get(type(to), 1), x[0]);
+      if (fn == Fn::reciprocal_near) return reciprocal_near(x[0], to.lanes);
       return x[0]->getType() == type(to) ? x[0] : b_.CreateBitCast(x[0], type(to));
     case Signature::predicate: {
       Value* a = x[0];
@@ -120,6 +121,21 @@ Value* FunctionEmitter::apply(Fn fn, kernel_ir::Type to, DType from, const std::
     return narrow(apply_float(fn, DType::f32, wide, to.lanes), from, to.lanes);
   }
   return apply_float(fn, from, x, to.lanes);
+}
+
+// Newton's step from what the processor has 11 or 14 bits of.
+Value* FunctionEmitter::reciprocal_near(Value* x, int lanes) {
+  llvm::Type* t = type({DType::f32, lanes});
+  Value* y = nullptr;
+  if (lanes == 16 && target_.features.contains("avx512f"))
+    y = b_.CreateIntrinsic(llvm::Intrinsic::x86_avx512_rcp14_ps_512, {}, {x, llvm::Constant::getNullValue(t), b_.getInt16(0xffff)});
+  else if (lanes == 8 && target_.features.contains("avx"))
+    y = b_.CreateIntrinsic(llvm::Intrinsic::x86_avx_rcp_ps_256, {}, {x});
+  else if (lanes == 4)
+    y = b_.CreateIntrinsic(llvm::Intrinsic::x86_sse_rcp_ps, {}, {x});
+  if (!y) return b_.CreateFDiv(llvm::ConstantFP::get(t, 1), x);
+  Value* rest = apply_float(Fn::fma, DType::f32, {b_.CreateFNeg(x), y, llvm::ConstantFP::get(t, 1)}, lanes);
+  return apply_float(Fn::fma, DType::f32, {y, rest, y}, lanes);
 }
 
 Value* FunctionEmitter::compare(Fn fn, DType dtype, Value* x, Value* y) {
@@ -437,6 +453,29 @@ Value* FunctionEmitter::narrow(Value* value, DType to, int lanes) {
   return b_.CreateTrunc(b_.CreateOr(r, sign), i16);
 }
 
+// By the processor's instruction, which makes subnormal numbers zero: the rare vectors that hold one go another way.
+Value* FunctionEmitter::round_to_bf16(Value* value, int lanes) {
+  if (!target_.features.contains("avx512bf16") || lanes < 8 || llvm::isa<llvm::Constant>(value)) return narrow(value, DType::bf16, lanes);
+  Value* rounded = narrow_flushing(value, lanes);
+  llvm::Function* function = b_.GetInsertBlock()->getParent();
+  llvm::BasicBlock* before = b_.GetInsertBlock();
+  auto* rare = llvm::BasicBlock::Create(module_.getContext(), "subnormal", function);
+  auto* next = llvm::BasicBlock::Create(module_.getContext(), "rounded", function);
+  // fpclass's bit 5 asks for subnormal numbers.
+  Value* subnormal = lanes == 16 && target_.features.contains("avx512dq")
+                         ? b_.CreateIntrinsic(llvm::Intrinsic::x86_avx512_fpclass_ps_512, {}, {value, b_.getInt32(0x20)})
+                         : b_.createIsFPClass(value, llvm::fcSubnormal);
+  b_.CreateCondBr(any(subnormal), rare, next, llvm::MDBuilder(module_.getContext()).createUnlikelyBranchWeights());
+  b_.SetInsertPoint(rare);
+  Value* exact = narrow(value, DType::bf16, lanes);
+  b_.CreateBr(next);
+  b_.SetInsertPoint(next);
+  llvm::PHINode* chosen = b_.CreatePHI(rounded->getType(), 2);
+  chosen->addIncoming(rounded, before);
+  chosen->addIncoming(exact, rare);
+  return chosen;
+}
+
 Value* FunctionEmitter::narrow_flushing(Value* value, int lanes) {
   ID id = llvm::Intrinsic::not_intrinsic;
   if (lanes == 16) id = llvm::Intrinsic::x86_avx512bf16_cvtneps2bf16_512;
@@ -466,7 +505,7 @@ Value* FunctionEmitter::cast(Value* value, DType from, DType to, int lanes) {
       Value* fixed = b_.CreateSelect(b_.CreateAnd(inexact, finite), odd, bits);
       return narrow(b_.CreateBitCast(fixed, f32->getType()), to, lanes);
     }
-    if (from == DType::f32) return narrow(value, to, lanes);
+    if (from == DType::f32) return to == DType::bf16 ? round_to_bf16(value, lanes) : narrow(value, to, lanes);
     Value* number = cast(value, from, DType::f32, lanes);
     // Whole numbers are no subnormals.
     return to == DType::bf16 ? narrow_flushing(number, lanes) : narrow(number, to, lanes);

@@ -47,6 +47,8 @@ class FunctionEmitter {
   llvm::Value* narrow(llvm::Value* value, DType to, int lanes);  ///< float to bf16 or f16 bits, to nearest even
   /// Of float32 to bf16, where subnormals may count as 0.
   llvm::Value* narrow_flushing(llvm::Value* value, int lanes);
+  llvm::Value* round_to_bf16(llvm::Value* value, int lanes);
+  llvm::Value* reciprocal_near(llvm::Value* x, int lanes);
   /// A C function on doubles (or int64s) called for each lane.
   llvm::Value* call_per_lane(const std::string& symbol, llvm::Type* element, const std::vector<llvm::Value*>& x, int lanes);
 
