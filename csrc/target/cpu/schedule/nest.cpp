@@ -109,6 +109,8 @@ class NestScheduler {
         if (auto streams = ordered_.empty() ? propose_streams(kernel_, *nest_.inner, a, ctx_) : std::nullopt) {
           streamed_ = a;
           streams_ = streams->count;
+          apart_ = streams->apart;
+          ahead_ = !streams->apart;
           inner_lanes_.set_vectors(streams->vectors);
         }
       if (streamed_)
@@ -252,7 +254,12 @@ class NestScheduler {
     if (lane_tile_ != 0) add("tile", {{lane_axis_->name, lane_tile_}});
     if (windows_ && windows_->tile != 0) add("tile", {{windows_->axis, windows_->tile}});
     if (windows_) add("window", {{windows_->axis, windows_->points}});
-    if (streamed_) add("register_block", {{streamed_->name, streams_}});
+    if (streamed_) {
+      arguments = {{streamed_->name, streams_}};
+      if (apart_) arguments.push_back({"apart", 1});
+      if (!ahead_) arguments.push_back({"ahead", 0});
+      add("register_block", arguments);
+    }
     if (lane_axis_) {
       arguments = {{lane_axis_->name, {}}};
       if (in_flight_ != 1) arguments.push_back({"by", in_flight_});
@@ -348,9 +355,11 @@ class NestScheduler {
     if (!along || lane_axis_ || !ordered_.empty() || !can_stream(*nest_.inner, *along))
       reader.fail(
           d, "it takes one parallel axis of a nest of float32 sums over the same axes, with the lanes on the last, and straight-line statements");
-    reader.only(d, {name});
+    reader.only(d, {name, "apart", "ahead"});
     streamed_ = *along;
     streams_ = reader.number(d, name, 1, kMostSide);
+    apart_ = reader.number(d, "apart", 0, 1, 0) != 0;
+    ahead_ = reader.number(d, "ahead", 0, 1, 1) != 0;
   }
 
   void read_windows(ScheduleReader& reader) {
@@ -418,7 +427,9 @@ class NestScheduler {
     };
     tile_ir::Block body;
     if (streamed_) {
-      body = stream_sums(*nest_.inner, *streamed_, outer.at(streamed_->name + "_block") * streams_, streams_, ctx_, converter_, inner_lanes_);
+      const Expr block = outer.at(streamed_->name + "_block");
+      const Expr apart = apart_ ? ceildiv(streamed_->extent, streams_) : Expr(1);
+      body = stream_sums(*nest_.inner, *streamed_, {apart_ ? block : block * streams_, apart, streams_, ahead_}, ctx_, converter_, inner_lanes_);
     } else if (windows_) {
       const Expr extent = find(free_, windows_->axis)->extent;
       const Expr from = windows_->tile != 0 ? outer.at(windows_->axis + "_block") * windows_->tile : Expr(0);
@@ -594,6 +605,8 @@ class NestScheduler {
   int64_t side_ = 0;
   std::optional<loop_ir::Axis> streamed_;
   int64_t streams_ = 1;
+  bool apart_ = false;  ///< streams
+  bool ahead_ = true;   ///< the next ones are fetched
   std::optional<Windows> windows_;
   int64_t chunk_work_ = kChunkOperations;
   InnerLanes inner_lanes_;

@@ -13,7 +13,8 @@ using tile_ir::Space;
 
 namespace {
 
-constexpr int64_t kVectors = 2;          // in flight of each sum
+constexpr int64_t kStreams = 4;          // of memory, far apart: hardware follows a few long ones
+constexpr int64_t kVectorsOfGroups = 2;  // in flight of each sum over groups of numbers
 constexpr int64_t kLeastVectors = 4;     // blocks of vectors that a sum must have
 constexpr int64_t kLeastBlocks = 4;      // of streams
 constexpr int64_t kStreamChain = 128;    // additions to one accumulator, before it is added to the sum of those before
@@ -84,6 +85,7 @@ std::optional<Streams> propose_streams(const loop_ir::Kernel& kernel, const loop
                                        const PassContext& ctx) {
   if (!can_stream(block, axis)) return std::nullopt;
   std::vector<const Reduce*> sums = sums_of(block);
+  const int64_t most = ctx.target.vector_registers / kRegistersPerSum / kStreams;  // vectors of each
   NestConverter converter(kernel, ctx);
   for (const Reduce* sum : sums) {
     // Memory runs along the sum, in a part of its own for each point of the axis; something else is the same for all of them. Factors of groups
@@ -103,15 +105,18 @@ std::optional<Streams> propose_streams(const loop_ir::Kernel& kernel, const loop
     // Or all of it comes from memory, which one stream does not keep busy, and little is done with it.
     const int64_t terms = converter.hint(count_of(sum->axes));
     const double bytes = 4.0 * static_cast<double>(converter.hint(axis.extent)) * static_cast<double>(terms);
-    const bool known = count_of(sum->axes).is_constant() && terms <= kMostSteps * kVectors * (ctx.target.vector_bytes / 4);
+    const bool known = count_of(sum->axes).is_constant() && terms <= kMostSteps * most * (ctx.target.vector_bytes / 4);
     shared = shared || (known && sum->body.size() <= kLightBody && bytes > kFullCaches * static_cast<double>(ctx.target.l2_bytes));
     if (!own || !shared) return std::nullopt;
   }
-  const auto count = static_cast<int64_t>(sums.size());
-  Streams streams{ctx.target.vector_registers / kRegistersPerSum / kVectors / count, kVectors};
-  const int64_t width = kVectors * ctx.target.vector_bytes / 4;
-  if (streams.count < 2 || converter.hint(axis.extent) < kLeastBlocks * streams.count) return std::nullopt;
   const auto& axes = sums[0]->axes;
+  const auto count = static_cast<int64_t>(sums.size());
+  Streams streams{std::max<int64_t>(2, kStreams / count), most};
+  // Numbers of groups take more time than memory does: more sums share what is loaded and widened.
+  if (axes.size() > 1) streams = {ctx.target.vector_registers / kRegistersPerSum / kVectorsOfGroups / count, kVectorsOfGroups, false};
+  if (streams.count < 2) return std::nullopt;
+  const int64_t width = streams.vectors * ctx.target.vector_bytes / 4;
+  if (converter.hint(axis.extent) < kLeastBlocks * streams.count) return std::nullopt;
   if (axes.size() > 1 && !whole_groups(axes, width)) return std::nullopt;
   if (converter.hint(count_of(axes)) < kLeastVectors * width) return std::nullopt;
   return streams;
@@ -122,9 +127,9 @@ namespace {
 /// Builds the body for one block of streams.
 class StreamBuilder {
  public:
-  StreamBuilder(const loop_ir::Block& block, const loop_ir::Axis& axis, Expr first, int64_t streams, const PassContext& ctx, NestConverter& converter,
-                InnerLanes& lanes)
-      : block_(block), axis_(axis), first_(first), streams_(streams), converter_(converter), lanes_(lanes), sums_(sums_of(block)) {
+  StreamBuilder(const loop_ir::Block& block, const loop_ir::Axis& axis, const StreamedPoints& points, const PassContext& ctx,
+                NestConverter& converter, InnerLanes& lanes)
+      : block_(block), axis_(axis), points_(points), streams_(points.count), converter_(converter), lanes_(lanes), sums_(sums_of(block)) {
     for (const Reduce* sum : sums_) {
       const std::string lanes = lanes_.take(sum->axes, true, "", vectors_);
       if (!lanes.empty() && lanes != sum->axes.back().name)
@@ -232,7 +237,7 @@ class StreamBuilder {
   }
 
   /// The last point of the axis again where it ends inside of the block: what that gives is not stored.
-  Expr point() const { return min(first_ + sym(stream_), axis_.extent - 1); }
+  Expr point() const { return min(points_.first + sym(stream_) * points_.apart, axis_.extent - 1); }
 
   tile_ir::Block at(Expr point, const loop_ir::Block& stmts, const Substitution& place = {}) {
     Substitution& map = converter_.map();
@@ -268,9 +273,11 @@ class StreamBuilder {
   /// Brings what the next block of streams reads nearer: theirs are many and short, and hardware follows few of them.
   tile_ir::Block fetch_next(const Reduce& sum) {
     tile_ir::Block out;
+    if (!points_.ahead) return out;
     const Substitution before = converter_.map();
     Substitution map = before;
-    const Expr next = max(min(first_ + streams_, axis_.extent - streams_), 0) + sym(stream_);
+    const Expr next = points_.apart.is(1) ? max(min(points_.first + streams_, axis_.extent - streams_), 0) + sym(stream_)
+                                          : min(points_.first + 1 + sym(stream_) * points_.apart, axis_.extent - 1);
     for (auto& [name, value] : map) value = substitute(value, {{axis_.name, next}});
     map[axis_.name] = next;
     for (const auto& stmt : sum.body) {
@@ -329,14 +336,14 @@ class StreamBuilder {
         body.push_back(load(sum->results[0], number("total", j++), {sym(stream_)}));
         continue;
       }
-      for (auto& converted : at(first_ + sym(stream_), {stmt})) body.push_back(converted);
+      for (auto& converted : at(points_.first + sym(stream_) * points_.apart, {stmt})) body.push_back(converted);
     }
-    return make(tile_ir::For{loop_to_tile::axis(stream_, 0, min(streams_, axis_.extent - first_), LoopKind::lanes), std::move(body)});
+    return make(tile_ir::For{loop_to_tile::axis(stream_, 0, min(streams_, ceildiv(axis_.extent - points_.first, points_.apart)), LoopKind::lanes), std::move(body)});
   }
 
   const loop_ir::Block& block_;
   const loop_ir::Axis& axis_;
-  Expr first_;
+  StreamedPoints points_;
   int64_t streams_;
   NestConverter& converter_;
   InnerLanes& lanes_;
@@ -350,9 +357,9 @@ class StreamBuilder {
 
 }  // namespace
 
-tile_ir::Block stream_sums(const loop_ir::Block& block, const loop_ir::Axis& axis, Expr first, int64_t streams, const PassContext& ctx,
+tile_ir::Block stream_sums(const loop_ir::Block& block, const loop_ir::Axis& axis, const StreamedPoints& points, const PassContext& ctx,
                            NestConverter& converter, InnerLanes& lanes) {
-  return StreamBuilder(block, axis, first, streams, ctx, converter, lanes).build();
+  return StreamBuilder(block, axis, points, ctx, converter, lanes).build();
 }
 
 }  // namespace deplo::loop_to_tile

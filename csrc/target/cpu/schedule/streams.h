@@ -11,6 +11,7 @@ namespace deplo::loop_to_tile {
 struct Streams {
   int64_t count = 1;    ///< sums at a time
   int64_t vectors = 1;  ///< in flight, of each
+  bool apart = true;    ///< long streams far from one another, which hardware follows; else side by side, the next ones fetched
 };
 
 /// Straight-line statements and float32 sums over axes of the same extents, none of which reads another's result. Of several axes vectors lie along
@@ -20,8 +21,16 @@ bool can_stream(const loop_ir::Block& block, const loop_ir::Axis& axis);
 /// How many sums along `axis` of a nest with this body are worth reading at a time; nothing if one by one is as good.
 std::optional<Streams> propose_streams(const loop_ir::Kernel& kernel, const loop_ir::Block& block, const loop_ir::Axis& axis, const PassContext& ctx);
 
-/// The body for the points first .. first + streams of the axis, under the converter's map.
-tile_ir::Block stream_sums(const loop_ir::Block& block, const loop_ir::Axis& axis, Expr first, int64_t streams, const PassContext& ctx,
+/// The points first, first + apart, ... of an axis, `count` of them as far as there are so many.
+struct StreamedPoints {
+  Expr first;
+  Expr apart = 1;
+  int64_t count = 1;
+  bool ahead = true;  ///< those of the next block are fetched
+};
+
+/// The body for these points of the axis, under the converter's map.
+tile_ir::Block stream_sums(const loop_ir::Block& block, const loop_ir::Axis& axis, const StreamedPoints& points, const PassContext& ctx,
                            NestConverter& converter, InnerLanes& lanes);
 
 }  // namespace deplo::loop_to_tile
