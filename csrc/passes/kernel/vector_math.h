@@ -196,9 +196,7 @@ class VectorMath {
   }
 
   /// Within 2^-15.5 of it: for what is rounded to the 8 bits of bfloat16.
-  V gelu_near_bf16(V x) {
-    return gelu_by(x, {0x1.97e35ep-2, 0x1.381d5p+0, 0x1.77af74p+1, 0x1.f1cfe4p+2, 0x1.36a2dap+4, -0x1.346772p+5});
-  }
+  V gelu_near_bf16(V x) { return gelu_by(x, {0x1.97e35ep-2, 0x1.381d5p+0, 0x1.77af74p+1, 0x1.f1cfe4p+2, 0x1.36a2dap+4, -0x1.346772p+5}); }
 
   V gelu_tanh(V x) {
     return saturated(x, -10.9, mul(x, f(0)), 6, x, [&](V y) {
@@ -420,9 +418,7 @@ class VectorMath {
     return mul(y, y);
   }
   /// 2^r on |r| <= 0.5, within 2^-23.
-  V power_near(V r) {
-    return polynomial(DType::f32, r, {0x1.000002p+0, 0x1.62e428p-1, 0x1.ebf918p-3, 0x1.c6b6e4p-5, 0x1.3d0c52p-7, 0x1.5c08e6p-10});
-  }
+  V power_near(V r) { return polynomial(DType::f32, r, {0x1.000002p+0, 0x1.62e428p-1, 0x1.ebf918p-3, 0x1.c6b6e4p-5, 0x1.3d0c52p-7, 0x1.5c08e6p-10}); }
   V gelu_by(V x, std::initializer_list<double> of_tail) {
     auto c = abs(x);
     auto a = where(gt(c, f(14.5)), f(0), c);
@@ -437,8 +433,8 @@ class VectorMath {
       const auto by = f(-0x1.715476p-1);
       auto t = fma(square, by, f(kMagic32 + 64));
       auto rest = fma(square, by, sub(f(kMagic32 + 64), t));
-      auto p = r.size() < 8 ? polynomial(DType::f32, rest, {0x1.ffffe8p-1, 0x1.62e0dcp-1, 0x1.ec06dap-3, 0x1.ca144p-5, 0x1.3997d6p-7})
-                            : power_near(rest);
+      auto p =
+          r.size() < 8 ? polynomial(DType::f32, rest, {0x1.ffffe8p-1, 0x1.62e0dcp-1, 0x1.ec06dap-3, 0x1.ca144p-5, 0x1.3997d6p-7}) : power_near(rest);
       density = bitcast(add(bitcast(p, DType::i32), shl(bitcast(t, DType::i32), i32(23))), DType::f32);
       for (double& coefficient : r) coefficient *= 0x1p-64;
     }

@@ -338,7 +338,8 @@ class StreamBuilder {
       }
       for (auto& converted : at(points_.first + sym(stream_) * points_.apart, {stmt})) body.push_back(converted);
     }
-    return make(tile_ir::For{loop_to_tile::axis(stream_, 0, min(streams_, ceildiv(axis_.extent - points_.first, points_.apart)), LoopKind::lanes), std::move(body)});
+    return make(tile_ir::For{loop_to_tile::axis(stream_, 0, min(streams_, ceildiv(axis_.extent - points_.first, points_.apart)), LoopKind::lanes),
+                             std::move(body)});
   }
 
   const loop_ir::Block& block_;
