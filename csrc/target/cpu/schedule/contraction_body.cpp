@@ -308,7 +308,7 @@ Ref<tile_ir::Stmt> ContractionScheduler::widen_panel(const Item& item) const {
     copy = {make(std::move(from)), make(loop_ir::Let{value, item.pairs ? DType::bf16 : DType::f32, Fn::cast, {"nw" + t}, {}, 0})};
   }
   copy.push_back(make(loop_ir::Store{"pw" + t, std::move(to), value, {}, Combiner::set}));
-  tile_ir::Block line = prefetch_panel(item, k);
+  tile_ir::Block line = window_ ? tile_ir::Block{} : prefetch_panel(item, k);
   line.push_back(loop("xw" + t, 0, nr_ * item.group(), LoopKind::lanes, std::move(copy)));
   const Expr first = chunk_start(item) * item.group();
   const Expr end = in_chunks(item) ? min(first + item.chain, depth_of_block(item)) : depth_of_block(item);
@@ -551,7 +551,9 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
   tile_ir::Block step;
   if (prefetches_rows(item))
     step = prefetch_rows(item, rows);
-  else if (item.lanes.is_static && !item.widened)
+  else if (item.lanes.is_static && (!item.widened || window_))
+    // Points of a window share elements: LLVM would keep them in registers over unrolled steps, until these are full, if nothing touched memory
+    // between the steps.
     step = prefetch_panel(item, depth_at(item).k, window_ || rows.suffix.empty() ? Expr(0) : tiles_);
   step.push_back(multiply_add(item, rows, acc));
   // Each chain is summed by itself and then added, while the sums so far are in the first cache: errors grow as those of short chains, and the
