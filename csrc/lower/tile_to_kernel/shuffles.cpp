@@ -170,7 +170,7 @@ Expr Lowering::at_lane(Expr e, size_t copy, int64_t lane) const {
 // transposed convolution in turn) are picked from whole pieces of memory.
 std::optional<std::string> Lowering::window_load(const Load& s, const Memory& memory, Expr offset, const std::vector<Cond>& guard, size_t copy) {
   if (lanes_->diverges || !target_of(context_).shuffles_lanes || width() < 4 || uses_values(offset)) return std::nullopt;
-  if (linear_coefficient(offset, lanes_->symbol)) return std::nullopt;
+  if (linear_coefficient(offset, lanes_->symbol) || !may_name(offset)) return std::nullopt;
   const LaneCopy& at = lanes_->copies[copy];
   int64_t live = width();
   if (!at.mask.empty()) {
@@ -238,7 +238,7 @@ std::optional<std::string> Lowering::window_load(const Load& s, const Memory& me
 
 // A quotient or rest that goes the same way from lane to lane in every trip: no division, and what depends on the lane is a constant.
 std::optional<std::string> Lowering::lane_pattern(Expr e, size_t copy) {
-  if (!target_of(context_).shuffles_lanes || uses_values(e)) return std::nullopt;
+  if (!target_of(context_).shuffles_lanes || uses_values(e) || !may_name(e)) return std::nullopt;
   // A rest is a constant in each lane; a quotient grows from the first one's.
   Expr first = at_lane(e, copy, 0);
   const bool constant = first.is_constant() && first.value() >= 0;

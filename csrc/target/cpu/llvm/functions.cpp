@@ -455,7 +455,8 @@ Value* FunctionEmitter::narrow(Value* value, DType to, int lanes) {
 
 // By the processor's instruction, which makes subnormal numbers zero: the rare vectors that hold one go another way.
 Value* FunctionEmitter::round_to_bf16(Value* value, int lanes) {
-  if (!target_.features.contains("avx512bf16") || lanes < 8 || llvm::isa<llvm::Constant>(value)) return narrow(value, DType::bf16, lanes);
+  const bool by_processor = target_.features.contains("avx512bf16") && (lanes == 8 || lanes == 16);
+  if (!by_processor || llvm::isa<llvm::Constant>(value)) return narrow(value, DType::bf16, lanes);
   Value* rounded = narrow_flushing(value, lanes);
   llvm::Function* function = b_.GetInsertBlock()->getParent();
   llvm::BasicBlock* before = b_.GetInsertBlock();

@@ -44,6 +44,20 @@ bool uses_any(const Block& block, const std::map<std::string, DType>& values) {
   return std::any_of(values.begin(), values.end(), [&](const auto& value) { return count_uses(block, value.first) > 0; });
 }
 
+/// Whether one iteration may read what an earlier one stored.
+bool reads_what_it_stores(const Scan& scan) {
+  const auto loads = [&](const std::string& buffer) {
+    return std::any_of(scan.body.begin(), scan.body.end(), [&](const auto& stmt) {
+      const auto* load = std::get_if<Load>(&stmt->node);
+      return load && load->buffer == buffer;
+    });
+  };
+  return std::any_of(scan.then.begin(), scan.then.end(), [&](const auto& stmt) {
+    const auto* store = std::get_if<Store>(&stmt->node);
+    return store && loads(store->buffer);
+  });
+}
+
 /// The scan in its parts.
 Block apart(const Scan& scan, Names& names) {
   const std::map<std::string, DType> values = values_of(scan.body);
@@ -51,7 +65,8 @@ Block apart(const Scan& scan, Names& names) {
   const bool prepares = computes(scan.body) && !uses_any(scan.then, values) &&
                         std::all_of(scan.operands.begin(), scan.operands.end(), [&](const auto& name) { return values.count(name) > 0; });
   const bool finishes = computes(scan.then) && !uses_any(scan.then, values);
-  if ((!prepares && !finishes) || !NestConverter::is_straight(scan.body) || !NestConverter::is_straight(scan.then)) return {make_stmt(scan)};
+  if ((!prepares && !finishes) || reads_what_it_stores(scan)) return {make_stmt(scan)};
+  if (!NestConverter::is_straight(scan.body) || !NestConverter::is_straight(scan.then)) return {make_stmt(scan)};
   Block out;
   Scan inner = scan;
   const Expr here = Expr::symbol(scan.axis.name);
