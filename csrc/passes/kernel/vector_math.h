@@ -651,6 +651,7 @@ class VectorMath {
     auto y = fn == Fn::sin ? where(swapped, c, s) : where(swapped, s, c);
     auto sign = shl(and_(turns, i32(2)), i32(30));
     y = bitcast(b_.apply(Fn::bit_xor, {bitcast(y, DType::i32), sign}), DType::f32);
+    if (fn == Fn::sin) y = where(eq(x, f(0)), x, y);  // the reduction loses the sign of zero
     return b_.patch(gt(abs(x), f(0x1.9p15)), fn, x, y);
   }
 
