@@ -250,7 +250,7 @@ std::optional<std::string> Lowering::lane_pattern(Expr e, size_t copy) {
     order.push_back(static_cast<int>(apart.value()));
   }
   const Type type{DType::i64, width()};
-  const std::string rest = emit_.shuffle(type, emit_.index("n", type, 0, 1), "", order);
+  std::string rest = emit_.shuffle(type, emit_.index("n", type, 0, 1), "", order);
   if (constant) return rest;
   const Expr start = at_copy(e, lanes_->copies[copy]);
   return emit_.let("n", type, Fn::add, {emit_.index("n", type, tidy(start), 0), rest});

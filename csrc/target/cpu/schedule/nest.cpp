@@ -618,7 +618,7 @@ class NestScheduler {
 
 Schedule propose_cpu_nest(const loop_ir::Kernel& kernel, const PassContext& ctx) {
   const loop_ir::Kernel merged = merge_inner_axes(join_short_rows(kernel, kShortRow));
-  const Schedule schedule = NestScheduler(merged, ctx).propose();
+  Schedule schedule = NestScheduler(merged, ctx).propose();
   if (NestScheduler(merged, ctx).has_outer_lanes(schedule)) return schedule;
   return NestScheduler(merge_inner_axes(take_out_of_scans(kernel)), ctx).propose();
 }

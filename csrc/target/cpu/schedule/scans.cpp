@@ -40,8 +40,19 @@ std::map<std::string, DType> values_of(const Block& block) {
   return values;
 }
 
+/// Whether straight statements read one of the values.
 bool uses_any(const Block& block, const std::map<std::string, DType>& values) {
-  return std::any_of(values.begin(), values.end(), [&](const auto& value) { return count_uses(block, value.first) > 0; });
+  const auto known = [&](const std::string& name) { return values.count(name) > 0; };
+  bool found = false;
+  for (const auto& stmt : block) {
+    if (const auto* let = std::get_if<Let>(&stmt->node)) found = found || std::any_of(let->operands.begin(), let->operands.end(), known);
+    if (const auto* store = std::get_if<Store>(&stmt->node)) found = found || known(store->value);
+  }
+  for_each_expr(block, [&](const Expr& e) {
+    const std::set<std::string> symbols = symbols_of(e);
+    found = found || std::any_of(symbols.begin(), symbols.end(), known);
+  });
+  return found;
 }
 
 /// Whether one iteration may read what an earlier one stored.
