@@ -8,6 +8,9 @@
 
 namespace deplo::loop_ir {
 
+/// Whether an axis is too short for lanes of its own: memory along it goes on in the next row, where they go on, too.
+inline bool is_short(const Axis& axis) { return axis.extent.is_constant() && axis.extent.value() <= 4; }
+
 /// How many loads and stores name the buffer.
 int64_t count_uses(const Block& block, const std::string& buffer);
 

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "loop_ir/params.h"
+#include "loop_ir/places.h"
 #include "loop_ir/rewrite.h"
 #include "lower/loop_to_tile/convert.h"
 
@@ -149,12 +150,12 @@ Kernel join_rows(const Kernel& kernel) {
   return out;
 }
 
-Kernel join_short_rows(const Kernel& kernel, int64_t most) {
+Kernel join_short_rows(const Kernel& kernel) {
   Nest nest = peel(kernel.body);
   if (nest.axes.size() < 2) return kernel;
   const size_t last = nest.axes.size() - 1;
   const Axis& inner = nest.axes[last];
-  if (!inner.extent.is_constant() || inner.extent.value() < 2 || inner.extent.value() > most) return kernel;
+  if (!is_short(inner) || inner.extent.value() < 2) return kernel;
   Ranges ranges = kernel.symbols;
   for (const Axis& a : nest.axes) ranges[a.name] = axis_range(a.extent);
   const Strides strides = strides_of(kernel);

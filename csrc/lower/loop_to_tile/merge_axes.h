@@ -15,8 +15,8 @@ loop_ir::Kernel merge_inner_axes(const loop_ir::Kernel& kernel);
 /// the place in all rows.
 loop_ir::Kernel join_rows(const loop_ir::Kernel& kernel);
 
-/// The kernel with the last two of its outer axes as one, where the last has at most `most` points and stores go on from row to row: statements
+/// The kernel with the last two of its outer axes as one, where the last is short and stores go on from row to row: statements
 /// alone, whose loads are computed from the place in all rows.
-loop_ir::Kernel join_short_rows(const loop_ir::Kernel& kernel, int64_t most);
+loop_ir::Kernel join_short_rows(const loop_ir::Kernel& kernel);
 
 }  // namespace deplo::loop_to_tile

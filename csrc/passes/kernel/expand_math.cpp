@@ -188,25 +188,18 @@ class Readers {
   std::map<std::string, std::vector<const Let*>> readers_;  ///< a null pointer: another statement than a Let
 };
 
-/// A sequence in float32 for results whose last digits do not show.
-Unary near_sequence(Fn fn) {
+/// A sequence in float32 for results whose last digits do not show; a target may have the later ones of its own.
+Unary near_sequence(Fn fn, bool to_bf16, const std::set<Fn>& own) {
   switch (fn) {
     case Fn::tanh: return &Math::tanh_near;
     case Fn::sigmoid: return &Math::sigmoid_near;
     case Fn::silu: return &Math::silu_near;
-    case Fn::gelu: return &Math::gelu_near;
+    case Fn::gelu: return to_bf16 ? &Math::gelu_near_bf16 : &Math::gelu_near;
     case Fn::gelu_tanh: return &Math::gelu_tanh_near;
-    default: return nullptr;
-  }
-}
-
-/// Those for targets without functions of their own.
-Unary near_vector_sequence(Fn fn) {
-  switch (fn) {
-    case Fn::softplus: return &Math::softplus_near;
-    case Fn::mish: return &Math::mish_near;
-    case Fn::sin: return &Math::sin_near;
-    case Fn::cos: return &Math::cos_near;
+    case Fn::softplus: return own.contains(fn) ? nullptr : &Math::softplus_near;
+    case Fn::mish: return own.contains(fn) ? nullptr : &Math::mish_near;
+    case Fn::sin: return own.contains(fn) ? nullptr : &Math::sin_near;
+    case Fn::cos: return own.contains(fn) ? nullptr : &Math::cos_near;
     default: return nullptr;
   }
 }
@@ -214,10 +207,8 @@ Unary near_vector_sequence(Fn fn) {
 /// The statements that compute `let`, the last of which defines its name; nothing if it stays.
 std::optional<Block> expand(const Let& let, const Readers& readers, const std::set<Fn>& own) {
   if (let.type.dtype != DType::f32) return std::nullopt;
-  const bool narrowed = readers.is_narrowed(let.name);
-  Unary unary = narrowed ? near_sequence(let.fn) : nullptr;
-  if (let.fn == Fn::gelu && readers.is_rounded_to(let.name, {DType::bf16})) unary = &Math::gelu_near_bf16;
-  if (!unary && narrowed && !own.contains(let.fn)) unary = near_vector_sequence(let.fn);
+  const bool to_bf16 = readers.is_rounded_to(let.name, {DType::bf16});
+  Unary unary = to_bf16 || readers.is_narrowed(let.name) ? near_sequence(let.fn, to_bf16, own) : nullptr;
   if (!unary && own.contains(let.fn)) return std::nullopt;
   if (!unary) unary = unary_sequence(let.fn);
   Binary binary = binary_sequence(let.fn);

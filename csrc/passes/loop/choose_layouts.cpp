@@ -8,6 +8,7 @@
 #include "analysis/contraction.h"
 #include "analysis/cost.h"
 #include "expr/node.h"
+#include "loop_ir/places.h"
 #include "passes/loop/program_graph.h"
 #include "target/target.h"
 
@@ -31,8 +32,6 @@ constexpr double kWindowGain = 0.3;  ///< read or stored by a depthwise convolut
 constexpr double kTapsGain = -3;     ///< read by a convolution of several taps: it packs lines of points
 constexpr double kMixedGain = -0.5;  ///< of other memory beside it that stays as it is
 constexpr double kLeastChannels = 8;
-
-constexpr int64_t kShortAxis = 4;  // lanes go on to the next row
 
 /// One load or store, and the loops around it.
 struct LayoutAccess {
@@ -170,7 +169,7 @@ struct Chooser {
     std::string best;
     double most = kLeastSay * access.places;
     for (const Axis& axis : access.loops) {
-      if (axis.extent.is_constant() && axis.extent.value() <= kShortAxis) continue;
+      if (loop_ir::is_short(axis)) continue;
       double score = 0;
       for (const LayoutAccess& other : all) {
         if (other.buffer == access.buffer || is_parameter(other.buffer)) continue;

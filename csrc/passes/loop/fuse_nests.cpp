@@ -5,6 +5,7 @@
 
 #include "analysis/contraction.h"
 #include "base/error.h"
+#include "loop_ir/places.h"
 #include "passes/loop/fusion_cost.h"
 #include "passes/loop/fusion_shapes.h"
 #include "passes/loop/localize.h"
@@ -30,7 +31,6 @@ constexpr size_t kSiblingsTried = 4;
 constexpr double kSmallKernel = 4096;  ///< points below which a kernel without anything in common with another may still share its step
 constexpr size_t kSmallTogether = 16;  ///< such kernels in one
 constexpr size_t kMostPieces = 16;     ///< kernels that one falls apart into
-constexpr int64_t kShortRun = 4;       ///< elements that lie side by side
 constexpr double kStepBytes = 65536;   ///< bytes that move in the time that one more step takes
 
 /// Two nests as they were before one of them was split.
@@ -281,7 +281,7 @@ struct NestFuser {
       for (size_t d = 0; d < store->index.size(); ++d) at = at + store->index[d] * graph.buffer(store->buffer).strides[d];
       return std::any_of(nest.axes.begin(), nest.axes.end(), [&](const Axis& axis) {
         const auto along = linear_coefficient(at, axis.name);
-        return along && along->is(1) && axis.extent.is_constant() && axis.extent.value() <= kShortRun;
+        return along && along->is(1) && loop_ir::is_short(axis);
       });
     });
   }

@@ -40,7 +40,6 @@ constexpr int64_t kRowsAhead = 8;             // that are fetched
 constexpr size_t kMostOfParts = 400;          // statements of all parts
 constexpr int64_t kMostLaneParts = 6;         // each is a copy of the statements
 constexpr int64_t kMostOfPattern = 5;         // vectors for a pattern of lanes
-constexpr int64_t kShortRow = 4;              // lanes go on from row to row
 
 // What a schedule may ask for.
 constexpr int64_t kMostTile = int64_t{1} << 40;
@@ -617,14 +616,14 @@ class NestScheduler {
 }  // namespace
 
 Schedule propose_cpu_nest(const loop_ir::Kernel& kernel, const PassContext& ctx) {
-  const loop_ir::Kernel merged = merge_inner_axes(join_short_rows(kernel, kShortRow));
+  const loop_ir::Kernel merged = merge_inner_axes(join_short_rows(kernel));
   Schedule schedule = NestScheduler(merged, ctx).propose();
   if (NestScheduler(merged, ctx).has_outer_lanes(schedule)) return schedule;
   return NestScheduler(merge_inner_axes(take_out_of_scans(kernel)), ctx).propose();
 }
 
 tile_ir::Kernel apply_cpu_nest(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& ctx) {
-  const loop_ir::Kernel merged = merge_inner_axes(join_short_rows(kernel, kShortRow));
+  const loop_ir::Kernel merged = merge_inner_axes(join_short_rows(kernel));
   if (NestScheduler(merged, ctx).has_outer_lanes(schedule)) return NestScheduler(merged, ctx).apply(schedule);
   const loop_ir::Kernel in_outputs = merge_inner_axes(rows_in_outputs(take_out_of_scans(kernel)));
   tile_ir::Kernel out = NestScheduler(in_outputs, ctx).apply(schedule);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "loop_ir/build.h"
+#include "loop_ir/places.h"
 #include "loop_ir/rewrite.h"
 #include "scalar/functions.h"
 #include "target/cpu/schedule/nest_converter.h"
@@ -42,17 +43,9 @@ std::map<std::string, DType> values_of(const Block& block) {
 
 /// Whether straight statements read one of the values.
 bool uses_any(const Block& block, const std::map<std::string, DType>& values) {
-  const auto known = [&](const std::string& name) { return values.count(name) > 0; };
-  bool found = false;
-  for (const auto& stmt : block) {
-    if (const auto* let = std::get_if<Let>(&stmt->node)) found = found || std::any_of(let->operands.begin(), let->operands.end(), known);
-    if (const auto* store = std::get_if<Store>(&stmt->node)) found = found || known(store->value);
-  }
-  for_each_expr(block, [&](const Expr& e) {
-    const std::set<std::string> symbols = symbols_of(e);
-    found = found || std::any_of(symbols.begin(), symbols.end(), known);
-  });
-  return found;
+  std::set<std::string> used;
+  for (const auto& stmt : block) collect_uses(*stmt, used);
+  return std::any_of(values.begin(), values.end(), [&](const auto& value) { return used.count(value.first) > 0; });
 }
 
 /// Whether one iteration may read what an earlier one stored.
