@@ -272,18 +272,20 @@ bool has_single_value(Expr e, const Ranges& ranges) {
   return std::any_of(e.operands().begin(), e.operands().end(), [&](const Expr& part) { return has_single_value(part, ranges); });
 }
 
-// The remainders of a in e.
+// The remainders in e of a, or of a and a constant.
 std::vector<Expr> remainders_of(Expr e, Expr a) {
   std::vector<Expr> found;
   for (const Term& term : terms_of(e))
     for (const Expr& atom : term.atoms)
-      if (atom.kind() == ExprKind::mod && atom.operands()[0] == a && atom.operands()[1].is_constant()) found.push_back(atom);
+      if (atom.kind() == ExprKind::mod && (atom.operands()[0] - a).is_constant() && atom.operands()[1].is_constant() &&
+          atom.operands()[1].value() > 0)
+        found.push_back(atom);
   return found;
 }
 
 // k * (a mod b) + k*b * (a floordiv b) is k * a; it takes the place of the mod wherever that leaves fewer terms. So does
-// k * (a mod b) + k*b * ((a mod c) floordiv b), which is k * (a mod c) for multiples c of b, and k * (a mod b) + k*b * ((a floordiv b) mod c), which
-// is k * (a mod (b * c)).
+// k * (a mod b) + k*b * ((a mod c) floordiv b), which is k * (a mod c) for multiples c of b, and k * (a mod b) + k*b * ((a floordiv b + d) mod c),
+// which is k * ((a + b * d) mod (b * c)).
 Expr recombine(Expr e) {
   auto is_mod = [](const Expr& x) { return x.kind() == ExprKind::mod; };
   auto holds_mod = [&](const Expr& t) {
@@ -309,8 +311,10 @@ Expr recombine(Expr e) {
       if (present(partner) || terms_of(without).size() < terms.size()) return recombine(without);
       for (const Expr& m : divided_remainders(e, a, b))
         if (present(k * b * floordiv(m, b))) return recombine(e - from_terms({term}) - k * b * floordiv(m, b) + k * m);
-      for (const Expr& m : remainders_of(e, floordiv(a, b)))
-        if (present(k * b * m)) return recombine(e - from_terms({term}) - k * b * m + k * mod(a, b * m.operands()[1]));
+      const Expr whole = floordiv(a, b);
+      for (const Expr& m : remainders_of(e, whole))
+        if (present(k * b * m))
+          return recombine(e - from_terms({term}) - k * b * m + k * mod(a + b * (m.operands()[0] - whole), b * m.operands()[1]));
     }
   }
   return e;

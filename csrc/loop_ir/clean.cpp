@@ -505,7 +505,7 @@ Block hoist_invariants(const Block& block, const Ranges& symbols) { return Hoist
 Block clean(const Block& block, const Ranges& symbols) {
   Sharer sharer{symbols, {}, {}, {}, {}, {}, {}};
   Block shared = sharer.block(block);
-  return Dropper{}.block(shared);
+  return Dropper{}.block(settle_choices(shared, {}));
 }
 
 }  // namespace deplo::loop_ir

@@ -42,6 +42,10 @@ struct Nest {
 };
 Nest peel(const Block& block);
 
+/// Leaves out choices of which nobody sees the other side: all that read one choose by the same truth afterwards. `results`: values of the block that
+/// others read.
+Block settle_choices(const Block& block, const std::set<std::string>& results);
+
 /// Simplifies expressions and guards by the ranges of axes and symbols, shares equal values and loads, and drops what nothing uses.
 /// Afterwards no guard is decided by the ranges and no value is computed twice where one scope sees both.
 Block clean(const Block& block, const Ranges& symbols);

@@ -36,6 +36,7 @@ TEST_CASE("ranges remove floordiv and mod") {
   CHECK(simplify(floordiv(j * 16 + i, 64), ranges) == floordiv(j, 4));
   CHECK(simplify(floordiv(j, 7) * 7 + mod(j, 7), ranges) == j);
   CHECK(simplify(floordiv(j, 21) * 42 + floordiv(mod(j, 21), 7) * 14 + mod(j, 7) * 2, ranges) == j * 2);
+  CHECK(simplify(floordiv(j + 5, 9) * 9 + mod(floordiv(j + 5, 3), 3) * 3 + mod(j + 5, 3), ranges) == j + 5);
   CHECK(decide(less(j, s), ranges) == std::optional<bool>(true));
   CHECK(decide(less(i, 15), ranges) == std::nullopt);
   CHECK(decide(less(j, s - 1), ranges) == std::nullopt);

@@ -241,8 +241,8 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
   if (axes.size() == 1 && unit_along(operand, axes[0].name)) {
     out.push_back(loop("k", 0, depth, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, halves(copy(map, place(position))))}));
   } else {
-    const auto& reduced = item.summed;
-    const bool squares = axes.size() == 1 && reduced.size() == 1 && unit_along(operand, reduced[0].name) && !words && !row_pairs;
+    const bool along_depth = lies_along(operand, item.summed);
+    const bool squares = axes.size() == 1 && along_depth && !words && !row_pairs;
     const int64_t side = ctx_.target.vector_bytes / 4;
     Expr first = 0;
     if (squares) {
@@ -260,7 +260,11 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
     }
     const bool whole =
         squares && item.depth.is_constant() && item.depth.value() % side == 0 && (!lanes || item.depth_block % side == 0 || item.depth_blocks.is(1));
-    if (!whole) {
+    if (!along_depth && !words && !row_pairs) {
+      // Memory runs along neither: stores at least are whole.
+      tile_ir::Block column{loop("k", 0, depth, LoopKind::serial, halves(copy(map, place(position))))};
+      out.push_back(loop("pos", 0, valid, LoopKind::lanes, std::move(column)));
+    } else if (!whole) {
       tile_ir::Block rest{loop("k", pairs ? floordiv(first, 2) : first, depth, LoopKind::lanes, copy(map, place(position)))};
       out.push_back(loop("pos", 0, valid, LoopKind::serial, halves(std::move(rest))));
     }

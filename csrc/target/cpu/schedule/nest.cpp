@@ -183,7 +183,8 @@ class NestScheduler {
     return nullptr;
   }
 
-  /// Reductions whose memory runs along an outer axis: that axis gets the lanes and each lane reduces its own column.
+  /// Reductions whose memory runs along an outer axis, or that are too short for lanes: an outer axis gets the lanes and each lane reduces its own
+  /// column.
   bool columns() const {
     double outer = 0;
     double inner = 0;
@@ -192,7 +193,7 @@ class NestScheduler {
     visit_all(*nest_.inner, [&](const loop_ir::Stmt& stmt) {
       if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node)) inner = std::max(inner, converter_.reduce_score(*reduce));
     });
-    return outer > inner;
+    return outer > inner || converter_.short_windows(free_, *nest_.inner);
   }
 
   /// An axis along which the memory of inner loops runs, if most does and these can run in columns.

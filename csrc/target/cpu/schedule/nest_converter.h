@@ -54,6 +54,8 @@ class NestConverter {
   double lane_score(const loop_ir::Axis& a, bool reduced = false) const;
   /// How much a reduction gains by lanes along its best axis.
   double reduce_score(const loop_ir::Reduce& reduce) const;
+  /// Reductions that would leave most lanes empty, at points that fill them.
+  bool short_windows(const std::vector<loop_ir::Axis>& axes, const loop_ir::Block& body) const;
   std::string best_lane_axis(const std::vector<loop_ir::Axis>& free) const;
   /// An axis along which a load is contiguous that is strided along `lanes`, or null.
   const loop_ir::Axis* transposed_axis(const std::vector<loop_ir::Axis>& free, const std::string& lanes) const;
@@ -85,8 +87,6 @@ class NestConverter {
   void lower(const loop_ir::Reduce& s, bool vectorize, tile_ir::Block& out);
   void lower(const loop_ir::Scan& s, bool vectorize, tile_ir::Block& out);
   bool inner_columns(const std::vector<loop_ir::Axis>& axes, const loop_ir::Block& body) const;
-  /// Reductions that would leave most lanes empty, at points that fill them.
-  bool short_windows(const std::vector<loop_ir::Axis>& axes, const loop_ir::Block& body) const;
   bool orders(const std::vector<loop_ir::Axis>& axes) const;
 
   const loop_ir::Kernel& kernel_;

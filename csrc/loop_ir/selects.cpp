@@ -1,0 +1,140 @@
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+
+#include "loop_ir/build.h"
+#include "loop_ir/params.h"
+#include "loop_ir/rewrite.h"
+
+namespace deplo::loop_ir {
+namespace {
+
+bool divides(const Let& s) {
+  return !is_float(s.dtype) && (s.fn == Fn::trunc_div || s.fn == Fn::floor_div || s.fn == Fn::fmod || s.fn == Fn::remainder);
+}
+
+/// The truths under which, and only under which, the straight-line statements of one block read a value.
+class Truths {
+ public:
+  Truths(const Block& block, const std::set<std::string>& results) {
+    for (const std::string& name : results) read(name, {}, {});
+    for (const auto& stmt : block)
+      if (const auto* let = std::get_if<Let>(&stmt->node)) lets_[let->name] = let;
+    for (size_t at = block.size(); at-- > 0;) {
+      if (const auto* let = std::get_if<Let>(&block[at]->node))
+        add(*let);
+      else
+        others(block[at]);
+    }
+  }
+
+  /// Whether nobody sees what the choice gives where its truth does not hold.
+  bool is_settled(const Let& choice, const std::string& kept) const {
+    const auto it = read_.find(choice.name);
+    if (it == read_.end()) return false;
+    const std::set<std::string>& under = is_divisor(kept) ? it->second.as_divisor : it->second.as_any;
+    return under.count(choice.operands[0]) > 0;
+  }
+
+ private:
+  struct Reads {
+    std::set<std::string> as_any;
+    std::set<std::string> as_divisor;  ///< of a value by which integers may be divided
+  };
+
+  /// Whether integers may be divided by it: neither 0 nor -1, with which the least number overflows.
+  bool is_divisor(const std::string& name) const {
+    const auto it = lets_.find(name);
+    return it != lets_.end() && it->second->fn == Fn::constant && !is_float(it->second->dtype) && it->second->literal.i != 0 &&
+           it->second->literal.i != -1;
+  }
+
+  void add(const Let& s) {
+    if (s.fn == Fn::index) {
+      std::set<std::string> names;
+      collect_symbols(s.index, names);
+      for (const std::string& name : names) read(name, {}, {});
+    }
+    const auto it = read_.find(s.name);
+    const std::set<std::string> under = it == read_.end() ? std::set<std::string>{} : it->second.as_any;
+    for (size_t k = 0; k < s.operands.size(); ++k) {
+      std::set<std::string> here = under;
+      if (s.fn == Fn::where && k == 1) here.insert(s.operands[0]);
+      if (!divides(s))
+        read(s.operands[k], here, here);
+      else if (k == 0)
+        read(s.operands[k], is_divisor(s.operands[1]) ? here : std::set<std::string>{}, {});
+      else
+        read(s.operands[k], {}, here);
+    }
+  }
+
+  void others(const Ref<Stmt>& stmt) {
+    const Block one{stmt};
+    std::set<std::string> names;
+    for_each_expr(one, [&](const Expr& e) { collect_symbols(e, names); });
+    visit(one, [&](const Stmt& s, const auto&) {
+      if (const auto* let = std::get_if<Let>(&s.node)) names.insert(let->operands.begin(), let->operands.end());
+      if (const auto* store = std::get_if<Store>(&s.node)) names.insert(store->value);
+      if (const auto* reduce = std::get_if<Reduce>(&s.node)) names.insert(reduce->operands.begin(), reduce->operands.end());
+      if (const auto* scan = std::get_if<Scan>(&s.node)) names.insert(scan->operands.begin(), scan->operands.end());
+    });
+    for (const std::string& name : names) read(name, {}, {});
+  }
+
+  void read(const std::string& name, const std::set<std::string>& any, const std::set<std::string>& divisor) {
+    auto [it, first] = read_.try_emplace(name, Reads{any, divisor});
+    if (first) return;
+    auto both = [](std::set<std::string>& a, const std::set<std::string>& b) { std::erase_if(a, [&](const auto& x) { return b.count(x) == 0; }); };
+    both(it->second.as_any, any);
+    both(it->second.as_divisor, divisor);
+  }
+
+  std::unordered_map<std::string, const Let*> lets_;
+  std::map<std::string, Reads> read_;
+};
+
+}  // namespace
+
+Block settle_choices(const Block& block, const std::set<std::string>& results) {
+  std::optional<Truths> truths;
+  std::unordered_map<std::string, std::string> renamed;
+  Block out;
+  for (const auto& stmt : block) {
+    if (const auto* let = std::get_if<Let>(&stmt->node)) {
+      Let s = *let;
+      for (std::string& operand : s.operands)
+        if (auto it = renamed.find(operand); it != renamed.end()) operand = it->second;
+      if (s.fn == Fn::where) {
+        if (!truths) truths.emplace(block, results);
+        if (truths->is_settled(*let, s.operands[1])) {
+          renamed[s.name] = s.operands[1];
+          continue;
+        }
+      }
+      out.push_back(s.operands == let->operands ? stmt : make_stmt(std::move(s)));
+      continue;
+    }
+    if (const auto* s = std::get_if<For>(&stmt->node)) {
+      Block body = settle_choices(s->body, {});
+      out.push_back(body == s->body ? stmt : make_stmt(For{s->axis, s->extent, std::move(body)}));
+    } else if (const auto* s = std::get_if<Reduce>(&stmt->node)) {
+      Reduce copy = *s;
+      copy.body = settle_choices(s->body, {s->operands.begin(), s->operands.end()});
+      out.push_back(copy.body == s->body ? stmt : make_stmt(std::move(copy)));
+    } else if (const auto* s = std::get_if<Scan>(&stmt->node)) {
+      Scan copy = *s;
+      copy.body = settle_choices(s->body, {s->operands.begin(), s->operands.end()});
+      copy.then = settle_choices(s->then, {});
+      out.push_back(copy.body == s->body && copy.then == s->then ? stmt : make_stmt(std::move(copy)));
+    } else {
+      out.push_back(stmt);
+    }
+  }
+  return out;
+}
+
+}  // namespace deplo::loop_ir
