@@ -168,28 +168,34 @@ class Layer(torch.nn.Module):
         return result
 
 
-def eager_lacks(operator: Operator, args: argparse.Namespace) -> str:
+def task(operator: Operator, dtype: torch.dtype, seed: int) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """The function and its arguments; a convolution is a layer, whose weight is that of seed 0."""
+    name, f, shapes = operator
+
+    def drawn(seed: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+    return (Layer(f, drawn(0)[1]), drawn(seed)[:1]) if name.startswith("conv") else (f, drawn(seed))
+
+
+def eager_lacks(operator: Operator, dtype: torch.dtype) -> str:
     """What eager mode, by itself, says of an operator that it does not have in this dtype; empty where it has it."""
-    _, f, shapes = operator
+    f, given = task(operator, dtype, 0)
     try:
-        f(*(torch.randn(shape).to(getattr(torch, args.dtype)) for shape in shapes))
+        f(*given)
     except NotImplementedError as error:
         return str(error)
     return ""
 
 
 def measure(operator: Operator, args: argparse.Namespace, limits: peak.Limits) -> dict[str, Any]:
-    name, f, shapes = operator
-    dtype = getattr(torch, args.dtype)
-    sets = []
-    for seed in range(3):
-        generator = torch.Generator().manual_seed(seed)
-        sets.append([torch.randn(shape, generator=generator).to(dtype) for shape in shapes])
-    exact = f
-    if name.startswith("conv"):
-        f = Layer(f, sets[0][1])
-        exact = Layer(exact, sets[0][1].double())
-        sets = [given[:1] for given in sets]
+    name, dtype = operator[0], getattr(torch, args.dtype)
+    f, _ = task(operator, dtype, 0)
+    sets = [task(operator, dtype, seed)[1] for seed in range(3)]
+    exact, _ = task(operator, dtype, 0)
+    if isinstance(exact, Layer):
+        exact = exact.double()
     torch._dynamo.reset()
     compiled = torch.compile(f, backend="deplo", dynamic=False)
     contestants = {"eager": lambda k: f(*sets[k]), "deplo": lambda k: compiled(*sets[k])}
@@ -216,7 +222,7 @@ def main() -> int:
         for operator in operators():
             if args.match not in operator[0]:
                 continue
-            if lacking := eager_lacks(operator, args):
+            if lacking := eager_lacks(operator, getattr(torch, args.dtype)):
                 print(f"{operator[0]}: nothing to stand beside, eager mode says: {lacking}", flush=True)
                 continue
             rows.append(measure(operator, args, limits))

@@ -1,6 +1,7 @@
-"""What CUDA kernels would do on devices that need not be here, over benchmarks/cases.py, more layers, and the models of benchmarks/zoo.py.
+"""What CUDA kernels would do on devices that need not be here, over benchmarks/cases.py, more layers, the models of benchmarks/zoo.py, and the single operators of
+benchmarks/operators.py.
 
-    python benchmarks/sass.py [--devices a100,h100,rtx5090] [--match TEXT] [--suites cases,layers,models] [--dtypes float32,bfloat16]
+    python benchmarks/sass.py [--devices a100,h100,rtx5090] [--match TEXT] [--suites cases,layers,models,operators] [--dtypes float32,bfloat16]
                               [--train bert-base,...] [--size tiny] [--worst 20] [--all] [--tf32] [--no-code] [--neighbours] [--json FILE]
 
 No GPU is asked: graphs are captured on the CPU, their kernels compiled by NVRTC, read as SASS, and judged by the figures of `deplo explain --device`;
@@ -40,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import cases
+import operators
 import torch
 import torch.nn.functional as F
 import zoo
@@ -167,6 +169,13 @@ def subjects(suites: Sequence[str], dtypes: Sequence[torch.dtype], train: Sequen
         for name in zoo.NAMES:
             for dtype in dtypes:
                 found.append(Subject(f"{name} {str(dtype)[6:]}", lambda name=name, dtype=dtype: _model(name, size, dtype)))
+    if "operators" in suites:
+        for operator in operators.operators():
+            for dtype in dtypes:
+                if not operators.eager_lacks(operator, dtype):
+                    found.append(
+                        Subject(f"{operator[0]} {str(dtype)[6:]}", lambda operator=operator, dtype=dtype: operators.task(operator, dtype, 0))
+                    )
     for name in train:
         for dtype in dtypes:
             found.append(Subject(f"{name} {str(dtype)[6:]} training", lambda name=name, dtype=dtype: _model(name, size, dtype), backward=True))
