@@ -18,18 +18,21 @@ using loop_ir::Load;
 using loop_ir::Stmt;
 using loop_ir::Store;
 
-constexpr double kEnoughParallel = 16;      ///< shared iterations that occupy any machine's cores well enough
-constexpr double kRowBlock = 128;           ///< rows of a contraction whose fused rows stay in cache together
-constexpr double kCores = 8;                ///< that read a shared operand each for itself
-constexpr double kEnoughShared = 4096;      ///< points shared by two kernels that keep blocks of a grid busy
-constexpr double kLongColumn = 4096;        ///< points of one of fewer columns that have blocks of their own
-constexpr double kLeastPart = 128;          ///< elements of a part of a reduction that has a kernel of its own
-constexpr double kLongKeys = 128;           ///< of float32, that are worth blocks of a grid
-constexpr double kMostWidth = 256;          ///< of the heads of attention that blocks of a grid take as a whole
-constexpr double kMostChained = 1 << 20;    ///< bytes of an operand of one of two contractions in one kernel, without a softmax between them
-constexpr double kSmallProduct = 8192;      ///< multiply-adds up to which a contraction is as fast without packed operands
-constexpr double kFirstLevelCache = 32768;  ///< bytes of one part of a batched operand that are read again for nothing
-constexpr double kManyTaps = 16;            ///< of a window: what neighbours share of it outweighs its result's way through a near cache
+constexpr double kEnoughParallel = 16;       ///< shared iterations that occupy any machine's cores well enough
+constexpr double kRowBlock = 128;            ///< rows of a contraction whose fused rows stay in cache together
+constexpr double kCores = 8;                 ///< that read a shared operand each for itself
+constexpr double kEnoughShared = 4096;       ///< points shared by two kernels that keep blocks of a grid busy
+constexpr double kLongColumn = 4096;         ///< points of one of fewer columns that have blocks of their own
+constexpr double kLeastPart = 128;           ///< elements of a part of a reduction that has a kernel of its own
+constexpr double kGridBlocks = 264;          ///< that keep memory busy
+constexpr double kLeastOfRow = 4;            ///< as many points as a row's kernel took before: it reads most of them anew
+constexpr double kPointsOfLaunch = 1 << 20;  ///< that a device passes through memory in the time of a kernel's launch
+constexpr double kLongKeys = 128;            ///< of float32, that are worth blocks of a grid
+constexpr double kMostWidth = 256;           ///< of the heads of attention that blocks of a grid take as a whole
+constexpr double kMostChained = 1 << 20;     ///< bytes of an operand of one of two contractions in one kernel, without a softmax between them
+constexpr double kSmallProduct = 8192;       ///< multiply-adds up to which a contraction is as fast without packed operands
+constexpr double kFirstLevelCache = 32768;   ///< bytes of one part of a batched operand that are read again for nothing
+constexpr double kManyTaps = 16;             ///< of a window: what neighbours share of it outweighs its result's way through a near cache
 
 // Enough iterations to share among threads, or too little work to need it.
 bool parallel_enough(double shared, double work) { return shared >= kEnoughParallel || work / shared <= kSmallIteration; }
@@ -328,7 +331,12 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
   if (serial) return false;
   // Parts of long sums keep blocks of a grid busy, and are few beside what they are made of.
   if (!whole_a && target_of(context_).has_grid && a.points >= kLeastPart * points(a.nest.axes)) return false;
-  if (!whole_b && target_of(context_).has_grid && shared < kEnoughShared && b.points >= kLongColumn * shared && has_columns(b.nest, pairs))
+  // So do parts of sums down columns, and few long columns.
+  const bool few_columns = has_sums(b.nest.body) || (shared < kEnoughShared && b.points >= kLongColumn * shared);
+  if (!whole_b && target_of(context_).has_grid && few_columns && has_columns(b.nest, pairs)) return false;
+  // Blocks of a grid that are few take long over what reads little of what comes before.
+  if (!whole_b && target_of(context_).has_grid && shared < kGridBlocks && a.points * kLeastOfRow < b.points &&
+      b.points * (kGridBlocks / shared - 1) > kPointsOfLaunch)
     return false;
   return parallel_enough(shared, std::max(a.points, b.points));
 }

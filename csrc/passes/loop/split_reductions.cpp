@@ -35,12 +35,16 @@ constexpr double kLeastColumn = 256;    ///< elements of a chunk of a column
 constexpr double kElementsPerSecond = 5e11;
 constexpr double kSecondLaunch = 3e-6;  ///< seconds of the second kernel
 constexpr double kBlockTile = 64;       ///< rows and columns of a block of a contraction whose blocks would be few
-constexpr double kFewestSide = 16;      ///< below, a contraction streams its operands
+constexpr double kFewestSide = 2;       ///< below, a contraction streams its operands
+constexpr double kFewestOfTile = 16;
 constexpr double kEnoughTiles = 132;
 constexpr double kBlockDepth = 256;        ///< of a chunk, at least
-constexpr double kMostParts = 16;          ///< whose sums are added where they are read
+constexpr int64_t kAddedByReaders = 16;    ///< parts whose sums are added where they are read
+constexpr double kMostPartials = 1 << 20;  ///< of more parts
 constexpr double kStepSeconds = 2.8e-8;    ///< of a block for one k of float32
 constexpr double kHalfStepSeconds = 7e-9;  ///< of 16-bit operands, on matrix units
+constexpr double kTurnSeconds = 1.6e-8;    ///< of that where blocks of a core share its units
+constexpr double kHalfTurnSeconds = 1.1e-9;
 constexpr double kBytesPerSecond = 1.5e12;
 constexpr double kRowsOfWarps = 64;  ///< or columns, of which a block's warps add up parts of k
 constexpr double kWarpParts = 4;
@@ -69,9 +73,8 @@ struct ReductionSplitter {
       if (contractions.size() != 1) return;
       const bool grid = target_of(context).has_grid;
       const Expr extent = reduce.axes[axis_to_cut(reduce.axes)].extent;
-      const double wanted = grid ? blocks_of_k(at, contractions[0], length) : chunks_of(at, contractions[0], length);
-      if (int64_t chunks = even_chunks(extent, wanted); chunks > 1 && (!grid || pays(contractions[0], length, static_cast<double>(chunks))))
-        split(at, nest, reduce, length, length / static_cast<double>(chunks), true, grid);
+      const int64_t chunks = grid ? blocks_of_k(at, contractions[0], extent, length) : even_chunks(extent, chunks_of(at, contractions[0], length));
+      if (chunks > 1) split(at, nest, reduce, length, length / static_cast<double>(chunks), true, grid && chunks <= kAddedByReaders);
       return;
     }
     bool partial = reduce.operands.size() != static_cast<size_t>(operand_count(reduce.combiner));
@@ -177,32 +180,42 @@ struct ReductionSplitter {
     return std::min(std::ceil(kWantedTiles / tiles), std::floor(length / kLeastDepth));
   }
 
-  /// The same for blocks of a grid, of which even constant operands are read by every block.
-  double blocks_of_k(size_t at, const analysis::Contraction& contraction, double length) {
+  /// The same for blocks of a grid, of which even constant operands are read by every block: equal parts of an axis that take the least time.
+  int64_t blocks_of_k(size_t at, const analysis::Contraction& contraction, Expr extent, double length) {
     const auto sides = sides_of(contraction);
-    if (!sides || sides->m < kFewestSide || sides->n < kFewestSide || contraction.dtype != DType::f32) return 1;
+    if (!sides || sides->m < kFewestSide || sides->n < kFewestSide || contraction.dtype != DType::f32 || !extent.is_constant()) return 1;
     for (const auto* operand : {&contraction.a, &contraction.b})
       for (const std::string& buffer : operand->buffers)
         if (!is_float(graph.buffer(buffer).dtype) || is_reduced(at, buffer)) return 1;
-    const double tiles = sides->tiles(kBlockTile);
-    return std::min({std::ceil(kEnoughTiles / tiles), std::floor(length / kBlockDepth), kMostParts});
+    const double results = sides->batch * sides->m * sides->n;
+    const auto most = static_cast<int64_t>(std::min(length / kBlockDepth, std::max<double>(kAddedByReaders, kMostPartials / results)));
+    int64_t best = 1;
+    double least = seconds_of(contraction, *sides, length, 1);
+    for (int64_t chunks = 2; chunks <= most; ++chunks) {
+      const double seconds = extent.value() % chunks == 0 ? seconds_of(contraction, *sides, length, static_cast<double>(chunks)) : least;
+      if (seconds >= least) continue;
+      least = seconds;
+      best = chunks;
+    }
+    return best;
   }
 
-  /// Whether the blocks' time beside each other outweighs a second kernel, and what travels between both.
-  bool pays(const analysis::Contraction& contraction, double length, double chunks) const {
-    double results = 1;
-    for (const auto& axis : contraction.axes)
-      if (axis.kind != analysis::AxisClass::k) results *= size(axis.extent);
+  /// Of the blocks beside each other, a second kernel, and what travels between both.
+  double seconds_of(const analysis::Contraction& contraction, const Sides& sides, double length, double chunks) const {
     bool narrow = true;
     for (const auto* operand : {&contraction.a, &contraction.b})
       narrow = narrow && !operand->buffers.empty() && size_of(graph.buffer(operand->buffers[0]).dtype) == 2;
-    double alone = length * (narrow ? kHalfStepSeconds : kStepSeconds);
-    if (const auto sides = sides_of(contraction); narrow && sides && std::min(sides->m, sides->n) <= kRowsOfWarps) {
+    const double share = std::clamp(std::min(sides.m, sides.n), kFewestOfTile, kBlockTile) / kBlockTile;
+    const double of_core = std::ceil(sides.tiles(kBlockTile) * chunks / kEnoughTiles);
+    const double step = narrow ? std::max(kHalfStepSeconds, of_core * kHalfTurnSeconds) : std::max(kStepSeconds, of_core * kTurnSeconds * share);
+    double alone = length / chunks * step;
+    if (narrow && std::min(sides.m, sides.n) <= kRowsOfWarps) {
       // Warps of a block share k; what memory takes, parts of k do not shorten.
-      const double bytes = 2 * sides->batch * (sides->m + sides->n) * length;
-      alone = std::max(0.0, alone / kWarpParts - bytes / kBytesPerSecond);
+      const double bytes = 2 * sides.batch * (sides.m + sides.n) * length;
+      alone = std::max(alone / kWarpParts, bytes / kBytesPerSecond);
     }
-    return alone * (1 - 1 / chunks) > kSecondLaunch + 2 * chunks * results * size_of(contraction.dtype) / kBytesPerSecond;
+    if (chunks <= 1) return alone;
+    return alone + kSecondLaunch + 2 * chunks * sides.batch * sides.m * sides.n * size_of(contraction.dtype) / kBytesPerSecond;
   }
 
   /// Whether another kernel reduces the buffer without multiplying it, as softmax does with weights: both may become one kernel.

@@ -20,11 +20,12 @@ struct Tile {
 constexpr Tile kSmallest{64, 64, 4, 4};
 constexpr Tile kSmall{64, 64, 8, 4};                                             // more products for each load of shared memory
 constexpr Tile kLarge[] = {{256, 64, 8, 8}, {64, 256, 8, 8}, {128, 128, 8, 8}};  // where that gives enough blocks, the last one if several do
-constexpr double kEnoughBlocks = 96;                                             // to fill a GPU
-constexpr int64_t kStep = 16;                                                    // of k per stage
-constexpr int64_t kBuffers = 2;                                                  // one is filled while the other one is read
-constexpr int64_t kPad = 4;                                                      // elements behind a row of a tile whose operand lies along k
-constexpr int64_t kVector = 4;                                                   // sums side by side
+constexpr Tile kFew[] = {{32, 128, 8, 4}, {128, 32, 8, 4}, {16, 128, 4, 4}, {128, 16, 4, 4}};  // rows or columns, the fewest last
+constexpr double kEnoughBlocks = 96;                                                           // to fill a GPU
+constexpr int64_t kStep = 16;                                                                  // of k per stage
+constexpr int64_t kBuffers = 2;                                                                // one is filled while the other one is read
+constexpr int64_t kPad = 4;     // elements behind a row of a tile whose operand lies along k
+constexpr int64_t kVector = 4;  // sums side by side
 
 // What a schedule may ask for.
 constexpr int64_t kMostTile = 1024;
@@ -52,6 +53,8 @@ Schedule GpuContraction::propose(const SizeHints& hints) const {
     const bool fills = 2 * rows > static_cast<double>(t.rows) && 2 * columns > static_cast<double>(t.columns);
     if (wide && fills && blocks(t) >= kEnoughBlocks) tile = t;
   }
+  for (const Tile& t : kFew)
+    if (wide && (t.rows < t.columns ? rows <= static_cast<double>(t.rows) : columns <= static_cast<double>(t.columns))) tile = t;
   Schedule s{"gpu_contraction", {{"tile", {{group_of(rows_), tile.rows}}}, {"tile", {{group_of(columns_), tile.columns}}}}};
   for (const Item& item : items_) s.directives.push_back({"tile", {{item.depth_name, kStep}}});
   s.directives.push_back({"register_block", {{group_of(rows_), tile.per_row}, {group_of(columns_), tile.per_column}}});

@@ -7,6 +7,7 @@
 #include "target/cuda/schedule/four_bits.h"
 #include "target/cuda/schedule/kernel.h"
 #include "target/cuda/schedule/matrix.h"
+#include "target/cuda/schedule/truths.h"
 #include "target/cuda/schedule/variants.h"
 
 namespace deplo {
@@ -67,8 +68,9 @@ class CudaScheduler final : public Scheduler {
     out.kernels.push_back(std::make_shared<tile_ir::Kernel>(apply_gpu(kernel, schedule, context_)));
   }
 
-  /// With an axis for a layer's only row, where matrix units then read its weights as bytes.
-  loop_ir::Kernel as_layer(const loop_ir::Kernel& kernel) const {
+  /// With an axis for a layer's only row, where matrix units then read its weights as bytes, and with truths as numbers.
+  loop_ir::Kernel as_layer(const loop_ir::Kernel& given) const {
+    const loop_ir::Kernel kernel = loop_to_tile::with_counted_truths(given);
     loop_ir::Kernel rows = loop_to_tile::with_row(kernel, loop_to_tile::static_params(module_, kernel));
     if (rows == kernel) return kernel;
     const GpuMatrix matrix(rows);

@@ -115,7 +115,9 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
   auto look = [&](const loop_ir::Block& body, const Expr& n, const std::string& last) {
     wide_ = wide_ || !n.is_constant() || n.value() >= kWideReduction;
     for (const GlobalAccess& access : global_accesses(kernel_, body)) {
-      if (auto step = linear_coefficient(access.offset, last); step && step->is(1)) along_reductions += access.bytes;
+      // What neighbours read alike comes from the caches.
+      const bool moves = uses(access.offset, outer_.back().name);
+      if (auto step = linear_coefficient(access.offset, last); moves && step && step->is(1)) along_reductions += access.bytes;
       if (auto step = linear_coefficient(access.offset, outer_.back().name); step && step->is(1)) {
         along_points += access.bytes;
         narrowest = std::min(narrowest, access.bytes);
@@ -161,6 +163,14 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
   const bool many = !columns.is_constant() || columns.value() >= kFillingBlocks;
   proposed_threads_ = many ? kManyColumns[0] : kFewColumns[0];
   proposed_split_ = many ? kManyColumns[1] : kFewColumns[1];
+  // What threads of a column tell one another: those of a scan at each piece, those of a sum at its end.
+  int64_t told = 0;
+  for (const auto& stmt : *inner_) {
+    const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node);
+    const auto* scan = std::get_if<loop_ir::Scan>(&stmt->node);
+    for (DType dtype : reduce ? reduce->dtypes : scan ? scan->dtypes : std::vector<DType>{}) told = std::max(told, size_of(dtype));
+  }
+  while (proposed_lanes_ > 1 && proposed_lanes_ * told > (scans ? kAccessBytes : 2 * kAccessBytes)) proposed_lanes_ /= 2;
 }
 
 bool GpuVectors::is_possible() const {
