@@ -255,7 +255,9 @@ std::vector<Expr> divided_remainders(Expr e, Expr a, Expr b) {
     for (const Expr& atom : term.atoms) {
       if (atom.kind() != ExprKind::floordiv || atom.operands()[1] != b) continue;
       Expr m = atom.operands()[0];
-      if (m.kind() == ExprKind::mod && m.operands()[0] == a && exact_quotient(m.operands()[1], b)) found.push_back(m);
+      if (m.kind() != ExprKind::mod || !exact_quotient(m.operands()[1], b)) continue;
+      const Expr apart = m.operands()[0] - a;
+      if (apart.is(0) || (apart.is_constant() && exact_quotient(apart, b))) found.push_back(m);
     }
   return found;
 }
@@ -284,8 +286,8 @@ std::vector<Expr> remainders_of(Expr e, Expr a) {
 }
 
 // k * (a mod b) + k*b * (a floordiv b) is k * a; it takes the place of the mod wherever that leaves fewer terms. So does
-// k * (a mod b) + k*b * ((a mod c) floordiv b), which is k * (a mod c) for multiples c of b, and k * (a mod b) + k*b * ((a floordiv b + d) mod c),
-// which is k * ((a + b * d) mod (b * c)).
+// k * (a mod b) + k*b * (((a + d * b) mod c) floordiv b), which is k * ((a + d * b) mod c) for multiples c of b, and k * (a mod b) + k*b * ((a
+// floordiv b + d) mod c), which is k * ((a + b * d) mod (b * c)).
 Expr recombine(Expr e) {
   auto is_mod = [](const Expr& x) { return x.kind() == ExprKind::mod; };
   auto holds_mod = [&](const Expr& t) {

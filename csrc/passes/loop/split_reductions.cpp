@@ -72,9 +72,10 @@ struct ReductionSplitter {
     if (auto contractions = analysis::find_contractions(kernel); !contractions.empty()) {
       if (contractions.size() != 1) return;
       const bool grid = target_of(context).has_grid;
-      const Expr extent = reduce.axes[axis_to_cut(reduce.axes)].extent;
+      const size_t cut = axis_to_cut(reduce.axes, kMostChunks);
+      const Expr extent = reduce.axes[cut].extent;
       const int64_t chunks = grid ? blocks_of_k(at, contractions[0], extent, length) : even_chunks(extent, chunks_of(at, contractions[0], length));
-      if (chunks > 1) split(at, nest, reduce, length, length / static_cast<double>(chunks), true, grid && chunks <= kAddedByReaders);
+      if (chunks > 1) split(at, nest, reduce, cut, length, length / static_cast<double>(chunks), true, grid && chunks <= kAddedByReaders);
       return;
     }
     bool partial = reduce.operands.size() != static_cast<size_t>(operand_count(reduce.combiner));
@@ -87,14 +88,18 @@ struct ReductionSplitter {
       const double chunks = std::min(std::ceil(kEnoughBlocks / blocks), std::floor(length / kLeastColumn));
       // Columns that meet their input again are read once more by kernels of their own.
       const double more = seconds + kSecondLaunch + (again ? seconds + kSecondLaunch : 0);
-      if (chunks > 1 && seconds * kEnoughBlocks / 2 / blocks > more) split(at, nest, reduce, length, even(reduce, length, length / chunks), true);
+      if (chunks > 1 && seconds * kEnoughBlocks / 2 / blocks > more) {
+        const size_t cut = axis_to_cut(reduce.axes, chunks);
+        split(at, nest, reduce, cut, length, even(reduce.axes[cut], length, length / chunks), true);
+      }
       return;
     }
     if (again) return;
     const double few = std::min(kFewResults, kResultsOfThread * static_cast<double>(std::max(context.target.threads, 1)));
     if (results > (grid ? kFewRows : few) || length < kLongReduction) return;
     const double elements = std::max(kChunkElements, length / kMostChunks);
-    split(at, nest, reduce, length, grid ? even(reduce, length, elements) : elements, false);
+    const size_t cut = axis_to_cut(reduce.axes, length / elements);
+    split(at, nest, reduce, cut, length, grid ? even(reduce.axes[cut], length, elements) : elements, false);
   }
 
   /// Whether some kernel takes a result together with what it was made of, as those of softmax and of norms do: they share rows.
@@ -135,8 +140,7 @@ struct ReductionSplitter {
   }
 
   /// As many elements of a chunk, or up to twice as many, so that chunks are equal and of whole vectors; the same number where there is none such.
-  double even(const Reduce& reduce, double length, double elements) const {
-    const Axis& axis = reduce.axes[axis_to_cut(reduce.axes)];
+  double even(const Axis& axis, double length, double elements) const {
     if (!axis.extent.is_constant()) return elements;
     const int64_t extent = axis.extent.value();
     const double inner = length / size(axis.extent);
@@ -261,25 +265,26 @@ struct ReductionSplitter {
     return most;
   }
 
-  // The outermost axis long enough to be cut, or else the longest.
-  size_t axis_to_cut(const std::vector<Axis>& axes) const {
+  // The outermost axis long enough to be cut, or else the longest. A grid's chunks then lie in one piece.
+  size_t axis_to_cut(const std::vector<Axis>& axes, double chunks) const {
+    const double enough = target_of(context).has_grid ? std::min(256.0, chunks) : 256.0;
     size_t longest = 0;
     for (size_t k = 0; k < axes.size(); ++k) {
-      if (size(axes[k].extent) >= 256) return k;
+      if (size(axes[k].extent) >= enough) return k;
       if (size(axes[k].extent) > size(axes[longest].extent)) longest = k;
     }
     return longest;
   }
 
-  /// Chunks of `elements` terms; `chunk_outside`: along an axis around the others, so that each chunk is a contraction of the same form; `unrolled`:
-  /// their sums are added without a loop, so that what reads the result may add them itself.
-  void split(size_t at, const Nest& nest, const Reduce& reduce, double length, double elements, bool chunk_outside, bool unrolled = false) {
+  /// Chunks of `elements` terms of axis `cut`; `chunk_outside`: along an axis around the others, so that each chunk is a contraction of the same
+  /// form; `unrolled`: their sums are added without a loop, so that what reads the result may add them itself.
+  void split(size_t at, const Nest& nest, const Reduce& reduce, size_t cut, double length, double elements, bool chunk_outside,
+             bool unrolled = false) {
     Names names;
     Kernel all;
     all.body = graph.nodes()[at].body;
     all.symbols = graph.program().symbols;
     names.reserve(all);
-    size_t cut = axis_to_cut(reduce.axes);
     const Axis& axis = reduce.axes[cut];
     double inner = length / size(axis.extent);
     auto step = static_cast<int64_t>(std::ceil(elements / inner));

@@ -25,6 +25,7 @@ constexpr int64_t kManyColumns[] = {32, 8};
 constexpr int64_t kFewColumns[] = {8, 32};
 constexpr int64_t kFillingBlocks = 132;
 constexpr int64_t kFewVectors = 4;                        ///< of a row, of which one in part is no gain
+constexpr double kUnknownReaders = 64;                    ///< points along an axis of unknown length
 constexpr int64_t kScanned = 16;                          ///< elements that a thread scans before threads combine
 constexpr int64_t kSearched = 8;                          ///< places that a thread compares with its own at once
 constexpr int64_t kAhead = 4;                             ///< of those that a thread scans alone, loaded together
@@ -92,15 +93,19 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
   if (!colliding_stores(kernel_).empty()) last_ = find_last_stores(outer_, *inner_, names_);
   if (!is_possible()) return;
   const std::vector<GlobalAccess> accesses = global_accesses(kernel_, *inner_);
-  // Along the axis where most bytes lie side by side; stores that do not cost most.
+  // Along the axis where most bytes lie side by side, of those that come from memory: what many points read alike does once. Stores cost most.
   size_t best = outer_.size();
-  int64_t most = 0;
+  double most = 0;
   for (size_t a = outer_.size(); a-- > 0;) {
     if (last_ && outer_[a].name == last_->axis) continue;  // points side by side share the search
-    int64_t weight = 0;
+    double weight = 0;
     for (const GlobalAccess& access : accesses) {
       auto step = linear_coefficient(access.offset, outer_[a].name);
-      if (step && step->is(1)) weight += access.bytes * (access.stores ? 2 : 1);
+      if (!step || !step->is(1)) continue;
+      double bytes = static_cast<double>(access.bytes) * (access.stores ? 2 : 1);
+      for (const auto& other : outer_)
+        if (!uses(access.offset, other.name)) bytes /= other.extent.is_constant() ? std::max<double>(1, other.extent.value()) : kUnknownReaders;
+      weight += bytes;
     }
     if (weight <= most) continue;
     most = weight;
