@@ -1,4 +1,4 @@
-"""Attention of float32 on GPUs beyond many rows of it: few rows over many keys; on a GPU where there is one, else on a driver that emulates it."""
+"""Float32 on GPUs where rows, columns or results are few; on a GPU where there is one, else on a driver that emulates it."""
 
 from __future__ import annotations
 
@@ -65,3 +65,35 @@ def test_wide_heads_fit_small_shared_memory(heads: int, keys: int, monkeypatch: 
     fn = F.scaled_dot_product_attention
     got, eager, exact = compiled_for_gpu(fn, fullgraph=True)(q, k, v), fn(q, k, v), fn(q.double(), k.double(), v.double())
     same(got, eager, exact=exact)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "words"),
+    [
+        (lambda x: (x > 3).any(-1), [(70, 300)], ["keep(registers)"]),
+        (lambda x: (x > -3).all(0), [(300, 70)], ["split"]),
+        (lambda x: x.std(0), [(2048, 520)], ["split", "gpu_points", "split"]),
+        (lambda x: x.cumsum(0), [(200, 40)], ["by=2) split"]),
+        (lambda x, y: x @ y, [(3, 512), (512, 300)], ["tile(i1=16) tile(i2=128)"]),
+        (lambda x, y: F.linear(x, y), [(200, 512), (5, 512)], ["tile(i1=128) tile(i2=16)"]),
+        (lambda x, y: x @ y, [(16, 16384), (16384, 16)], ["gpu_contraction", "split"]),
+        (lambda x, y: torch.bmm(x, y), [(3, 1, 70), (3, 70, 130)], ["vectorize(i1"]),
+        (lambda x: F.group_norm(x, 2), [(2, 12, 128, 96)], ["gpu_rows", "gpu_points", "gpu_rows", "gpu_points", "gpu_points"]),
+        (lambda x: F.instance_norm(x), [(2, 3, 64, 64)], ["gpu_rows"]),
+    ],
+    ids=["any", "all down", "deviations down", "sums down", "few rows", "few columns", "few results", "vectors", "groups", "instances"],
+)
+def test_few_results(fn: Callable[..., Any], shapes: list[tuple[int, ...]], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Threads share what few results would leave to few of them; `words` are in the schedules, one after the other."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape) for shape in shapes]
+    rest = "\n".join(kernel.schedule for kernel in deplo.explain(fn, *inputs, options=gpu()).graphs[0].kernels)
+    for word in words:
+        assert word in rest, word
+        rest = rest[rest.index(word) + len(word) :]
+    torch._dynamo.reset()
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
+    got, eager, exact = compiled_for_gpu(fn, fullgraph=True)(*inputs), fn(*inputs), fn(*(x.double() for x in inputs))
+    same(got, eager, exact=exact)
+    if gpu() == EMULATOR:
+        assert is_clean(tmp_path / "judge")
