@@ -1,5 +1,4 @@
-"""What CUDA kernels would do on devices that need not be here, over benchmarks/cases.py, more layers, the models of benchmarks/zoo.py, and the single operators of
-benchmarks/operators.py.
+"""What CUDA kernels would do on devices that need not be here, over benchmarks/cases.py, more layers, models, and single operators.
 
     python benchmarks/sass.py [--devices a100,h100,rtx5090] [--match TEXT] [--suites cases,layers,models,operators] [--dtypes float32,bfloat16]
                               [--train bert-base,...] [--size tiny] [--worst 20] [--all] [--tf32] [--no-code] [--neighbours] [--json FILE]

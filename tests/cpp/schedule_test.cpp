@@ -461,11 +461,12 @@ TEST_CASE("what is proposed follows extents and strides") {
   CHECK(rows(256) == "nest parallel(i, work=32768) vectorize(j, by=4)");
   CHECK(rows(24) == "nest parallel(i, work=32768) vectorize(j, by=4)");
   CHECK(rows(5) == "nest parallel(i, work=32768) vectorize(j, by=4)");
-  CHECK(rows(2) == "nest parallel(i, work=32768) vectorize(j, by=4)");
+  CHECK(rows(2) == "nest parallel(i, work=32768) tile(i=64) vectorize(i, by=8)");
   CHECK(reduced("256, 1000", "1000", "  for i in 1000:\n", 256, "j, i") == "nest parallel(i, work=32768) tile(i=64) vectorize(i, by=8)");
   CHECK(reduced("64, 48, 40", "64, 40", "  for i in 64:\n    for k in 40:\n", 48, "i, j, k") == "nest parallel(i, work=32768) vectorize(k, by=8)");
   CHECK(reduced("64, 40, 48", "64, 40", "  for i in 64:\n    for k in 40:\n", 48, "i, k, j") == "nest parallel(i_k, work=32768) vectorize(j, by=4)");
-  CHECK(reduced("64, 40, 3", "64, 40", "  for i in 64:\n    for k in 40:\n", 3, "i, k, j") == "nest parallel(i_k, work=32768) vectorize(j, by=4)");
+  CHECK(reduced("64, 40, 3", "64, 40", "  for i in 64:\n    for k in 40:\n", 3, "i, k, j") ==
+        "nest parallel(i_k, work=32768) tile(i_k=64) vectorize(i_k, by=8)");
   const std::string grid = "  for i in 64:\n    for k in 40:\n";
   CHECK(reduced("64, 42", "64, 40", grid, 3, "i, k + j") == "nest parallel(i, work=32768) tile(i=5) window(i=1) vectorize(k)");
   CHECK(reduced("66, 44", "64, 40", grid, 3, "i + j, k") == "nest parallel(i, work=32768) tile(i=8) window(i=4) vectorize(k)");

@@ -189,8 +189,10 @@ struct ReductionSplitter {
     const auto sides = sides_of(contraction);
     if (!sides || sides->m < kFewestSide || sides->n < kFewestSide || contraction.dtype != DType::f32 || !extent.is_constant()) return 1;
     for (const auto* operand : {&contraction.a, &contraction.b})
-      for (const std::string& buffer : operand->buffers)
-        if (!is_float(graph.buffer(buffer).dtype) || is_reduced(at, buffer)) return 1;
+      for (const std::string& buffer : operand->buffers) {
+        const std::set<size_t> along = summed(contraction, *operand, buffer);
+        if (!is_float(graph.buffer(buffer).dtype) || is_reduced(at, buffer, &along)) return 1;
+      }
     const double results = sides->batch * sides->m * sides->n;
     const auto most = static_cast<int64_t>(std::min(length / kBlockDepth, std::max<double>(kAddedByReaders, kMostPartials / results)));
     int64_t best = 1;
@@ -222,8 +224,22 @@ struct ReductionSplitter {
     return alone + kSecondLaunch + 2 * chunks * sides.batch * sides.m * sides.n * size_of(contraction.dtype) / kBytesPerSecond;
   }
 
-  /// Whether another kernel reduces the buffer without multiplying it, as softmax does with weights: both may become one kernel.
-  bool is_reduced(size_t at, const std::string& buffer) {
+  /// The dimensions of a buffer along which a product is summed.
+  static std::set<size_t> summed(const analysis::Contraction& contraction, const analysis::ContractionOperand& operand, const std::string& buffer) {
+    std::set<size_t> found;
+    for (const auto& stmt : operand.slice)
+      if (const auto* load = std::get_if<Load>(&stmt->node); load && load->buffer == buffer) add_summed(*load, *contraction.reduce, found);
+    return found;
+  }
+
+  static void add_summed(const Load& load, const Reduce& reduce, std::set<size_t>& into) {
+    for (size_t d = 0; d < load.index.size(); ++d)
+      if (std::any_of(reduce.axes.begin(), reduce.axes.end(), [&](const Axis& axis) { return uses(load.index[d], axis.name); })) into.insert(d);
+  }
+
+  /// Whether another kernel reduces the buffer without multiplying it, along one of these dimensions, as softmax does with weights: both may become
+  /// one kernel.
+  bool is_reduced(size_t at, const std::string& buffer, const std::set<size_t>* along = nullptr) {
     for (size_t other = 0; other < graph.nodes().size(); ++other) {
       const auto& node = graph.nodes()[other];
       if (other == at || !node.alive || !node.is_kernel) continue;
@@ -233,7 +249,10 @@ struct ReductionSplitter {
         if (!reduce) return;
         visit(reduce->body, [&](const Stmt& inner, const std::vector<Axis>&) {
           const auto* load = std::get_if<Load>(&inner.node);
-          reduces = reduces || (load && load->buffer == buffer);
+          if (!load || load->buffer != buffer) return;
+          std::set<size_t> here;
+          add_summed(*load, *reduce, here);
+          reduces = reduces || !along || std::any_of(here.begin(), here.end(), [&](size_t d) { return along->count(d) > 0; });
         });
       });
       if (!reduces) continue;

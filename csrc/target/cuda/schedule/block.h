@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "lower/loop_to_tile/convert.h"
 #include "schedule/reader.h"
@@ -29,6 +30,28 @@ inline int64_t read_threads(ScheduleReader& reader) {
 inline tile_ir::Block gpu_grid(const std::string& block, Expr blocks, const std::string& thread, int64_t threads, tile_ir::Block body) {
   tile_ir::Block inner{make(tile_ir::For{axis(thread, 0, threads, tile_ir::LoopKind::thread_x), std::move(body)})};
   return {make(tile_ir::For{axis(block, 0, blocks, tile_ir::LoopKind::block_x), std::move(inner)})};
+}
+
+/// Loops that are a nest but for what is loaded and computed between them, as one: `body` has all that, computed anew by each element.
+struct Flat {
+  std::vector<loop_ir::Axis> axes;
+  loop_ir::Block body;
+};
+
+inline Flat flatten(const loop_ir::For& loop) {
+  Flat flat;
+  const loop_ir::For* at = &loop;
+  while (at) {
+    flat.axes.push_back({at->axis, at->extent});
+    const auto* inner = at->body.empty() ? nullptr : std::get_if<loop_ir::For>(&at->body.back()->node);
+    for (const auto& stmt : at->body) {
+      const bool computes = std::holds_alternative<loop_ir::Let>(stmt->node) || std::holds_alternative<loop_ir::Load>(stmt->node);
+      if (inner && !computes && stmt != at->body.back()) return {{{loop.axis, loop.extent}}, loop.body};
+    }
+    flat.body.insert(flat.body.end(), at->body.begin(), inner ? std::prev(at->body.end()) : at->body.end());
+    at = inner;
+  }
+  return flat;
 }
 
 }  // namespace deplo::loop_to_tile

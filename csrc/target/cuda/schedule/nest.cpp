@@ -275,12 +275,32 @@ void GpuNest::lower(const loop_ir::Local& s, Share share, tile_ir::Block& out) {
 }
 
 void GpuNest::lower(const loop_ir::For& s, Share share, tile_ir::Block& out) {
-  Expr extent = substitute(s.extent, map_);
-  bool together = share == Share::together;
-  if (together) before_writing(s.body, out);
-  tile_ir::Block body = convert(s.body, Share::alone);
-  out.push_back(make(tile_ir::For{axis(s.axis, together ? thread() : Expr(0), extent, LoopKind::serial, together ? threads_ : 1), std::move(body)}));
-  if (together) barrier(out);
+  if (share == Share::alone) {
+    const Expr extent = substitute(s.extent, map_);
+    out.push_back(make(tile_ir::For{axis(s.axis, 0, extent, LoopKind::serial), convert(s.body, Share::alone)}));
+    return;
+  }
+  before_writing(s.body, out);
+  // Threads share the points of all loops inside of one another, unless what these combine is in their order.
+  bool combines = false;
+  visit_all(s.body, [&](const loop_ir::Stmt& stmt) {
+    if (const auto* store = std::get_if<loop_ir::Store>(&stmt.node)) combines = combines || store->combiner != Combiner::set;
+  });
+  const Flat flat = combines ? Flat{{{s.axis, s.extent}}, s.body} : flatten(s);
+  const tile_ir::Axis shared = share_axes(flat.axes);
+  out.push_back(make(tile_ir::For{shared, convert(flat.body, Share::alone)}));
+  for (const auto& a : flat.axes) map_.erase(a.name);
+  barrier(out);
+}
+
+/// The points of axes, one after the other, as one that threads share. Until the axes are taken off the map, their names stand for places along it.
+tile_ir::Axis GpuNest::share_axes(const std::vector<loop_ir::Axis>& axes) {
+  if (axes.size() == 1) return axis(axes[0].name, thread(), substitute(axes[0].extent, map_), LoopKind::serial, threads_);
+  std::vector<loop_ir::Axis> here = axes;
+  for (auto& a : here) a.extent = substitute(a.extent, map_);
+  const std::string point = names_.fresh("point");
+  for (const auto& [name, place] : unflatten(here, sym(point))) map_[name] = place;
+  return axis(point, thread(), count(here), LoopKind::serial, threads_);
 }
 
 void GpuNest::lower(const loop_ir::Scan& s, Share share, tile_ir::Block& out) {
@@ -301,18 +321,23 @@ void GpuNest::lower(const loop_ir::Scan& s, Share share, tile_ir::Block& out) {
 }
 
 void GpuNest::lower(const loop_ir::Reduce& s, Share share, tile_ir::Block& out) {
-  tile_ir::Reduce reduce{s.results, s.dtypes, s.combiner, s.operands, {}, convert(s.body, Share::alone)};
-  for (const auto& a : s.axes) reduce.axes.push_back(axis(a.name, 0, substitute(a.extent, map_)));
+  tile_ir::Reduce reduce{s.results, s.dtypes, s.combiner, s.operands, {}, {}};
   Fn fn = combine_fn(s.combiner);
   // Pairs (argmax, Welford, online softmax) are reduced by every thread alike: right, not yet fast.
   if (share == Share::alone || fn == Fn::constant || s.dtypes[0] == DType::boolean) {
     if (share == Share::together) collect_reads(s.body, read_);
+    for (const auto& a : s.axes) reduce.axes.push_back(axis(a.name, 0, substitute(a.extent, map_)));
+    reduce.body = convert(s.body, Share::alone);
     out.push_back(make(std::move(reduce)));
     return;
   }
-  tile_ir::Axis& split = reduce.axes.back();
-  split.lo = thread();
-  split.step = threads_;
+  // A long last axis is shared as it is.
+  const loop_ir::Axis& last = s.axes.back();
+  const bool is_long = !last.extent.is_constant() || last.extent.value() >= threads_;
+  for (size_t k = 0; is_long && k + 1 < s.axes.size(); ++k) reduce.axes.push_back(axis(s.axes[k].name, 0, substitute(s.axes[k].extent, map_)));
+  reduce.axes.push_back(share_axes(is_long ? std::vector{last} : s.axes));
+  reduce.body = convert(s.body, Share::alone);
+  for (const auto& a : s.axes) map_.erase(a.name);
   std::string result = s.results[0];
   std::string partial = names_.fresh(result + "_part");
   reduce.results[0] = partial;

@@ -47,6 +47,7 @@ class GpuNest {
   void lower(const loop_ir::For& s, Share share, tile_ir::Block& out);
   void lower(const loop_ir::Scan& s, Share share, tile_ir::Block& out);
   void lower(const loop_ir::Reduce& s, Share share, tile_ir::Block& out);
+  tile_ir::Axis share_axes(const std::vector<loop_ir::Axis>& axes);
 
   std::string shared_for(DType dtype, tile_ir::Block& out);
   void barrier(tile_ir::Block& out);

@@ -30,27 +30,6 @@ bool is_scalar(const loop_ir::Stmt& stmt) {
          std::holds_alternative<loop_ir::Store>(stmt.node) || std::holds_alternative<loop_ir::Check>(stmt.node);
 }
 
-/// Loops that are a nest but for what is loaded and computed between them, as one: `body` has all that, computed anew by each element.
-struct Flat {
-  std::vector<loop_ir::Axis> axes;
-  loop_ir::Block body;
-};
-Flat flatten(const loop_ir::For& loop) {
-  Flat flat;
-  const loop_ir::For* at = &loop;
-  while (at) {
-    flat.axes.push_back({at->axis, at->extent});
-    const auto* inner = at->body.empty() ? nullptr : std::get_if<loop_ir::For>(&at->body.back()->node);
-    for (const auto& stmt : at->body) {
-      const bool computes = std::holds_alternative<loop_ir::Let>(stmt->node) || std::holds_alternative<loop_ir::Load>(stmt->node);
-      if (inner && !computes && stmt != at->body.back()) return {{{loop.axis, loop.extent}}, loop.body};
-    }
-    flat.body.insert(flat.body.end(), at->body.begin(), inner ? std::prev(at->body.end()) : at->body.end());
-    at = inner;
-  }
-  return flat;
-}
-
 }  // namespace
 
 GpuRowVectors::GpuRowVectors(const loop_ir::Kernel& kernel) : kernel_(merge_inner_axes(merge_outer_axes(kernel))) {
