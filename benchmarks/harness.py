@@ -224,6 +224,17 @@ def write_json(path: str | None, rows: Sequence[Mapping[str, Any]], limits: peak
         Path(path).write_text(json.dumps({"machine": about, "rows": list(rows)}, indent=1) + "\n")
 
 
+def compiled(module: torch.nn.Module, backend: str, direct: bool = False, **options: Any) -> Callable[..., Any]:
+    """The module by torch.compile; `options` are deplo's, and `direct` has deplo check arguments itself in later calls."""
+    if backend != "deplo":
+        return torch.compile(module, backend=backend)  # type: ignore[no-any-return]
+    if direct:
+        import deplo
+
+        return deplo.jit(module, guards="inputs", options=options)
+    return torch.compile(module, backend=backend, options=options)  # type: ignore[no-any-return]
+
+
 def add_timing_options(parser: argparse.ArgumentParser, rounds: int, seconds: float) -> None:
     """--threads, --rounds, --seconds and --pause: how long a run takes, mostly rounds * contestants * (seconds + pause) for a row."""
     parser.add_argument("--threads", type=int, default=2)

@@ -1,14 +1,15 @@
 """Real models: eager, Inductor, deplo and other engines side by side; numbers judged by float64 in the same run.
 
-    python benchmarks/models.py [--models bert-base,resnet-50] [--dtype float32|bfloat16] [--threads 2] [--no-inductor] [--peers] [--json FILE]
-                                [--plot FILE.svg]
+    python benchmarks/models.py [--models bert-base,resnet-50] [--dtype float32|bfloat16] [--threads 2] [--no-inductor] [--peers] [--direct]
+                                [--json FILE] [--plot FILE.svg]
 
 Times are medians of interleaved rounds with three rotating input sets (README.md here says how). `error` is the largest difference from the float64
 model, of its output and of its KV cache, relative to the largest number there. `aten` counts ATen calls inside one compiled
 call, seen by PyTorch's profiler.
 `NAME %` is the larger of flops / (FMA peak) and bytes / (DRAM bandwidth) for that contestant's time, peaks measured in the same run;
 flops are those of contractions and convolutions, bytes those of weights, inputs and outputs, once each.
---peers adds ONNX Runtime, OpenVINO and zentorch (`make peers` installs them). `vs best peer` is the time of the fastest other over deplo's.
+--peers adds ONNX Runtime, OpenVINO and zentorch (`make peers` installs them); --direct has deplo called as their sessions are, without Dynamo's
+guards (`deplo.jit(..., guards="inputs")`). `vs best peer` is the time of the fastest other over deplo's.
 """
 
 from __future__ import annotations
@@ -28,11 +29,10 @@ import zoo
 from torch.utils.flop_counter import FlopCounterMode
 
 
-def compile_once(case: zoo.Case, backend: str, inputs: dict[str, Any]) -> tuple[Any, float]:
+def compile_once(case: zoo.Case, backend: str, inputs: dict[str, Any], direct: bool) -> tuple[Any, float]:
     """The compiled model and the seconds of its first call."""
     torch._dynamo.reset()
-    options = {"options": {"strict": True, "allow_library": []}} if backend == "deplo" else {}
-    compiled = torch.compile(case.model, backend=backend, **options)
+    compiled = harness.compiled(case.model, backend, direct, strict=True, allow_library=[])
     start = time.perf_counter()
     compiled(**inputs)
     return compiled, time.perf_counter() - start
@@ -71,7 +71,7 @@ def measure(name: str, args: argparse.Namespace, limits: peak.Limits) -> dict[st
     row: dict[str, Any] = {"model": name, "eps": torch.finfo(dtype).eps}
     contestants["eager"](0)  # a lazy KV cache makes its tensors
     for backend in ["inductor"] * args.inductor + ["deplo"]:
-        compiled, first = compile_once(case, backend, sets[0])
+        compiled, first = compile_once(case, backend, sets[0], args.direct)
         contestants[backend] = lambda k, compiled=compiled: compiled(**sets[k])
         row[f"first {backend} s"] = first
     calls = harness.aten_calls(lambda: contestants["deplo"](0))
@@ -96,6 +96,7 @@ def main() -> int:
     parser.add_argument("--size", choices=("real", "tiny"), default="real")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     harness.add_timing_options(parser, rounds=5, seconds=0.3)
+    parser.add_argument("--direct", action="store_true", help='deplo by direct calls: deplo.jit(..., guards="inputs")')
     parser.add_argument("--no-inductor", dest="inductor", action="store_false")
     peers.add_options(parser)
     args = parser.parse_args()
@@ -111,10 +112,11 @@ def main() -> int:
         for name in args.models.split(","):
             rows.append(measure(name, args, limits))
             print(f"{name}: {rows[-1]['vs eager']:.2f}x eager", file=sys.stderr, flush=True)
-    harness.show(rows, f"{args.dtype}, {args.threads} threads", peers.DETAILS)
+    title = f"{args.dtype}, {args.threads} threads" + ", deplo by direct calls" * args.direct
+    harness.show(rows, title, peers.DETAILS)
     harness.show_means(rows)
-    harness.write_json(args.json, rows, limits, peers.described(args) | {"dtype": args.dtype})
-    plot.draw(args.plot, rows, f"{args.dtype}, {args.threads} threads of {harness.processor()}")
+    harness.write_json(args.json, rows, limits, peers.described(args) | {"dtype": args.dtype, "direct": args.direct})
+    plot.draw(args.plot, rows, f"{title}, of {harness.processor()}")
     return harness.report_wrong(rows)
 
 

@@ -1,11 +1,11 @@
 """Layers and chains: eager, Inductor, deplo and other engines side by side, each with its share of the machine's peak measured in the same run.
 
-    python benchmarks/run.py [--suite pointwise,contractions,convolutions] [--match TEXT] [--threads 2] [--no-inductor] [--peers] [--json FILE]
-                             [--plot FILE.svg]
+    python benchmarks/run.py [--suite pointwise,contractions,convolutions] [--match TEXT] [--threads 2] [--no-inductor] [--peers] [--direct]
+                             [--json FILE] [--plot FILE.svg]
 
 Times are medians of interleaved rounds with three rotating input sets (README.md here says how); `error` is judged by float64 at these sizes.
 `NAME %` is the larger of flops / (FMA peak) and bytes / (DRAM bandwidth) for that contestant's time; it passes 100 where data stay in cache.
---peers adds ONNX Runtime, OpenVINO and zentorch (`make peers` installs them). `vs best peer` is the time of the fastest other over deplo's.
+--peers adds ONNX Runtime, OpenVINO and zentorch (`make peers` installs them), --direct has deplo called without Dynamo's guards. `vs best peer` is the time of the fastest other over deplo's.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ def measure(bench: cases.Bench, args: argparse.Namespace, limits: peak.Limits) -
     eager = contestants["eager"](0)
     row: dict[str, Any] = {"case": bench.name, "eps": torch.finfo(eager.dtype).eps, "error eager": judge(eager)}
     for backend in ["inductor"] * args.inductor + ["deplo"]:
-        options = {"options": {"strict": True, "allow_library": []}} if backend == "deplo" else {}
-        compiled = torch.compile(bench.module, backend=backend, **options)
+        compiled = harness.compiled(bench.module, backend, args.direct, strict=True, allow_library=[])
         contestants[backend] = lambda k, compiled=compiled: compiled(*sets[k])
         row[f"error {backend}"] = judge(contestants[backend](0))
     row["aten"] = sum(harness.aten_calls(lambda: contestants["deplo"](0)).values())
@@ -70,6 +69,7 @@ def main() -> int:
     parser.add_argument("--suite", default=",".join(name for name in cases.SUITES if name != "tiny"), help=", ".join(cases.SUITES))
     parser.add_argument("--match", default="", help="only cases whose name contains this")
     harness.add_timing_options(parser, rounds=5, seconds=0.1)
+    parser.add_argument("--direct", action="store_true", help='deplo by direct calls: deplo.jit(..., guards="inputs")')
     parser.add_argument("--no-inductor", dest="inductor", action="store_false")
     peers.add_options(parser)
     args = parser.parse_args()
@@ -90,11 +90,12 @@ def main() -> int:
                     benches.append(bench)
                     rows.append(measure(bench, args, limits))
                     print(f"{bench.name}: {rows[-1]['vs eager']:.2f}x eager", file=sys.stderr, flush=True)
-    harness.show(rows, f"{args.threads} threads", peers.DETAILS)
+    title = f"{args.threads} threads" + ", deplo by direct calls" * args.direct
+    harness.show(rows, title, peers.DETAILS)
     harness.show_means(rows)
     show_totals(rows, benches)
-    harness.write_json(args.json, rows, limits, peers.described(args))
-    plot.draw(args.plot, rows, f"{args.threads} threads of {harness.processor()}")
+    harness.write_json(args.json, rows, limits, peers.described(args) | {"direct": args.direct})
+    plot.draw(args.plot, rows, f"{title}, of {harness.processor()}")
     return harness.report_wrong(rows)
 
 
