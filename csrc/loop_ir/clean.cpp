@@ -503,9 +503,10 @@ struct Hoister {
 Block hoist_invariants(const Block& block, const Ranges& symbols) { return Hoister{symbols}.walk(block, {}); }
 
 Block clean(const Block& block, const Ranges& symbols) {
-  Sharer sharer{symbols, {}, {}, {}, {}, {}, {}};
-  Block shared = sharer.block(block);
-  return Dropper{}.block(settle_choices(shared, {}));
+  const auto share = [&](const Block& b) { return Sharer{symbols, {}, {}, {}, {}, {}, {}}.block(b); };
+  const Block shared = share(block);
+  const Block settled = settle_choices(shared, {});
+  return Dropper{}.block(settled == shared ? shared : share(settled));
 }
 
 }  // namespace deplo::loop_ir

@@ -16,6 +16,18 @@ bool divides(const Let& s) {
   return !is_float(s.dtype) && (s.fn == Fn::trunc_div || s.fn == Fn::floor_div || s.fn == Fn::fmod || s.fn == Fn::remainder);
 }
 
+std::set<std::string> names_read(const Block& block) {
+  std::set<std::string> names;
+  for_each_expr(block, [&](const Expr& e) { collect_symbols(e, names); });
+  visit(block, [&](const Stmt& s, const auto&) {
+    if (const auto* let = std::get_if<Let>(&s.node)) names.insert(let->operands.begin(), let->operands.end());
+    if (const auto* store = std::get_if<Store>(&s.node)) names.insert(store->value);
+    if (const auto* reduce = std::get_if<Reduce>(&s.node)) names.insert(reduce->operands.begin(), reduce->operands.end());
+    if (const auto* scan = std::get_if<Scan>(&s.node)) names.insert(scan->operands.begin(), scan->operands.end());
+  });
+  return names;
+}
+
 /// The truths under which, and only under which, the straight-line statements of one block read a value.
 class Truths {
  public:
@@ -73,16 +85,7 @@ class Truths {
   }
 
   void others(const Ref<Stmt>& stmt) {
-    const Block one{stmt};
-    std::set<std::string> names;
-    for_each_expr(one, [&](const Expr& e) { collect_symbols(e, names); });
-    visit(one, [&](const Stmt& s, const auto&) {
-      if (const auto* let = std::get_if<Let>(&s.node)) names.insert(let->operands.begin(), let->operands.end());
-      if (const auto* store = std::get_if<Store>(&s.node)) names.insert(store->value);
-      if (const auto* reduce = std::get_if<Reduce>(&s.node)) names.insert(reduce->operands.begin(), reduce->operands.end());
-      if (const auto* scan = std::get_if<Scan>(&s.node)) names.insert(scan->operands.begin(), scan->operands.end());
-    });
-    for (const std::string& name : names) read(name, {}, {});
+    for (const std::string& name : names_read({stmt})) read(name, {}, {});
   }
 
   void read(const std::string& name, const std::set<std::string>& any, const std::set<std::string>& divisor) {
@@ -127,7 +130,9 @@ Block settle_choices(const Block& block, const std::set<std::string>& results) {
       out.push_back(copy.body == s->body ? stmt : make_stmt(std::move(copy)));
     } else if (const auto* s = std::get_if<Scan>(&stmt->node)) {
       Scan copy = *s;
-      copy.body = settle_choices(s->body, {s->operands.begin(), s->operands.end()});
+      std::set<std::string> results = names_read(s->then);
+      results.insert(s->operands.begin(), s->operands.end());
+      copy.body = settle_choices(s->body, results);
       copy.then = settle_choices(s->then, {});
       out.push_back(copy.body == s->body && copy.then == s->then ? stmt : make_stmt(std::move(copy)));
     } else {

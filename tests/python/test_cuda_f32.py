@@ -97,3 +97,45 @@ def test_few_results(fn: Callable[..., Any], shapes: list[tuple[int, ...]], word
     same(got, eager, exact=exact)
     if gpu() == EMULATOR:
         assert is_clean(tmp_path / "judge")
+
+
+def result_or_gradient(fn: Callable[..., Any], inputs: list[torch.Tensor], gradient: bool) -> torch.Tensor:
+    with torch.set_grad_enabled(gradient):
+        first = inputs[0].detach().requires_grad_(gradient)
+        result: torch.Tensor = fn(first, *inputs[1:])
+        return torch.autograd.grad(result.sum(), first)[0] if gradient else result
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [
+        (lambda x, y, at: x.index_add(0, at.remainder(50), y), [(50, 24), (200, 24)]),
+        (lambda x, y, at: x.index_put((at - 30,), y, accumulate=True), [(50, 24), (200, 24)]),
+        (lambda x, y, at: x.scatter_add(1, at.remainder(40).repeat(6, 1), y), [(6, 40), (6, 200)]),
+        (lambda x, at: F.embedding(at.remainder(50), x) * at[:, None], [(50, 24)]),
+    ],
+    ids=["added", "put from the end", "scattered", "embedding"],
+)
+def test_threads_of_a_point_have_places_of_their_own(
+    fn: Callable[..., Any], shapes: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Sums at loaded places keep their order, and no two threads meet; each index in many rows, some counted from the end."""
+    torch.manual_seed(0)
+    inputs = [*(torch.randn(shape) for shape in shapes), torch.randint(0, 79, (200,))]
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
+    gradient = len(shapes) == 1
+    made = compiled_for_gpu(fn, {"dump_dir": str(tmp_path)}, fullgraph=True)
+    same(result_or_gradient(made, inputs, gradient), result_or_gradient(fn, inputs, gradient), exact=result_or_gradient(fn, wide, gradient))
+    schedules = "".join(path.read_text() for path in tmp_path.glob("*/*tile_lower*.ir"))
+    assert ") share(" in schedules
+    if gpu() == EMULATOR:
+        assert is_clean(tmp_path / "judge")
+
+
+def test_truths_of_nothing():
+    for fn in (lambda x: (x > 3).any(1), lambda x: (x > 3).all(1)):
+        for columns in (0, 3):
+            x = torch.full((4, columns), 5.0)
+            torch._dynamo.reset()
+            assert torch.equal(compiled_for_gpu(fn, dynamic=False)(x), fn(x))

@@ -85,6 +85,8 @@ class Warp {
 
   void statement(const Let& s, const Active& active, double weight) {
     lanes_[s.name] = s.type.lanes;
+    if (s.fn == Fn::index && s.index.kind() == ExprKind::mod && s.index.operands()[1].is_constant())
+      remainders_[s.name] = s.index.operands()[1].value();
     if (s.fn != Fn::constant && s.fn != Fn::index) issue(analysis::cost_of(s.fn) * s.type.lanes, weight);
     for (size_t t : active) {
       threads_[t].erase(s.name);
@@ -130,6 +132,9 @@ class Warp {
   void statement(const Store& s, const Active& active, double weight) {
     auto lanes = lanes_.find(s.value);
     access(s, lanes == lanes_.end() ? 1 : lanes->second, active, weight);
+    // The next one may have the same place, and waits.
+    const auto space = spaces_.find(s.buffer);
+    if (s.combiner != Combiner::set && !s.atomic && space == spaces_.end() && !active.empty()) clocks_ += weight * kLatency;
   }
   void statement(const CopyAsync& s, const Active& active, double weight) {
     const int64_t bytes = size_of(dtypes_.at(s.buffer));
@@ -221,8 +226,21 @@ class Warp {
     Active on;
     Active off;
     for (size_t t : active) (holds(s.guard, t) ? on : off).push_back(t);
-    block(s.then, on, weight);
+    block(s.then, on, weight * chance(s.guard, on));
     block(s.otherwise, off, weight);
+  }
+
+  /// How often threads take a branch that asks for one of the remainders of a number that is not known.
+  double chance(const std::vector<Cond>& guard, const Active& active) const {
+    double chance = 1;
+    for (const Cond& c : guard) {
+      if (c.kind != Cond::Kind::eq0 || active.empty() || value(c.expr, active[0])) continue;
+      for (const std::string& name : symbols_of(c.expr)) {
+        const auto found = remainders_.find(name);
+        if (found != remainders_.end() && !threads_[active[0]].count(name)) chance /= static_cast<double>(found->second);
+      }
+    }
+    return chance;
   }
 
   void statement(const For& s, const Active& active, double weight) {
@@ -355,6 +373,7 @@ class Warp {
     Expr from, upto;
   };
   std::map<std::string, Interval> first_;  ///< lanes of masks
+  Integers remainders_;                    ///< values that are remainders by a constant
   double clocks_ = 0;
   bool loads_ = false;  ///< the present turn of the innermost loop loads what has not been waited for
 };

@@ -242,8 +242,12 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
     out.push_back(loop("k", 0, depth, LoopKind::serial, {loop("pos", 0, valid, LoopKind::lanes, halves(copy(map, place(position))))}));
   } else {
     const bool along_depth = lies_along(operand, item.summed);
-    const bool squares = axes.size() == 1 && along_depth && !words && !row_pairs;
     const int64_t side = ctx_.target.vector_bytes / 4;
+    const Axis& inner = item.summed.back();
+    // Or along runs of k that hold whole squares, as the numbers of a head do.
+    const bool along_inner = unit_along(operand, inner.name);
+    const bool runs = along_inner && inner.extent.is_constant() && inner.extent.value() % side == 0 && item.depth_block % side == 0;
+    const bool squares = axes.size() == 1 && (along_depth || runs) && !words && !row_pairs;
     Expr first = 0;
     if (squares) {
       // Memory runs along k: squares are transposed in registers.
@@ -260,7 +264,7 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
     }
     const bool whole =
         squares && item.depth.is_constant() && item.depth.value() % side == 0 && (!lanes || item.depth_block % side == 0 || item.depth_blocks.is(1));
-    if (!along_depth && !words && !row_pairs) {
+    if (!along_inner && !words && !row_pairs) {
       // Memory runs along neither: stores at least are whole.
       tile_ir::Block column{loop("k", 0, depth, LoopKind::serial, halves(copy(map, place(position))))};
       out.push_back(loop("pos", 0, valid, LoopKind::lanes, std::move(column)));

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "loop_ir/places.h"
 
 namespace deplo::loop_to_tile {
 
@@ -18,6 +19,12 @@ constexpr int64_t kStackBytes = 1 << 10;
 constexpr int64_t kBlocksWithScratch = 512;
 constexpr int64_t kMostBlocks = 1 << 20;
 constexpr int64_t kOrderedThreads = 64;  ///< of a block whose threads run through long loops: points are few
+constexpr int64_t kMostSharers = 64;     ///< threads of a point, each of which looks at all places
+constexpr int64_t kSharedTurns = 64;     ///< of a loop worth sharing
+constexpr double kPlaceClocks = 150;     ///< of a turn that loads a place, beside others
+constexpr double kSumClocks = 600;       ///< of one that adds to memory, which the next one waits for
+constexpr double kCores = 132;
+constexpr double kTogether = 32;  ///< threads of a warp
 
 Fn combine_fn(Combiner combiner) {
   switch (combiner) {
@@ -27,6 +34,17 @@ Fn combine_fn(Combiner combiner) {
     case Combiner::max: return Fn::max;
     default: return Fn::constant;
   }
+}
+
+/// The first statement behind those that define what a place is made of.
+template <class Block>
+auto behind(Block& block, Expr place) {
+  const auto defines = [&](const auto& stmt) {
+    const auto* let = std::get_if<loop_ir::Let>(&stmt->node);
+    const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+    return (let && uses(place, let->name)) || (load && uses(place, load->name));
+  };
+  return std::find_if(block.rbegin(), block.rend(), defines).base();
 }
 
 void collect_reads(const loop_ir::Block& block, std::set<std::string>& buffers) {
@@ -57,6 +75,7 @@ Schedule GpuNest::propose() const {
   if (meets && !serial && !ordered.empty()) {
     s.directives.push_back({"order", {}});
     for (const std::string& axis : ordered) s.directives.back().arguments.push_back({axis, {}});
+    if (const int64_t sharers = proposed_sharers(ordered); sharers > 1) s.directives.push_back({"share", {{"", sharers}}});
   }
   int64_t shared_bytes = 0;
   if (kind != "gpu_serial" && needs_scratch(*inner_, kind == "gpu_rows" ? Share::together : Share::alone, shared_bytes))
@@ -92,7 +111,82 @@ void GpuNest::read(const Schedule& schedule) {
     reader.only(blocks, {""});
     blocks_ = reader.number(blocks, "", 1, kMostBlocks);
   }
-  reader.finish("threads, blocks and order");
+  if (const auto all = reader.all("share"); !all.empty()) {
+    const Directive& share = reader.one("share");
+    reader.only(share, {""});
+    sharers_ = reader.number(share, "", 1, kMostSharers);
+    if (order_.empty() || !shared_place()) reader.fail(share, "allowed with order, where all stores that may meet have one place of loaded values");
+  }
+  reader.finish("threads, blocks, order and share");
+}
+
+/// Threads for each point, as many as take least: each looks at all places and waits for its own sums, and all ask the caches for places.
+int64_t GpuNest::proposed_sharers(const std::vector<std::string>& ordered) const {
+  int64_t points = 1;
+  int64_t turns = 1;
+  for (const loop_ir::Axis& axis : outer_) {
+    if (!axis.extent.is_constant()) return 1;
+    (std::count(ordered.begin(), ordered.end(), axis.name) ? turns : points) *= axis.extent.value();
+  }
+  const std::optional<Expr> place = shared_place();
+  if (points < 1 || turns < kSharedTurns || !place) return 1;
+  std::set<std::string> along;
+  for (auto at = inner_->begin(); at != behind(*inner_, *place); ++at)
+    if (const auto* load = std::get_if<loop_ir::Load>(&(*at)->node))
+      for (Expr e : load->index) collect_symbols(e, along);
+  // Points of a warp that have places of their own ask for a sector each.
+  const bool apart = std::any_of(outer_.begin(), outer_.end(),
+                                 [&](const auto& a) { return along.count(a.name) > 0 && std::count(ordered.begin(), ordered.end(), a.name) == 0; });
+  const auto clocks = [&](int64_t sharers) {
+    const double warps = std::ceil(static_cast<double>(points * sharers) / kTogether);
+    const double sectors = warps * static_cast<double>(turns) * (apart ? kTogether : 1) / kCores;
+    return sectors + static_cast<double>(turns) * (kPlaceClocks + kSumClocks / static_cast<double>(sharers));
+  };
+  int64_t best = 1;
+  for (int64_t sharers = 2; sharers <= kMostSharers; sharers *= 2)
+    if (clocks(sharers) < clocks(best)) best = sharers;
+  return best;
+}
+
+/// The index, made of loaded values, of all stores that may meet: threads that share a point take those at places of their own. Nothing where it is
+/// another dimension's, where the place takes more than loads and values, or where other places of what is stored are read.
+std::optional<Expr> GpuNest::shared_place() const {
+  std::set<std::string> values;
+  for (const auto& stmt : *inner_)
+    if (loop_ir::is_straight(*stmt)) values.insert(loop_ir::name_of(*stmt));
+  std::optional<Expr> found;
+  std::map<std::string, size_t> dimensions;  // of the place, by buffer
+  for (const loop_ir::Store* store : colliding_stores(kernel_)) {
+    const auto at_top = [&](const auto& stmt) { return std::get_if<loop_ir::Store>(&stmt->node) == store; };
+    if (std::none_of(inner_->begin(), inner_->end(), at_top)) return std::nullopt;
+    size_t d = 0;
+    while (d < store->index.size() && std::none_of(values.begin(), values.end(), [&](const auto& v) { return uses(store->index[d], v); })) ++d;
+    if (d == store->index.size() || (found && *found != store->index[d]) || dimensions.emplace(store->buffer, d).first->second != d)
+      return std::nullopt;
+    found = store->index[d];
+  }
+  if (!found) return found;
+  const auto first = behind(*inner_, *found);
+  bool fits = std::all_of(inner_->begin(), first, [&](const auto& stmt) {
+    const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+    return std::holds_alternative<loop_ir::Check>(stmt->node) || (loop_ir::is_straight(*stmt) && !(load && dimensions.count(load->buffer) > 0));
+  });
+  visit_all(*inner_, [&](const loop_ir::Stmt& stmt) {
+    const auto* load = std::get_if<loop_ir::Load>(&stmt.node);
+    const auto at = load ? dimensions.find(load->buffer) : dimensions.end();
+    fits = fits && (at == dimensions.end() || load->index[at->second] == *found);
+  });
+  return fits ? found : std::nullopt;
+}
+
+/// The statements of a point that follow its place, for the places of one of the threads that share it.
+tile_ir::Block GpuNest::of_sharer(tile_ir::Block body, Expr sharer) const {
+  const Expr place = substitute(*shared_place(), map_);
+  const auto first = behind(body, place);
+  tile_ir::Block rest(first, body.end());
+  body.erase(first, body.end());
+  body.push_back(make(tile_ir::If{{equal(mod(place, sharers_), sharer)}, std::move(rest)}));
+  return body;
 }
 
 /// The outer axes along which stores may meet: those whose iterations do not each have an index of their own in all that touches what is stored so.
@@ -192,11 +286,13 @@ tile_ir::Block GpuNest::points() {
   std::vector<loop_ir::Axis> free;
   std::vector<loop_ir::Axis> ordered;
   for (const loop_ir::Axis& a : outer_) (std::count(order_.begin(), order_.end(), a.name) ? ordered : free).push_back(a);
-  Expr n = count(free);
+  const Expr points = count(free);
+  const Expr n = points * sharers_;
   return over_blocks(ceildiv(n, threads_), [&](Expr block) {
     Expr linear = block * threads_ + thread();
-    map_ = unflatten(free, linear);
+    map_ = unflatten(free, sharers_ > 1 ? mod(linear, points) : linear);
     tile_ir::Block body = convert(*inner_, Share::alone);
+    if (sharers_ > 1) body = of_sharer(std::move(body), floordiv(linear, points));
     for (size_t k = ordered.size(); k-- > 0;)
       body = {make(tile_ir::For{axis(ordered[k].name, 0, ordered[k].extent, LoopKind::serial), std::move(body)})};
     return tile_ir::Block{make(tile_ir::If{{less(linear, n)}, std::move(body)})};
@@ -281,12 +377,15 @@ void GpuNest::lower(const loop_ir::For& s, Share share, tile_ir::Block& out) {
     return;
   }
   before_writing(s.body, out);
-  // Threads share the points of all loops inside of one another, unless what these combine is in their order.
-  bool combines = false;
+  // Threads share the points of all loops inside of one another, unless what these combine is in their order, or they read what they store.
+  bool in_order = false;
+  std::set<std::string> loaded;
+  collect_reads(s.body, loaded);
   visit_all(s.body, [&](const loop_ir::Stmt& stmt) {
-    if (const auto* store = std::get_if<loop_ir::Store>(&stmt.node)) combines = combines || store->combiner != Combiner::set;
+    const auto* store = std::get_if<loop_ir::Store>(&stmt.node);
+    in_order = in_order || (store && (store->combiner != Combiner::set || loaded.count(store->buffer) > 0));
   });
-  const Flat flat = combines ? Flat{{{s.axis, s.extent}}, s.body} : flatten(s);
+  const Flat flat = in_order ? Flat{{{s.axis, s.extent}}, s.body} : flatten(s);
   const tile_ir::Axis shared = share_axes(flat.axes);
   out.push_back(make(tile_ir::For{shared, convert(flat.body, Share::alone)}));
   for (const auto& a : flat.axes) map_.erase(a.name);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -28,6 +29,9 @@ class GpuNest {
   void read(const Schedule& schedule);
   bool shares_rows() const;
   std::vector<std::string> ordered_axes() const;
+  int64_t proposed_sharers(const std::vector<std::string>& ordered) const;
+  std::optional<Expr> shared_place() const;
+  tile_ir::Block of_sharer(tile_ir::Block body, Expr sharer) const;
   bool needs_scratch(const loop_ir::Block& block, Share share, int64_t& shared_bytes) const;
   tile_ir::Space space_of(const loop_ir::Local& s, Share share, int64_t& shared_bytes) const;
   int64_t reduction_bytes() const;
@@ -64,6 +68,7 @@ class GpuNest {
   int64_t threads_ = kGpuThreads;
   int64_t blocks_ = 0;              ///< of a grid, at most; 0: any
   std::vector<std::string> order_;  ///< outer axes that a thread runs through, for stores that may meet along them
+  int64_t sharers_ = 1;             ///< threads of a point, each with places of its own
 
   Substitution map_;                     ///< the outer axes
   std::map<DType, std::string> arrays_;  ///< shared, an element for each thread

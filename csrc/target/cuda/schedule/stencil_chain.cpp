@@ -368,6 +368,14 @@ TileStarts GpuStencilChain::starts_of(const Stage& stage, const PointThreads& ti
   return starts;
 }
 
+/// Whether it belongs to a product, whose other operand is the same for points along some axis: its loops are as long as there are channels.
+bool GpuStencilChain::multiplies(const Stage& stage, const Reach& window) {
+  return std::any_of(stage.axes.begin(), stage.axes.end(), [&](const loop_ir::Axis& axis) {
+    return window.moves_along(axis.name) &&
+           std::any_of(stage.windows.begin(), stage.windows.end(), [&](const Reach& other) { return !other.moves_along(axis.name); });
+  });
+}
+
 /// Clocks of a device for all blocks.
 double GpuStencilChain::cost(const PointThreads& tile, int64_t threads, const std::vector<double>& extents, const CudaModel& model,
                              double ways) const {
@@ -385,7 +393,10 @@ double GpuStencilChain::cost(const PointThreads& tile, int64_t threads, const st
     double loads = 0;
     for (size_t k = 0; k < stage.windows.size(); ++k) {
       const Reach& w = stage.windows[k];
-      if (!is_shared(stage, k)) continue;
+      if (!is_shared(stage, k)) {
+        if (multiplies(stage, w)) work.wait(w, turns);
+        continue;
+      }
       if (stage.makers[k] == kMemory) {
         work.copy(w, own);
       } else {

@@ -69,6 +69,7 @@ class GpuStencilChain {
   void reach(const Stage& stage, const PointThreads& from, const Reach& window, const std::vector<int64_t>& extents, PointThreads& maker) const;
   TileStarts starts_of(const Stage& stage, const PointThreads& tile, size_t window) const;
   bool is_shared(const Stage& stage, size_t window) const;
+  static bool multiplies(const Stage& stage, const Reach& window);
   double cost(const PointThreads& tile, int64_t threads, const std::vector<double>& extents, const CudaModel& model, double ways) const;
   std::vector<Plan> lay_out(const PointThreads& tile) const;
   std::optional<Choice> choose(const SizeHints& hints, const std::string& arch) const;

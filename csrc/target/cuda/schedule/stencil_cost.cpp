@@ -17,6 +17,7 @@ constexpr double kCopyInstructions = 30;  ///< of a warp that copies a vector a 
 constexpr double kOverlap = 0.3;          ///< of what runs beside the slowest part and is not hidden
 constexpr double kLatency = 1500;         ///< of a block: its copies, a barrier, its stores
 constexpr double kStageLatency = 300;     ///< of a further barrier, and the sums between two
+constexpr double kLoadLatency = 150;      ///< of one tap's load among those under way in a loop
 constexpr double kOtherRegisters = 48;
 constexpr double kRegisters = 64 << 10;  ///< of an SM
 constexpr double kEnoughWarps = 16;      ///< that hide each other's waits
@@ -71,6 +72,8 @@ double StencilWork::read(const Reach& w, const PointThreads& tile, double turns,
   return taps;
 }
 
+void StencilWork::wait(const Reach& w, double turns) { waited += turns * w.taps * kLoadLatency; }
+
 double StencilWork::clocks(double blocks, const CudaModel& model) const {
   const double copy = std::max(copied / kL2BytesPerClock, copies / kWarp * kCopyInstructions / 4);
   const double shared = lines + held / kSharedBytesPerClock;
@@ -82,7 +85,7 @@ double StencilWork::clocks(double blocks, const CudaModel& model) const {
   const double work = std::max({copy + store, shared, issue}) + kOverlap * (copy + store + shared + issue);
   const double thin = std::max(1.0, kEnoughWarps / (resident * warps));
   const double each = std::ceil(blocks / model.sms);
-  return each * work + std::ceil(each / resident) * (kLatency + kStageLatency * (barriers - 1)) * std::sqrt(thin);
+  return each * work + std::ceil(each / resident) * ((kLatency + kStageLatency * (barriers - 1)) * std::sqrt(thin) + waited);
 }
 
 std::vector<int64_t> tile_choices(double extent, int64_t multiple) {

@@ -23,6 +23,7 @@ struct StencilWork {
   double stored = 0;    ///< bytes, whole sectors, to memory
   double warps = 1;     ///< of the block
   double sums = 1;      ///< of a thread
+  double waited = 0;    ///< clocks of a thread, for what long loops load from memory
   double barriers = 1;  ///< behind which its warps go on
 
   /// Elements that the tile reaches, of which memory gives whole sectors.
@@ -31,6 +32,9 @@ struct StencilWork {
   void copy(const Reach& window, const PointThreads& tile);
   /// Its points read it, `turns` times as many as the block has warps; gives the loads of a thread for its points.
   double read(const Reach& window, const PointThreads& tile, double turns, double ways);
+
+  /// Its points load what is not copied, tap by tap.
+  void wait(const Reach& window, double turns);
 
   /// Clocks of an SM's for all blocks: rounds of as many as an SM holds, each bound by its copies, shared memory or instructions.
   double clocks(double blocks, const CudaModel& model) const;

@@ -28,7 +28,10 @@ Kernel with_counted_truths(Kernel kernel) {
     reduce.dtypes[0] = DType::i32;
     reduce.body.push_back(make_stmt(Let{number, DType::i32, Fn::cast, {std::exchange(reduce.operands[0], number)}, {}, 0}));
     const std::string result = reduce.results[0];
-    return Block{make_stmt(std::move(reduce)), make_stmt(Let{truth, DType::boolean, Fn::cast, {result}, {}, 0})};
+    // Of no elements the maximum is the least number, which is no truth.
+    const std::string zero = names.fresh(result + "_zero");
+    return Block{make_stmt(std::move(reduce)), make_stmt(Let{zero, DType::i32, Fn::constant, {}, Scalar::of_int(DType::i32, 0), 0}),
+                 make_stmt(Let{truth, DType::boolean, Fn::gt, {result, zero}, {}, 0})};
   });
   return kernel;
 }
