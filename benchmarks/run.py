@@ -5,7 +5,8 @@
 
 Times are medians of interleaved rounds with three rotating input sets (README.md here says how); `error` is judged by float64 at these sizes.
 `NAME %` is the larger of flops / (FMA peak) and bytes / (DRAM bandwidth) for that contestant's time; it passes 100 where data stay in cache.
---peers adds ONNX Runtime, OpenVINO and zentorch (`make peers` installs them), --direct has deplo called without Dynamo's guards. `vs best peer` is the time of the fastest other over deplo's.
+--peers adds ONNX Runtime, OpenVINO and zentorch (`make peers` installs them), --direct has deplo called without Dynamo's guards. `vs best peer` is
+the time of the fastest other over deplo's.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "loop_ir/build.h"
 #include "loop_ir/params.h"
@@ -106,6 +107,12 @@ Block settle_choices(const Block& block, const std::set<std::string>& results) {
   std::optional<Truths> truths;
   std::unordered_map<std::string, std::string> renamed;
   Block out;
+  const auto keep_or_put = [&](const Ref<Stmt>& stmt, bool keep, auto made) {
+    if (keep)
+      out.push_back(stmt);
+    else
+      out.push_back(make_stmt(std::move(made)));
+  };
   for (const auto& stmt : block) {
     if (const auto* let = std::get_if<Let>(&stmt->node)) {
       Let s = *let;
@@ -118,23 +125,25 @@ Block settle_choices(const Block& block, const std::set<std::string>& results) {
           continue;
         }
       }
-      out.push_back(s.operands == let->operands ? stmt : make_stmt(std::move(s)));
-      continue;
-    }
-    if (const auto* s = std::get_if<For>(&stmt->node)) {
-      Block body = settle_choices(s->body, {});
-      out.push_back(body == s->body ? stmt : make_stmt(For{s->axis, s->extent, std::move(body)}));
-    } else if (const auto* s = std::get_if<Reduce>(&stmt->node)) {
-      Reduce copy = *s;
-      copy.body = settle_choices(s->body, {s->operands.begin(), s->operands.end()});
-      out.push_back(copy.body == s->body ? stmt : make_stmt(std::move(copy)));
-    } else if (const auto* s = std::get_if<Scan>(&stmt->node)) {
-      Scan copy = *s;
-      std::set<std::string> results = names_read(s->then);
-      results.insert(s->operands.begin(), s->operands.end());
-      copy.body = settle_choices(s->body, results);
-      copy.then = settle_choices(s->then, {});
-      out.push_back(copy.body == s->body && copy.then == s->then ? stmt : make_stmt(std::move(copy)));
+      const bool same = s.operands == let->operands;
+      keep_or_put(stmt, same, std::move(s));
+    } else if (const auto* loop = std::get_if<For>(&stmt->node)) {
+      Block body = settle_choices(loop->body, {});
+      const bool same = body == loop->body;
+      keep_or_put(stmt, same, For{loop->axis, loop->extent, std::move(body)});
+    } else if (const auto* reduce = std::get_if<Reduce>(&stmt->node)) {
+      Reduce copy = *reduce;
+      copy.body = settle_choices(reduce->body, {reduce->operands.begin(), reduce->operands.end()});
+      const bool same = copy.body == reduce->body;
+      keep_or_put(stmt, same, std::move(copy));
+    } else if (const auto* scan = std::get_if<Scan>(&stmt->node)) {
+      Scan copy = *scan;
+      std::set<std::string> read = names_read(scan->then);
+      read.insert(scan->operands.begin(), scan->operands.end());
+      copy.body = settle_choices(scan->body, read);
+      copy.then = settle_choices(scan->then, {});
+      const bool same = copy.body == scan->body && copy.then == scan->then;
+      keep_or_put(stmt, same, std::move(copy));
     } else {
       out.push_back(stmt);
     }

@@ -70,7 +70,7 @@ class CudaScheduler final : public Scheduler {
 
   /// With an axis for a layer's only row, where matrix units then read its weights as bytes, and with truths as numbers.
   loop_ir::Kernel as_layer(const loop_ir::Kernel& given) const {
-    const loop_ir::Kernel kernel = loop_to_tile::with_counted_truths(given);
+    loop_ir::Kernel kernel = loop_to_tile::with_counted_truths(given);
     loop_ir::Kernel rows = loop_to_tile::with_row(kernel, loop_to_tile::static_params(module_, kernel));
     if (rows == kernel) return kernel;
     const GpuMatrix matrix(rows);
