@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "loop_ir/build.h"
 #include "loop_ir/params.h"
+#include "loop_ir/places.h"
 #include "loop_ir/rewrite.h"
 #include "loop_ir/structure.h"
 
@@ -434,8 +435,7 @@ struct Hoister {
     bool loads = false;
     visit({std::make_shared<Stmt>(stmt)}, [&](const Stmt& s, const auto&) { loads = loads || std::holds_alternative<Load>(s.node); });
     const auto* let = std::get_if<Let>(&stmt.node);
-    bool traps = let && (let->fn == Fn::trunc_div || let->fn == Fn::floor_div || let->fn == Fn::fmod || let->fn == Fn::remainder);
-    return runs || (!loads && !traps);
+    return runs || (!loads && !(let && divides_integers(*let)));
   }
 
   static void define(const Stmt& stmt, Defined& inside) {

@@ -25,6 +25,10 @@ std::string name_of(const Stmt& stmt) {
 
 bool is_straight(const Stmt& stmt) { return std::holds_alternative<Let>(stmt.node) || std::holds_alternative<Load>(stmt.node); }
 
+bool divides_integers(const Let& let) {
+  return !is_float(let.dtype) && (let.fn == Fn::trunc_div || let.fn == Fn::floor_div || let.fn == Fn::fmod || let.fn == Fn::remainder);
+}
+
 void collect_uses(const Stmt& stmt, std::set<std::string>& into) {
   auto add = [&](const std::vector<Expr>& index, const std::vector<Cond>& guard) {
     for (Expr e : index) collect_symbols(e, into);

@@ -17,6 +17,9 @@ int64_t count_uses(const Block& block, const std::string& buffer);
 /// The value that a let or a load defines; "" of other statements.
 std::string name_of(const Stmt& stmt);
 
+/// Whether it divides integers, which stops the process where the divisor is 0, or -1 under the least number.
+bool divides_integers(const Let& let);
+
 /// Whether it is a let or a load.
 bool is_straight(const Stmt& stmt);
 

@@ -8,21 +8,17 @@
 
 #include "loop_ir/build.h"
 #include "loop_ir/params.h"
+#include "loop_ir/places.h"
 #include "loop_ir/rewrite.h"
 
 namespace deplo::loop_ir {
 namespace {
 
-bool divides(const Let& s) {
-  return !is_float(s.dtype) && (s.fn == Fn::trunc_div || s.fn == Fn::floor_div || s.fn == Fn::fmod || s.fn == Fn::remainder);
-}
-
 std::set<std::string> names_read(const Block& block) {
   std::set<std::string> names;
   for_each_expr(block, [&](const Expr& e) { collect_symbols(e, names); });
   visit(block, [&](const Stmt& s, const auto&) {
-    if (const auto* let = std::get_if<Let>(&s.node)) names.insert(let->operands.begin(), let->operands.end());
-    if (const auto* store = std::get_if<Store>(&s.node)) names.insert(store->value);
+    collect_uses(s, names);
     if (const auto* reduce = std::get_if<Reduce>(&s.node)) names.insert(reduce->operands.begin(), reduce->operands.end());
     if (const auto* scan = std::get_if<Scan>(&s.node)) names.insert(scan->operands.begin(), scan->operands.end());
   });
@@ -76,7 +72,7 @@ class Truths {
     for (size_t k = 0; k < s.operands.size(); ++k) {
       std::set<std::string> here = under;
       if (s.fn == Fn::where && k == 1) here.insert(s.operands[0]);
-      if (!divides(s))
+      if (!divides_integers(s))
         read(s.operands[k], here, here);
       else if (k == 0)
         read(s.operands[k], is_divisor(s.operands[1]) ? here : std::set<std::string>{}, {});

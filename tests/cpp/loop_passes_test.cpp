@@ -457,3 +457,25 @@ TEST_CASE("flat sets hold what sets hold") {
     REQUIRE(flat.empty() == set.empty());
   }
 }
+
+TEST_CASE("a choice stays where somebody sees its other side") {
+  const auto cleaned = [](const std::string& statements) {
+    auto module =
+        loop_ir::parse("loop @k(x: f32[8], t: bool[1], out y: f32[8], out z: f32[8])\n  c = load t[0]\n  n: f32 = constant 0.0\n" + statements);
+    loop_ir::Kernel kernel = *module.kernels.at(0);
+    kernel.body = loop_ir::clean(kernel.body, kernel.symbols);
+    return loop_ir::print(kernel);
+  };
+  const auto choices = [](const std::string& text) {
+    size_t count = 0;
+    for (size_t at = text.find("where("); at != std::string::npos; at = text.find("where(", at + 1)) ++count;
+    return count;
+  };
+  const std::string both = "    v = load x[i]\n    w = where(c, v, n)\n    u = add(w, w)\n    q = where(c, u, n)\n";
+  CHECK(choices(cleaned("  for i in 8:\n" + both + "    store y[i] = q\n")) == 1);
+  CHECK(choices(cleaned("  for i in 8:\n" + both + "    store y[i] = q\n    store z[i] = w\n")) == 2);
+  // What follows a scan's step reads its values.
+  const std::string scan = "  scan r: f32 = sum(q) over i in 8:\n" + both + "  then:\n    store y[i] = r\n";
+  CHECK(choices(cleaned(scan)) == 1);
+  CHECK(choices(cleaned(scan + "    store z[i] = w\n")) == 2);
+}

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "loop_ir/places.h"
 #include "loop_ir/text.h"
 
 namespace deplo {
@@ -166,8 +167,7 @@ struct Substituter {
   // An integer division by anything but a constant other than 0.
   bool may_divide_by_zero(size_t at) const {
     const auto* let = std::get_if<Let>(&producer.body[at]->node);
-    bool divides = let && (let->fn == Fn::trunc_div || let->fn == Fn::floor_div || let->fn == Fn::remainder || let->fn == Fn::fmod);
-    if (!divides || is_float(let->dtype)) return false;
+    if (!let || !divides_integers(*let)) return false;
     for (const auto& stmt : producer.body) {
       const auto* divisor = std::get_if<Let>(&stmt->node);
       if (divisor && divisor->name == let->operands[1]) return divisor->fn != Fn::constant || divisor->literal.i == 0;
