@@ -74,6 +74,8 @@ IMAGES = [
     (1, 64, 48, 15, 9, 1, 2, 0, 1),
     (1, 3, 32, 40, 41, 7, 2, 3, 1),
     (1, 48, 96, 7, 7, 3, 1, 1, 2),
+    (2, 131, 24, 9, 8, 5, 1, 2, 1),
+    (1, 1, 40, 12, 30, 3, 1, 0, 1),
 ]
 
 
@@ -101,6 +103,26 @@ def test_convolutions_and_their_gradients(shape, memory_format, features):
     same(frozen(x), convolution(x, w), strides=False, exact=convolution(x.double(), w.double()))
 
 
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("channels", [3, 64, 131])
+def test_windows_take_channels_in_pairs(channels, features):
+    """Images of three axes, dilated windows, several blocks of channels; what completes the last pair is zeros on both sides."""
+    x, w = numbers(1, channels, 6, 19, 20), numbers(24, channels, 2, 3, 3, seed=1) * 0.1
+    x[0, channels - 1, 2, 3, 4], x[0, 0, 5, 18, 19], w[7, channels - 1, 1, 2, 2] = torch.inf, torch.nan, -torch.inf
+
+    def convolution(x, w):
+        return F.conv3d(x, w, dilation=(1, 2, 3))
+
+    weights = torch.nn.Parameter(w)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        got = Compiler()(lambda x: convolution(x, weights), {"features": features, "guard": True})(x)
+        wanted = convolution(x.double(), w.double())
+        assert torch.equal(got.isnan(), wanted.isnan()) and torch.equal(got.isinf(), wanted.isinf())
+        finite = wanted.isfinite()
+        same(got[finite], convolution(x, w)[finite], exact=wanted[finite])
+
+
 def schedules(f, inputs, features: str) -> dict[str, str]:
     """The contractions' schedules, which must come out the same when they are given back."""
     (record,) = capture(f, inputs)
@@ -125,3 +147,11 @@ def test_products_take_the_instructions_of_the_cpu(size, features, needs, steps)
     for f, inputs in ((torch.bmm, [a, b]), (torch.bmm, [a, transposed(b)]), (torch.bmm, [transposed(a), b])):
         (schedule,) = schedules(f, inputs, features).values()
         assert re.search(rf" dot\(\S+={steps}\)", schedule), schedule
+
+
+@pytest.mark.skipif(not cpu_has("avx512bf16"), reason="no bf16 dot products")
+def test_windows_take_the_instructions_of_the_cpu():
+    convolution = torch.nn.Conv2d(48, 64, 5, padding=2, dtype=torch.bfloat16)
+    with torch.no_grad():
+        (schedule,) = schedules(convolution, [numbers(2, 48, 40, 40)], "avx512").values()
+    assert re.search(r" dot\(\S+=2\).* windows\)", schedule), schedule

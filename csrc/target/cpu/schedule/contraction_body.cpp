@@ -90,7 +90,7 @@ tile_ir::Block ContractionScheduler::allocations() const {
     else if (item.widened)
       scratch("pw", {chunk(item), nr_});
     if (window_) {
-      scratch("pa", window_shape());
+      scratch("pa", window_shape(), item.pairs ? DType::bf16 : item.dtype());
       continue;
     }
     if (!item.rows.is_static && packs_rows_in_lines(item)) scratch("pa", {item.depth_block, row_tiles_ * mr_ + item.rows.padding});
@@ -421,9 +421,12 @@ Expr ContractionScheduler::row_of(const Item& item, const RowBlocks& rows, Expr 
 
 std::vector<Expr> ContractionScheduler::packed_row(const Item& item, const RowBlocks& rows, Expr row, int64_t half) const {
   const Depth at = depth_at(item);
-  if (window_)
-    return {at.channel, line_of(item, rows, row) * window_->line.step + at.line_tap * window_->line.tap_step,
-            point_of(item, rows, row) * window_->point.step + at.point_tap * window_->point.tap_step};
+  if (window_) {
+    std::vector<Expr> index{at.channel, line_of(item, rows, row) * window_->line.step + at.line_tap * window_->line.tap_step,
+                            point_of(item, rows, row) * window_->point.step + at.point_tap * window_->point.tap_step};
+    if (item.pairs) index.emplace_back(half);
+    return index;
+  }
   if (!item.rows.is_static && packs_rows_in_lines(item)) return {at.k, row_of(item, rows, row)};
   if (!item.rows.is_static) return {row_of(item, rows, row), at.k * item.group() + half};
   return static_row(item, rows, at.k * item.group() + half, row);
@@ -527,7 +530,7 @@ Ref<tile_ir::Stmt> ContractionScheduler::over_depth(const Item& item, tile_ir::B
     first = sym("kg" + item.tag) * item.chain;
     end = min(first + item.chain, depth);
   }
-  const int64_t step = window_ ? window_->taps() : item.group();  // of k, in one of the loop
+  const int64_t step = window_ ? window_steps(item) : item.group();  // of k, in one of the loop
   first = floordiv(first, step);
   end = item.pads_depth() ? ceildiv(end, step) : floordiv(end, step);
   if (!window_) return loop("k" + item.tag, first, end, LoopKind::serial, std::move(body), item.unroll);

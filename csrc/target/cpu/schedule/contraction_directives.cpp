@@ -74,6 +74,7 @@ void ContractionScheduler::read(ScheduleReader& reader) {
     read_pack(reader, item, item.rows, "rows");
     read_dot(reader, item);
     read_widen(reader, item);
+    if (window_) read_window(reader, item);
   }
   read_lanes(reader);
   read_parallel(reader);
@@ -97,13 +98,10 @@ int64_t ContractionScheduler::read_number(ScheduleReader& reader, const std::str
 
 void ContractionScheduler::read_depth(ScheduleReader& reader, Item& item) const {
   item.depth_block = read_number(reader, "tile", depth_name(item), kMostTile);
-  if (window_ && item.depth_block % window_->taps() != 0)
-    reader.fail(needed(reader, "tile", depth_name(item)), fmt::format("allowed: multiples of the window's {} taps", window_->taps()));
   item.chain = item.depth_block;
   if (const Directive* chain = reader.find("chain", depth_name(item))) {
     reader.only(*chain, {depth_name(item)});
     item.chain = reader.number(*chain, depth_name(item), 1, item.depth_block);
-    if (window_ && item.chain % window_->taps() != 0) reader.fail(*chain, fmt::format("allowed: multiples of the window's {} taps", window_->taps()));
   }
   item.unroll = read_number(reader, "unroll", depth_name(item), kMostUnroll);
   item.depth_blocks = ceildiv(item.depth, item.depth_block);
@@ -148,9 +146,18 @@ void ContractionScheduler::read_dot(ScheduleReader& reader, Item& item) const {
                               kParts, depth_name(item), tile_ir::kMatrixDepth, tile_ir::kMatrixDepth));
     return;
   }
-  if (!can_pair(item)) reader.fail(*d, "it takes bf16 operands that are packed, the rows along k, outside of windows and of phases");
+  if (!can_pair(item)) reader.fail(*d, "it takes bf16 operands that are packed, the rows along k or under windows, outside of phases");
   if (item.depth_block % steps != 0) reader.fail(*d, fmt::format("its tiles are multiples of {} steps", steps));
   if (item.matrix && !can_use_matrix(item)) reader.fail(*d, fmt::format("{} steps at once take a CPU with amx-bf16", steps));
+}
+
+void ContractionScheduler::read_window(ScheduleReader& reader, Item& item) const {
+  const int64_t steps = window_steps(item);
+  const std::string allowed = fmt::format("allowed: multiples of {}, the window's taps{}", steps, item.pairs ? " of two channels" : "");
+  if (item.depth_block % steps != 0) reader.fail(needed(reader, "tile", depth_name(item)), allowed);
+  if (item.chain % steps != 0) reader.fail(needed(reader, "chain", depth_name(item)), allowed);
+  pair_channels(item);
+  item.depth_blocks = ceildiv(item.depth, item.depth_block);
 }
 
 void ContractionScheduler::read_widen(ScheduleReader& reader, Item& item) const {

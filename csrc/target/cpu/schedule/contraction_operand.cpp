@@ -128,6 +128,10 @@ std::optional<Operand::Narrow> Item::packed_lanes() const {
   return lanes.stored();
 }
 
+bool Item::has_odd_channels() const {
+  return channels > 0 && count({summed.begin(), summed.begin() + static_cast<std::ptrdiff_t>(channels)}).value() % 2 != 0;
+}
+
 bool Item::needs_widening() const {
   if (!lanes.is_static || matrix) return false;
   if (prologue()) return true;

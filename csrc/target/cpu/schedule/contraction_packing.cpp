@@ -156,6 +156,18 @@ void ContractionScheduler::join(Substitution& into, const Substitution& more) {
   for (const auto& [name, value] : more) into[name] = value;
 }
 
+Substitution ContractionScheduler::depth_map(const Item& item, Expr k) {
+  if (item.channels == 0) return unflatten(item.summed, k);
+  const auto first = item.summed.begin();
+  const std::vector<Axis> channels(first, first + static_cast<std::ptrdiff_t>(item.channels));
+  const std::vector<Axis> taps(first + static_cast<std::ptrdiff_t>(item.channels), item.summed.end());
+  const Expr pair = floordiv(k, 2);
+  const Expr channel = floordiv(pair, count(taps)) * 2 + mod(k, 2);
+  Substitution map = unflatten(channels, item.has_odd_channels() ? min(channel, count(channels) - 1) : channel);
+  join(map, unflatten(taps, mod(pair, count(taps))));
+  return map;
+}
+
 Expr ContractionScheduler::depth_of_block(const Item& item) {
   Expr kb = sym("kb" + item.tag) * item.depth_block;
   return min(item.depth_block, item.depth - kb);
@@ -247,7 +259,7 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
     // Or along runs of k that hold whole squares, as the numbers of a head do.
     const bool along_inner = unit_along(operand, inner.name);
     const bool runs = along_inner && inner.extent.is_constant() && inner.extent.value() % side == 0 && item.depth_block % side == 0;
-    const bool squares = axes.size() == 1 && (along_depth || runs) && !words && !row_pairs;
+    const bool squares = axes.size() == 1 && (along_depth || runs) && !words && !row_pairs && item.channels == 0;
     Expr first = 0;
     if (squares) {
       // Memory runs along k: squares are transposed in registers.
@@ -264,7 +276,7 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
     }
     const bool whole =
         squares && item.depth.is_constant() && item.depth.value() % side == 0 && (!lanes || item.depth_block % side == 0 || item.depth_blocks.is(1));
-    if (!along_inner && !words && !row_pairs) {
+    if ((!along_inner || item.channels > 0) && !words && !row_pairs) {
       // Memory runs along neither: stores at least are whole.
       tile_ir::Block column{loop("k", 0, depth, LoopKind::serial, halves(copy(map, place(position))))};
       out.push_back(loop("pos", 0, valid, LoopKind::lanes, std::move(column)));
@@ -272,6 +284,16 @@ tile_ir::Block ContractionScheduler::pack_panel(const Item& item, const Operand&
       tile_ir::Block rest{loop("k", pairs ? floordiv(first, 2) : first, depth, LoopKind::lanes, copy(map, place(position)))};
       out.push_back(loop("pos", 0, valid, LoopKind::serial, halves(std::move(rest))));
     }
+  }
+  if (lanes && item.has_odd_channels()) {
+    // Beside the zeros that complete the image's last pair of channels, as whatever stands there may be infinite.
+    const int64_t taps = window_->taps();
+    const Substitution last{{"k", floordiv(all, 2) - taps + sym("tap")}, {"half", 1}};
+    std::vector<Expr> to = place(position);
+    for (Expr& e : to) e = substitute(e, last);
+    tile_ir::Block zero{loop("pos", 0, valid, LoopKind::lanes, store_zero(packed.param, to, "odd", packed.dtype))};
+    zero = {loop("tap", 0, taps, LoopKind::serial, std::move(zero))};
+    out.push_back(make(tile_ir::If{{Cond{Cond::Kind::ge0, sym("kb" + item.tag) + 1 - item.depth_blocks}}, std::move(zero)}));
   }
   tile_ir::Block zeros = store_zero(packed.param, place(sym("pad")), "none", packed.dtype);
   for (int64_t p = 1; split && p < item.parts; ++p) {
@@ -419,32 +441,69 @@ std::vector<PackedOperand> ContractionScheduler::pack_factors(Item& item) {
 }
 
 std::vector<Expr> ContractionScheduler::window_shape() const {
-  return {items_[0].depth_block / window_->taps(), window_->line.span(lines_), window_->point.span(rows_[1].extent)};
+  const Item& item = items_[0];
+  std::vector<Expr> shape{item.depth_block / window_steps(item), window_->line.span(lines_), window_->point.span(rows_[1].extent)};
+  if (item.pairs) shape.emplace_back(2);
+  return shape;
+}
+
+void ContractionScheduler::pair_channels(Item& item) const {
+  item.channels = item.pairs ? window_->channels.size() : 0;
+  const Expr channels = count(window_->channels);
+  item.depth = (item.pairs ? round_up(channels, 2) : channels) * window_->taps();
 }
 
 tile_ir::Block ContractionScheduler::pack_window(const Item& item) const {
-  const Expr channel = sym("kc");
+  const std::string buffer = "pa" + item.tag;
+  const Expr step = sym("kc");
   const Expr line = sym("ul");
   const Expr point = sym("up");
-  const Expr channels = count(window_->channels);
-  const int64_t block = item.depth_block / window_->taps();
-  const Expr lines = window_->line.span(valid_row_lines_);
+  const Expr half = item.pairs ? sym("uh") : Expr(0);
+  const int64_t group = item.group();
+  const int64_t block = item.depth_block / window_->taps();  // channels
+  const Expr first = sym("kb" + item.tag) * block;
+  const Expr channels = min(block, count(window_->channels) - first);
   const std::vector<Expr> shape = window_shape();
-  Expr at = sym("kb" + item.tag) * block + channel;
-  Substitution map = outer_map_;
-  join(map, window_->line.at(first_row_line_, line));
-  join(map, window_->point.at(0, point));
-  join(map, unflatten(window_->channels, at));
-  tile_ir::Block copy = store_operand(item.rows, map, "pa" + item.tag, {channel, line, point}, ".r");
-  Substitution ahead = map;
-  join(ahead, unflatten(window_->channels, min(at + kPrefetchSteps, channels - 1)));
-  prefetch_at(item.rows, ahead, copy);
-  tile_ir::Block inside{loop("ul", 0, lines, LoopKind::serial, {loop("up", 0, shape[2], LoopKind::lanes, std::move(copy))})};
+  auto place = [&](Expr line, Expr point, Expr half) {
+    std::vector<Expr> index{step, line, point};
+    if (item.pairs) index.push_back(half);
+    return index;
+  };
+  auto halves = [&](tile_ir::Block body) { return item.pairs ? tile_ir::Block{loop("uh", 0, 2, LoopKind::unroll, std::move(body))} : body; };
+  auto over_points = [&](tile_ir::Block body) {
+    body = {loop("up", 0, shape[2], LoopKind::lanes, std::move(body))};
+    return loop("ul", 0, window_->line.span(valid_row_lines_), LoopKind::serial, std::move(body));
+  };
+  auto copy = [&](Expr half) {
+    const Expr at = first + step * group + half;
+    Substitution map = outer_map_;
+    join(map, window_->line.at(first_row_line_, line));
+    join(map, window_->point.at(0, point));
+    join(map, unflatten(window_->channels, at));
+    tile_ir::Block out = store_operand(item.rows, map, buffer, place(line, point, half), ".r", item.pairs ? item.rows.narrow() : std::nullopt);
+    Substitution ahead = map;
+    join(ahead, unflatten(window_->channels, min(at + kPrefetchSteps, count(window_->channels) - 1)));
+    prefetch_at(item.rows, ahead, out);
+    return out;
+  };
+  tile_ir::Block edges;  // lines that complete the last register block
   if (block_lines_ > 1) {
-    tile_ir::Block zero{loop("ue", 0, shape[2], LoopKind::lanes, store_zero("pa" + item.tag, {channel, sym("uz"), sym("ue")}, "edge"))};
-    inside.push_back(loop("uz", lines, window_->line.span(lines_padded(valid_row_lines_)), LoopKind::serial, std::move(zero)));
+    tile_ir::Block zero = halves(store_zero(buffer, place(sym("uz"), sym("ue"), half), "edge", item.pairs ? DType::bf16 : DType::f32));
+    zero = {loop("ue", 0, shape[2], LoopKind::lanes, std::move(zero))};
+    edges.push_back(
+        loop("uz", window_->line.span(valid_row_lines_), window_->line.span(lines_padded(valid_row_lines_)), LoopKind::serial, std::move(zero)));
   }
-  return {loop("kc", 0, min(block, channels - sym("kb" + item.tag) * block), LoopKind::serial, std::move(inside))};
+  auto over_steps = [&](Expr from, Expr to, tile_ir::Block body) {
+    body = {over_points(std::move(body))};
+    body.insert(body.end(), edges.begin(), edges.end());
+    return loop("kc", from, to, LoopKind::serial, std::move(body));
+  };
+  tile_ir::Block out{over_steps(0, floordiv(channels, group), halves(copy(half)))};
+  if (!item.has_odd_channels()) return out;
+  tile_ir::Block last = copy(0);
+  for (auto& stmt : store_zero(buffer, place(line, point, 1), "odd", DType::bf16)) last.push_back(stmt);
+  out.push_back(over_steps(floordiv(channels, group), ceildiv(channels, group), std::move(last)));
+  return out;
 }
 
 ContractionScheduler::Lines ContractionScheduler::row_lines() const {

@@ -120,7 +120,10 @@ double ContractionScheduler::padded_work() const {
     double rows = window_cost(block_lines_, block_points_);
     Expr image = window_->line.span(lines_) * window_->point.span(window_->point.axis.extent);
     Expr packs = ceildiv(window_->line.axis.extent, lines_) * lane_groups();
-    return points * (rows * static_cast<double>(lanes) + kCopy * static_cast<double>(hint(image * packs)) / static_cast<double>(window_->taps()));
+    const double products =
+        items_[0].pairs ? kPairCost * static_cast<double>(hint(items_[0].depth)) / static_cast<double>(hint(count(items_[0].summed))) : 1;
+    return points *
+           (products * rows * static_cast<double>(lanes) + kCopy * static_cast<double>(hint(image * packs)) / static_cast<double>(window_->taps()));
   }
   if (two_lane_axes() && lanes_[0].extent.is_constant()) {
     int64_t inner = lanes_[1].extent.value();

@@ -126,6 +126,7 @@ struct Item {
   Operand rows;
   Operand lanes;
   std::vector<Axis> summed;  ///< the reduce axes, in the order in which k counts their points
+  size_t channels = 0;  ///< the first of these, if k counts their points in twos outside of the others, which are a window's taps; 0: it does not
   Expr depth;
   int64_t depth_block = 0;  ///< KC
   int64_t chain = 0;        ///< steps of k that are summed in registers before they are added to the tile
@@ -152,6 +153,8 @@ struct Item {
   /// Steps of k in a word.
   int64_t word() const { return bits > 0 ? 32 / bits : 0; }
   bool may_be_odd() const { return !(depth.is_constant() && depth.value() % 2 == 0); }
+  /// Whether the last pair of channels is half one of zeros.
+  bool has_odd_channels() const;
   /// Whether two steps of k lie side by side in the panels of lanes.
   bool paired_lanes() const { return pairs && bits == 0; }
   /// The lanes as codes and their factors, if these may be packed in words.
@@ -375,6 +378,7 @@ class ContractionScheduler {
   static int64_t read_number(ScheduleReader& reader, const std::string& word, const std::string& name, int64_t most);
   void read_depth(ScheduleReader& reader, Item& item) const;
   void read_dot(ScheduleReader& reader, Item& item) const;
+  void read_window(ScheduleReader& reader, Item& item) const;
   void read_widen(ScheduleReader& reader, Item& item) const;
   void read_pack(ScheduleReader& reader, const Item& item, Operand& operand, const std::string& side) const;
   void read_lanes(ScheduleReader& reader);
@@ -423,7 +427,7 @@ class ContractionScheduler {
   void prefetch_operand(const Item& item, const Operand& operand, const Substitution& map, Expr k, tile_ir::Block& into) const;
   static void prefetch_at(const Operand& operand, const Substitution& map, tile_ir::Block& into, int level = 1);
   static void join(Substitution& into, const Substitution& more);
-  static Substitution depth_map(const Item& item, Expr k) { return unflatten(item.summed, k); }
+  static Substitution depth_map(const Item& item, Expr k);
   static Expr depth_of_block(const Item& item);
   /// Multiplications of a block of k, the last one of zeros in part if need be.
   static Expr steps_of_block(const Item& item);
@@ -476,6 +480,10 @@ class ContractionScheduler {
 
   /// Points under the block: [channels of a block of k][lines][points of a line].
   std::vector<Expr> window_shape() const;
+  /// Points of a window times the channels that one multiplication takes.
+  int64_t window_steps(const Item& item) const { return window_->taps() * item.group(); }
+  /// Has k count pairs of channels, the last one with zeros if they are odd.
+  void pair_channels(Item& item) const;
 
   /// Copies the points under a block of lines as they lie, with the border; what only padding reads is zero.
   tile_ir::Block pack_window(const Item& item) const;

@@ -125,8 +125,8 @@ int64_t register_rows(int64_t rows, int64_t vectors, const PassContext& ctx) {
 
 void ContractionScheduler::choose_sizes() {
   choose_blocks(kBlockVectors);
-  // Lanes that are a call's own rows may be few.
-  if (per_call_ && across_ && lanes_extent_.is_constant()) {
+  // Lanes that are a call's own rows, or the channels of a group, may be few.
+  if ((window_ || (per_call_ && across_)) && lanes_extent_.is_constant()) {
     // One vector of lanes is read for each row, which takes longer unless it saves padding.
     const double narrow = items_[0].pairs ? 1.5 : 1.15;
     int64_t best = kBlockVectors;
@@ -391,12 +391,16 @@ bool ContractionScheduler::can_word(const Item& item) const {
 }
 
 bool ContractionScheduler::can_pair(const Item& item) const {
-  if (in_rows_ || rows_lie_across() || window_) return false;
+  if (in_rows_ || (rows_lie_across() && !window_)) return false;
   auto is_bf16 = [](const Operand& operand) {
     auto narrow = operand.narrow();
     return narrow && narrow->dtype == DType::bf16;
   };
   if (!is_bf16(item.rows) || !is_bf16(item.lanes)) return false;
+  if (window_) {
+    const bool plain = item.lanes.is_static && item.lanes.stored()->dtype == DType::bf16 && !item.lanes.prologue(item.contraction->reduce->axes);
+    return plain && !window_->channels.empty() && count(window_->channels).is_constant();
+  }
   if (!item.lanes.is_static) return true;
   // A group's factors are those of both steps of a pair, and what is widened to pairs are whole ones.
   if (const auto scaled = item.lanes.prologue(item.contraction->reduce->axes)) return scaled->group % 2 == 0;
@@ -470,7 +474,7 @@ bool ContractionScheduler::can_use_matrix(const Item& item) const {
     const bool whole = can_word(item) && item.depth.value() % tile_ir::kMatrixBytes == 0 && item.depth_block % tile_ir::kMatrixBytes == 0;
     return whole && ctx_.target.features.count("amx-int8") > 0;
   }
-  return ctx_.target.features.count("amx-bf16") > 0 && can_pair(item);
+  return ctx_.target.features.count("amx-bf16") > 0 && !window_ && can_pair(item);
 }
 
 bool ContractionScheduler::is_stored_below(const Item& item, DType dtype) {
@@ -536,16 +540,17 @@ void ContractionScheduler::choose_window_sizes() {
   mr_ = block_lines_ * block_points_;
   lines_ = round_up(balanced(lines, std::max<int64_t>(1, kDynamicRows / points)), block_lines_);
   Item& item = items_[0];
-  const int64_t taps = window_->taps();
-  const int64_t channels = std::max<int64_t>(1, kChain / taps);
-  // Of each channel: the points under the block of lines, the panel in hand and the next one.
-  const int64_t bytes = 4 * (hint(window_->line.span(lines_) * window_->point.span(points)) + 2 * nr_ * taps);
+  pair_channels(item);
+  const int64_t steps = window_steps(item);
+  const int64_t channels = std::max<int64_t>(1, kChain / window_->taps());
+  // Of each channel, or pair of them: the points under the block of lines, the panel in hand and the next one.
+  const int64_t bytes = 4 * (hint(window_->line.span(lines_) * window_->point.span(points)) + 2 * nr_ * window_->taps());
   const int64_t longest = std::max(channels, static_cast<int64_t>(kWindowShare * static_cast<double>(ctx_.target.l2_bytes)) / bytes);
-  Expr all = count(window_->channels);
-  const bool whole = all.is_constant() && all.value() * taps <= kWholeDepth;
+  const Expr all = ceildiv(count(window_->channels), item.group());
+  const bool whole = all.is_constant() && all.value() * window_->taps() <= kWholeDepth;
   const int64_t block = !all.is_constant() ? longest : balanced(all.value(), whole ? all.value() : longest);
-  item.depth_block = taps * block;
-  item.chain = whole ? item.depth_block : taps * balanced(block, channels);
+  item.depth_block = steps * block;
+  item.chain = whole ? item.depth_block : steps * balanced(block, channels);
   item.unroll = window_->point.taps > 1 ? std::min(window_->point.taps, kMostUnroll) : kDepthUnroll;
   // Packing for fewer lanes costs little, idle threads much.
   while (lane_block_ > nr_ && hint(count(outer_) * lane_groups()) * ((lines + lines_ - 1) / lines_) < kWantedBlocks)
@@ -565,7 +570,7 @@ std::vector<ContractionScheduler::LineBlocks> ContractionScheduler::line_blocks(
 double ContractionScheduler::window_cost(int64_t lines, int64_t points) const {
   double cost = 0;
   for (const LineBlocks& b : line_blocks(points))
-    cost += static_cast<double>(b.count * b.points) * block_overhead(lines * b.points, block_vectors(), ctx_.target.load_cost);
+    cost += static_cast<double>(b.count * b.points) * block_overhead(lines * b.points, block_vectors(), items_[0].pairs ? 0 : ctx_.target.load_cost);
   return cost * static_cast<double>(round_up(window_->line.axis.extent.value(), lines));
 }
 
