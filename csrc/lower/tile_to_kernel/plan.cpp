@@ -232,15 +232,18 @@ struct Planner {
         return static_cast<int>(std::bit_ceil(static_cast<uint64_t>(*lanes)));
     }
     int bytes = std::min(context.target.vector_bytes, target_of(context).most_vector_bytes);
+    // Of what differs from lane to lane; 16 bits that are moved, not computed with, are no wider than they look.
+    const std::set<std::string> varying = varying_names(*loop.body, loop.axis->name, plan);
     std::set<int64_t> sizes;
-    visit_all(*loop.body, [&](const Stmt& stmt) {
-      if (const auto* let = std::get_if<Let>(&stmt.node))
-        if (let->fn != Fn::index || let->dtype != DType::i64) sizes.insert(size_of(let->dtype));
-      if (const auto* load = std::get_if<Load>(&stmt.node)) sizes.insert(size_of(load->dtype));
-    });
     bool half = false;
     visit_all(*loop.body, [&](const Stmt& stmt) {
-      if (const auto* let = std::get_if<Let>(&stmt.node)) half = half || (size_of(let->dtype) == 2 && is_float(let->dtype) && let->fn != Fn::cast);
+      const auto* load = std::get_if<Load>(&stmt.node);
+      const auto* let = std::get_if<Let>(&stmt.node);
+      if (load && varying.count(load->name) > 0) sizes.insert(size_of(load->dtype));
+      if (!let || varying.count(let->name) == 0) return;
+      if (let->fn != Fn::index || let->dtype != DType::i64) sizes.insert(size_of(let->dtype));
+      const bool moves = let->fn == Fn::cast || let->fn == Fn::where;
+      half = half || (size_of(let->dtype) == 2 && is_float(let->dtype) && !moves);
     });
     int64_t size = 4;
     if (!sizes.empty() && !sizes.count(4) && !half) size = sizes.count(8) ? 8 : sizes.count(2) ? 2 : 1;

@@ -130,10 +130,11 @@ void ContractionScheduler::choose_sizes() {
     // One vector of lanes is read for each row, which takes longer unless it saves padding.
     const double narrow = items_[0].pairs ? 1.5 : 1.15;
     int64_t best = kBlockVectors;
-    double least = padded_work();
+    auto share = [&] { return window_ ? block_share(lane_block_) : 1; };
+    double least = padded_work() * share();
     for (int64_t vectors : {kBlockVectors - 1, kBlockVectors + 1}) {
       choose_blocks(vectors);
-      const double work = padded_work() * (vectors < kBlockVectors ? narrow : 1);
+      const double work = padded_work() * share() * (vectors < kBlockVectors ? narrow : 1);
       if (work >= least) continue;
       best = vectors;
       least = work;
