@@ -3,7 +3,7 @@
     python benchmarks/estimates.py [--threads 2] [--only TEXT] [--repeats 8] [--measure]
 
 Errors are |log(estimate / time)|, those of kernels of at least --least microseconds (shorter ones measure calls). `--measure`: what the machine does
-is measured anew, which matters where something else ran when that was done.
+is measured anew before each case: memory that others share may be twice as fast a minute later.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     options = read_options(options={"threads": args.threads, "tune": "off"})
-    calibration(options, anew=args.measure)
     errors = []
     for bench in [*cases.pointwise_and_norms(), *cases.contractions(), *cases.convolutions()]:
         if args.only not in bench.name:
             continue
+        calibration(options, anew=args.measure)
         with torch.no_grad():
             explained = deplo.explain(bench.module.eval(), *bench.inputs(0), options=options, repeats=args.repeats)
         for kernel in (k for graph in explained.graphs for k in graph.kernels):

@@ -13,6 +13,8 @@ constexpr double kLine = 64;      ///< bytes that come from a cache together
 constexpr double kUsable = 0.75;  ///< of a cache, beside what passes through
 constexpr double kStore = 2;      ///< a vector's store, in loads
 constexpr double kWritten = 2;    ///< a line that is written is read before and goes back later
+constexpr double kKept = 0.4;     ///< of the last cache, for data that does not fit in it
+constexpr double kTaken = 7e-9;   ///< seconds until a core may write a line that others have read: measured on a Zen 4
 constexpr double kApart = 0.1;    ///< of what could happen at the same time and does not
 constexpr double kCall = 1e-7;    ///< seconds of a kernel that does nothing
 
@@ -63,7 +65,9 @@ double touched(const Access& access, const Tree& tree, const Loops& loops) {
       continue;
     }
     if (is_run && std::abs(static_cast<double>(buffer.strides[d])) <= next + 0.5) {
-      run *= std::max(places, std::min(span, places * 2));
+      // Between whole lines nothing is brought that no turn asks for.
+      const bool whole_lines = run * static_cast<double>(buffer.bytes) >= kLine;
+      run *= whole_lines ? places : std::max(places, std::min(span, places * 2));
       next *= size;
       if (places < size) is_run = false;
     } else {
@@ -234,6 +238,18 @@ class Instructions {
   const double load_;
 };
 
+/// What a kernel packs, for all threads to read.
+double bytes_written(const tile_ir::Kernel& kernel, const std::map<std::string, int64_t>& sizes) {
+  double sum = 0;
+  for (const auto& p : kernel.params) {
+    if (p.kind == loop_ir::ParamKind::in) continue;
+    double bytes = size_of(p.dtype);
+    for (Expr e : p.shape) bytes *= static_cast<double>(std::max<int64_t>(0, evaluate(e, sizes)));
+    sum += bytes;
+  }
+  return sum;
+}
+
 }  // namespace
 
 Estimate estimate(const tile_ir::Kernel& kernel, const std::map<std::string, int64_t>& sizes, const PassContext& context, const Figures& figures,
@@ -252,10 +268,13 @@ Estimate estimate(const tile_ir::Kernel& kernel, const std::map<std::string, int
   const auto l3 = static_cast<double>(target.l3_bytes);
   made.second = Traffic(tree, l1).of(tree.body) / figures.l2;
   if (resident > kUsable * l2 * tree.threads) made.third = Traffic(tree, l2).of(tree.body) / figures.l3;
-  if (resident > kUsable * l3)
-    made.memory = Traffic(tree, l3 / tree.threads).of(tree.body) / std::min(figures.memory, figures.memory_all / tree.threads);
+  // Of what is touched again and again a part stays in the last cache, which others use as well.
+  if (const double missing = 1 - kKept * l3 / resident; missing > 0)
+    made.memory = missing * Traffic(tree, l3 / tree.threads).of(tree.body) / std::min(figures.memory, figures.memory_all / tree.threads);
+  const double taken = kernel.schedule.kind == "pack" && tree.threads > 1 ? kTaken * bytes_written(kernel, sizes) / kLine / tree.threads : 0;
   const double longest = std::max({made.core, made.second, made.third, made.memory});
-  made.seconds = longest + kApart * (made.core + made.second + made.third + made.memory - longest) + (tree.threads > 1 ? figures.barrier : kCall);
+  made.seconds =
+      longest + kApart * (made.core + made.second + made.third + made.memory - longest) + taken + (tree.threads > 1 ? figures.barrier : kCall);
   return made;
 }
 

@@ -148,8 +148,14 @@ Expr NestConverter::offset(const std::string& buffer, const std::vector<Expr>& i
 int64_t NestConverter::hint(Expr e) const {
   std::map<std::string, int64_t> values;
   for (const std::string& s : symbols_of(e)) {
-    auto it = ctx_.hints.find(s);
-    values[s] = it == ctx_.hints.end() ? kUnknownNestExtent : it->second;
+    const auto known = ctx_.hints.find(s);
+    const auto axis = ranges_.find(s);
+    if (known != ctx_.hints.end())
+      values[s] = known->second;
+    else if (kernel_.symbols.count(s) == 0 && axis != ranges_.end() && axis->second.hi)
+      values[s] = hint(*axis->second.hi) / 2;  // what a loop inside runs over may depend on it
+    else
+      values[s] = kUnknownNestExtent;
   }
   return evaluate(e, values);
 }
