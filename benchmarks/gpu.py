@@ -202,10 +202,11 @@ def work(given: argparse.Namespace) -> None:
     with torch.no_grad():
         contest = Contest(row, given.dry, hand, given.neighbours)
         contest.compile()
-        clock = Clock(given.dry)
+        if not given.dry:
+            torch.cuda.empty_cache()  # many wait, and share the device's memory
         print(MARK + json.dumps(contest.about), flush=True)
         sys.stdin.readline()
-        contest.measure(clock)
+        contest.measure(Clock(given.dry))
         print(MARK + json.dumps(contest.about), flush=True)
         if given.profile:
             contest.profile()

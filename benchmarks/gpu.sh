@@ -5,8 +5,8 @@
 # by CMake and ninja where FOLDER has no archives), tries one kernel of each kind in a process of its own, runs the tests that a GPU runs, and measures.
 # What it writes goes to $OUT (default gpu-results): build.log, tests.log, launches.txt, gpu.json, gpu.txt, gpu.err, objects.tar.xz (what it compiled).
 # GPU_PYTHON is the Python that holds PyTorch (default python3). GPU_DRY=1 takes a build folder with the tests' stand-in for a GPU (DEPLO_BUILD), and
-# tries what can be tried without one. GPU_BUDGET: seconds that gpu.py may take (200), GPU_FLAGS: its further arguments (--neighbours --profile);
-# GPU_TESTS: seconds that tests may take (80; 0: none).
+# tries what can be tried without one. GPU_BUDGET: seconds that gpu.py may take (150), GPU_FLAGS: its further arguments (--neighbours --profile);
+# GPU_TESTS: seconds that tests may take (60; 0: none). All its limits together are less than ten minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 KINDS="points rows float32 tiles matrix groups attention decoding convolution"
@@ -32,8 +32,16 @@ CMAKE
   ninja -C build-gpu-core deplo_package deplo_targets deplo_fmt >/dev/null
   find build-gpu-core -name 'libdeplo_*.a' ! -name '*no_llvm*' -exec cp {} "$1/lib/" \;
   python3 -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 \
-    --platform manylinux2014_x86_64 -d "$1/wheels" $(grep -h '^transformers==' requirements*.txt) 'tokenizers==0.22.*' 'huggingface_hub==0.36.*'
+    --platform manylinux2014_x86_64 -d "$1/wheels" $(grep -h '^transformers==' requirements-dev.txt) 'tokenizers==0.22.*' 'huggingface_hub==0.36.*'
   echo "$1: $(du -sh "$1" | cut -f1)"
+}
+
+# What an installed deplo tells PyTorch: that there is such a backend.
+name_backend() {
+  local folder=$1/deplo-$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml).dist-info
+  mkdir -p "$folder"
+  printf 'Metadata-Version: 2.1\nName: deplo\nVersion: %s\n' "$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)" >"$folder/METADATA"
+  printf '[torch_dynamo_backends]\ndeplo = deplo.backend:deplo\n' >"$folder/entry_points.txt"
 }
 
 # What sees PyTorch, beside the core's archives.
@@ -46,7 +54,8 @@ link() {
   export CXXFLAGS="-DNDEBUG -O2 -std=c++20 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -DTORCH_API_INCLUDE_EXTENSION_H -DFMT_HEADER_ONLY=1
     -DDEPLO_INTERFACE=$(sed -n 's/^INTERFACE = \([0-9]*\)$/\1/p' deplo/core.py)
     -Icsrc -isystem $folder/include -isystem $torch/include -isystem $torch/include/torch/csrc/api/include -isystem $python_include"
-  ls csrc/bindings/*.cpp csrc/library/aten/*.cpp | xargs -P "$(nproc)" -I{} bash -c 'file={}; g++ $CXXFLAGS -c "$file" -o "build-gpu/${file//\//_}.o"'
+  ls csrc/bindings/*.cpp csrc/library/aten/*.cpp | xargs -P "$(nproc)" -I{} bash -c 'file={}; g++ $CXXFLAGS -c "$file" -o "build-gpu/${file//\//_}.o"' ||
+    return 1
   g++ -shared -o "deplo/_C$suffix" build-gpu/*.o -Wl,--gc-sections -Wl,-Bsymbolic -Wl,--version-script=csrc/bindings/exports.map \
     -L"$torch/lib" -Wl,-rpath,"$torch/lib" -Wl,--start-group "$folder"/lib/*.a -Wl,--end-group -ltorch_python -ltorch -ltorch_cpu -lc10 -ldl -lpthread
 }
@@ -67,7 +76,7 @@ build() {
 try_kinds() {
   local kind
   for kind in $KINDS; do
-    (timeout -k 1 60 "$1" benchmarks/gpu_kinds.py "$kind" "${@:3}" >"$2/$kind.log" 2>&1 || echo "$kind: failed ($?)" >>"$2/$kind.log") &
+    (timeout -k 1 50 "$1" benchmarks/gpu_kinds.py "$kind" "${@:3}" >"$2/$kind.log" 2>&1 || echo "$kind: failed ($?)" >>"$2/$kind.log") &
   done
   wait
   for kind in $KINDS; do
@@ -96,32 +105,34 @@ else
     "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$local_files/site" "$folder"/wheels/*.whl
     PYTHONPATH=$PYTHONPATH:$local_files/site
   fi
-  if ! timeout 240 bash -c "$(declare -f build link); build '$folder' '$python' '$out'"; then
+  if ! timeout 180 bash -c "$(declare -f build link); build '$folder' '$python' '$out'"; then
     tail -n 40 "$out/build.log"
     echo "the build failed" >&2
     exit 1
   fi
   echo "built in $SECONDS s"
   (cd build-gpu && tar cJf "$out/objects.tar.xz" *.o 2>/dev/null) &
-  nvidia-smi --query-gpu=name,driver_version,clocks.sm,memory.total --format=csv,noheader | tee "$out/machine.txt"
+  nvidia-smi --query-gpu=name,driver_version,clocks.sm,memory.total --format=csv,noheader | tee "$out/kinds.txt"
+  name_backend "$local_files/names"
+  PYTHONPATH=$PYTHONPATH:$local_files/names
 fi
 SECONDS=0
-try_kinds "$python" "$local_files" "${dry[@]}" | tee "$out/kinds.txt"
+try_kinds "$python" "$local_files" "${dry[@]}" | tee -a "$out/kinds.txt"
 grep -q "^points: right" "$out/kinds.txt" || exit 1
 echo "kinds in $SECONDS s"
-if [[ ${GPU_TESTS:-80} != 0 ]]; then
+if [[ ${GPU_TESTS:-60} != 0 ]]; then
   SECONDS=0
-  DEPLO_VERIFY=0 timeout -k 2 "${GPU_TESTS:-80}" "$python" -m pytest -q -n "$(nproc)" -p no:cacheprovider ${GPU_DRY:+-m gpu -k test_resident} \
+  DEPLO_VERIFY=0 timeout -k 2 "${GPU_TESTS:-60}" "$python" -m pytest -q -n "$(nproc)" -p no:cacheprovider ${GPU_DRY:+-m gpu -k test_resident} \
     tests/python/test_resident.py tests/python/test_cuda.py tests/python/test_cuda_chains.py tests/python/test_cuda_quantized.py -rfE \
     >"$out/tests.log" 2>&1 || failed=1
   tail -n 30 "$out/tests.log"
   echo "tests in $SECONDS s"
 fi
 for replay in "" --replay; do
-  timeout 60 "$python" benchmarks/launches.py $replay || failed=1
+  timeout 30 "$python" benchmarks/launches.py $replay || failed=1
 done 2>&1 | tee "$out/launches.txt"
 SECONDS=0
-timeout -k 2 "$((${GPU_BUDGET:-200} + 60))" "$python" benchmarks/gpu.py "${dry[@]}" --budget "${GPU_BUDGET:-200}" --json "$out/gpu.json" --log "$out/gpu.err" \
+timeout -k 2 "$((${GPU_BUDGET:-150} + 60))" "$python" benchmarks/gpu.py "${dry[@]}" --budget "${GPU_BUDGET:-150}" --json "$out/gpu.json" --log "$out/gpu.err" \
   ${GPU_FLAGS:---neighbours --profile} >"$out/gpu.txt" || failed=1
 grep -v '^    ' "$out/gpu.txt"
 echo "measured in $SECONDS s"

@@ -92,7 +92,10 @@ class Captured:
             return "Dynamo did not show its code"
         if self.counts:
             return "it returns numbers that depend on values of tensors"
-        effects = list(torch._dynamo.convert_frame.get_compiled_code_side_effects(self.code) or ())
+        find_effects = getattr(torch._dynamo.convert_frame, "get_compiled_code_side_effects", None)
+        if find_effects is None:
+            return "this PyTorch does not tell what side effects its code has"
+        effects = list(find_effects(self.code) or ())
         instructions = list(dis.get_instructions(self.code))
         emptying = _empties_modes(instructions)
         if emptying is not None and _OF_MODES in effects:

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty_strided.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 

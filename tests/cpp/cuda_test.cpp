@@ -173,6 +173,16 @@ TEST_CASE("the emulator's judge finds what is seeded, and counts sectors and con
   CHECK(counted(file.text(), "shared_ways") == counted(file.text(), "shared_requests"));
   CHECK_FALSE(run("  s[t] = x[t];\n  y[t] = s[63 - t];\n"));  // no barrier behind the writes
   CHECK(counted(file.text(), "races") > 0);
+  const std::string copied =
+      "  deplo_emulate_copy(s + 4*t + {0}, x + 4*t + {1}, 16);\n  deplo_emulate_copy_commit();\n"
+      "  deplo_emulate_copy_wait(0);\n  __syncthreads();\n  y[t] = s[4*t + {0}];\n";
+  auto copies = [&](int to, int from) {
+    return run(
+        std::regex_replace(std::regex_replace(copied, std::regex("\\{0\\}"), std::to_string(to)), std::regex("\\{1\\}"), std::to_string(from)));
+  };
+  CHECK(copies(4, 4));
+  CHECK_FALSE(copies(1, 4));  // hardware copies 16 bytes from and to multiples of 16
+  CHECK_FALSE(copies(4, 2));
   CHECK_FALSE(run("  s[t] = x[t];\n  __syncthreads();\n  float v = s[63 - t];\n  s[t] = v + 1;\n  y[t] = v;\n"));  // none before they are overwritten
   CHECK(counted(file.text(), "races") > 0);
   CHECK_FALSE(run("  s[t] = x[t];\n  __syncthreads();\n  y[t] = s[t ^ 1];\n  if (t % 2 == 1) s[t] = 1;\n"));

@@ -225,6 +225,11 @@ constexpr unsigned kAtBelow = kAtLoad + 64;  // and how far below
 constexpr unsigned kAtRows = kAtLoad + 10;
 constexpr unsigned kAtTf32 = kAtLoad + 32;
 
+bool misaligned = false;
+
+/// Of what hardware reads or writes 16 bytes at a time.
+void check_alignment(const void* at) { misaligned = misaligned || reinterpret_cast<uintptr_t>(at) % kCopyBytes != 0; }
+
 void take_place(const Copy& copy) {
   std::memset(copy.to, 0, kCopyBytes);
   if (copy.bytes) std::memcpy(copy.to, copy.from, copy.bytes);
@@ -266,6 +271,8 @@ unsigned __shfl_up_sync(unsigned /*mask*/, unsigned value, int lane) {
 }
 
 void deplo_emulate_copy(void* to, const void* from, int bytes) {
+  check_alignment(to);
+  if (bytes > 0) check_alignment(from);
   deplo_judge::copy(to, from, static_cast<size_t>(bytes), __builtin_return_address(0));
   const Copy copy{to, from, static_cast<size_t>(bytes)};
   if (!late) take_place(copy);
@@ -289,7 +296,10 @@ void deplo_emulate_load_matrix(const void* row, unsigned* registers, int count, 
   const auto address = reinterpret_cast<uintptr_t>(row);
   const auto lane = current->number % kWarp;
   // Only these threads' addresses are used.
-  if (lane < static_cast<unsigned>(count) * 8) deplo_judge::read_row(row, __builtin_return_address(0));
+  if (lane < static_cast<unsigned>(count) * 8) {
+    check_alignment(row);
+    deplo_judge::read_row(row, __builtin_return_address(0));
+  }
   const unsigned words[] = {static_cast<unsigned>(address), static_cast<unsigned>(address >> 32)};
   const unsigned* all = meet(words, 2, kAtLoad + static_cast<unsigned>(count) * 2 + transposed);
   for (unsigned m = 0; m < static_cast<unsigned>(count); ++m)
@@ -593,7 +603,8 @@ bool deplo_run(const char* kernel, const deplo_emulated_launch& launch, void (*b
         blockIdx = {bx, by, bz};
         std::memset(shared, kUntouched, shared_bytes + kGuard);
         deplo_judge::start_block();
-        if (!run_block(fibers, reversed)) return false;
+        misaligned = false;
+        if (!run_block(fibers, reversed) || misaligned) return false;
         deplo_judge::end_block();
         for (size_t at = 0; at < kGuard; ++at)
           if (shared[shared_bytes + at] != kUntouched) return false;

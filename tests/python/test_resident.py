@@ -23,6 +23,7 @@ from engines import Compiler, same
 
 import deplo
 from deplo.backend import collect_records
+from deplo.core import core
 from deplo.errors import FallbackWarning, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("fresh_inference")
@@ -35,6 +36,7 @@ def on(device: Gpu, fn: Callable[..., Any], options: dict[str, Any] | None = Non
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif("llvm" not in json.loads(core().env(""))["codegen"], reason="this deplo compiles nothing for CPUs")
 def test_tensors_choose_the_target(device: Gpu):
     """Of two graphs in one process each runs where its tensors are, without an option."""
 

@@ -202,7 +202,9 @@ CudaDevice::~CudaDevice() {
 TensorMap CudaDevice::encode(const CudaTensor& tensor, uint64_t address) {
   DEPLO_SUPPORT(api_->cuTensorMapEncodeTiled, "this libcuda has no cuTensorMapEncodeTiled: install a driver of CUDA 12 or later");
   alignas(64) TensorMap map{};
-  if (address % kMapAlignment != 0) return map;
+  // Of such addresses and of nothing there are none: kernels look at the address, and read nothing of nothing.
+  const bool is_empty = std::any_of(tensor.extents.begin(), tensor.extents.end(), [](auto n) { return n == 0; });
+  if (address % kMapAlignment != 0 || is_empty) return map;
   const std::vector<unsigned> steps(tensor.extents.size(), 1);
   api_->check(api_->cuTensorMapEncodeTiled(map.data(), tensor.is_bf16 ? kMapBFloat16 : kMapFloat16, static_cast<unsigned>(tensor.extents.size()),
                                            address, tensor.extents.data(), tensor.strides.data(), tensor.box.data(), steps.data(), 0, kMapSwizzle128,

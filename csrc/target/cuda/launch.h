@@ -38,7 +38,10 @@ class CudaKernels final : public DeviceKernels {
               uint64_t error) override;
   std::unique_ptr<DeviceLaunches> prepare(const std::vector<DeviceStep>& steps, const std::map<std::string, int64_t>& symbols, bool replay) override;
   std::unique_ptr<SharedMemory> share(int64_t bytes) override;
-  bool may_wait(void* stream) override { return !device_->is_capturing(stream); }
+  bool may_wait(void* stream) override {
+    CudaDevice::Current current(*device_);
+    return !device_->is_capturing(stream);
+  }
   void copy_on_stream(uint64_t to, const void* from, int64_t bytes, void* stream) override { device_->copy_on_stream(to, from, bytes, stream); }
 
  private:

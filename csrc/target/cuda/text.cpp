@@ -694,8 +694,6 @@ class CudaWriter {
     for (const std::string& s : kernel_.symbols) params += fmt::format("{}long long {}", params.empty() ? "" : ", ", CudaIndex::id(s));
     for (const kernel_ir::Size& s : kernel_.sizes) params += fmt::format("{}long long {}", params.empty() ? "" : ", ", CudaIndex::id(s.name));
     params += fmt::format("{}int* __restrict__ error", params.empty() ? "" : ", ");
-    for (size_t map = 0; map < 2 * tile_products(kernel_).size(); ++map)
-      params += fmt::format(", const __grid_constant__ deplo_tensor_map map_{}", map);
     std::string start;
     const bool dynamic = dynamic_shared_bytes(kernel_) > 0;
     if (dynamic || !kernel_.scratch_bytes.is(0))
@@ -708,6 +706,8 @@ class CudaWriter {
       start += fmt::format("  unsigned char* const block_scratch = scratch ? scratch + {}*{} : (unsigned char*)deplo_shared;\n", block,
                            CudaIndex(kernel_, false).text(kernel_.scratch_bytes));
     }
+    for (size_t map = 0; map < 2 * tile_products(kernel_).size(); ++map)
+      params += fmt::format(", const __grid_constant__ deplo_tensor_map map_{}", map);
     int64_t offset = 0;
     visit_all(kernel_.body, [&](const Stmt& stmt) {
       const auto* array = std::get_if<Alloc>(&stmt.node);
