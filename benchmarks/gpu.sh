@@ -80,7 +80,11 @@ try_kinds() {
   done
   wait
   for kind in $KINDS; do
-    grep -a "^$kind: " "$2/$kind.log" || tail -n 3 "$2/$kind.log"
+    if grep -qa "^$kind: failed" "$2/$kind.log"; then
+      tail -n 6 "$2/$kind.log" | cut -c1-400
+    else
+      grep -a "^$kind: " "$2/$kind.log" || tail -n 3 "$2/$kind.log"
+    fi
   done
 }
 
