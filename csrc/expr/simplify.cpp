@@ -96,6 +96,12 @@ class Bounder {
   std::optional<Expr> eliminate_one(Expr e, bool lowest, const std::set<std::string>* only, int depth);
 
  private:
+  /// What is at most (or at least) `factor` times an expression, and linear in what one of its quotients divides.
+  struct Scaled {
+    Expr times;
+    int64_t factor = 1;
+  };
+  std::optional<Scaled> without_quotient(Expr e, bool lowest) const;
   struct Known {
     int depth;  ///< a bound from less deep is at least as narrow
     Interval interval;
@@ -122,6 +128,26 @@ std::optional<Expr> Bounder::eliminate_one(Expr e, bool lowest, const std::set<s
     const auto& extreme = positive == lowest ? it->second.lo : it->second.hi;
     if (!extreme) continue;
     return substitute(e, {{name, *extreme}});
+  }
+  return std::nullopt;
+}
+
+std::optional<Bounder::Scaled> Bounder::without_quotient(Expr e, bool lowest) const {
+  constexpr int64_t kMostFactor = 1 << 16;
+  for (const Term& term : terms_of(e)) {
+    if (term.atoms.size() != 1 || term.atoms[0].kind() != ExprKind::floordiv) continue;
+    const Expr a = term.atoms[0].operands()[0];
+    const auto c = term.atoms[0].operands()[1].as_constant();
+    const bool depends = c && *c > 1 && *c <= kMostFactor && std::abs(term.coefficient) <= kMostFactor;
+    const auto names = symbols_of(a);
+    const auto is_symbolic = [&](const std::string& name) {
+      const auto it = ranges_.find(name);
+      return it != ranges_.end() && ((it->second.lo && !it->second.lo->is_constant()) || (it->second.hi && !it->second.hi->is_constant()));
+    };
+    if (!depends || std::none_of(names.begin(), names.end(), is_symbolic)) continue;
+    // a - c < c * (a floordiv c) <= a.
+    const Expr least = (term.coefficient > 0) == lowest ? a - (*c - 1) : a;
+    return Scaled{*c * (e - from_terms({term})) + term.coefficient * least, *c};
   }
   return std::nullopt;
 }
@@ -198,6 +224,22 @@ Interval Bounder::of_terms(Expr e, int depth) {
         Interval tighter = interval(*high, depth + 1);
         if (tighter.hi && (!sum.hi || *tighter.hi < *sum.hi)) sum.hi = tighter.hi;
       }
+    if (!sum.lo || *sum.lo < 0)
+      if (const auto low = without_quotient(e, true)) {
+        const Interval scaled = interval(low->times, depth + 1);
+        if (scaled.lo) {
+          const int64_t bound = floor_divide(*scaled.lo, low->factor) + (floor_mod(*scaled.lo, low->factor) != 0 ? 1 : 0);
+          if (!sum.lo || bound > *sum.lo) sum.lo = bound;
+        }
+      }
+    if (!sum.hi || *sum.hi >= 0)
+      if (const auto high = without_quotient(e, false)) {
+        const Interval scaled = interval(high->times, depth + 1);
+        if (scaled.hi) {
+          const int64_t bound = floor_divide(*scaled.hi, high->factor);
+          if (!sum.hi || bound < *sum.hi) sum.hi = bound;
+        }
+      }
   }
   return sum;
 }
@@ -231,6 +273,7 @@ Expr simplify_division(Expr a, Expr b, const Ranges& ranges, bool want_mod) {
     }
   }
   if (within(rest, b, ranges)) return want_mod ? rest : quotient;
+  if (within(rest + b, b, ranges)) return want_mod ? rest + b : quotient - 1;
   if (auto c = b.as_constant()) {
     // (g*x + r) / (g*d) with 0 <= r < g is x / d.
     std::set<int64_t> divisors;

@@ -37,13 +37,22 @@ TEST_CASE("ranges remove floordiv and mod") {
   CHECK(simplify(floordiv(j, 7) * 7 + mod(j, 7), ranges) == j);
   CHECK(simplify(floordiv(j, 21) * 42 + floordiv(mod(j, 21), 7) * 14 + mod(j, 7) * 2, ranges) == j * 2);
   CHECK(simplify(floordiv(j + 5, 9) * 9 + mod(floordiv(j + 5, 3), 3) * 3 + mod(j + 5, 3), ranges) == j + 5);
+  // Of a quotient between 0 and a symbol, and of what a step of an enlarged image reads.
+  const Expr t = Expr::symbol("t");
+  ranges["t"] = {Expr(1), s * 2 - 2};
+  CHECK(simplify(floordiv(-1, s), ranges) == Expr(-1));
+  CHECK(simplify(mod(-1, s), ranges) == s - 1);
+  CHECK(simplify(min(s - 1, floordiv(t + 1, 2) - 1), ranges) == floordiv(t + 1, 2) - 1);
+  CHECK(simplify(min(s - 1, floordiv(t + 1, 2)), ranges) == floordiv(t + 1, 2));
+  CHECK(simplify(max(floordiv(t + 3, 4) * -3 + s * 2, 0), ranges) == floordiv(t + 3, 4) * -3 + s * 2);
+  CHECK(simplify(max(floordiv(t + 3, 4) * -5 + s * 2, 0), ranges) == max(floordiv(t + 3, 4) * -5 + s * 2, 0));
+  CHECK(bounds(floordiv(t + 1, 2) * 2 - s * 2, ranges).hi == std::optional<int64_t>(-1));
   CHECK(decide(less(j, s), ranges) == std::optional<bool>(true));
   CHECK(decide(less(i, 15), ranges) == std::nullopt);
   CHECK(decide(less(j, s - 1), ranges) == std::nullopt);
   CHECK(bounds(s - 1 - j, ranges).lo == std::optional<int64_t>(0));
   CHECK(bounds(j - s, ranges).hi == std::optional<int64_t>(-1));
   // The sign of the factor is open: neither end of j is the extreme one.
-  Expr t = Expr::symbol("t");
   ranges["t"] = {Expr(-3), Expr(3)};
   CHECK(!bounds(j * t - s * t, ranges).lo);
   CHECK(!bounds(j * t - s * t, ranges).hi);
@@ -121,7 +130,7 @@ Expr random_divisor(std::mt19937& rng) {
 
 Expr random_expr(std::mt19937& rng, int depth) {
   auto pick = [&](int n) { return static_cast<int>(rng() % static_cast<unsigned>(n)); };
-  if (depth == 0 || pick(4) == 0) return pick(2) ? Expr(pick(20) - 6) : Expr::symbol(std::string(1, static_cast<char>('a' + pick(3))));
+  if (depth == 0 || pick(4) == 0) return pick(2) ? Expr(pick(20) - 6) : Expr::symbol(std::string(1, "abcn"[pick(4)]));
   Expr a = random_expr(rng, depth - 1);
   switch (pick(6)) {
     case 0: return a + random_expr(rng, depth - 1);
@@ -137,7 +146,11 @@ Expr random_expr(std::mt19937& rng, int depth) {
 
 TEST_CASE("simplify keeps the value, bounds hold, text reads back") {
   std::mt19937 rng(7);
-  Ranges ranges{{"a", axis_range(5)}, {"b", {Expr(-3), Expr(4)}}, {"c", axis_range(12)}, {"d", {Expr(-4), Expr(-1)}}};
+  Ranges ranges{{"a", axis_range(5)},
+                {"b", {Expr(-3), Expr(4)}},
+                {"c", axis_range(Expr::symbol("n") * 2)},
+                {"d", {Expr(-4), Expr(-1)}},
+                {"n", {Expr(1), Expr(6)}}};
   for (int round = 0; round < 3000; ++round) {
     Expr e = random_expr(rng, 4);
     Expr s = simplify(e, ranges);
@@ -146,9 +159,11 @@ TEST_CASE("simplify keeps the value, bounds hold, text reads back") {
     CHECK(simplify(s, ranges) == simplify(simplify(s, ranges), ranges));
     Interval range = bounds(e, ranges);
     for (int point = 0; point < 20; ++point) {
+      const int64_t n = 1 + static_cast<int64_t>(rng() % 6);
       std::map<std::string, int64_t> values{{"a", static_cast<int64_t>(rng() % 5)},
                                             {"b", static_cast<int64_t>(rng() % 8) - 3},
-                                            {"c", static_cast<int64_t>(rng() % 12)},
+                                            {"c", static_cast<int64_t>(rng()) % (2 * n)},
+                                            {"n", n},
                                             {"d", -1 - static_cast<int64_t>(rng() % 4)}};
       int64_t v = evaluate(e, values);
       CHECK(evaluate(s, values) == v);

@@ -170,7 +170,7 @@ Expr Lowering::at_lane(Expr e, size_t copy, int64_t lane) const {
 // transposed convolution in turn) are picked from whole pieces of memory.
 std::optional<std::string> Lowering::window_load(const Load& s, const Memory& memory, Expr offset, const std::vector<Cond>& guard, size_t copy) {
   if (lanes_->diverges || !target_of(context_).shuffles_lanes || width() < 4 || uses_values(offset)) return std::nullopt;
-  if (linear_coefficient(offset, lanes_->symbol) || !may_name(offset)) return std::nullopt;
+  if (linear_coefficient(offset, lanes_->symbol)) return std::nullopt;
   const LaneCopy& at = lanes_->copies[copy];
   int64_t live = width();
   if (!at.mask.empty()) {
