@@ -67,30 +67,47 @@ std::optional<std::string> Lowering::transposed_load(const Load& s, const Memory
     names_[unrolling.axis] = index;
     return flat(memory, s.index);
   };
-  Expr start = offset_at(block);
+  // Most often the axis is a term of the place; where it hides in quotients, each of its numbers is looked at.
+  const std::string turn = "$turn";
+  names_[unrolling.axis] = Expr::symbol(turn);
+  ranges_[turn] = {Expr(unrolling.lo), Expr(unrolling.hi - 1)};
+  const Expr place = flat(memory, s.index);
+  ranges_.erase(turn);
+  const auto step = linear_coefficient(place, turn);
+  const bool linear = step && step->is(1);
+  const Expr start = linear ? substitute(place, {{turn, block}}) : offset_at(block);
   bool contiguous = true;
-  for (int64_t k = 1; k < points && contiguous; ++k) contiguous = offset_at(block + k) - start == Expr(k);
+  for (int64_t k = 1; k < points && contiguous && !linear; ++k) contiguous = offset_at(block + k) - start == Expr(k);
   names_[unrolling.axis] = now;
   for (const auto& [symbol, value] : placeholders_) contiguous = contiguous && !uses(start, symbol);
   auto stride = linear_coefficient(start, lanes_->symbol);
   if (!contiguous || !stride || stride->is(0) || stride->is(1) || stride->is(-1)) return std::nullopt;
-  std::vector<std::string> rows;
-  for (int l = 0; l < width(); ++l) {
+  auto load_row = [&](int l) {
     const Expr lane = masked ? min(l, lanes.live - 1) : Expr(l);
     kernel_ir::Load row;
     row.type = {s.dtype, points};
     row.buffer = memory.name;
     row.offset = tidy(simplify(substitute(start, {{lanes_->symbol, lanes.base + lane}}), ranges_));
-    rows.push_back(emit_.load(s.name, std::move(row)));
+    return emit_.load(s.name, std::move(row));
+  };
+  // The first row has a name that is known where nothing was stored since, and the others were read with it.
+  std::vector<std::string> rows{load_row(0)};
+  auto [known, is_new] = squares_.try_emplace({rows[0], start.node(), lanes.base.node(), masked ? lanes.live.node() : nullptr});
+  std::vector<std::string>& columns = known->second;
+  if (is_new) {
+    for (int l = 1; l < width(); ++l) rows.push_back(load_row(l));
+    if (words) {
+      std::vector<std::string> both;
+      for (size_t l = 0; l < rows.size(); l += 2) {
+        std::vector<int> order;
+        for (int p = 0; p < points; ++p) order.insert(order.end(), {p, points + p});
+        both.push_back(emit_.shuffle({s.dtype, width()}, rows[l], rows[l + 1], order));
+      }
+      rows = std::move(both);
+    }
+    columns = transpose(std::move(rows), words ? 2 : 1);
   }
-  if (!words) return transpose(std::move(rows))[static_cast<size_t>(unrolling.at - block)];
-  std::vector<std::string> both;
-  for (size_t l = 0; l < rows.size(); l += 2) {
-    std::vector<int> order;
-    for (int p = 0; p < points; ++p) order.insert(order.end(), {p, points + p});
-    both.push_back(emit_.shuffle({s.dtype, width()}, rows[l], rows[l + 1], order));
-  }
-  return transpose(std::move(both), 2)[static_cast<size_t>(unrolling.at - block)];
+  return columns[static_cast<size_t>(unrolling.at - block)];
 }
 
 std::optional<Lowering::LiveLanes> Lowering::live_lanes(const std::vector<Cond>& guard, size_t copy) const {
