@@ -1,6 +1,6 @@
 """Single operators of 0.1 to 10 ms, as collections of tasks for kernels have them (KernelBench's first level): deplo beside eager mode.
 
-    python benchmarks/operators.py [--match TEXT] [--dtype float32|bfloat16] [--threads 2] [--rounds 5] [--json FILE]
+    python benchmarks/operators.py [--match TEXT] [--dtype float32|bfloat16] [--dynamic] [--threads 2] [--rounds 5] [--json FILE]
 
 Weights of convolutions are parameters, as of a layer; all else is an argument, so that nothing is packed before a call. Times are medians of turns
 with three sets of inputs (README.md here says how); `vs eager` is eager mode's time over deplo's. Numbers are judged by float64, as in run.py.
@@ -197,7 +197,7 @@ def measure(operator: Operator, args: argparse.Namespace, limits: peak.Limits) -
     if isinstance(exact, Layer):
         exact = exact.double()
     torch._dynamo.reset()
-    compiled = torch.compile(f, backend="deplo", dynamic=False)
+    compiled = torch.compile(f, backend="deplo", dynamic=args.dynamic)
     contestants = {"eager": lambda k: f(*sets[k]), "deplo": lambda k: compiled(*sets[k])}
     wanted = exact(*(x.double() for x in sets[0]))
     row: dict[str, Any] = {"operator": name, "eps": torch.finfo(dtype).eps}
@@ -213,6 +213,7 @@ def main() -> int:
     parser.add_argument("--match", default="", help="only operators whose names hold this")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     harness.add_timing_options(parser, rounds=5, seconds=0.05)
+    parser.add_argument("--dynamic", action="store_true", help="all sizes are symbols: programs that serve any")
     parser.add_argument("--json", help="all figures, with the machine's description")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -227,7 +228,7 @@ def main() -> int:
                 continue
             rows.append(measure(operator, args, limits))
             print(f"{operator[0]}: {rows[-1]['vs eager']:.2f}x eager", file=sys.stderr, flush=True)
-    harness.show(rows, f"{args.dtype}, {args.threads} threads")
+    harness.show(rows, f"{args.dtype}, {args.threads} threads{', symbolic sizes' if args.dynamic else ''}")
     harness.show_means(rows)
     slower = [row["operator"] for row in rows if row["vs eager"] < 1]
     print(f"slower than eager mode: {', '.join(slower) or 'none'}")
