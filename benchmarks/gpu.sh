@@ -3,7 +3,7 @@
 # without LLVM), and transformers with what it needs, as wheels for Python 3.12.
 # gpu.sh [FOLDER]: on a machine with a GPU, a PyTorch for it, pytest, and no network: compiles what sees PyTorch, links it with the core (or builds all
 # by CMake and ninja where FOLDER has no archives), tries one kernel of each kind in a process of its own, runs the tests that a GPU runs, and measures.
-# What it writes goes to $OUT (default gpu-results): build.log, tests.log, launches.txt, gpu.json, gpu.txt, gpu.err, objects.tar.xz (what it compiled).
+# What it writes goes to $OUT (default gpu-results): build.log, kinds.txt, tests.log, launches.txt, gpu.json, gpu.txt, gpu.err, objects.tar.xz (what it compiled).
 # GPU_PYTHON is the Python that holds PyTorch (default python3). GPU_DRY=1 takes a build folder with the tests' stand-in for a GPU (DEPLO_BUILD), and
 # tries what can be tried without one. GPU_BUDGET: seconds that gpu.py may take (150), GPU_FLAGS: its further arguments (--neighbours --profile);
 # GPU_TESTS: seconds that tests may take (60; 0: none). All its limits together are less than ten minutes.
@@ -101,6 +101,7 @@ mkdir -p "$out"
 export PYTHONPATH=$PWD DEPLO_CACHE_DIR=$local_files/cache TORCHINDUCTOR_CACHE_DIR=$local_files/inductor TORCHINDUCTOR_COMPILE_THREADS=3 PYTHONUNBUFFERED=1
 failed=0
 dry=()
+: >"$out/kinds.txt"
 if [[ ${GPU_DRY:-} ]]; then
   dry=(--dry)
 else
@@ -116,7 +117,7 @@ else
   fi
   echo "built in $SECONDS s"
   (cd build-gpu && tar cJf "$out/objects.tar.xz" *.o 2>/dev/null) &
-  nvidia-smi --query-gpu=name,driver_version,clocks.sm,memory.total --format=csv,noheader | tee "$out/kinds.txt"
+  nvidia-smi --query-gpu=name,driver_version,clocks.sm,memory.total --format=csv,noheader | tee -a "$out/kinds.txt"
   name_backend "$local_files/names"
   PYTHONPATH=$PYTHONPATH:$local_files/names
 fi
@@ -134,7 +135,8 @@ if [[ ${GPU_TESTS:-60} != 0 ]]; then
 fi
 for replay in "" --replay; do
   timeout 30 "$python" benchmarks/launches.py $replay || failed=1
-done 2>&1 | tee "$out/launches.txt"
+done >"$out/launches.txt" 2>&1
+cat "$out/launches.txt"
 SECONDS=0
 timeout -k 2 "$((${GPU_BUDGET:-150} + 60))" "$python" benchmarks/gpu.py "${dry[@]}" --budget "${GPU_BUDGET:-150}" --json "$out/gpu.json" --log "$out/gpu.err" \
   ${GPU_FLAGS:---neighbours --profile} >"$out/gpu.txt" || failed=1

@@ -134,20 +134,27 @@ std::optional<Expr> Bounder::eliminate_one(Expr e, bool lowest, const std::set<s
 
 std::optional<Bounder::Scaled> Bounder::without_quotient(Expr e, bool lowest) const {
   constexpr int64_t kMostFactor = 1 << 16;
-  for (const Term& term : terms_of(e)) {
+  constexpr int64_t kMostCoefficient = int64_t{1} << 31;  // so that products fit in 64 bits
+  const auto is_symbolic = [&](const std::string& name) {
+    const auto it = ranges_.find(name);
+    return it != ranges_.end() && ((it->second.lo && !it->second.lo->is_constant()) || (it->second.hi && !it->second.hi->is_constant()));
+  };
+  const auto is_small = [&](const std::vector<Term>& terms) {
+    return std::all_of(terms.begin(), terms.end(),
+                       [](const Term& t) { return t.coefficient >= -kMostCoefficient && t.coefficient <= kMostCoefficient; });
+  };
+  const std::vector<Term> terms = terms_of(e);
+  for (const Term& term : terms) {
     if (term.atoms.size() != 1 || term.atoms[0].kind() != ExprKind::floordiv) continue;
     const Expr a = term.atoms[0].operands()[0];
     const auto c = term.atoms[0].operands()[1].as_constant();
-    const bool depends = c && *c > 1 && *c <= kMostFactor && std::abs(term.coefficient) <= kMostFactor;
+    const int64_t k = term.coefficient;
+    if (!c || *c <= 1 || *c > kMostFactor || k < -kMostFactor || k > kMostFactor || !is_small(terms) || !is_small(terms_of(a))) continue;
     const auto names = symbols_of(a);
-    const auto is_symbolic = [&](const std::string& name) {
-      const auto it = ranges_.find(name);
-      return it != ranges_.end() && ((it->second.lo && !it->second.lo->is_constant()) || (it->second.hi && !it->second.hi->is_constant()));
-    };
-    if (!depends || std::none_of(names.begin(), names.end(), is_symbolic)) continue;
+    if (std::none_of(names.begin(), names.end(), is_symbolic)) continue;
     // a - c < c * (a floordiv c) <= a.
-    const Expr least = (term.coefficient > 0) == lowest ? a - (*c - 1) : a;
-    return Scaled{*c * (e - from_terms({term})) + term.coefficient * least, *c};
+    const Expr least = (k > 0) == lowest ? a - (*c - 1) : a;
+    return Scaled{*c * (e - from_terms({term})) + k * least, *c};
   }
   return std::nullopt;
 }

@@ -576,6 +576,18 @@ void Program::run_guarded(size_t step, const Plan& plan, char* const* pointers, 
     return buffers;
   };
   const std::string name = fmt::format("kernel {} of program {}", kernel.name, module_.name);
+  // What is packed for one of several kernels is not made where another one runs.
+  auto is_read = [&](const std::string& buffer) {
+    for (size_t s = 0; s < layout_.steps.size(); ++s) {
+      const Layout::Step& other = layout_.steps[s];
+      if (s == step || !plan.steps[s].runs) continue;
+      if (!other.kernel) return true;
+      for (size_t a = 0; a < other.buffers.size(); ++a)
+        if (module_.buffers[other.buffers[a]].name == buffer && module_.kernels[*other.kernel]->params[a].kind != loop_ir::ParamKind::out)
+          return true;
+    }
+    return kernel.name.rfind("pack_", 0) != 0;
+  };
   GuardedCall call(name);
   std::vector<void*> buffers = fill(call, kUntouched);
   std::map<std::string, int64_t> symbols;
@@ -588,7 +600,14 @@ void Program::run_guarded(size_t step, const Plan& plan, char* const* pointers, 
   if (!scratch.intact(where))
     throw InternalError(fmt::format("kernel {} wrote byte {} of its scratch memory, which has {}", kernel.name, where, scratch_bytes));
   call.check();
-  if (const auto first = call.untouched(); !first.empty()) {
+  auto first = call.untouched();
+  std::map<std::string, bool> reads;
+  std::erase_if(first, [&](const auto& place) {
+    const auto [known, is_new] = reads.try_emplace(place.first);
+    if (is_new) known->second = is_read(place.first);
+    return !known->second;
+  });
+  if (!first.empty()) {
     // What holds the pattern may have been written so: what holds another one after another run was not.
     GuardedCall again(name);
     buffers = fill(again, static_cast<char>(~kUntouched));

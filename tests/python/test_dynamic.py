@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from engines import Compiler, same
+from engines import Compiler, feature_sets, same
 from torch import nn
 
 import deplo
@@ -687,3 +688,24 @@ def test_an_epilogue_reads_rows_that_an_index_chooses() -> None:
     x, chosen = torch.randn(3, 16, 256), torch.tensor([4, 0, 2])
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(f, backend="deplo", options={"strict": True})(x, chosen), f(x, chosen), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("features", feature_sets())
+def test_images_of_any_size(features: str, dtype: torch.dtype):
+    """Windows over lines of any length: shorter than a register block, a whole number of them, with a part of one."""
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Conv2d(5, 24, (3, 5), (1, 2), 1, (2, 1), bias=False), nn.GELU()).to(dtype)
+    judge = copy.deepcopy(layer).double()
+
+    def gradients(x: torch.Tensor, f: Callable[..., torch.Tensor], weights: nn.Module) -> list[torch.Tensor]:
+        x = x.detach().requires_grad_(True)
+        y = f(x)
+        return [y, *torch.autograd.grad((y * y).sum(), [x, *weights.parameters()])]
+
+    compiled = Compiler()(layer, {"features": features, "guard": True}, dynamic=True)
+    for batch, height, width in [(2, 20, 40), (3, 7, 4), (2, 9, 27), (5, 30, 61), (2, 5, 130)]:
+        x = torch.randn(batch, 5, height, width, dtype=dtype)
+        with torch.no_grad():
+            same(compiled(x), layer(x), strides=False, exact=judge(x.double()))
+        same(gradients(x, compiled, layer), gradients(x, layer, layer), strides=False, exact=gradients(x.double(), judge, judge))

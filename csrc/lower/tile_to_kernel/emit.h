@@ -29,6 +29,10 @@ class Emitter {
   /// Tells that `symbol`, a loop variable or the like, is defined in the innermost open block.
   void declare_symbol(const std::string& symbol) { values_[symbol] = {{}, depth(), false}; }
 
+  /// Gives a value a further key, by which it is found as long as the block lives in which it was made.
+  void remember(const std::string& key, const std::string& value) { levels_[depth_of(value)].numbers[key] = value; }
+  const std::string* recall(const std::string& key) const { return find(key); }
+
   // ---- values --------------------------------------------------------------------------------------------------------
   std::string constant(Type type, const Scalar& literal);
   std::string let(const std::string& hint, Type type, Fn fn, std::vector<std::string> operands);

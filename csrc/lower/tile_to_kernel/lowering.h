@@ -258,10 +258,8 @@ class Lowering {
   LaneContext* lanes_ = nullptr;
   int64_t matrix_rows_ = 0, matrix_columns_ = 0;  ///< of the matrix array in scope, in registers
   DType matrix_dtype_ = DType::f32;
-  std::map<int, kernel_ir::Matrix> factors_;  ///< what its registers hold since the products before this statement
-  std::vector<Unrolling> unrolls_;            ///< inside the lanes loop, none of them under a guard
-  /// Columns of squares that were transposed, by the name of the first row, where the square begins, and its lanes.
-  std::map<std::tuple<std::string, const ExprNode*, const ExprNode*, const ExprNode*>, std::vector<std::string>> squares_;
+  std::map<int, kernel_ir::Matrix> factors_;         ///< what its registers hold since the products before this statement
+  std::vector<Unrolling> unrolls_;                   ///< inside the lanes loop, none of them under a guard
   std::map<std::string, std::string> placeholders_;  ///< symbol in expressions -> varying value
   Expr scratch_ = 0;                                 ///< bytes in use
   Expr scratch_most_ = 0;

@@ -232,19 +232,27 @@ struct Planner {
         return static_cast<int>(std::bit_ceil(static_cast<uint64_t>(*lanes)));
     }
     int bytes = std::min(context.target.vector_bytes, target_of(context).most_vector_bytes);
-    // Of what differs from lane to lane; 16 bits that are moved, not computed with, are no wider than they look.
+    // Of what differs from lane to lane, or of all where nothing does; 16 bits that are moved, not computed with, are no wider than they look.
     const std::set<std::string> varying = varying_names(*loop.body, loop.axis->name, plan);
     std::set<int64_t> sizes;
+    std::set<int64_t> all;
+    std::set<std::string> halves;
     bool half = false;
     visit_all(*loop.body, [&](const Stmt& stmt) {
       const auto* load = std::get_if<Load>(&stmt.node);
       const auto* let = std::get_if<Let>(&stmt.node);
-      if (load && varying.count(load->name) > 0) sizes.insert(size_of(load->dtype));
-      if (!let || varying.count(let->name) == 0) return;
-      if (let->fn != Fn::index || let->dtype != DType::i64) sizes.insert(size_of(let->dtype));
-      const bool moves = let->fn == Fn::cast || let->fn == Fn::where;
-      half = half || (size_of(let->dtype) == 2 && is_float(let->dtype) && !moves);
+      if ((!load && !let) || (let && let->fn == Fn::index && let->dtype == DType::i64)) return;
+      const std::string& name = load ? load->name : let->name;
+      const DType dtype = load ? load->dtype : let->dtype;
+      all.insert(size_of(dtype));
+      if (varying.count(name) == 0) return;
+      sizes.insert(size_of(dtype));
+      const bool is_half = size_of(dtype) == 2 && is_float(dtype);
+      if (is_half) halves.insert(name);
+      if (!let || let->fn == Fn::cast || let->fn == Fn::where) return;
+      half = half || is_half || std::any_of(let->operands.begin(), let->operands.end(), [&](const auto& o) { return halves.count(o) > 0; });
     });
+    if (sizes.empty()) sizes = std::move(all);
     int64_t size = 4;
     if (!sizes.empty() && !sizes.count(4) && !half) size = sizes.count(8) ? 8 : sizes.count(2) ? 2 : 1;
     int64_t width = std::max<int64_t>(1, bytes / size);

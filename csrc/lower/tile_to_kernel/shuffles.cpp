@@ -90,24 +90,28 @@ std::optional<std::string> Lowering::transposed_load(const Load& s, const Memory
     row.offset = tidy(simplify(substitute(start, {{lanes_->symbol, lanes.base + lane}}), ranges_));
     return emit_.load(s.name, std::move(row));
   };
-  // The first row has a name that is known where nothing was stored since, and the others were read with it.
+  // All columns are made for the first one that is asked for. The first row's name says that nothing was stored since.
   std::vector<std::string> rows{load_row(0)};
-  auto [known, is_new] = squares_.try_emplace({rows[0], start.node(), lanes.base.node(), masked ? lanes.live.node() : nullptr});
-  std::vector<std::string>& columns = known->second;
-  if (is_new) {
-    for (int l = 1; l < width(); ++l) rows.push_back(load_row(l));
-    if (words) {
-      std::vector<std::string> both;
-      for (size_t l = 0; l < rows.size(); l += 2) {
-        std::vector<int> order;
-        for (int p = 0; p < points; ++p) order.insert(order.end(), {p, points + p});
-        both.push_back(emit_.shuffle({s.dtype, width()}, rows[l], rows[l + 1], order));
-      }
-      rows = std::move(both);
+  auto key = [&](size_t column) {
+    const void* live = masked ? lanes.live.node() : nullptr;
+    return fmt::format("square {} {} {} {} {} {}", rows[0], static_cast<const void*>(start.node()), static_cast<const void*>(lanes.base.node()), live,
+                       width(), column);
+  };
+  const auto wanted = static_cast<size_t>(unrolling.at - block);
+  if (const std::string* known = emit_.recall(key(wanted))) return *known;
+  for (int l = 1; l < width(); ++l) rows.push_back(load_row(l));
+  std::vector<std::string> columns = rows;
+  if (words) {
+    columns.clear();
+    for (size_t l = 0; l < rows.size(); l += 2) {
+      std::vector<int> order;
+      for (int p = 0; p < points; ++p) order.insert(order.end(), {p, points + p});
+      columns.push_back(emit_.shuffle({s.dtype, width()}, rows[l], rows[l + 1], order));
     }
-    columns = transpose(std::move(rows), words ? 2 : 1);
   }
-  return columns[static_cast<size_t>(unrolling.at - block)];
+  columns = transpose(std::move(columns), words ? 2 : 1);
+  for (size_t column = 0; column < columns.size(); ++column) emit_.remember(key(column), columns[column]);
+  return columns[wanted];
 }
 
 std::optional<Lowering::LiveLanes> Lowering::live_lanes(const std::vector<Cond>& guard, size_t copy) const {

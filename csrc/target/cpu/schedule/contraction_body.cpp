@@ -143,7 +143,7 @@ std::vector<Expr> ContractionScheduler::place_of(const Item& item, const std::st
 
 Ref<tile_ir::Stmt> ContractionScheduler::over_tile(const Item& item, const std::string& prefix, tile_ir::Block body) const {
   body = {loop(prefix + "l" + item.tag, 0, round_up(valid_lanes_, nr_), LoopKind::lanes, std::move(body))};
-  Expr rows = window_ ? lines_padded(valid_row_lines_) * rows_[1].extent : padded_rows();
+  Expr rows = window_ ? lines_padded(valid_row_lines_) * tile_points() : padded_rows();
   return loop(prefix + "r" + item.tag, 0, rows, LoopKind::serial, std::move(body));
 }
 
@@ -212,7 +212,7 @@ tile_ir::Block ContractionScheduler::multiply(const Item& item, bool several) co
   if (window_) {
     for (const LineBlocks& b : line_blocks(block_points_))
       tiles.push_back(
-          loop("rx" + t, 0, b.count, LoopKind::serial, register_block(item, several, {block_lines_ * b.points, 0, b, b.first > 0 ? "s" : ""})));
+          loop("rx" + t, 0, b.count, LoopKind::serial, register_block(item, several, {block_lines_ * b.points, 0, b, tiles.empty() ? "" : "s"})));
     tiles = {loop("rt" + t, 0, ceildiv(valid_row_lines_, block_lines_), LoopKind::serial, std::move(tiles))};
   } else {
     tiles = {loop("rt" + t, 0, tiles_, LoopKind::serial, register_block(item, several, {mr_}))};

@@ -288,7 +288,7 @@ void ContractionScheduler::read_register_block(ScheduleReader& reader) {
     reader.only(d, {rows_[0].name, rows_[1].name, name_of(lanes_)});
     block_lines_ = reader.number(d, rows_[0].name, 1, most);
     block_points_ = reader.number(d, rows_[1].name, 1, most);
-    if (block_lines_ > 1 && block_points_ != rows_[1].extent.value())
+    if (block_lines_ > 1 && (any_points() || block_points_ != rows_[1].extent.value()))
       reader.fail(d, fmt::format("several lines are taken whole, with {}={}", rows_[1].name, print(rows_[1].extent)));
     mr_ = block_lines_ * block_points_;
   } else {
@@ -350,7 +350,7 @@ void ContractionScheduler::read_tiles(ScheduleReader& reader) {
   const int64_t unit = window_ ? block_lines_ : mr_;
   if (rows % unit != 0) reader.fail(needed(reader, "tile", row_tile_name()), fmt::format("allowed: multiples of the register block's {}", unit));
   lines_ = window_ ? rows : 0;
-  rows = window_ ? tile_rows() : rows;
+  rows = window_ ? hint(tile_rows()) : rows;
   row_tiles_ = rows / mr_;
   bool whole = rows_extent_.is_constant() && rows_extent_.value() <= rows;
   if (rows_lie_across() && !window_ && rows_.size() > 1 && !whole)
@@ -367,7 +367,7 @@ void ContractionScheduler::read_tiles(ScheduleReader& reader) {
   for (const Item& item : items_) {
     scratch += rows * lane_block_ * (item.parts > 1 ? 3 : 1);
     if (window_)
-      scratch += product(window_shape()).value();
+      scratch += hint(product(window_shape()));
     else if (!item.rows.is_static && !item.rows.in_place)
       scratch += packs_rows_in_lines(item) ? item.depth_block * (rows + item.rows.padding)
                                            : rows * (item.depth_block + item.rows.padding) * (item.parts > 1 ? item.parts - 1 : 1);

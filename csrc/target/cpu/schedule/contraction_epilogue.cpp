@@ -18,7 +18,7 @@ constexpr int64_t kRegisterDepth = 256;  // multiply-adds of a sum, beyond which
 
 bool ContractionScheduler::can_finish_in_registers() const {
   const Item& item = items_.back();
-  if (across_ || apart_ || item.matrix || item.folded) return false;
+  if (across_ || apart_ || item.matrix || item.folded || any_points()) return false;
   int operations = 0;
   int64_t accesses = 0;
   auto near = [&](const std::string& buffer, const std::vector<Expr>& index) {
@@ -52,7 +52,7 @@ Substitution ContractionScheduler::at_row(Expr row) const {
 }
 
 Expr ContractionScheduler::tile_row(const Item& item, const RowBlocks& rows, Expr row) const {
-  return window_ ? line_of(item, rows, row) * rows_[1].extent + point_of(item, rows, row) : row_of(item, rows, row);
+  return window_ ? line_of(item, rows, row) * tile_points() + point_of(item, rows, row) : row_of(item, rows, row);
 }
 
 Expr ContractionScheduler::sums_left(const Item& item, bool several) {
@@ -166,11 +166,25 @@ tile_ir::Block ContractionScheduler::epilogue(Expr from, Expr to) const {
 
 tile_ir::Block ContractionScheduler::epilogue(const Finished& part) const {
   Expr row = sym("row");
+  if (any_points()) {
+    // Lines of the tile end in padding.
+    const Expr line = sym("line");
+    Finished points = part;
+    points.from = 0;
+    points.to = rows_[1].extent;
+    const Substitution here{{rows_[0].name, first_row_line_ + line}, {rows_[1].name, row}};
+    return {loop("line", 0, valid_row_lines_, LoopKind::serial, epilogue(points, here, line * tile_points() + row))};
+  }
+  return epilogue(part, at_row(row), row);
+}
+
+tile_ir::Block ContractionScheduler::epilogue(const Finished& part, const Substitution& here, Expr tile_row) const {
   auto at = [&](Expr lane) {
-    Substitution map = at_row(row);
+    Substitution map = here;
     join(map, unflatten(lanes_, first_lane_ + part.first + lane));
-    return finish(
-        map, [&, lane](const Item& item, const std::string& result, tile_ir::Block& into) { load_sum(item, result, row, part.place + lane, into); });
+    return finish(map, [&, lane](const Item& item, const std::string& result, tile_ir::Block& into) {
+      load_sum(item, result, tile_row, part.place + lane, into);
+    });
   };
   if (!across_) return {loop("row", part.from, part.to, LoopKind::serial, {loop("lane", 0, part.lanes, LoopKind::lanes, at(sym("lane")))})};
   // The sums lie across: squares of them are transposed in registers.

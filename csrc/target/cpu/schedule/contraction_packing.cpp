@@ -442,7 +442,7 @@ std::vector<PackedOperand> ContractionScheduler::pack_factors(Item& item) {
 
 std::vector<Expr> ContractionScheduler::window_shape() const {
   const Item& item = items_[0];
-  std::vector<Expr> shape{item.depth_block / window_steps(item), window_->line.span(lines_), window_->point.span(rows_[1].extent)};
+  std::vector<Expr> shape{item.depth_block / window_steps(item), window_->line.span(lines_), window_->point.span(tile_points())};
   if (item.pairs) shape.emplace_back(2);
   return shape;
 }
@@ -470,8 +470,13 @@ tile_ir::Block ContractionScheduler::pack_window(const Item& item) const {
     return index;
   };
   auto halves = [&](tile_ir::Block body) { return item.pairs ? tile_ir::Block{loop("uh", 0, 2, LoopKind::unroll, std::move(body))} : body; };
+  const Expr points = window_->point.span(rows_[1].extent);
   auto over_points = [&](tile_ir::Block body) {
-    body = {loop("up", 0, shape[2], LoopKind::lanes, std::move(body))};
+    body = {loop("up", 0, points, LoopKind::lanes, std::move(body))};
+    if (any_points()) {  // beside them those of padding
+      tile_ir::Block zero = halves(store_zero(buffer, place(line, sym("uw"), half), "beyond", item.pairs ? DType::bf16 : DType::f32));
+      body.push_back(loop("uw", points, shape[2], LoopKind::lanes, std::move(zero)));
+    }
     return loop("ul", 0, window_->line.span(valid_row_lines_), LoopKind::serial, std::move(body));
   };
   auto copy = [&](Expr half) {

@@ -400,7 +400,7 @@ std::optional<Window> ContractionScheduler::find_window() const {
   auto point = find_side(rows_[1]);
   if (!line || !point || (line->tap.empty() && point->tap.empty()) || line->tap == point->tap) return std::nullopt;
   Window window{*line, *point, {}};
-  bool known = point->axis.extent.is_constant() && point->axis.extent.value() <= kWidestImage && line->axis.extent.is_constant();
+  bool known = hint(point->axis.extent) <= kWidestImage;
   // The taps are the innermost reduce axes, those of a line inside.
   for (const auto& a : items_[0].contraction->reduce->axes) {
     if (a.name == line->tap || a.name == point->tap) {

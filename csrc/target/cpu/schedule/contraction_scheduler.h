@@ -337,14 +337,20 @@ class ContractionScheduler {
 
   /// Register blocks that share the points of a line: all of one size, or some with a point more.
   struct LineBlocks {
-    int64_t first, count, points;
+    Expr first = 0;  ///< point
+    Expr count = 0;
+    int64_t points = 0;
   };
   std::vector<LineBlocks> line_blocks(int64_t most) const;
 
   /// Of the whole image, in rows.
   double window_cost(int64_t lines, int64_t points) const;
   Expr lines_padded(Expr lines) const { return ceildiv(lines, block_lines_) * block_lines_; }
-  int64_t tile_rows() const { return window_ ? lines_ * rows_[1].extent.value() : row_tiles_ * mr_; }
+  /// Whether lines of an image are of any length: their last register block is partly padding.
+  bool any_points() const { return window_ && !rows_[1].extent.is_constant(); }
+  /// Rows of the tile that a line takes.
+  Expr tile_points() const;
+  Expr tile_rows() const { return window_ ? lines_ * tile_points() : Expr(row_tiles_ * mr_); }
   std::string row_tile_name() const { return window_ ? rows_[0].name : name_of(rows_); }
   void choose_lane_block();
   /// Blocks of rows in one, beside lanes that are packed once a call: more lanes leave more time to fetch them.
@@ -702,6 +708,8 @@ class ContractionScheduler {
     bool whole = false;
   };
   tile_ir::Block epilogue(const Finished& part) const;
+  /// Of one loop over rows, where their axes are `here` and the sums of row `row` in `tile_row`.
+  tile_ir::Block epilogue(const Finished& part, const Substitution& here, Expr tile_row) const;
 
   /// The statements outside of the reductions, at one point of the tile; `sums` adds a statement for an item's sum, under a name.
   using Sums = std::function<void(const Item&, const std::string&, tile_ir::Block&)>;

@@ -143,7 +143,7 @@ void ContractionScheduler::choose_sizes() {
   }
   // Three vectors of fewer rows load less for each multiply-add, where their lanes are not many more. Panels of words are as wide whatever the rows.
   const bool words = std::any_of(items_.begin(), items_.end(), [&](const Item& i) { return can_fold(i, 8) || can_widen_words(i); });
-  if (ctx_.target.load_cost > 0 && lanes_static() && !per_call_ && !in_rows_ && items_[0].group() == 1 && !words) {
+  if (ctx_.target.load_cost > 0 && lanes_static() && !per_call_ && !in_rows_ && !window_ && items_[0].group() == 1 && !words) {
     const double narrow = padded_work() * block_share(lane_block_);
     choose_blocks(kBlockVectors + 1);
     const bool wide = rows_extent_.is_constant() ? padded_work() * block_share(lane_block_) < narrow : three_vectors_suit_any_rows();
@@ -152,13 +152,13 @@ void ContractionScheduler::choose_sizes() {
   if (folds_wide() && rows_extent_.is_constant() && rows_extent_.value() <= kWideRows) choose_blocks(kWordVectors);
   for (Item& item : items_) {
     choose_words(item);
-    item.widened = !item.folded && can_widen(item) && (item.bits > 0 || item.needs_widening() || tile_rows() / mr_ >= kWidenedTiles);
+    item.widened = !item.folded && can_widen(item) && (item.bits > 0 || item.needs_widening() || hint(tile_rows()) / mr_ >= kWidenedTiles);
   }
   for (Item& item : items_) shorten_chains(item);
   choose_in_place();
   for (Item& item : items_) {
     item.rows.in_lines = !item.rows.in_place && wants_lines(item);
-    if (item.rows.in_lines) item.rows.padding = round_up(tile_rows(), kCacheLine) + kRowPadding - tile_rows();
+    if (item.rows.in_lines) item.rows.padding = round_up(row_tiles_ * mr_, kCacheLine) + kRowPadding - row_tiles_ * mr_;
   }
   in_registers_ = wants_registers();
   rows_outside_ = wants_rows_outside();
@@ -431,7 +431,7 @@ void ContractionScheduler::choose_in_place() {
   constexpr int64_t kLeastBlock = 4;
   constexpr int64_t kFewLanes = 256;  // that share what is packed
   if (!rows_extent_.is_constant() || rows_.size() != 1 || across_) return;
-  const bool in_cache = tile_rows() * hint(items_[0].depth) * 4 <= ctx_.target.l1_bytes;
+  const bool in_cache = hint(tile_rows() * items_[0].depth) * 4 <= ctx_.target.l1_bytes;
   if (!wants_rows_outside() && (in_cache || hint(lanes_extent_) > kFewLanes)) return;
   for (const Item& item : items_) {
     if (!lies_in_rows(item)) return;
@@ -527,11 +527,11 @@ int64_t ContractionScheduler::most_matrix_rows() const {
 
 void ContractionScheduler::choose_window_sizes() {
   const int64_t most = most_register_rows(block_vectors(), ctx_);
-  const int64_t lines = window_->line.axis.extent.value();
-  const int64_t points = window_->point.axis.extent.value();
+  const int64_t lines = std::max<int64_t>(1, hint(window_->line.axis.extent));
+  const int64_t points = std::max<int64_t>(1, hint(window_->point.axis.extent));
   double best = 0;
   for (int64_t dx = 1; dx <= std::min(most, points); ++dx)
-    for (int64_t dy = 1; dy * dx <= most && dy <= lines && (dy == 1 || dx == points); ++dy) {
+    for (int64_t dy = 1; dy * dx <= most && dy <= lines && (dy == 1 || (dx == points && !any_points())); ++dy) {
       double cost = window_cost(dy, dx);
       if (best != 0 && cost >= best) continue;
       best = cost;
@@ -559,6 +559,12 @@ void ContractionScheduler::choose_window_sizes() {
 }
 
 std::vector<ContractionScheduler::LineBlocks> ContractionScheduler::line_blocks(int64_t most) const {
+  if (any_points()) {
+    const Expr points = rows_[1].extent;
+    if (most <= kTailRows) return {{0, ceildiv(points, most), most}};
+    const Expr whole = floordiv(points, most) * most;
+    return {{0, floordiv(points, most), most}, {whole, ceildiv(points - whole, kTailRows), kTailRows}};
+  }
   const int64_t points = window_->point.axis.extent.value();
   const int64_t count = (points + most - 1) / most;
   const int64_t larger = points % count;
@@ -568,11 +574,18 @@ std::vector<ContractionScheduler::LineBlocks> ContractionScheduler::line_blocks(
   return out;
 }
 
+Expr ContractionScheduler::tile_points() const {
+  if (!any_points()) return rows_[1].extent;
+  const LineBlocks last = line_blocks(block_points_).back();
+  return last.first + last.count * last.points;
+}
+
 double ContractionScheduler::window_cost(int64_t lines, int64_t points) const {
   double cost = 0;
   for (const LineBlocks& b : line_blocks(points))
-    cost += static_cast<double>(b.count * b.points) * block_overhead(lines * b.points, block_vectors(), items_[0].pairs ? 0 : ctx_.target.load_cost);
-  return cost * static_cast<double>(round_up(window_->line.axis.extent.value(), lines));
+    cost += static_cast<double>(hint(b.count) * b.points) *
+            block_overhead(lines * b.points, block_vectors(), items_[0].pairs ? 0 : ctx_.target.load_cost);
+  return cost * static_cast<double>(round_up(hint(window_->line.axis.extent), lines));
 }
 
 void ContractionScheduler::choose_lane_block() {
