@@ -578,15 +578,12 @@ void Program::run_guarded(size_t step, const Plan& plan, char* const* pointers, 
   const std::string name = fmt::format("kernel {} of program {}", kernel.name, module_.name);
   // What is packed for one of several kernels is not made where another one runs.
   auto is_read = [&](const std::string& buffer) {
-    for (size_t s = 0; s < layout_.steps.size(); ++s) {
-      const Layout::Step& other = layout_.steps[s];
+    bool read = kernel.name.rfind("pack_", 0) != 0;
+    for (size_t s = 0; s < layout_.steps.size() && !read; ++s) {
       if (s == step || !plan.steps[s].runs) continue;
-      if (!other.kernel) return true;
-      for (size_t a = 0; a < other.buffers.size(); ++a)
-        if (module_.buffers[other.buffers[a]].name == buffer && module_.kernels[*other.kernel]->params[a].kind != loop_ir::ParamKind::out)
-          return true;
+      for (size_t b : layout_.steps[s].buffers) read = read || module_.buffers[b].name == buffer;
     }
-    return kernel.name.rfind("pack_", 0) != 0;
+    return read;
   };
   GuardedCall call(name);
   std::vector<void*> buffers = fill(call, kUntouched);
