@@ -111,6 +111,6 @@ class Driver:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
-    if not Path(EMULATED).exists():
-        pytest.skip("the emulated driver was not built")
+    if IS_REAL and not Path(EMULATED).exists():
+        pytest.skip("a machine with a GPU builds no emulated driver")
     return Driver(monkeypatch, tmp_path / "calls")
