@@ -235,6 +235,31 @@ def compiled(module: torch.nn.Module, backend: str, direct: bool = False, **opti
     return torch.compile(module, backend=backend, options=options)  # type: ignore[no-any-return]
 
 
+def judged(contestants: Mapping[str, Callable[[int], torch.Tensor]], wanted: torch.Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """Columns of a row: each contestant's error against `wanted`, in float64, and the calls that deplo leaves to ATen."""
+    row: dict[str, Any] = {"eps": torch.finfo(dtype).eps}
+    row |= {f"error {who}": max_error(call(0), wanted) for who, call in contestants.items()}
+    row["aten"] = " ".join(f"{key[6:]}x{n}" for key, n in sorted(aten_calls(lambda: contestants["deplo"](0)).items())) or "none"
+    return row
+
+
+def conclude(rows: Sequence[Mapping[str, Any]], column: str, title: str, args: argparse.Namespace, limits: peak.Limits) -> int:
+    """Shows what was measured beside eager mode, what of it is slower, and writes args.json; the exit status. `column` names the rows."""
+    show(rows, title)
+    show_means(rows)
+    slower = [row[column] for row in rows if row["vs eager"] < 1]
+    print(f"slower than eager mode: {', '.join(slower) or 'none'}")
+    write_json(args.json, rows, limits, {"dtype": args.dtype})
+    return report_wrong(rows)
+
+
+def add_subject_options(parser: argparse.ArgumentParser, what: str) -> None:
+    """--match, --dtype and --json."""
+    parser.add_argument("--match", default="", help=f"only {what} whose names hold this")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--json", help="all figures, with the machine's description")
+
+
 def add_timing_options(parser: argparse.ArgumentParser, rounds: int, seconds: float) -> None:
     """--threads, --rounds, --seconds and --pause: how long a run takes, mostly rounds * contestants * (seconds + pause) for a row."""
     parser.add_argument("--threads", type=int, default=2)

@@ -1,7 +1,8 @@
 """What CUDA kernels would do on devices that need not be here, over benchmarks/cases.py, more layers, models, and single operators.
 
-    python benchmarks/sass.py [--devices a100,h100,rtx5090] [--match TEXT] [--suites cases,layers,models,operators] [--dtypes float32,bfloat16]
-                              [--train bert-base,...] [--size tiny] [--worst 20] [--all] [--tf32] [--no-code] [--neighbours] [--json FILE]
+    python benchmarks/sass.py [--devices a100,h100,rtx5090] [--match TEXT] [--suites cases,layers,models,families,operators]
+                              [--dtypes float32,bfloat16] [--train bert-base,hiera,...] [--size tiny] [--channels-last] [--worst 20] [--all]
+                              [--tf32] [--no-code] [--neighbours] [--json FILE]
 
 No GPU is asked: graphs are captured on the CPU, their kernels compiled by NVRTC, read as SASS, and judged by the figures of `deplo explain --device`;
 equal kernels once. What was compiled stays in build/sass. The limits:
@@ -40,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import cases
+import families
 import operators
 import torch
 import torch.nn.functional as F
@@ -86,12 +88,25 @@ class Row:
 # ---- what is judged ------------------------------------------------------------------------------------------------
 
 
+def _called(module: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> tuple[Callable[..., Any], Sequence[Any]]:
+    return lambda *given: module(**dict(zip(inputs, given, strict=True))), list(inputs.values())
+
+
 def _random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
 def _sdpa(causal: bool) -> Callable[..., torch.Tensor]:
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    values = torch.softmax(q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5, -1) @ v
+    return F.linear(values.transpose(1, 2).reshape(q.shape[0], q.shape[2], -1), w)
+
+
+def _over_channels(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1), -1) @ v
 
 
 def layers() -> list[Subject]:
@@ -110,6 +125,10 @@ def layers() -> list[Subject]:
         )
         for causal in (False, True)
     ]
+    attention.append(
+        Subject("attention by hand, heads merged (8,12,196,64) bf16", lambda: (_by_hand, [*[_random(8, 12, 196, 64)] * 3, _random(768, 768)]))
+    )
+    attention.append(Subject("attention over channels (8,4,48,784) bf16", lambda: (_over_channels, [_random(8, 4, 48, 784)] * 3)))
     attention.append(Subject("decode over 4096 bf16", lambda: (_sdpa(False), [_random(1, 32, 1, 128), *[_random(1, 8, 4096, 128)] * 2])))
     images = [
         Subject(
@@ -127,6 +146,7 @@ def layers() -> list[Subject]:
         "nearest x2": lambda x: F.interpolate(x, scale_factor=2.0),
         "adaptive average": lambda x: F.adaptive_avg_pool2d(x, 1),
         "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+        "group norm": lambda x: F.silu(F.group_norm(x, 32)),
     }
     windows = [
         Subject(f"{name} (8,96,56,56){' channels last' if last else ''}", lambda f=f, last=last: (f, [_image(last, 8, 96, 56, 56)]))
@@ -157,7 +177,7 @@ def _image(last: bool, *shape: int) -> torch.Tensor:
     return _random(*shape, dtype=torch.float32).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
-def subjects(suites: Sequence[str], dtypes: Sequence[torch.dtype], train: Sequence[str], size: str) -> list[Subject]:
+def subjects(suites: Sequence[str], dtypes: Sequence[torch.dtype], train: Sequence[str], size: str, channels_last: bool = False) -> list[Subject]:
     found: list[Subject] = []
     if "cases" in suites:
         for bench in [bench for suite in cases.SUITES if (suite == "tiny") == (size == "tiny") for bench in cases.SUITES[suite]()]:
@@ -167,7 +187,12 @@ def subjects(suites: Sequence[str], dtypes: Sequence[torch.dtype], train: Sequen
     if "models" in suites:
         for name in zoo.NAMES:
             for dtype in dtypes:
-                found.append(Subject(f"{name} {str(dtype)[6:]}", lambda name=name, dtype=dtype: _model(name, size, dtype)))
+                found.append(Subject(f"{name} {str(dtype)[6:]}", lambda name=name, dtype=dtype: _model(name, size, dtype, channels_last)))
+    more = {one.name: one for one in families.families()}
+    if "families" in suites:
+        for name in more:
+            for dtype in dtypes:
+                found.append(Subject(f"{name} {str(dtype)[6:]}", lambda name=name, dtype=dtype: _called(*more[name].make(dtype))))
     if "operators" in suites:
         for operator in operators.operators():
             for dtype in dtypes:
@@ -177,13 +202,21 @@ def subjects(suites: Sequence[str], dtypes: Sequence[torch.dtype], train: Sequen
                     )
     for name in train:
         for dtype in dtypes:
-            found.append(Subject(f"{name} {str(dtype)[6:]} training", lambda name=name, dtype=dtype: _model(name, size, dtype), backward=True))
+
+            def made(name: str = name, dtype: torch.dtype = dtype) -> tuple[Callable[..., Any], Sequence[Any]]:
+                return _called(*more[name].make(dtype)) if name in more else _model(name, size, dtype, channels_last)
+
+            found.append(Subject(f"{name} {str(dtype)[6:]} training", made, backward=True))
     return found
 
 
-def _model(name: str, size: str, dtype: torch.dtype) -> tuple[Callable[..., Any], Sequence[Any]]:
+def _model(name: str, size: str, dtype: torch.dtype, channels_last: bool = False) -> tuple[Callable[..., Any], Sequence[Any]]:
     case = zoo.build(name, size, dtype)
     inputs = case.inputs(0)
+    if channels_last:
+        case.model.to(memory_format=torch.channels_last)
+        images = {key: x for key, x in inputs.items() if isinstance(x, torch.Tensor) and x.dim() == 4}
+        inputs |= {key: x.contiguous(memory_format=torch.channels_last) for key, x in images.items()}
     if case.reset is not None:  # what creates its state is no part of it
         with torch.no_grad():
             case.model(**inputs)
@@ -410,6 +443,7 @@ def main() -> int:
     parser.add_argument("--dtypes", default="float32,bfloat16", help="of models")
     parser.add_argument("--train", default="bert-base,resnet-50", help="models whose training step is judged as well")
     parser.add_argument("--size", choices=("real", "tiny"), default="real")
+    parser.add_argument("--channels-last", action="store_true", help="models and their images in channels_last")
     parser.add_argument("--worst", type=int, default=20, help="rows of a device that are shown: those that break limits, most time lost first")
     parser.add_argument("--all", action="store_true", help="every row")
     parser.add_argument("--tf32", action="store_true", help="as PyTorch's switches allow it for products and convolutions of float32; else for none")
@@ -425,9 +459,8 @@ def main() -> int:
     codes = Codes(None if args.no_code else CACHE)
     rows: list[Row] = []
     refused: list[tuple[str, str]] = []
-    found = subjects(
-        args.suites.split(","), [getattr(torch, name) for name in args.dtypes.split(",")], [n for n in args.train.split(",") if n], args.size
-    )
+    dtypes = [getattr(torch, name) for name in args.dtypes.split(",")]
+    found = subjects(args.suites.split(","), dtypes, [n for n in args.train.split(",") if n], args.size, args.channels_last)
     for subject in (s for s in found if args.match in s.name):
         print(f"{subject.name}", file=sys.stderr, flush=True)
         for name, row in judged(subject, devices, codes, args.neighbours):

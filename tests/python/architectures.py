@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import families
 import torch
-import transformers
 from torch import nn
 
 _TEXT = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -22,18 +22,13 @@ _VISION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, 
 
 
 @dataclasses.dataclass(frozen=True)
-class Architecture:
+class Architecture(families.Configured):
     """`kind` says what the model takes: text (input_ids), decoder (the same, and it generates), seq2seq, image, speech."""
 
     kind: str
-    model: str
-    config: str
-    settings: dict[str, Any]
 
     def build(self) -> nn.Module:
-        torch.manual_seed(0)
-        config = getattr(transformers, self.config)(**self.settings)
-        model: nn.Module = getattr(transformers, self.model)(config).eval()
+        model = super().build()
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for parameter in model.parameters():  # norm weights of one and biases of zero would hide mistakes
@@ -55,15 +50,15 @@ class Architecture:
 
 
 def _text(name: str, **more: Any) -> Architecture:
-    return Architecture("text", f"{name}Model", f"{name}Config", {**_TEXT, **more})
+    return Architecture(f"{name}Model", f"{name}Config", {**_TEXT, **more}, "text")
 
 
 def _decoder(name: str, grouped: bool = True, **more: Any) -> Architecture:
-    return Architecture("decoder", f"{name}ForCausalLM", f"{name}Config", {**(_GROUPED if grouped else _DECODER), **more})
+    return Architecture(f"{name}ForCausalLM", f"{name}Config", {**(_GROUPED if grouped else _DECODER), **more}, "decoder")
 
 
 def _old_decoder(model: str, config: str, **settings: Any) -> Architecture:
-    return Architecture("decoder", model, config, {"vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2, **settings})
+    return Architecture(model, config, {"vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2, **settings}, "decoder")
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -74,7 +69,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mpnet": _text("MPNet", max_position_embeddings=64),
     "deberta-v2": _text("DebertaV2", relative_attention=True, max_position_embeddings=64, pos_att_type=["c2p", "p2c"]),
     "distilbert": Architecture(
-        "text", "DistilBertModel", "DistilBertConfig", {"vocab_size": 96, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
+        "DistilBertModel", "DistilBertConfig", {"vocab_size": 96, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}, "text"
     ),
     "gpt2": _old_decoder("GPT2LMHeadModel", "GPT2Config", n_embd=32, n_layer=2, n_head=4, n_positions=64),
     "gpt-neo": _old_decoder(
@@ -103,22 +98,22 @@ ARCHITECTURES: dict[str, Architecture] = {
     "cohere": _decoder("Cohere"),
     "granite": _decoder("Granite"),
     "t5": Architecture(
-        "seq2seq", "T5ForConditionalGeneration", "T5Config",
-        {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
+        "T5ForConditionalGeneration", "T5Config",
+        {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}, "seq2seq",
     ),
-    "bart": Architecture("seq2seq", "BartForConditionalGeneration", "BartConfig", _SEQ2SEQ),
-    "pegasus": Architecture("seq2seq", "PegasusForConditionalGeneration", "PegasusConfig", _SEQ2SEQ),
-    "vit": Architecture("image", "ViTModel", "ViTConfig", _VISION),
-    "deit": Architecture("image", "DeiTModel", "DeiTConfig", _VISION),
-    "beit": Architecture("image", "BeitModel", "BeitConfig", {**_VISION, "use_relative_position_bias": True}),
+    "bart": Architecture("BartForConditionalGeneration", "BartConfig", _SEQ2SEQ, "seq2seq"),
+    "pegasus": Architecture("PegasusForConditionalGeneration", "PegasusConfig", _SEQ2SEQ, "seq2seq"),
+    "vit": Architecture("ViTModel", "ViTConfig", _VISION, "image"),
+    "deit": Architecture("DeiTModel", "DeiTConfig", _VISION, "image"),
+    "beit": Architecture("BeitModel", "BeitConfig", {**_VISION, "use_relative_position_bias": True}, "image"),
     "swin": Architecture(
-        "image", "SwinModel", "SwinConfig", {"image_size": 16, "patch_size": 2, "embed_dim": 16, "depths": [2], "num_heads": [2], "window_size": 4}
+        "SwinModel", "SwinConfig", {"image_size": 16, "patch_size": 2, "embed_dim": 16, "depths": [2], "num_heads": [2], "window_size": 4}, "image"
     ),
-    "convnext": Architecture("image", "ConvNextModel", "ConvNextConfig", {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}),
+    "convnext": Architecture("ConvNextModel", "ConvNextConfig", {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}, "image"),
     "wav2vec2": Architecture(
-        "speech", "Wav2Vec2Model", "Wav2Vec2Config",
+        "Wav2Vec2Model", "Wav2Vec2Config",
         {**{k: v for k, v in _TEXT.items() if k != "vocab_size"}, "conv_dim": (16, 16), "conv_stride": (4, 2), "conv_kernel": (8, 4),
-         "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4},
+         "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4}, "speech",
     ),
 }  # fmt: skip
 

@@ -31,12 +31,15 @@ def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @needs_core
-def test_single_operators(tmp_path):
-    path = tmp_path / "operators.json"
-    result = script("operators.py", "--match", "conv2d 1x1", *QUICK, "--json", str(path))
+@pytest.mark.parametrize(
+    ("name", "match", "more"), [("operators.py", "conv2d 1x1", []), ("families.py", "electra", []), ("families.py", "electra", ["--train"])]
+)
+def test_single_operators_and_families(name, match, more, tmp_path):
+    path = tmp_path / "figures.json"
+    result = script(name, "--match", match, *more, *QUICK, "--json", str(path))
     assert result.returncode == 0, result.stderr
     (row,) = json.loads(path.read_text())["rows"]
-    assert row["vs eager"] > 0 and row["aten"] == "none" and "slower than eager mode:" in result.stdout
+    assert row["vs eager"] > 0 and row.get("aten", "none") == "none" and "slower than eager mode:" in result.stdout
 
 
 @needs_core
