@@ -18,10 +18,12 @@
 #include "passes/loop/chain_products.h"
 #include "passes/loop/chain_windows.h"
 #include "passes/loop/choose_layouts.h"
+#include "passes/loop/forward_copies.h"
 #include "passes/loop/fuse_nests.h"
 #include "passes/loop/fuse_producers.h"
 #include "passes/loop/hoist_checks.h"
 #include "passes/loop/hoist_static.h"
+#include "passes/loop/keep_factors.h"
 #include "passes/loop/keep_places.h"
 #include "passes/loop/name_kernels.h"
 #include "passes/loop/narrow_buffers.h"
@@ -313,7 +315,10 @@ const std::vector<Pass<loop_ir::Module>>& loop_passes() {
       // Before fusion hides which element an update keeps.
       {"update_in_place", update_in_place, "turn functional updates that are written back to an input into stores in place"},
       {"fuse_producers", fuse_producers, "substitute pointwise producers and index maps into the kernels that read them"},
+      // What reads the original of a copy no longer keeps it in memory.
+      {"forward_copies", forward_copies, "store temporaries where they would be copied to"},
       // While a reduction is still alone in its kernel; the phases fuse with what surrounds them.
+      {"keep_factors", keep_factors, "compute factors of products that no schedule multiplies in blocks from where they lie by kernels of their own"},
       {"split_reductions", split_reductions, "make two parallel phases of long reductions with few results"},
       {"fuse_nests", fuse_nests, "put kernels under one nest where they can share outer axes"},
       // What fusion left between kernels.

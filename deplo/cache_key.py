@@ -87,6 +87,7 @@ def key_of(options: Options, inputs: Sequence[InputInfo], example_inputs: Sequen
         "machine": core().target(options.to_json()),
         "inputs": [(info.name, info.kind, info.is_static) for info in inputs],
         "training": training,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
         "sizes": [_magnitude(size) for size in given if isinstance(size, torch.SymInt)],
         "attention": [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ("flash", "mem_efficient", "math", "cudnn")],
         "packaged": packaged,

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from .errors import UserError
-from .options import KEYS, OF_PYTHON
+from .options import KEYS, OF_GRAPHS, OF_PYTHON
 
 # Goes up with every change of the bindings or of Torch IR; csrc/bindings/CMakeLists.txt reads it.
 INTERFACE = 12
@@ -14,7 +14,7 @@ INTERFACE = 12
 
 def check_interface(module: Any) -> None:
     """Raises UserError for an extension that was built from other sources than these files."""
-    names = sorted({*KEYS, "hints", "training", "device"} - set(OF_PYTHON))
+    names = sorted({*KEYS, *OF_GRAPHS} - set(OF_PYTHON))
     if not hasattr(module, "interface") or module.interface() != f"{INTERFACE} {', '.join(names)}":
         where = getattr(module, "__file__", "deplo._C")
         raise UserError(f"{where} was built from other sources than deplo's Python files; rebuild it: make build (or pip install .)")

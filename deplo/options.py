@@ -173,6 +173,7 @@ KEYS: dict[str, Key] = {
 }
 
 OF_PYTHON = ("allow_library", "tier")  # what the backend judges, or does, itself
+OF_GRAPHS = ("hints", "training", "device", "deterministic")  # what the core reads beside options: of the graph, or of PyTorch's state
 
 # Variables of the build and the tests.
 _OTHER_VARIABLES = ("DEPLO_BLESS", "DEPLO_BUILD", "DEPLO_FAKE_CUDA", "DEPLO_MUTANTS", "DEPLO_PIN", "DEPLO_SKIP_BUILD", "DEPLO_VLLM")
@@ -231,11 +232,15 @@ class Options:
         """What the core reads. For costs only, `hints` are example values of symbols, and parameters change between calls if it is `training`.
 
         `device` is the ordinal of the target's device that the tensors are on; -1: they are on the CPU. `weights` stands in the option's place.
+        What it says of deterministic algorithms is PyTorch's switch, as it is now.
         """
+        import torch
+
         from .targets import find_target, packaged
 
         values: dict[str, Any] = {**vars(self), "cache_dir": self.cache_folder(), "disable": list(self.disable)}
         values |= {"hints": dict(hints or {}), "training": training, "device": device, "weights": weights or self.weights}
+        values["deterministic"] = torch.are_deterministic_algorithms_enabled()
         for name, places in find_target(self.target).packages.items():
             if places and not values.get(name):
                 values[name] = packaged(places)

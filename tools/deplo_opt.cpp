@@ -36,6 +36,7 @@ constexpr std::string_view kUsage = R"(deplo_opt reads IR text of any level, run
   --threads N               that a call has, for costs (1)
   --load-cost N             of a vector load among multiply-adds, in multiply-adds (0: loads keep up)
   --weights WHICH           pack or original: whether layers keep copies of weights (where they are much faster so)
+  --deterministic           sums of floating-point numbers have one order
   --feature NAME            one that the CPU has, as avx512bf16
   --hint s0=32              an example size of a symbol, for costs
   --schedule KERNEL=TEXT    a schedule by hand
@@ -111,6 +112,8 @@ Arguments parse_arguments(const std::vector<std::string>& words) {
       const std::string which = value();
       DEPLO_CHECK(which == "pack" || which == "original", "{} {}: it is pack or original", word, which);
       arguments.context.weights = which == "pack" ? Weights::packed : Weights::original;
+    } else if (word == "--deterministic") {
+      arguments.context.deterministic = true;
     } else if (word == "--feature") {
       arguments.context.target.features.insert(value());
     } else if (word == "--hint") {

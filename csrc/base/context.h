@@ -38,6 +38,7 @@ struct PassContext {
   SizeHints hints;
   bool training = false;  ///< parameters change between calls: what is packed of them is packed for each
   Weights weights = Weights::automatic;
+  bool deterministic = false;                    ///< sums of floating-point numbers have one order in all calls, as PyTorch asks for
   std::set<std::string> disabled;                ///< names of passes to skip
   std::map<std::string, std::string> schedules;  ///< kernel name or canonical nest -> schedule text given by the user
   std::shared_ptr<const TunedSchedules> tuned;   ///< what is known from measurements; null: nothing

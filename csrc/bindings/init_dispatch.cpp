@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "bindings/dispatcher.h"
@@ -36,6 +37,12 @@ struct Table {
   uint64_t hits = 0;
   uint64_t misses = 0;
 };
+
+/// What entries hold may call the dispatcher when it goes, and other threads may meanwhile: the table is empty by then.
+void forget_entries(Table& table) {
+  const std::shared_ptr<Entry> latest = std::move(table.latest);
+  const auto entries = std::exchange(table.entries, {});
+}
 
 struct Dispatcher {
   PyObject_HEAD vectorcallfunc vectorcall;
@@ -177,8 +184,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 
 int clear(PyObject* self) {
   if (Table* table = reinterpret_cast<Dispatcher*>(self)->table) {
-    table->entries.clear();
-    table->latest.reset();
+    forget_entries(*table);
     table->missed = py::none();
     table->plain = py::none();
   }
@@ -208,8 +214,8 @@ bool add(py::handle self, const py::bytes& key, std::shared_ptr<Entry> entry, si
   std::string_view bytes = key;
   std::vector<uint64_t> words(bytes.size() / sizeof(uint64_t));
   std::memcpy(words.data(), bytes.data(), bytes.size());
+  if (table.entries.size() >= most) forget_entries(table);
   table.latest.reset();
-  if (table.entries.size() >= most) table.entries.clear();
   return !table.entries.insert_or_assign(std::move(words), std::move(entry)).second;
 }
 
@@ -233,8 +239,7 @@ void init_dispatch(py::module_& module) {
       [](py::handle self, py::object plain) {
         Table& table = table_of(self);
         table.plain = std::move(plain);
-        table.latest.reset();
-        table.entries.clear();
+        forget_entries(table);
       },
       py::arg("dispatcher"), py::arg("plain"), "Every call goes to `plain` from now on.");
   module.def(

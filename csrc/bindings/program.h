@@ -265,11 +265,11 @@ class __attribute__((visibility("hidden"))) PyProgram {
     std::unique_ptr<Buffers> buffers_;
   };
 
+  /// Modes of PyTorch's see detach(): Python, and other threads with it, may run meanwhile, take the example, and want none any more.
   void leave_example(const Linked& linked, PyObject* const* inputs, size_t count, const Buffers& at) {
-    wants_example_ = false;
-    example_.resize(count);
+    std::vector<Example> left(count);
     for (size_t i = 0; i < count; ++i) {
-      Example& one = example_[i];
+      Example& one = left[i];
       if (!at.tensors[i]) {
         one.number = py::reinterpret_borrow<py::object>(inputs[i]);
         continue;
@@ -281,6 +281,7 @@ class __attribute__((visibility("hidden"))) PyProgram {
       else
         one.sizes = tensor.sizes().vec(), one.strides = tensor.strides().vec(), one.options = tensor.options();
     }
+    if (std::exchange(wants_example_, false)) example_ = std::move(left);
   }
 
   void wrap(const Linked& linked, PyObject* const* inputs, aten::TensorHost& host, const runtime::Plan& plan, PyObject** results) const {

@@ -518,4 +518,14 @@ std::optional<Expr> exact_quotient(Expr e, Expr divisor) {
   return quotient;
 }
 
+int64_t length_of(Expr e, int64_t most) {
+  int64_t length = 1;
+  if (e.is_constant() || e.is_symbol()) return length;
+  for (const Expr& operand : e.operands()) {
+    if (length >= most) break;
+    length += length_of(operand, most - length);
+  }
+  return std::min(length, most);
+}
+
 }  // namespace deplo

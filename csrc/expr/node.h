@@ -30,4 +30,9 @@ Expr from_terms(std::vector<Term> terms);
 /// The product of a term's atoms, without its coefficient.
 Expr atoms_product(const Term& term);
 
+/// Nodes of an expression for a place in memory: views of sizes that nothing is known of compose to what grows by their product.
+constexpr int64_t kLongestPlace = 250;
+/// How many nodes the expression would have if no two shared one, at most `most`.
+int64_t length_of(Expr e, int64_t most);
+
 }  // namespace deplo

@@ -215,6 +215,8 @@ class Verifier {
     Type t = use(s.value, where);
     DEPLO_REQUIRE(buffer(s.buffer, where) == t.dtype, where, fmt::format("{} is {}", s.value, print(t)));
     DEPLO_REQUIRE(writable_.count(s.buffer) > 0, where, "it is an input");
+    DEPLO_REQUIRE(!s.atomic || loop_ir::combines_atomically(s.combiner, t.dtype), where,
+                  fmt::format("{} is {} and atomic; allowed: sums of f32, f64, i32 and i64", s.value, print(t)));
     index(s.offset, where);
     index(s.stride, where);
     gather(s.gather, t.lanes, where);

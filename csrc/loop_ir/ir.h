@@ -74,8 +74,14 @@ struct Store {
   std::string value;
   std::vector<Cond> guard;
   Combiner combiner = Combiner::set;  ///< set: plain store
+  bool atomic = false;                ///< in Tile IR: other threads may combine into the same place
   bool operator==(const Store&) const = default;
 };
+
+/// Whether devices combine so in memory, whoever else does at the same time.
+inline bool combines_atomically(Combiner combiner, DType dtype) {
+  return combiner == Combiner::sum && (dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i32 || dtype == DType::i64);
+}
 
 struct For {
   std::string axis;

@@ -97,6 +97,7 @@ Let parse_let(Lexer& lexer, TypeScope& scope, std::string name, std::optional<DT
 
 Store parse_store(Lexer& lexer) {
   Store s;
+  s.atomic = lexer.peek(1).kind == Token::Kind::identifier && lexer.accept("atomic");
   if (lexer.peek(1).text != "[") {
     Token where = lexer.peek();
     auto combiner = parse_combiner(lexer.identifier("a combiner"));
@@ -147,7 +148,7 @@ std::string print(const Load& s) {
 
 std::string print(const Store& s) {
   std::string combiner = s.combiner == Combiner::set ? "" : fmt::format("{} ", to_string(s.combiner));
-  return fmt::format("store {}{}{} = {}{}", combiner, s.buffer, print_shape(s.index), s.value, print_guard(s.guard));
+  return fmt::format("store {}{}{}{} = {}{}", s.atomic ? "atomic " : "", combiner, s.buffer, print_shape(s.index), s.value, print_guard(s.guard));
 }
 
 std::string print(const Check& s) { return fmt::format("check {} else {}", deplo::print(s.cond), to_string(s.code)); }

@@ -42,6 +42,11 @@ class Verifier : StatementVerifier {
     StatementVerifier::statement(s, names);
   }
 
+  void statement(const Store& s, Visible& names) {
+    DEPLO_REQUIRE(!s.atomic, fmt::format("store to {}: it is atomic, which is for Tile IR alone", s.buffer));
+    StatementVerifier::statement(s, names);
+  }
+
   void statement(const For& s, Visible& names) {
     Visible inner = names;
     // Schedules cut and merge the axes of loops, each by itself; the last chunk of a reduction may be shorter.

@@ -118,6 +118,8 @@ void StatementVerifier::statement(const Store& s, Visible& names) {
   DType dtype = value(names, s.value);
   DEPLO_REQUIRE(dtype == buffer.dtype, fmt::format("store of {} {} to {} of dtype {}", to_string(dtype), s.value, s.buffer, to_string(buffer.dtype)));
   DEPLO_REQUIRE(operand_count(s.combiner) == 1 && result_count(s.combiner) == 1, fmt::format("a store cannot combine by {}", to_string(s.combiner)));
+  DEPLO_REQUIRE(!s.atomic || combines_atomically(s.combiner, dtype),
+                fmt::format("an atomic store to {} of dtype {}; allowed: sums of f32, f64, i32 and i64", s.buffer, to_string(dtype)));
   inside(names, s.buffer, s.index, s.guard);
 }
 

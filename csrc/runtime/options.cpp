@@ -43,6 +43,7 @@ struct Reader {
         {"weight_checks", [&](const json& v) { options.sampled = v.get<std::string>() != "versions"; }},
         {"memory_limit", [&](const json& v) { options.memory_limit = v.get<int64_t>(); }},
         {"tune", [&](const json& v) { options.tune = v.get<std::string>(); }},
+        {"deterministic", [&](const json& v) { options.context.deterministic = v.get<bool>(); }},
         {"training", [&](const json& v) { options.context.training = v.get<bool>(); }},
         {"weights",
          [&](const json& v) {

@@ -106,6 +106,8 @@ class Target : public TargetTraits {
   virtual int64_t key_parts(const loop_ir::Kernel& /*kernel*/, const PassContext& /*context*/) const { return 1; }
   /// Whether it is worth it to compute, without memory for them, sums of products (`analysis/product_chain.h`) or of neighbours that others take.
   virtual bool chains(const loop_ir::Kernel& /*kernel*/, const PassContext& /*context*/) const { return false; }
+  /// Whether it multiplies the factors of the kernel's sums of products in blocks of rows and columns, not point by point.
+  virtual bool multiplies(const loop_ir::Kernel& /*kernel*/, const PassContext& /*context*/) const { return true; }
   /// JSON about what a kernel's accesses do to memory, for these sizes; the target's documentation says what is in it.
   virtual std::string measure_traffic(const kernel_ir::Kernel& kernel, const std::map<std::string, int64_t>& sizes) const;
   /// Seconds that each of the kernels takes in one run, and where they go: a JSON list of {"name", "seconds", ...} in the order of the module.

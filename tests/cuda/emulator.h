@@ -62,8 +62,9 @@ struct deplo_emulated_map {
 };
 static_assert(sizeof(deplo_emulated_map) <= 128);
 
-inline float atomicAdd(float* place, float value) {
-  float old = *place;
+template <class T>
+inline T atomicAdd(T* place, T value) {
+  T old = *place;
   *place = old + value;
   return old;
 }

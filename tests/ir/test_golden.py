@@ -60,7 +60,8 @@ def read(path: Path) -> Golden:
     words = shlex.split(match.group(1))
     while words:
         word = words.pop(0)
-        arguments += [word, words.pop(0)] if word.startswith("--") else ["--pass", word]
+        is_flag = word == "--deterministic"
+        arguments += [word] if is_flag else [word, words.pop(0)] if word.startswith("--") else ["--pass", word]
     source, _, expected = body.partition(EXPECT)
     fault = ERROR.search(source)
     place = f"-:{source.count(chr(10), 0, fault.start()) + 1}:{fault[1]}: " if fault and fault[1] else ""

@@ -508,11 +508,26 @@ def conv_case(name: str, options: str = "", groups: int = 1) -> Case:
     )
 
 
+def enlarge_and_project(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """An image of tokens that lie in lines, twice as large, its points side by side; and tokens of it."""
+    image = F.interpolate(tokens.movedim(-1, 1), scale_factor=2, mode="bilinear").contiguous()
+    return image, torch.relu(F.linear(image.flatten(2).mT, weight, bias))
+
+
 CONVOLUTIONS = [
     conv_case("42 convolution"),
     conv_case("42 strided convolution", ", stride=2, padding=1"),
     conv_case("42 dilated convolution", ", dilation=2, padding=2"),
     conv_case("42 grouped convolution", ", groups=4, padding=1", groups=4),
+    Case(
+        "42 enlarged tokens, and a projection of the image",
+        enlarge_and_project,
+        lambda b, h, width, c, o: [r(b, h, width, c), r(o, c), r(o)],
+        (2, 16, 16, 16, 24),
+        (1, 2, 3, 4, 3),
+        shapes((2, 3, 4, 5, 6), (4, 12, 13, 20, 17), (3, 16, 17, 24, 33)),
+        weights=2,
+    ),
     Case(
         "42 transposed convolution",
         lambda x, weight, bias: torch.relu(F.conv_transpose2d(x, weight, bias, stride=2, padding=1, output_padding=1)),

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 from engines import same
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from deplo.errors import UnsupportedError, UserError
 
@@ -53,6 +54,27 @@ kernel @sum(a: ptr f32, b: ptr f32, out c: ptr f32) symbols () chunks 1 scratch 
 
 def compiled(text, **options):
     return _C.compile(text, json.dumps({"cache_dir": "", "verify": True, **options}))
+
+
+def test_an_example_that_is_taken_while_a_call_leaves_it():
+    program = compiled(PACKED.replace("x: f32[4] user, w: f32[4] parameter static", "w: f32[4] parameter static, x: f32[4] user"))
+    w, x = torch.randn(4), torch.randn(4)
+    taken = []
+
+    class Takes(TorchDispatchMode):  # as another thread may, when a mode of PyTorch's has Python's lock change hands
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            taken.append(program.take_example())
+            return func(*args, **(kwargs or {}))
+
+    program.want_example()
+    with Takes():
+        (y,) = program.run([w, x])
+    assert torch.equal(y, x + 2 * w)
+    assert taken == [None] and program.take_example() is None
+    program.want_example()
+    program.run([w, x])
+    static, other = program.take_example()
+    assert static.data_ptr() == w.data_ptr() and other.shape == x.shape and program.take_example() is None
 
 
 def test_inputs_that_nobody_else_holds_end_in_the_call():

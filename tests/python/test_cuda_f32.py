@@ -74,6 +74,7 @@ def test_wide_heads_fit_small_shared_memory(heads: int, keys: int, monkeypatch: 
         (lambda x: (x > -3).all(0), [(300, 70)], ["split"]),
         (lambda x: x.std(0), [(2048, 520)], ["split", "gpu_points", "split"]),
         (lambda x: x.cumsum(0), [(200, 40)], ["by=2) split"]),
+        (lambda x: torch.cat([x.cumsum(-1)[:, -1:] - x.cumsum(-1), x.cumsum(-1)[:, ::299].exp()], 1), [(3, 300)], ["gpu_rows threads(256)"]),
         (lambda x, y: x @ y, [(3, 512), (512, 300)], ["tile(i1=16) tile(i2=128)"]),
         (lambda x, y: F.linear(x, y), [(200, 512), (5, 512)], ["tile(i1=128) tile(i2=16)"]),
         (lambda x, y: x @ y, [(16, 16384), (16384, 16)], ["gpu_contraction", "split"]),
@@ -81,7 +82,19 @@ def test_wide_heads_fit_small_shared_memory(heads: int, keys: int, monkeypatch: 
         (lambda x: F.group_norm(x, 2), [(2, 12, 128, 96)], ["gpu_rows", "gpu_points", "gpu_rows", "gpu_points", "gpu_points"]),
         (lambda x: F.instance_norm(x), [(2, 3, 64, 64)], ["gpu_rows"]),
     ],
-    ids=["any", "all down", "deviations down", "sums down", "few rows", "few columns", "few results", "vectors", "groups", "instances"],
+    ids=[
+        "any",
+        "all down",
+        "deviations down",
+        "sums down",
+        "sums beside others",
+        "few rows",
+        "few columns",
+        "few results",
+        "vectors",
+        "groups",
+        "instances",
+    ],
 )
 def test_few_results(fn: Callable[..., Any], shapes: list[tuple[int, ...]], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Threads share what few results would leave to few of them; `words` are in the schedules, one after the other."""
@@ -106,6 +119,7 @@ def result_or_gradient(fn: Callable[..., Any], inputs: list[torch.Tensor], gradi
         return torch.autograd.grad(result.sum(), first)[0] if gradient else result
 
 
+@pytest.mark.parametrize("deterministic", [True, False], ids=["in order", "atomically"])
 @pytest.mark.parametrize(
     ("fn", "shapes"),
     [
@@ -116,19 +130,25 @@ def result_or_gradient(fn: Callable[..., Any], inputs: list[torch.Tensor], gradi
     ],
     ids=["added", "put from the end", "scattered", "embedding"],
 )
-def test_threads_of_a_point_have_places_of_their_own(
-    fn: Callable[..., Any], shapes: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_sums_at_loaded_places(
+    fn: Callable[..., Any], shapes: list[tuple[int, ...]], deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Sums at loaded places keep their order, and no two threads meet; each index in many rows, some counted from the end."""
+    """Where PyTorch asks for it they keep their order, and no two threads meet; each index in many rows, some counted from the end."""
     torch.manual_seed(0)
     inputs = [*(torch.randn(shape) for shape in shapes), torch.randint(0, 79, (200,))]
     wide = [x.double() if x.is_floating_point() else x for x in inputs]
     monkeypatch.setenv("DEPLO_FAKE_CUDA", f"judge={tmp_path / 'judge'},late=1,reversed=1")
     gradient = len(shapes) == 1
     made = compiled_for_gpu(fn, {"dump_dir": str(tmp_path)}, fullgraph=True)
-    same(result_or_gradient(made, inputs, gradient), result_or_gradient(fn, inputs, gradient), exact=result_or_gradient(fn, wide, gradient))
+    expected, exact = result_or_gradient(fn, inputs, gradient), result_or_gradient(fn, wide, gradient)
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        same(result_or_gradient(made, inputs, gradient), expected, exact=exact)
+        same(result_or_gradient(made, inputs, gradient), expected, exact=exact)
+    finally:
+        torch.use_deterministic_algorithms(False)
     schedules = "".join(path.read_text() for path in tmp_path.glob("*/*tile_lower*.ir"))
-    assert ") share(" in schedules
+    assert (") share(" in schedules, ") atomic" in schedules) == (deterministic, not deterministic)
     if gpu() == EMULATOR:
         assert is_clean(tmp_path / "judge")
 

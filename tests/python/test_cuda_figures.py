@@ -84,7 +84,7 @@ def halves_copied(x: torch.Tensor, places: torch.Tensor, y: torch.Tensor) -> tor
 
 @pytest.mark.parametrize(
     ("fn", "word"),
-    [(index_copied, "last("), (halves_copied, "last("), (lambda x, places, y: x.index_add(1, places, y), "order(")],
+    [(index_copied, "last("), (halves_copied, "last("), (lambda x, places, y: x.index_add(1, places, y), "atomic(")],
     ids=["copies", "halves", "sums"],
 )
 def test_stores_that_may_meet_run_on_many_threads(fn: Any, word: str, monkeypatch: pytest.MonkeyPatch):
@@ -92,7 +92,7 @@ def test_stores_that_may_meet_run_on_many_threads(fn: Any, word: str, monkeypatc
     apart = [fn(x, places[k : k + 1], y[:, k : k + 1]) - x for k in range(5)]
     expected = x.clone()
     for k, place in enumerate(places.tolist()):  # the last one stays
-        expected[:, place] = (expected if word == "order(" else x)[:, place] + apart[k][:, place]
+        expected[:, place] = (expected if word == "atomic(" else x)[:, place] + apart[k][:, place]
     explained = deplo.explain(fn, x, places, y, options=OPTIONS)
     assert any(word in kernel.schedule for graph in explained.graphs for kernel in graph.kernels)
     for order in ("", "reversed=1"):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import deplo
+from deplo.core import core
 
 SCALE = 3.0
 WEIGHT = torch.arange(8.0)
@@ -408,6 +409,30 @@ def test_methods_threads_nesting_and_words():
         torch.compile(lambda x: x + 1, backend="deplo", options={"guards": "inputs"})(x)
     with pytest.raises(deplo.UserError, match="call_report"):
         deplo.call_report(torch.relu)
+
+
+def test_what_entries_hold_may_call_when_it_goes():
+    keys, calls = [], []
+
+    def missed(key, *rest):
+        keys.append(key)
+        return "missed"
+
+    class Last:
+        def __del__(self):
+            calls.append(dispatcher(1))
+
+    def entry(*named):
+        return core().Entry([], None, lambda: (), ("constant", "direct"), list(named), lambda: True, [], [], [])
+
+    dispatcher = core().Dispatcher(missed)
+    assert (dispatcher(1), dispatcher(2)) == ("missed", "missed")
+    core().add_entry(dispatcher, keys[0], entry(Last()), 1)
+    assert dispatcher(1) == "direct" and not calls
+    core().add_entry(dispatcher, keys[1], entry(Last()), 1)  # in the place of all others
+    assert calls == ["missed"] and dispatcher(2) == "direct"
+    core().call_plainly(dispatcher, lambda x: "plain")
+    assert calls == ["missed", "plain"] and dispatcher(2) == "plain"
 
 
 def test_errors_are_eager_modes():

@@ -17,6 +17,8 @@ import deplo
 from deplo import backend
 from deplo.errors import FallbackWarning
 
+_C = pytest.importorskip("deplo._C")
+
 LENGTHS = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 255, 257, 511, 1000, 1023, 1025, 2047, 2049, 4095, 4096)
 
 
@@ -709,3 +711,19 @@ def test_images_of_any_size(features: str, dtype: torch.dtype):
         with torch.no_grad():
             same(compiled(x), layer(x), strides=False, exact=judge(x.double()))
         same(gradients(x, compiled, layer), gradients(x, layer, layer), strides=False, exact=gradients(x.double(), judge, judge))
+
+
+def test_places_of_views_of_views_stay_short():
+    """Of sizes that nothing is known of: each turn would multiply how long they are."""
+
+    def shifted(x):
+        for _ in range(3):
+            batch, heads, rows, columns = x.shape
+            x = x.reshape(batch, heads, columns, rows)[:, :, 1:].reshape(batch, heads, rows, columns - 1)
+        return x * 2
+
+    x = torch.randn(2, 3, 9, 24)
+    torch._dynamo.reset()
+    with backend.collect_records() as records:
+        assert torch.equal(torch.compile(shifted, backend="deplo", dynamic=True, options={"strict": True})(x), shifted(x))
+    assert max(map(len, _C.lower(records[0].torch_ir, "loop", "{}").splitlines())) < 5_000

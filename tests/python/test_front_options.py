@@ -14,11 +14,11 @@ import deplo
 from deplo import options, targets
 from deplo.core import INTERFACE, check_interface
 from deplo.errors import UserError
-from deplo.options import KEYS, OF_PYTHON, read_options
+from deplo.options import KEYS, OF_GRAPHS, OF_PYTHON, read_options
 
 
 def test_defaults_are_complete_json():
-    assert set(json.loads(read_options().to_json({"s0": 3}))) == {*KEYS, "hints", "training", "device"} - set(OF_PYTHON)
+    assert set(json.loads(read_options().to_json({"s0": 3}))) == {*KEYS, *OF_GRAPHS} - set(OF_PYTHON)
 
 
 def test_unknown_key_suggests_and_lists():
@@ -136,7 +136,7 @@ def test_a_variable_that_nothing_reads_is_named_once(monkeypatch):
 
 
 def test_an_extension_of_other_sources_is_refused():
-    names = ", ".join(sorted({*KEYS, "hints", "training", "device"} - set(OF_PYTHON)))
+    names = ", ".join(sorted({*KEYS, *OF_GRAPHS} - set(OF_PYTHON)))
     check_interface(SimpleNamespace(interface=lambda: f"{INTERFACE} {names}"))
     others = [
         SimpleNamespace(),

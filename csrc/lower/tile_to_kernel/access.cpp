@@ -441,6 +441,7 @@ void Lowering::store_scalar(const Store& s, const Memory& memory, Expr offset, c
   store.value = scalar_operand(s.value);
   store.mask = scalar_mask(guard);
   store.combiner = s.combiner;
+  store.atomic = s.atomic;
   emit_.store(std::move(store));
 }
 
@@ -450,9 +451,10 @@ void Lowering::store_vector(const Store& s, const Memory& memory, Expr offset, c
   store.mask = all_of(lanes_->copies[copy].mask, guard_mask(guard, copy));
   store.value = operand(s.value, copy);
   store.combiner = s.combiner;
+  store.atomic = s.atomic;
   address(offset, copy, &store.offset, &store.stride, &store.gather);
   bool apart = store.gather.empty() && store.stride.is_constant() && !store.stride.is(0);
-  if (s.combiner != Combiner::set && apart) {
+  if (s.combiner != Combiner::set && apart && !s.atomic) {
     kernel_ir::Load load;
     load.type = {memory.dtype, width()};
     load.buffer = memory.name;

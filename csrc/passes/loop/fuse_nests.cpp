@@ -8,6 +8,7 @@
 #include "loop_ir/places.h"
 #include "passes/loop/fusion_cost.h"
 #include "passes/loop/fusion_shapes.h"
+#include "passes/loop/keep_places.h"
 #include "passes/loop/localize.h"
 #include "passes/loop/own_places.h"
 #include "passes/loop/program_graph.h"
@@ -16,6 +17,8 @@
 #include "passes/loop/split_axes.h"
 #include "passes/loop/split_for_reader.h"
 #include "passes/loop/split_index_set.h"
+#include "passes/loop/tiled_products.h"
+#include "target/target.h"
 
 namespace deplo {
 namespace {
@@ -51,9 +54,13 @@ struct NestFuser {
 
   const PassContext& context;
   FusionShapes shapes;
-  std::vector<FusionInstance> instances;  ///< of the groups
+  std::vector<FusionInstance> instances;                          ///< of the groups
+  std::vector<std::set<std::string>> products;                    ///< results of contractions that a group is made of
+  std::map<std::string, std::set<std::string>> rows_of_products;  ///< once all is fused: by a buffer that rows with products write
+  const std::set<std::string>& apart;  ///< products that keep to kernels of their own, but for what goes on with each element
 
-  NestFuser(loop_ir::Module module, const PassContext& options) : graph(std::move(module)), cost(graph, options), context(options), shapes(graph) {}
+  NestFuser(loop_ir::Module module, const PassContext& options, const std::set<std::string>& products_apart)
+      : graph(std::move(module)), cost(graph, options), context(options), shapes(graph), apart(products_apart) {}
 
   BufferOf buffers() const {
     return [this](const std::string& name) -> const Buffer& { return graph.buffer(name); };
@@ -105,6 +112,7 @@ struct NestFuser {
     groups.resize(graph.nodes().size());
     names.resize(groups.size());
     instances.resize(groups.size());
+    products.resize(groups.size());
     for (size_t at = 0; at < groups.size(); ++at) {
       auto& node = graph.nodes()[at];
       Group& g = groups[at];
@@ -118,6 +126,7 @@ struct NestFuser {
           take(at, {*shape, std::move(numbered), true});
           const NestGroup& nest = (*shape)->group.nest;
           graph.set_body(at, loop_ir::rename_buffers(loop_ir::make_nest(nest.axes, nest.body), renaming((*shape)->buffers, instances[at].buffers)));
+          note_products(at);
           continue;
         }
       }
@@ -134,8 +143,18 @@ struct NestFuser {
       g.points = cost.points_of(graph.nodes()[at].body);
       g.statements = loop_ir::count_statements(graph.nodes()[at].body);
       find_contractions(at);
+      note_products(at);
       if (shape) share_shape(at, *shape, std::move(numbered));
     }
+  }
+
+  void note_products(size_t at) {
+    const auto& writes = graph.nodes()[at].writes;
+    if (groups[at].contracts) products[at].insert(writes.begin(), writes.end());
+  }
+
+  bool stays_apart(size_t at) const {
+    return std::any_of(products[at].begin(), products[at].end(), [&](const std::string& b) { return apart.count(b) > 0; });
   }
 
   // The kernel replaces all of an input that no other one writes, element by element.
@@ -180,15 +199,23 @@ struct NestFuser {
     std::set<std::string> flow = flows(first, second);
     if (std::any_of(flow.begin(), flow.end(), [&](const auto& b) { return graph.writers(b).size() > 1; })) return false;
     if (by_input && (!flow.empty() || !flows(second, first).empty())) return false;
-    if (!instances[first].shape || !instances[second].shape || writes_versions(first) || writes_versions(second))
+    if (!instances[first].shape || !instances[second].shape || writes_versions(first) || writes_versions(second) || stays_apart(first) ||
+        stays_apart(second))
       return attempt(first, second, by_input, flow, nullptr);
-    FusionTrial& trial = shapes.trial(shapes.key_of(first, instances[first], second, instances[second], flow, by_input, one_after_the_other));
+    const std::string key = shapes.key_of(first, instances[first], second, instances[second], flow, by_input, one_after_the_other);
+    FusionTrial& trial = shapes.trial(shapes.trial(key).asks_readers ? key + what_readers_say(first, second) : key);
     if (!trial.tried || (trial.profitable && !trial.joined)) return attempt(first, second, by_input, flow, &trial);
     if (!trial.profitable || !may_join(first, second)) return false;
     std::vector<std::string> all = FusionShapes::joined(instances[first], instances[second]);
     adopt(first, second, {});
     take(second, {trial.joined, std::move(all), true});
     return true;
+  }
+
+  std::string what_readers_say(size_t first, size_t second) {
+    realise(first);
+    realise(second);
+    return fmt::format("{:d}{:d}", leaves_tiles(first, second), has_epilogue(second));
   }
 
   // Fuses the two if that is profitable and possible; notes in `trial` what came of it.
@@ -207,6 +234,7 @@ struct NestFuser {
       return true;
     };
     if (trial) trial->tried = true;
+    if (trial) trial->asks_readers = cost.scores_on_grid(a, b) || (!b.contractions.empty() && cost.weighs(a, b));
     if (by_input) {
       AxisPairs pairs = siblings(first, second);
       return !pairs.empty() && join_noted(pairs);
@@ -219,7 +247,9 @@ struct NestFuser {
       split_as(first, second, flow, pairs);
       if (!shares_all()) split_for(first, second, flow, pairs);
     }
-    if (pairs && cost.profitable(a, b, *pairs, flow, names[first], one_after_the_other) && join_noted(*pairs)) return true;
+    const bool may = pairs && (!(stays_apart(first) || stays_apart(second)) || (covers(*pairs, a.nest) && covers(*pairs, b.nest)));
+    const bool wanted = may && !leaves_tiles(first, second) && cost.profitable(a, b, *pairs, flow, names[first], one_after_the_other);
+    if (wanted && join_noted(*pairs)) return true;
     if (backup) {
       a.nest = std::move(backup->first);
       b.nest = std::move(backup->second);
@@ -259,6 +289,7 @@ struct NestFuser {
 
   // In the graph, `second` holds what `first` did, too.
   void adopt(size_t first, size_t second, Block body) {
+    products[second].merge(products[first]);
     graph.inherit_order(first, second);
     graph.merge_provenance(first, second, true);
     graph.join(first, second, std::move(body));
@@ -286,12 +317,50 @@ struct NestFuser {
     });
   }
 
+  // Scores would leave their tiles for a softmax whose weights no product takes from its rows: a block of a grid multiplies rows for attention alone.
+  bool leaves_tiles(size_t first, size_t second) {
+    if (!cost.scores_on_grid(groups[first], groups[second])) return false;
+    double scores = 0;
+    for (const std::string& b : graph.nodes()[first].writes) scores = std::max(scores, cost.elements(b));
+    std::set<size_t> seen;
+    std::vector<size_t> open{second};
+    bool weighs = false;
+    while (!open.empty()) {
+      const size_t at = open.back();
+      open.pop_back();
+      if (!seen.insert(at).second) continue;
+      for (const std::string& b : graph.nodes()[at].writes) {
+        if (cost.elements(b) < scores) continue;
+        if (!graph.is_private(b)) return true;
+        for (size_t reader : graph.readers(b)) {
+          weighs = weighs || groups[reader].contracts;
+          if (!groups[reader].contracts) open.push_back(reader);
+        }
+      }
+    }
+    return !weighs;
+  }
+
+  // Whether what reads its result goes on with each element: it joins first, while both have the same axes.
+  bool has_epilogue(size_t at) {
+    const auto& writes = graph.nodes()[at].writes;
+    return std::any_of(writes.begin(), writes.end(), [&](const std::string& b) {
+      if (!graph.is_private(b) || graph.readers(b).size() != 1) return false;
+      const size_t reader = *graph.readers(b).begin();
+      if (reader == at || groups[reader].fixed || groups[reader].contracts) return false;
+      realise(reader);
+      const auto pairs = shared_by_dependence(groups[at].nest, groups[reader].nest, {b});
+      return pairs && covers(*pairs, groups[at].nest) && covers(*pairs, groups[reader].nest);
+    });
+  }
+
   // What follows a contraction may see two of its axes as one (groups of a convolution): split as the contraction has them, all are shared. What
   // follows sums over groups of channels so shares the groups, and values that a softmax weighs its heads.
   void split_as(size_t first, size_t second, const std::set<std::string>& flow, std::optional<AxisPairs>& pairs) {
     Group& b = groups[second];
-    const bool sums = groups[first].contractions.empty() || cost.attends(groups[first], b);
-    if (!b.contractions.empty() && !(sums && cost.attends(groups[first], b))) return;
+    const bool weighs = cost.weighs(groups[first], b);
+    const bool sums = groups[first].contractions.empty() || weighs;
+    if (!b.contractions.empty() && (!weighs || has_epilogue(second))) return;
     if (sums && (groups[first].nest.axes.empty() || (pairs && covers(*pairs, groups[first].nest)))) return;
     loop_ir::Names taken = names[second];
     loop_ir::Nest nest = loop_ir::peel(split_axes_of(loop_ir::make_nest(b.nest.axes, b.nest.body), graph.program().symbols, taken));
@@ -415,6 +484,7 @@ struct NestFuser {
       names.push_back(names[at]);
       is_static.push_back(false);
       instances.emplace_back();
+      products.emplace_back();
     }
   }
 
@@ -533,7 +603,19 @@ struct NestFuser {
     }
     fuse_small();
     localize_all();
+    find_rows_of_products();
     return graph.finish();
+  }
+
+  void find_rows_of_products() {
+    for (size_t at = 0; at < groups.size(); ++at) {
+      const auto& node = graph.nodes()[at];
+      if (!node.alive || products[at].empty() || node.inside.empty() || stays_apart(at)) continue;
+      const loop_ir::Nest nest = loop_ir::peel(node.body);
+      const bool has_loops =
+          std::any_of(nest.body.begin(), nest.body.end(), [](const auto& stmt) { return std::holds_alternative<loop_ir::For>(stmt->node); });
+      if (has_loops && !node.writes.empty()) rows_of_products[*node.writes.begin()] = products[at];
+    }
   }
 
   void localize_all() {
@@ -575,6 +657,18 @@ struct NestFuser {
 
 }  // namespace
 
-loop_ir::Module fuse_nests(loop_ir::Module module, const PassContext& context) { return NestFuser(std::move(module), context).run(); }
+loop_ir::Module fuse_nests(loop_ir::Module module, const PassContext& context) {
+  std::set<std::string> apart;
+  while (true) {
+    NestFuser fuser(module, context, apart);
+    loop_ir::Module fused = fuser.run();
+    std::set<std::string> written;
+    for (const auto& [buffer, products] : fuser.rows_of_products) written.insert(buffer);
+    // As attention over pages of a cache will be.
+    const std::set<std::string> lost = find_multiplied(keep_places(fused, context), written, context).by_points;
+    if (lost.empty()) return fused;
+    for (const std::string& buffer : lost) apart.merge(fuser.rows_of_products.at(buffer));
+  }
+}
 
 }  // namespace deplo

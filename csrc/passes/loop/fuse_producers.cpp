@@ -7,6 +7,7 @@
 
 #include "analysis/cost.h"
 #include "base/error.h"
+#include "expr/node.h"
 #include "passes/loop/program_graph.h"
 #include "passes/loop/repeats.h"
 #include "passes/loop/substitute.h"
@@ -42,7 +43,7 @@ struct ProducerFuser {
     int loads = 0;
     size_t parts = 0;          ///< changing buffers from which a place chooses, as in a concatenation
     bool only_moves = true;    ///< an index map: loads, coordinates, casts, selections by position
-    bool all_static = true;    ///< every large operand stays the same between calls
+    bool all_static = true;    ///< every large operand, or where none is large each, stays the same between calls
     bool from_kernel = false;  ///< a large operand comes from a kernel with a reduction: better as that kernel's epilogue
   };
 
@@ -118,6 +119,7 @@ struct ProducerFuser {
     Weight w;
     std::set<std::string> large;
     std::set<std::string> parts;
+    bool changes = false;
     std::map<std::string, DType> dtypes;
     for (const auto& stmt : p.body) {
       if (const auto* let = std::get_if<loop_ir::Let>(&stmt->node)) {
@@ -131,12 +133,14 @@ struct ProducerFuser {
       w.loads += 1;
       const Buffer& b = graph.buffer(load->buffer);
       if (!load->guard.empty() && !b.is_static) parts.insert(load->buffer);
+      changes = changes || !b.is_static;
       if (elements_of(load->buffer) * 2 < elements || (b.shape.empty() && elements > 1) || !large.insert(load->buffer).second) continue;
       w.full_reads += 1;
       w.all_static = w.all_static && b.is_static;
       w.from_kernel = w.from_kernel || (once_each(load->index, p.axes) && rooted(load->buffer));
     }
     w.parts = parts.size();
+    if (large.empty()) w.all_static = !changes;
     return w;
   }
 
@@ -184,6 +188,20 @@ struct ProducerFuser {
     return extra <= kStencilBudget;
   }
 
+  /// Whether what the producer reads would be found at a very long expression.
+  static bool is_long(const PointwiseNest& p, const Site& site) {
+    const auto longest = [](const std::vector<Expr>& index) {
+      int64_t most = 1;
+      for (const Expr& e : index) most = std::max(most, length_of(e, kLongestPlace));
+      return most;
+    };
+    const int64_t at = longest(site.index);
+    return std::any_of(p.body.begin(), p.body.end(), [&](const auto& stmt) {
+      const auto* load = std::get_if<Load>(&stmt->node);
+      return load && at > 1 && longest(load->index) * at >= kLongestPlace;
+    });
+  }
+
   // Every coordinate is a loop axis by itself: nests could be shared instead.
   static bool in_place(const std::vector<Expr>& index) {
     return std::all_of(index.begin(), index.end(), [](const Expr& e) { return e.is_symbol() || e.is_constant(); });
@@ -228,7 +246,9 @@ struct ProducerFuser {
     // What only static inputs decide is computed once per program, unless that would keep a larger copy of it (dequantisation).
     bool leaves_static = is_static[at] && std::any_of(readers.begin(), readers.end(), [&](size_t r) { return !is_static[r]; });
     if (leaves_static && !weight.only_moves && (!widens(*p) || weight.cost > kPrologueBudget)) return false;
-    if (!readers.empty() && !worthwhile(*p, weight, sites_of(readers, p->buffer), readers.size())) return false;
+    const std::vector<Site> sites = sites_of(readers, p->buffer);
+    if (std::any_of(sites.begin(), sites.end(), [&](const Site& site) { return is_long(*p, site); })) return false;
+    if (!readers.empty() && !worthwhile(*p, weight, sites, readers.size())) return false;
     unsettle(at);
     for (size_t r : readers) {
       graph.inherit_order(at, r);

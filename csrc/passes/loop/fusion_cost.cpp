@@ -22,7 +22,8 @@ constexpr double kEnoughParallel = 16;       ///< shared iterations that occupy 
 constexpr double kRowBlock = 128;            ///< rows of a contraction whose fused rows stay in cache together
 constexpr double kCores = 8;                 ///< that read a shared operand each for itself
 constexpr double kEnoughShared = 4096;       ///< points shared by two kernels that keep blocks of a grid busy
-constexpr double kLongColumn = 4096;         ///< points of one of fewer columns that have blocks of their own
+constexpr double kLongColumn = 64;           ///< points of one of fewer columns, of which a thread each takes longer than a launch
+constexpr double kEnoughColumns = 65536;     ///< that keep a thread each busy
 constexpr double kLeastPart = 128;           ///< elements of a part of a reduction that has a kernel of its own
 constexpr double kGridBlocks = 264;          ///< that keep memory busy
 constexpr double kLeastOfRow = 4;            ///< as many points as a row's kernel took before: it reads most of them anew
@@ -58,6 +59,18 @@ bool applies(const Block& body, Fn fn) {
 
 bool has_sums(const Block& body) {
   return holds<loop_ir::Reduce>(body, [](const loop_ir::Reduce&) { return true; });
+}
+
+std::vector<std::string> names_of_first(const AxisPairs& pairs) {
+  std::vector<std::string> names;
+  for (const auto& pair : pairs) names.push_back(pair.first);
+  return names;
+}
+
+std::vector<std::string> names_of_second(const AxisPairs& pairs) {
+  std::vector<std::string> names;
+  for (const auto& pair : pairs) names.push_back(pair.second);
+  return names;
 }
 
 // Two contractions in one nest: gates over the same rows, with equal reductions.
@@ -281,6 +294,23 @@ bool FusionCost::attends(const FusionGroup& a, const FusionGroup& b) const {
   return multiplies_heads(has_sums(b.nest.body) ? b.nest : a.nest);
 }
 
+bool FusionCost::weighs(const FusionGroup& a, const FusionGroup& b) const {
+  return attends(a, b) || (has_softmax(a.nest.body) && !a.contractions.empty() && !b.contractions.empty());
+}
+
+bool FusionCost::multiplies(const NestGroup& nest) const {
+  loop_ir::Kernel kernel;
+  kernel.symbols = graph_.program().symbols;
+  kernel.body = loop_ir::make_nest(nest.axes, nest.body);
+  return !analysis::find_contractions(kernel, true).empty();
+}
+
+bool FusionCost::scores_on_grid(const FusionGroup& a, const FusionGroup& b) const {
+  return target_of(context_).has_grid && multiplies_matrices(a) && !has_softmax(a.nest.body) && has_softmax(b.nest.body);
+}
+
+double FusionCost::elements(const std::string& buffer) { return bytes(buffer) / static_cast<double>(size_of(graph_.buffer(buffer).dtype)); }
+
 // Sums or loops over what such a kernel reads, as norms and rotations of queries have, or sums of what it gives: with them it is none that streams
 // keys, or leaves masked ones out.
 bool FusionCost::disturbs_attention(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs, const std::set<std::string>& flow) const {
@@ -288,6 +318,18 @@ bool FusionCost::disturbs_attention(const FusionGroup& a, const FusionGroup& b, 
     return products_of_heads(a.nest) > 1 && has_softmax(a.nest.body) && reduces(b.nest.body, Combiner::sum) && !applies(b.nest.body, Fn::exp) &&
            !multiplies_heads(b.nest);
   return !applies(a.nest.body, Fn::exp) && (reduces(a.nest.body, Combiner::sum) || !covers(pairs, a.nest)) && products_of_heads(b.nest, &flow) > 0;
+}
+
+// What a block keeps of a row of attention: queries, of which scores are products, and columns of values.
+bool FusionCost::has_narrow_heads(const FusionGroup& scores, const FusionGroup& readers, double shared) {
+  if (scores.contractions.size() != 1) return true;  // values have joined
+  for (const auto& c : scores.contractions) {
+    double depth = 1;
+    for (const auto& axis : c.axes)
+      if (axis.kind == analysis::AxisClass::k) depth *= size(axis.extent);
+    if (depth > kMostWidth) return false;
+  }
+  return readers.contractions.empty() || points(readers.nest.axes) <= kMostWidth * shared;
 }
 
 bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs, const std::set<std::string>& flow,
@@ -308,13 +350,21 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
   if (!whole_a && !target_of(context_).has_grid && !multiplies_matrices(a) && slides_window(a.nest, *this)) return false;
   if (contracts_a || contracts_b) {
     if (contracts_a && contracts_b && whole_a && whole_b) return gated_pair(a, b);
-    if (whole_a && whole_b) return contracts_a;  // an epilogue; prologues are fuse_producers' business
+    if (whole_a && whole_b) {
+      // Blocks of a grid multiply tiles of matrices, and points of a tile sum nothing else.
+      const bool tiles = multiplies_matrices(a) && !holds<loop_ir::For>(a.nest.body, [](const loop_ir::For&) { return true; });
+      if (target_of(context_).has_grid && tiles && has_sums(b.nest.body)) return false;
+      return contracts_a;  // an epilogue; prologues are fuse_producers' business
+    }
     // Rows of a contraction may stay in cache if it gives up one axis; what prepares an operand stays apart.
     if (!contracts_a || pairs.empty() || a.nest.axes.size() > pairs.size() + 1) return false;
     if (gives_up_batch(a, pairs) || parts_rows(a, pairs)) return false;
     // Blocks of a grid multiply tiles; rows of such sums they have for attention alone.
     const bool matrices = multiplies_matrices(a) || multiplies_matrices(b);
-    if (matrices && target_of(context_).has_grid && !has_softmax(a.nest.body) && !has_softmax(b.nest.body)) return false;
+    // What gives attention its queries has other rows than a block of it.
+    if (contracts_a && target_of(context_).has_grid && !has_softmax(a.nest.body) && has_softmax(b.nest.body) && multiplies(b.nest)) return false;
+    if (matrices && target_of(context_).has_grid && !((has_softmax(a.nest.body) || has_softmax(b.nest.body)) && has_narrow_heads(a, b, shared)))
+      return false;
     if (contracts_b && !target_of(context_).has_grid && b.points / shared > kSmallProduct && shares_no_rows(b, pairs)) return false;
     if (contracts_b && !chainable(a, b, flow)) return false;
     loop_ir::Names scratch = names;
@@ -333,7 +383,10 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
   if (!whole_a && target_of(context_).has_grid && a.points >= kLeastPart * points(a.nest.axes)) return false;
   // So do parts of sums down columns, and few long columns.
   const bool few_columns = has_sums(b.nest.body) || (shared < kEnoughShared && b.points >= kLongColumn * shared);
-  if (!whole_b && target_of(context_).has_grid && few_columns && has_columns(b.nest, pairs)) return false;
+  if (!whole_b && target_of(context_).has_grid && few_columns && has_columns(b.nest, names_of_second(pairs))) return false;
+  // Threads that sum columns read what others of them stored: blocks would take column by column.
+  const bool few_stored = shared < (has_sums(a.nest.body) ? kEnoughShared : kEnoughColumns) && a.points >= kLongColumn * shared;
+  if (!whole_a && target_of(context_).has_grid && few_stored && has_columns(a.nest, names_of_first(pairs))) return false;
   // Blocks of a grid that are few take long over what reads little of what comes before.
   if (!whole_b && target_of(context_).has_grid && shared < kGridBlocks && a.points * kLeastOfRow < b.points &&
       b.points * (kGridBlocks / shared - 1) > kPointsOfLaunch)
@@ -342,7 +395,7 @@ bool FusionCost::profitable(const FusionGroup& a, const FusionGroup& b, const Ax
 }
 
 /// Whether memory runs along what two nests share: blocks of a grid would be as few as those columns.
-bool FusionCost::has_columns(const NestGroup& nest, const AxisPairs& pairs) const {
+bool FusionCost::has_columns(const NestGroup& nest, const std::vector<std::string>& shared) const {
   bool found = false;
   loop_ir::visit(nest.body, [&](const Stmt& stmt, const std::vector<Axis>&) {
     const auto* load = std::get_if<Load>(&stmt.node);
@@ -352,8 +405,8 @@ bool FusionCost::has_columns(const NestGroup& nest, const AxisPairs& pairs) cons
     for (size_t d = 0; d < load->index.size(); ++d) offset = offset + load->index[d] * strides[d];
     // Of what all of the nest's axes move.
     const bool all = std::all_of(nest.axes.begin(), nest.axes.end(), [&](const Axis& axis) { return uses(offset, axis.name); });
-    for (const auto& [name, partner] : pairs) {
-      const auto step = linear_coefficient(offset, partner);
+    for (const std::string& name : shared) {
+      const auto step = linear_coefficient(offset, name);
       found = found || (all && step && step->is(1));
     }
   });

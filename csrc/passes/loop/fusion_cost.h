@@ -44,16 +44,24 @@ class FusionCost {
 
   /// Scores of few queries and their softmax, that and the values, or all that and what follows.
   bool attends(const FusionGroup& a, const FusionGroup& b) const;
+  /// Whether `b` is of values that the softmax of `a` weighs, or the two are of few queries.
+  bool weighs(const FusionGroup& a, const FusionGroup& b) const;
+  /// Whether `a` is of tiles of scores on a grid, whose softmax `b` is.
+  bool scores_on_grid(const FusionGroup& a, const FusionGroup& b) const;
+  double elements(const std::string& buffer);
   /// Whether it multiplies a row, or a few, of each head by a matrix that changes from call to call.
   bool multiplies_heads(const NestGroup& nest) const { return products_of_heads(nest) > 0; }
 
  private:
   double points(const std::vector<loop_ir::Axis>& axes) const;
+  /// Whether it holds a sum of products, of vectors as well.
+  bool multiplies(const NestGroup& nest) const;
   double bytes_read_again(const NestGroup& joined) const;
   bool keep_rows(const NestGroup& rows, const NestGroup& joined, const std::set<std::string>& flow);
-  bool has_columns(const NestGroup& nest, const AxisPairs& pairs) const;
+  bool has_columns(const NestGroup& nest, const std::vector<std::string>& shared) const;
   /// With `of`: of which an operand is made of one of these buffers.
   size_t products_of_heads(const NestGroup& nest, const std::set<std::string>* of = nullptr) const;
+  bool has_narrow_heads(const FusionGroup& scores, const FusionGroup& readers, double shared);
   bool disturbs_attention(const FusionGroup& a, const FusionGroup& b, const AxisPairs& pairs, const std::set<std::string>& flow) const;
   bool chainable(const FusionGroup& a, const FusionGroup& b, const std::set<std::string>& flow);
 

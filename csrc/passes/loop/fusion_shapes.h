@@ -31,6 +31,7 @@ struct FusionInstance {
 struct FusionTrial {
   bool tried = false;
   bool profitable = false;
+  bool asks_readers = false;                            ///< what reads the results had a say
   std::shared_ptr<const FusionShape> joined = nullptr;  ///< once some were
 };
 

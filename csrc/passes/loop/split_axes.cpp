@@ -4,6 +4,7 @@
 #include <set>
 #include <string>
 
+#include "analysis/product_chain.h"
 #include "analysis/weighted_sum.h"
 #include "expr/node.h"
 #include "loop_ir/params.h"
@@ -77,14 +78,22 @@ Block apply_split(const Block& block, const Split& split, Names& names) {
 
 namespace {
 
-/// Those along the keys of attention, which is known by whole ones.
-std::set<std::string> axes_of_keys(const Kernel& kernel) {
+/// Those along keys, which attention and chains of products are known by, and along rows, whose blocks are theirs.
+std::set<std::string> axes_of_products(const Kernel& kernel) {
   std::set<std::string> found;
-  const auto sum = analysis::find_weighted_sum(kernel, peel(kernel.body).body, true);
-  if (!sum) return found;
-  for (const Stmt* stmt : sum->over_keys) {
-    if (const auto* loop = std::get_if<For>(&stmt->node)) found.insert(loop->axis);
-    if (const auto* reduce = std::get_if<Reduce>(&stmt->node)) found.insert(reduce->axes[0].name);
+  auto add_rows = [&](const analysis::ContractionOperand& rows, const analysis::ContractionOperand& moving) {
+    for (const std::string& axis : rows.axes)
+      if (moving.axes.count(axis) == 0) found.insert(axis);
+  };
+  const Block& inner = peel(kernel.body).body;
+  if (const auto sum = analysis::find_weighted_sum(kernel, inner, true)) {
+    for (const Stmt* stmt : sum->over_keys) {
+      if (const auto* loop = std::get_if<For>(&stmt->node)) found.insert(loop->axis);
+      if (const auto* reduce = std::get_if<Reduce>(&stmt->node)) found.insert(reduce->axes[0].name);
+    }
+    if (sum->contractions) add_rows(sum->contractions->queries, sum->contractions->keys);
+  } else if (const auto chain = analysis::find_product_chain(kernel, inner)) {
+    for (const auto& product : chain->inner) add_rows(product.rows, product.moving);
   }
   return found;
 }
@@ -122,7 +131,7 @@ Module split_axes(Module module, const PassContext&) {
     Kernel copy = *kernel;
     Names names;
     names.reserve(copy);
-    copy.body = split_axes_of(copy.body, copy.symbols, names, axes_of_keys(copy));
+    copy.body = split_axes_of(copy.body, copy.symbols, names, axes_of_products(copy));
     kernel = std::make_shared<Kernel>(std::move(copy));
   }
   return module;

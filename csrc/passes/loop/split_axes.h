@@ -10,7 +10,8 @@
 namespace deplo {
 
 /// Replaces an axis x that occurs in x // k or x % k, where k divides its extent, by x0*k + x1, so that coordinates become affine:
-/// heads and features of a reshaped operand, groups of query heads. Loops and reduce axes alike.
+/// heads and features of a reshaped operand, groups of query heads. Loops and reduce axes alike. Rows and keys of attention, and of chains of
+/// products, stay whole: schedules take blocks of them.
 /// Before: cleaned kernels. After: floordiv and mod remain only where no split removes them.
 loop_ir::Module split_axes(loop_ir::Module module, const PassContext& context);
 /// The same of one kernel's body, whose names are in `names`; axes in `whole` stay.

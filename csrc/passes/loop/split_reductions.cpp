@@ -9,6 +9,7 @@
 #include "analysis/contraction.h"
 #include "analysis/cost.h"
 #include "analysis/weighted_sum.h"
+#include "passes/loop/likely_lines.h"
 #include "passes/loop/program_graph.h"
 #include "target/target.h"
 
@@ -52,6 +53,7 @@ constexpr double kWarpParts = 4;
 struct ReductionSplitter {
   ProgramGraph graph;
   const PassContext& context;
+  LikelyLines lines{graph, [this](Expr e) { return size(e); }};
 
   double size(Expr e) const { return std::max(1.0, analysis::estimate(e, context.hints, graph.program().symbols)); }
 
@@ -82,7 +84,8 @@ struct ReductionSplitter {
     if (partial || reduce.combiner == Combiner::online_softmax) return;
     const bool grid = target_of(context).has_grid;
     const bool again = grid && meets_again(nest, reduce);
-    if (grid && !nest.axes.empty() && runs_along(reduce, nest.axes.back()) && !runs_along(reduce, reduce.axes.back())) {
+    const bool columns = std::any_of(nest.axes.begin(), nest.axes.end(), [&](const Axis& axis) { return runs_along(reduce, axis); });
+    if (grid && columns && !runs_along(reduce, reduce.axes.back(), nest.axes)) {
       const double blocks = std::ceil(results / kColumnsOfBlock);
       const double seconds = results * length / kElementsPerSecond;
       const double chunks = std::min(std::ceil(kEnoughBlocks / blocks), std::floor(length / kLeastColumn));
@@ -126,15 +129,18 @@ struct ReductionSplitter {
     });
   }
 
-  /// Whether what the reduction loads lies side by side along an axis.
-  bool runs_along(const Reduce& reduce, const Axis& axis) const {
+  /// Whether what the reduction loads will lie side by side along an axis; with `others`, what those move as well: a number for each row is little.
+  bool runs_along(const Reduce& reduce, const Axis& axis, const std::vector<Axis>& others = {}) {
     return std::any_of(reduce.body.begin(), reduce.body.end(), [&](const auto& stmt) {
       const auto* load = std::get_if<Load>(&stmt->node);
-      if (!load) return false;
-      const Buffer& buffer = graph.buffer(load->buffer);
-      Expr offset = 0;
-      for (size_t d = 0; d < load->index.size(); ++d) offset = offset + load->index[d] * buffer.strides[d];
-      const auto step = linear_coefficient(offset, axis.name);
+      if (!load || load->index.empty()) return false;
+      const auto moves = [&](const Axis& other) {
+        return std::any_of(load->index.begin(), load->index.end(), [&](Expr e) { return uses(e, other.name); });
+      };
+      if (!others.empty() && std::none_of(others.begin(), others.end(), moves)) return false;
+      Expr place = load->index[lines.innermost(load->buffer)];
+      if (place.kind() == ExprKind::mod) place = place.operands()[0];  // heads side by side
+      const auto step = linear_coefficient(place, axis.name);
       return step && step->is(1);
     });
   }

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "expr/node.h"
 #include "tensor_ir/rewrite.h"
 
 namespace deplo {
@@ -331,13 +332,19 @@ struct Composer {
     }
   }
 
+  static bool is_long(const IndexMap& map) {
+    return std::any_of(map.sources.begin(), map.sources.end(), [](const Source& source) {
+      return std::any_of(source.index.begin(), source.index.end(), [](Expr e) { return length_of(e, kLongestPlace) == kLongestPlace; });
+    });
+  }
+
   IndexMap composed(const IndexMap& given) const {
     IndexMap map = given;
     enter(map.indirects);
     map = canonical(map);
     for (size_t k = 0; k < map.sources.size();) {
       IndexMap joined = map;
-      bool entered = enter(joined, k);
+      bool entered = enter(joined, k) && !is_long(joined);
       if (entered) {
         enter(joined.indirects);
         joined = canonical(joined);

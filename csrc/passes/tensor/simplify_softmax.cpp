@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -72,6 +73,20 @@ std::string without_casts(const Uses& uses, std::string name) {
   return name;
 }
 
+const IndexMap* plain_map(const Uses& uses, const std::string& name) {
+  const auto* map = uses.as<IndexMap>(name);
+  return map && map->sources.size() == 1 && map->indirects.empty() && map->sources[0].guard.empty() ? map : nullptr;
+}
+
+/// Where the map reads for the place `index` of its result.
+std::vector<Expr> through(const IndexMap& map, const std::vector<Expr>& index) {
+  Substitution to;
+  for (size_t d = 0; d < map.axes.size(); ++d) to[map.axes[d]] = index[d];
+  std::vector<Expr> found;
+  for (const Expr& e : map.sources[0].index) found.push_back(substitute(e, to));
+  return found;
+}
+
 /// The reduction along one axis whose result, converted and spread over that axis, `name` is; null if there is none.
 const Op* spread_reduction(const Uses& uses, const std::string& name, int axis) {
   const TensorType* type = uses.type(name);
@@ -85,13 +100,8 @@ const Op* spread_reduction(const Uses& uses, const std::string& name, int axis) 
   const std::vector<Expr> of_result = index;
   for (std::string at = name;;) {
     at = without_casts(uses, at);
-    if (const auto* map = uses.as<IndexMap>(at)) {
-      if (map->sources.size() != 1 || !map->indirects.empty() || !map->sources[0].guard.empty()) return nullptr;
-      Substitution to;
-      for (size_t d = 0; d < map->axes.size(); ++d) to[map->axes[d]] = index[d];
-      std::vector<Expr> next;
-      for (Expr e : map->sources[0].index) next.push_back(substitute(e, to));
-      index = std::move(next);
+    if (const IndexMap* map = plain_map(uses, at)) {
+      index = through(*map, index);
       at = map->sources[0].operand;
       continue;
     }
@@ -162,6 +172,120 @@ Graph with_one_maximum(Graph graph) {
     spread.sources = {std::move(source)};
     const Value all = editor.emit(make_map({editor.fresh(), result.type}, std::move(spread), op->provenance));
     editor.emit(make_elementwise(result.name, Fn::sub, result.type.dtype, {*x, all}, op->provenance));
+  });
+}
+
+// ---- rows that choose ------------------------------------------------------------------------------------------------
+
+/// A sum of products one of whose factors is where(c, 0, w) with w a quotient of an exponential, as softmax's, and c the same along all that is
+/// summed.
+struct RowChoice {
+  const Elementwise* product = nullptr;
+  size_t side = 0;                ///< the factor's
+  std::vector<const Op*> path;    ///< maps and conversions from the choice to the factor, last first
+  std::string weights;            ///< w
+  std::string chosen;             ///< c, before it is spread
+  std::vector<Expr> index;        ///< of `chosen`, over the product's coordinates
+  std::vector<std::string> axes;  ///< these
+};
+
+bool is_zero(const Uses& uses, const std::string& name) {
+  const auto* constant = uses.elementwise(name, Fn::constant);
+  return constant && is_float(constant->literal.dtype) && constant->literal.f == 0;
+}
+
+bool is_minus_infinity(const Uses& uses, const std::string& name) {
+  const auto* constant = uses.elementwise(name, Fn::constant);
+  return constant && is_float(constant->literal.dtype) && constant->literal.f == -std::numeric_limits<double>::infinity();
+}
+
+bool reads_once(const Uses& uses, const std::string& name) { return !uses.is_kept(name) && uses.readers(name).size() == 1; }
+
+std::optional<RowChoice> row_choice(const Uses& uses, const Op& op) {
+  const auto* sum = std::get_if<Reduction>(&op.node);
+  if (!sum || sum->combiner != Combiner::sum || sum->operands.size() != 1 || !reads_once(uses, sum->operands[0])) return std::nullopt;
+  RowChoice found;
+  found.product = uses.elementwise(sum->operands[0], Fn::mul);
+  if (!found.product) return std::nullopt;
+  for (size_t d = 0; d < uses.type(sum->operands[0])->shape.size(); ++d) found.axes.push_back("i" + std::to_string(d));
+  for (found.side = 0; found.side < 2; ++found.side) {
+    found.path.clear();
+    found.index.clear();
+    for (const std::string& axis : found.axes) found.index.push_back(Expr::symbol(axis));
+    std::string at = found.product->operands[found.side];
+    for (; reads_once(uses, at);) {
+      const auto* cast = uses.elementwise(at, Fn::cast);
+      const TensorType* from = cast ? uses.type(cast->operands[0]) : nullptr;
+      if (from && is_float(from->dtype)) {
+        found.path.push_back(uses.definition(at));
+        at = cast->operands[0];
+      } else if (const IndexMap* map = plain_map(uses, at)) {
+        found.path.push_back(uses.definition(at));
+        found.index = through(*map, found.index);
+        at = map->sources[0].operand;
+      } else {
+        break;
+      }
+    }
+    const auto* where = reads_once(uses, at) ? uses.elementwise(at, Fn::where) : nullptr;
+    if (!where || !is_zero(uses, where->operands[1])) continue;
+    found.weights = where->operands[2];
+    found.chosen = where->operands[0];
+    const auto* div = uses.elementwise(without_casts(uses, found.weights), Fn::div);
+    if (!div || !uses.elementwise(without_casts(uses, div->operands[0]), Fn::exp)) continue;
+    while (const IndexMap* map = plain_map(uses, found.chosen)) {
+      found.index = through(*map, found.index);
+      found.chosen = map->sources[0].operand;
+    }
+    const auto* eq = uses.elementwise(found.chosen, Fn::eq);
+    if (!eq || !is_minus_infinity(uses, eq->operands[1])) continue;
+    const bool same = std::none_of(sum->axes.begin(), sum->axes.end(), [&](int axis) {
+      return std::any_of(found.index.begin(), found.index.end(),
+                         [&](const Expr& e) { return deplo::uses(e, found.axes[static_cast<size_t>(axis)]); });
+    });
+    if (same) return found;
+  }
+  return std::nullopt;
+}
+
+/// Rows of weights that are all zero because nothing was left of them (`_safe_softmax`) are left out of the sum, and their results chosen to be
+/// zero: what is summed is a softmax then.
+Graph with_choices_last(Graph graph) {
+  const Graph before = graph;
+  const Uses uses(before);
+  return Editor(std::move(graph)).run([&](Editor& editor, const Ref<Op>& op) {
+    const auto choice = row_choice(uses, *op);
+    if (!choice) return (void)editor.emit(op);
+    const auto& sum = std::get<Reduction>(op->node);
+    const Value& result = op->results[0];
+    Value factor = editor.value(choice->weights);
+    for (auto step = choice->path.rbegin(); step != choice->path.rend(); ++step) {
+      const Op& was = **step;
+      if (const auto* map = std::get_if<IndexMap>(&was.node)) {
+        IndexMap copy = *map;
+        copy.sources[0].operand = factor.name;
+        factor = editor.emit(make_map({editor.fresh(), {factor.type.dtype, was.results[0].type.shape}}, std::move(copy), was.provenance));
+      } else {
+        factor = editor.emit(make_elementwise(editor.fresh(), Fn::cast, was.results[0].type.dtype, {factor}, was.provenance));
+      }
+    }
+    std::vector<Value> factors{editor.value(choice->product->operands[0]), editor.value(choice->product->operands[1])};
+    factors[choice->side] = factor;
+    const Value product = editor.emit(make_elementwise(editor.fresh(), Fn::mul, result.type.dtype, factors, op->provenance));
+    const Value total = editor.emit(make_reduction({editor.fresh()}, Combiner::sum, {product}, sum.axes, op->provenance));
+    IndexMap spread;
+    Substitution to;
+    for (size_t d = 0; d < choice->axes.size(); ++d) {
+      if (std::count(sum.axes.begin(), sum.axes.end(), static_cast<int>(d)) > 0) continue;
+      spread.axes.push_back("i" + std::to_string(spread.axes.size()));
+      to[choice->axes[d]] = Expr::symbol(spread.axes.back());
+    }
+    std::vector<Expr> index;
+    for (const Expr& e : choice->index) index.push_back(substitute(e, to));
+    spread.sources = {Source{choice->chosen, std::move(index), {}}};
+    const Value chosen = editor.emit(make_map({editor.fresh(), {DType::boolean, result.type.shape}}, std::move(spread), op->provenance));
+    const Value zero = editor.emit(make_constant(editor.fresh(), result.type, Scalar::of_float(result.type.dtype, 0), op->provenance));
+    editor.emit(make_elementwise(result.name, Fn::where, result.type.dtype, {chosen, zero, total}, op->provenance));
   });
 }
 
@@ -373,7 +497,9 @@ Graph without_concatenations(Graph graph) {
 }  // namespace
 
 Graph simplify_softmax(Graph graph, const PassContext& context) {
-  return without_concatenations(eliminate_dead_code(with_one_maximum(std::move(graph)), context));
+  // Composed maps leave readers behind that nobody needs.
+  graph = eliminate_dead_code(with_one_maximum(std::move(graph)), context);
+  return without_concatenations(eliminate_dead_code(with_choices_last(std::move(graph)), context));
 }
 
 }  // namespace deplo

@@ -6,7 +6,9 @@
 #include "base/topology.h"
 #include "target/cpu/codegen.h"
 #include "target/cpu/cost/cost.h"
+#include "target/cpu/schedule/contraction.h"
 #include "target/cpu/schedule/online.h"
+#include "target/cpu/schedule/rows.h"
 #include "target/cpu/schedule/scheduler.h"
 
 namespace deplo {
@@ -99,6 +101,11 @@ class CpuTarget final : public Target {
   }
 
   int64_t key_parts(const loop_ir::Kernel& kernel, const PassContext& context) const override { return cpu_key_parts(kernel, context); }
+
+  bool multiplies(const loop_ir::Kernel& kernel, const PassContext& context) const override {
+    return propose_cpu_contraction(kernel, {}, context) || !propose_cpu_contractions(kernel, {}, context).empty() ||
+           propose_cpu_online(kernel, context) || cpu_rows_take_all(kernel, context);
+  }
 
   std::string code_version() const override { return codegen_version(); }
 

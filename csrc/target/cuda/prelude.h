@@ -9,6 +9,7 @@ namespace deplo {
 /// Activations of float32 take no double, of which some GPUs have a 64th; what a rounding loses goes with the last step. deplo_share is (x + rest) /
 /// (1 + e) for 0 <= e <= 1, deplo_gated_pair x / (1 + exp(-(y + rest))), deplo_gelu the formula of VectorMath::gelu in 1 / (|x| + 3), of which the
 /// fit is as well. deplo_small_product is x exp(y): exp(y + 37) exp(-37) where exp(y) may be subnormal, below -40, where 1 + exp(y) is 1.
+/// deplo_add_together is for threads of a warp that may all have one place: their sum is then added at once.
 inline constexpr std::string_view kCudaPrelude = R"cuda(typedef struct { unsigned short bits; } deplo_f16;
 typedef struct { unsigned short bits; } deplo_bf16;
 typedef struct { unsigned char bits; } deplo_f8;
@@ -227,6 +228,25 @@ __device__ inline void deplo_mma_f16(float& c0, float& c1, float& c2, float& c3,
   float* const c[] = {&c0, &c1, &c2, &c3};
   deplo_emulate_mma(c, a.lane, b0, b1, false);
   #endif
+}
+__device__ inline void deplo_add_atomic(float* p, float v) { atomicAdd(p, v); }
+__device__ inline void deplo_add_atomic(double* p, double v) { atomicAdd(p, v); }
+__device__ inline void deplo_add_atomic(int* p, int v) { atomicAdd(p, v); }
+__device__ inline void deplo_add_atomic(long long* p, long long v) { atomicAdd((unsigned long long*)p, (unsigned long long)v); }
+template <class T> __device__ inline void deplo_add_together(T* p, T v) {
+  #if __CUDA_ARCH__ >= 700
+  if (__activemask() == 0xffffffffu) {
+    int meets;
+    __match_all_sync(0xffffffffu, (unsigned long long)p, &meets);
+    if (meets) {
+      for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
+      unsigned lane;
+      asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+      if (lane != 0) return;
+    }
+  }
+  #endif
+  deplo_add_atomic(p, v);
 }
 __device__ inline unsigned deplo_tf32(float x) {
   #if __CUDA_ARCH__ >= 800

@@ -114,6 +114,8 @@ class CudaTarget final : public Target {
 
   bool chains(const loop_ir::Kernel& kernel, const PassContext& context) const override { return gpu_chains(kernel, context); }
 
+  bool multiplies(const loop_ir::Kernel& kernel, const PassContext& context) const override { return gpu_multiplies(kernel, context); }
+
   std::string find_device(const TargetOptions& options) const override { return CudaDevice::open(options["cuda_driver"])->description(); }
 };
 

@@ -294,6 +294,13 @@ class BodyWriter {
     return s.gather.empty() ? fmt::format("{}[{}]", id(s.buffer), at) : fmt::format("{}[{} + {}]", id(s.buffer), at, lane(s.gather, l));
   }
 
+  /// Whether threads side by side surely have places of their own: their number is a part of the offset.
+  static bool has_places_of_lanes(Expr offset) {
+    const Expr thread = Expr::symbol("thread_x");
+    const Expr step = substitute(offset, {{"thread_x", thread + 1}}) - offset;
+    return step.is_constant() && step.value() != 0;
+  }
+
   void statement(const Load& s) {
     const Scalar zero = is_float(s.type.dtype) ? Scalar::of_float(s.type.dtype, 0) : Scalar::of_int(s.type.dtype, 0);
     auto otherwise = [&](int l) { return s.passthrough.empty() ? literal(zero, s.type.dtype) : lane(s.passthrough, l); };
@@ -339,9 +346,7 @@ class BodyWriter {
       if (s.combiner == Combiner::set) {
         line("{}{} = {};", condition, target, lane(s.value, l));
       } else if (s.atomic) {
-        DEPLO_SUPPORT(s.combiner == Combiner::sum && buffers_.at(s.buffer) == DType::f32,
-                      "kernel {}: only float32 sums combine atomically in CUDA text", kernel_.name);
-        line("{}atomicAdd(&{}, {});", condition, target, lane(s.value, l));
+        line("{}deplo_add_{}(&{}, {});", condition, has_places_of_lanes(s.offset) ? "atomic" : "together", target, lane(s.value, l));
       } else {
         std::string_view how = s.combiner == Combiner::sum    ? "add"
                                : s.combiner == Combiner::prod ? "mul"

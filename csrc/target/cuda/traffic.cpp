@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 #include <utility>
 #include <vector>
@@ -19,17 +20,19 @@ constexpr int64_t kSector = 32;
 constexpr int64_t kBank = 4;
 constexpr int64_t kBanks = 32;
 constexpr int64_t kWidest = 16;
-constexpr int64_t kFollowed = 3;  ///< blocks, and turns of a loop
-constexpr int64_t kFewTurns = 8;  ///< followed in full
-constexpr double kLatency = 600;  ///< clocks from a load of the device's memory to its use
-constexpr double kAhead = 4;      ///< turns of a loop whose loads are under way together: compilers unroll it
+constexpr int64_t kFollowed = 3;              ///< blocks, and turns of a loop
+constexpr int64_t kFewTurns = 8;              ///< followed in full
+constexpr int64_t kApart = int64_t{1} << 40;  ///< bytes between places that numbers in memory say
+constexpr double kLatency = 600;              ///< clocks from a load of the device's memory to its use
+constexpr double kAhead = 4;                  ///< turns of a loop whose loads are under way together: compilers unroll it
 
 using Integers = std::map<std::string, int64_t>;
 
 /// The threads of one warp in step. What depends on values in memory is not known: conditions hold then.
 class Warp {
  public:
-  Warp(const Kernel& kernel, std::vector<Integers> threads, Traffic& out) : kernel_(kernel), threads_(std::move(threads)), out_(out) {
+  Warp(const Kernel& kernel, std::vector<Integers> threads, Traffic& out)
+      : kernel_(kernel), threads_(std::move(threads)), unknown_(threads_.size()), out_(out) {
     for (const Param& p : kernel.params) dtypes_[p.name] = p.dtype;
   }
 
@@ -49,6 +52,56 @@ class Warp {
     for (const std::string& s : symbols_of(e))
       if (!threads_[thread].count(s)) return std::nullopt;
     return evaluate(e, threads_[thread]);
+  }
+
+  /// Where an offset leads: to an element, or behind one that numbers in memory say. Offsets of equal `base` differ as their elements do.
+  struct Place {
+    int64_t element = 0;
+    int64_t base = 0;     ///< 0: none
+    int64_t aligned = 0;  ///< what bases are multiples of; 0: there are none
+  };
+
+  std::optional<Place> place(Expr offset, size_t thread) {
+    if (const auto known = value(offset, thread)) return Place{*known};
+    std::string key;
+    Place found;
+    Substitution none;
+    for (const std::string& s : symbols_of(offset)) {
+      if (threads_[thread].count(s)) continue;
+      const auto token = unknown_[thread].find(s);
+      const auto step = linear_coefficient(offset, s);
+      if (token == unknown_[thread].end() || !step || !step->is_constant()) return std::nullopt;
+      found.aligned = std::gcd(found.aligned, step->value());
+      key += fmt::format("{}*{} ", token->second, step->value());
+      none[s] = 0;
+    }
+    const auto element = value(substitute(offset, none), thread);
+    if (!element) return std::nullopt;
+    found.element = *element;
+    found.base = token(key);
+    return found;
+  }
+
+  int64_t token(const std::string& key) { return tokens_.emplace(key, static_cast<int64_t>(tokens_.size()) + 1).first->second; }
+
+  /// Of a value that is not known: the same for threads that make it of the same.
+  std::optional<int64_t> token(const Let& s, size_t thread) {
+    std::string key = s.name;
+    bool all = true;
+    const auto add = [&](const std::string& name) {
+      const auto known = threads_[thread].find(name);
+      const auto other = unknown_[thread].find(name);
+      if (known != threads_[thread].end())
+        key += fmt::format(" {}", known->second);
+      else if (other != unknown_[thread].end())
+        key += fmt::format(" t{}", other->second);
+      else
+        all = false;
+    };
+    for (const std::string& name : s.operands) add(name);
+    if (s.fn == Fn::index)
+      for (const std::string& name : symbols_of(s.index)) add(name);
+    return all ? std::optional<int64_t>(token(key)) : std::nullopt;
   }
 
   void block(const Block& body, const Active& active, double weight) {
@@ -90,7 +143,11 @@ class Warp {
     if (s.fn != Fn::constant && s.fn != Fn::index) issue(analysis::cost_of(s.fn) * s.type.lanes, weight);
     for (size_t t : active) {
       threads_[t].erase(s.name);
-      if (auto known = s.fn == Fn::index ? (s.type.lanes == 1 ? value(s.index, t) : std::nullopt) : value(s, t)) threads_[t][s.name] = *known;
+      unknown_[t].erase(s.name);
+      if (auto known = s.fn == Fn::index ? (s.type.lanes == 1 ? value(s.index, t) : std::nullopt) : value(s, t))
+        threads_[t][s.name] = *known;
+      else if (s.type.lanes == 1 && !is_float(s.type.dtype) && !(unknown_[t].empty()))
+        if (const auto made = token(s, t)) unknown_[t][s.name] = *made;
     }
     if (s.type.dtype != DType::boolean) return;
     if (s.fn == Fn::bit_not)
@@ -128,6 +185,12 @@ class Warp {
   void statement(const Load& s, const Active& active, double weight) {
     lanes_[s.name] = s.type.lanes;
     access(s, s.type.lanes, active, weight);
+    if (s.type.lanes != 1 || is_float(s.type.dtype)) return;
+    for (size_t t : active) {
+      threads_[t].erase(s.name);
+      unknown_[t].erase(s.name);
+      if (const auto at = place(s.offset, t)) unknown_[t][s.name] = token(fmt::format("{}[{} {}]", s.buffer, at->element, at->base));
+    }
   }
   void statement(const Store& s, const Active& active, double weight) {
     auto lanes = lanes_.find(s.value);
@@ -299,8 +362,8 @@ class Warp {
     Active whole;
     Active parts;
     for (size_t t : active) {
-      auto at = value(s.offset, t);
-      if (!at || (backwards ? *at - (lanes - 1) : *at) % piece != 0) piece = 1;
+      const auto at = place(s.offset, t);
+      if (!at || (backwards ? at->element - (lanes - 1) : at->element) % piece != 0 || at->aligned % piece != 0) piece = 1;
       const auto [from, upto] = lanes_on(s.mask, t, lanes);
       if (from < upto) (upto - from == lanes ? whole : parts).push_back(t);
     }
@@ -315,11 +378,12 @@ class Warp {
       for (size_t t : active) {
         const auto [from, upto] = lanes_on(s.mask, t, lanes);
         if (lane < from || lane >= upto) continue;
-        auto at = value(s.offset, t);
+        const auto at = place(s.offset, t);
         auto stride = value(s.stride, t);
         const bool known = at && stride && s.gather.empty();
-        out_.complete = out_.complete && known;
-        places.push_back(known ? std::optional<int64_t>((*at + (lane + (*stride < 0 ? piece - 1 : 0)) * *stride) * bytes) : std::nullopt);
+        out_.complete = out_.complete && known && at->base == 0;
+        places.push_back(known ? std::optional<int64_t>((at->element + (lane + (*stride < 0 ? piece - 1 : 0)) * *stride) * bytes + at->base * kApart)
+                               : std::nullopt);
       }
       loads_ = loads_ || (!shared && std::is_same_v<Access, Load>);
       if (!places.empty()) shared ? count_shared(places, piece * bytes, weight) : count_global(s.buffer, places, piece * bytes, weight);
@@ -365,6 +429,8 @@ class Warp {
 
   const Kernel& kernel_;
   std::vector<Integers> threads_;
+  std::vector<Integers> unknown_;          ///< of threads: tokens of numbers that memory holds
+  std::map<std::string, int64_t> tokens_;  ///< by what a number is made of
   Traffic& out_;
   std::map<std::string, DType> dtypes_;
   std::map<std::string, Space> spaces_;

@@ -29,6 +29,10 @@ bool has_reduction(const loop_ir::Block& body) {
   });
 }
 
+bool has_loop(const loop_ir::Block& body) {
+  return std::any_of(body.begin(), body.end(), [](const auto& stmt) { return std::holds_alternative<loop_ir::For>(stmt->node); });
+}
+
 /// What is as cheap as reading it from an array.
 bool is_cheap(const loop_ir::Stmt& stmt, const std::set<std::string>& inputs) {
   const auto* let = std::get_if<loop_ir::Let>(&stmt.node);
@@ -41,8 +45,9 @@ bool is_cheap(const loop_ir::Stmt& stmt, const std::set<std::string>& inputs) {
 bool runs_in_columns(const loop_ir::Block& body) {
   return std::all_of(body.begin(), body.end(), [](const auto& stmt) {
     if (std::holds_alternative<loop_ir::Local>(stmt->node)) return true;
-    if (std::holds_alternative<loop_ir::For>(stmt->node)) return all_straight_or_reduce(loop_ir::peel({stmt}).body);
-    return straight_or_reduces(stmt);
+    if (!std::holds_alternative<loop_ir::For>(stmt->node)) return straight_or_reduces(stmt);
+    const loop_ir::Block inside = loop_ir::peel({stmt}).body;
+    return all_straight_or_reduce(inside) || runs_in_columns(inside);
   });
 }
 
@@ -57,7 +62,8 @@ double access_cost(const loop_ir::Block& body, const std::string& axis, const Ne
       if (!load && !store) return;
       double points = 1;
       for (const Axis& a : loops) points *= static_cast<double>(std::max<int64_t>(1, converter.hint(a.extent)));
-      auto step = linear_coefficient(converter.offset(load ? load->buffer : store->buffer, load ? load->index : store->index), lanes);
+      const Expr offset = converter.merged_offset(load ? load->buffer : store->buffer, load ? load->index : store->index);
+      auto step = linear_coefficient(offset, lanes);
       const bool inside = !axis.empty() || std::any_of(loops.begin(), loops.end(), [&](const Axis& a) { return a.name == lanes; });
       sum += points * (inside && step && (step->is(0) || step->is(1)) ? 1 / vector : 1);
     });
@@ -72,6 +78,13 @@ double access_cost(const loop_ir::Block& body, const std::string& axis, const Ne
     if (const auto* scan = std::get_if<loop_ir::Scan>(&stmt->node)) axes = {scan->axis};
     double best = cost({stmt}, "");
     for (const Axis& a : axes) best = std::min(best, cost({stmt}, a.name));
+    if (std::holds_alternative<loop_ir::For>(stmt->node)) {
+      // Loops inside that stand beside other statements have lanes of their own.
+      const loop_ir::Nest nest = loop_ir::peel({stmt});
+      double points = 1;
+      for (const Axis& a : nest.axes) points *= static_cast<double>(std::max<int64_t>(1, converter.hint(a.extent)));
+      if (has_loop(nest.body)) best = std::min(best, points * access_cost(nest.body, "", converter, ctx));
+    }
     total += best;
   }
   return total;
@@ -79,9 +92,10 @@ double access_cost(const loop_ir::Block& body, const std::string& axis, const Ne
 
 double bytes_of_column(const loop_ir::Block& body, const NestConverter& converter) {
   double bytes = 0;
-  for (const auto& stmt : body)
-    if (const auto* local = std::get_if<loop_ir::Local>(&stmt->node))
+  visit_all(body, [&](const loop_ir::Stmt& stmt) {
+    if (const auto* local = std::get_if<loop_ir::Local>(&stmt.node))
       bytes += static_cast<double>(converter.hint(product(local->shape))) * static_cast<double>(size_of(local->dtype));
+  });
   return bytes;
 }
 
@@ -115,11 +129,16 @@ tile_ir::Block run_columns(const loop_ir::Kernel& kernel, const loop_ir::Block& 
       inside.insert(inside.end(), nest.body.begin(), nest.body.end());
     }
     loop_ir::Kernel part = with_locals(kernel, std::move(inside), phases.locals);
-    NestConverter converter(part, ctx);
-    converter.map() = map;
-    tile_ir::Block block = converter.convert(part.body, false, lanes);
-    const int64_t by = has_reduction(part.body) ? columns.vectors : 1;
-    block = {make(tile_ir::For{axis(columns.axis.name, columns.first, columns.end, LoopKind::lanes, 1, by), std::move(block)})};
+    tile_ir::Block block;
+    if (has_loop(part.body)) {
+      block = run_columns(part, part.body, columns, map, ctx, lanes);
+    } else {
+      NestConverter converter(part, ctx);
+      converter.map() = map;
+      block = converter.convert(part.body, false, lanes);
+      const int64_t by = has_reduction(part.body) ? columns.vectors : 1;
+      block = {make(tile_ir::For{axis(columns.axis.name, columns.first, columns.end, LoopKind::lanes, 1, by), std::move(block)})};
+    }
     for (size_t i = axes.size(); i-- > 0;) block = {make(tile_ir::For{axis(axes[i].name, 0, substitute(axes[i].extent, map)), std::move(block)})};
     out.insert(out.end(), block.begin(), block.end());
   }

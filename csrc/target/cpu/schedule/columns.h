@@ -15,7 +15,7 @@ struct Columns {
   int64_t vectors = 1;   ///< of a reduction, in flight
 };
 
-/// Straight-line statements, reductions and scans of such, locals, and loops over straight-line statements, reductions and scans.
+/// Straight-line statements, reductions and scans of such, locals, and loops over all these.
 bool runs_in_columns(const loop_ir::Block& body);
 
 /// Loads and stores of one point of the outer axes, where one along the lanes counts as a part of a vector: with the lanes on `axis`, or without a

@@ -15,6 +15,7 @@ constexpr int64_t kUnpackedRows = 2;       // up to here, packing what changes f
 constexpr int64_t kUnpackedStreams = 6;    // ... where it lies along k, and is streamed
 constexpr int64_t kLeastWork = 8192;       // multiply-adds below which packing does not pay
 constexpr int64_t kUnknownExtent = 128;
+constexpr int64_t kLineOfRows = 512;     // of an image: its last block's empty rows cost less than gathering rows of several images
 constexpr double kAcrossGain = 0.95;     // lanes off the stores' contiguous axis must save more than transposing the sums costs
 constexpr double kPairCost = 0.55;       // of two multiply-adds in one instruction
 constexpr double kWordCost = 0.3;        // of four in one instruction
@@ -177,6 +178,7 @@ ScheduledContraction ContractionScheduler::apply(const Schedule& schedule) {
   ScheduleReader reader(kernel_.name, schedule);
   across_ = is_across(schedule);
   windowed_ = is_windowed(schedule);
+  parallel_ = parallel_names(schedule);
   per_call_ = is_per_call(schedule);
   if (!recognize()) reader.fail("the kernel is no contraction whose operands vary along its stores' contiguous axis");
   read(reader);
@@ -374,12 +376,22 @@ bool ContractionScheduler::classify() {
     window_ = find_window();
     if (!window_) return false;
   }
+  if (rows_.size() == 2 && !windowed_ && (parallel_ ? parallel_->count(rows_.back().name) > 0 : are_lines_enough())) {
+    outer_.push_back(rows_.front());
+    rows_.erase(rows_.begin());
+  }
   rows_extent_ = count(rows_);
   if (across_ && (rows_.empty() || rows_.back().name != unit_.name || rows_.size() > 2)) return false;
   if (rows_.empty() || lane_class_.empty()) return false;
   // Integers are multiplied in bytes or not at all.
   return std::all_of(items_.begin(), items_.end(),
                      [&](const Item& i) { return i.dtype() == items_[0].dtype() && (i.dtype() != DType::i32 || can_word(i)); });
+}
+
+bool ContractionScheduler::are_lines_enough() const {
+  return !across_ && !in_rows_ && hint(rows_.back().extent) >= kLineOfRows && std::all_of(items_.begin(), items_.end(), [&](const Item& item) {
+    return item.lanes.is_static && !item.rows.is_static && item.dtype() == DType::f32 && unit_along(item.rows, rows_.back().name);
+  });
 }
 
 void ContractionScheduler::order_steps(Item& item) const {
@@ -478,6 +490,14 @@ bool ContractionScheduler::is_per_call(const Schedule& schedule) {
   return std::any_of(schedule.directives.begin(), schedule.directives.end(), [&](const Directive& d) {
     return d.word == "pack" && std::find(d.arguments.begin(), d.arguments.end(), call) != d.arguments.end();
   });
+}
+
+std::set<std::string> ContractionScheduler::parallel_names(const Schedule& schedule) {
+  std::set<std::string> names;
+  for (const Directive& d : schedule.directives)
+    for (const Argument& a : d.arguments)
+      if (d.word == "parallel") names.insert(a.name);
+  return names;
 }
 
 bool ContractionScheduler::is_across(const Schedule& schedule) const {

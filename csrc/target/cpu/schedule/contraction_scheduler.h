@@ -265,6 +265,9 @@ class ContractionScheduler {
 
   /// Whether a schedule packs the rows' operand as it lies under windows.
   static bool is_windowed(const Schedule& schedule);
+  static std::set<std::string> parallel_names(const Schedule& schedule);
+  /// Whether images, along whose points rows lie, fill blocks each: their points are then copied as lines.
+  bool are_lines_enough() const;
 
   /// Whether a schedule gives the lanes to another axis than the stores' contiguous one.
   bool is_across(const Schedule& schedule) const;
@@ -722,11 +725,12 @@ class ContractionScheduler {
   std::vector<Contraction> contractions_;
   std::vector<Item> items_;
   std::vector<Axis> rows_, lanes_, outer_;
-  std::vector<Axis> lane_class_;  ///< the axes that only the lane operands vary along
-  Axis unit_;                     ///< the one along which most stores are contiguous
-  std::optional<Window> window_;  ///< when the rows' operand is packed as it lies under windows
-  bool windowed_ = false;         ///< asked for
-  bool per_call_ = false;         ///< lanes that change are packed once a call
+  std::vector<Axis> lane_class_;                   ///< the axes that only the lane operands vary along
+  Axis unit_;                                      ///< the one along which most stores are contiguous
+  std::optional<Window> window_;                   ///< when the rows' operand is packed as it lies under windows
+  bool windowed_ = false;                          ///< asked for
+  std::optional<std::set<std::string>> parallel_;  ///< asked for
+  bool per_call_ = false;                          ///< lanes that change are packed once a call
   int64_t lines_ = 0, block_lines_ = 0, block_points_ = 0;
   Expr first_row_line_, valid_row_lines_;
   bool across_ = false;                       ///< lanes are off that axis: the sums are transposed at the end

@@ -20,6 +20,7 @@
 #include "target/cpu/schedule/rows_in_outputs.h"
 #include "target/cpu/schedule/scans.h"
 #include "target/cpu/schedule/streams.h"
+#include "target/cpu/schedule/turned_stores.h"
 #include "target/cpu/schedule/windows.h"
 
 namespace deplo {
@@ -34,6 +35,7 @@ constexpr int64_t kColumnBlocks = 8;          // of columns: they keep a few thr
 constexpr double kColumnGain = 0.7;           // lanes on an outer axis must save more accesses than its arrays cost
 constexpr double kMostColumnBytes = 8 << 20;  // of arrays for one vector of columns
 constexpr int64_t kTransposedBlock = 256;     // points along memory that a transposing nest reads together
+constexpr int64_t kTurnedLanes = 256;         // of points that are kept until they are stored along another axis
 constexpr int64_t kPage = 4096;               // bytes
 constexpr int64_t kFromMemory = 4;            // second caches that are not read again before they are full
 constexpr int64_t kRowsAhead = 8;             // that are fetched
@@ -130,9 +132,15 @@ class NestScheduler {
       std::erase(parallel_, along->name);
       parallel_.push_back(along->name);
     }
-    int64_t tile = transposed_ ? vector : straight_ ? kLaneBlock : vector * in_flight_;
+    const loop_ir::Axis* across =
+        straight_ && ordered_.empty() && !transposed_ ? turned_axis(*nest_.inner, free_, lanes, kernel_, converter_) : nullptr;
+    if (across && converter_.hint(across->extent) >= vector && converter_.hint(lane_axis_->extent) >= vector) {
+      turned_ = *across;
+      points_ = vector;
+    }
+    int64_t tile = transposed_ ? vector : turned_ ? kTurnedLanes : straight_ ? kLaneBlock : vector * in_flight_;
     if (!ordered_.empty()) return;
-    if (converter_.hint(lane_axis_->extent) <= tile && (!holds_loops() || lane_axis_->extent.is_constant())) return;
+    if (converter_.hint(lane_axis_->extent) <= tile && ((!holds_loops() && !turned_) || lane_axis_->extent.is_constant())) return;
     lane_tile_ = tile;
     parallel_.push_back(lanes);
   }
@@ -251,6 +259,7 @@ class NestScheduler {
       add("tile", {{transposed_->name, transposed_tile_}});
       add("transpose", {{transposed_->name, side_}});
     }
+    if (turned_) add("turn", {{turned_->name, points_}});
     if (lane_tile_ != 0) add("tile", {{lane_axis_->name, lane_tile_}});
     if (windows_ && windows_->tile != 0) add("tile", {{windows_->axis, windows_->tile}});
     if (windows_) add("window", {{windows_->axis, windows_->points}});
@@ -275,6 +284,7 @@ class NestScheduler {
     for (const auto& a : ordered_) known.push_back(a.name);
     read_lanes(reader);
     read_transpose(reader);
+    read_turned(reader);
     read_streams(reader);
     read_windows(reader);
     const Directive& parallel = reader.one("parallel");
@@ -293,15 +303,16 @@ class NestScheduler {
     for (const auto& a : free_) {
       bool taken = arguments.count(a.name) > 0 || std::count(serial_.begin(), serial_.end(), a.name) > 0;
       bool windows = windows_ && a.name == windows_->axis;
-      bool tiled = (transposed_ && a.name == transposed_->name) || (lane_axis_ && a.name == lane_axis_->name && lane_tile_ != 0) ||
-                   (streamed_ && a.name == streamed_->name) || (windows && windows_->tile != 0);
+      bool tiled = (transposed_ && a.name == transposed_->name) || (turned_ && a.name == turned_->name) ||
+                   (lane_axis_ && a.name == lane_axis_->name && lane_tile_ != 0) || (streamed_ && a.name == streamed_->name) ||
+                   (windows && windows_->tile != 0);
       bool inside = (lane_axis_ && a.name == lane_axis_->name) || windows;
       if (windows && !tiled && taken)
         reader.fail(parallel, fmt::format("{} is the axis of the windows; allowed: its tiles, with tile({}=...)", a.name, a.name));
       if ((tiled && !arguments.count(a.name)) || (!taken && !inside)) reader.fail(parallel, fmt::format("{} is missing", a.name));
     }
     reader.finish(fmt::format(
-        "parallel, reorder, tile of the axis with the lanes or windows, register_block, window, transpose and vectorize, over the axes {}",
+        "parallel, reorder, tile of the axis with the lanes or windows, register_block, window, transpose, turn and vectorize, over the axes {}",
         joined(known)));
   }
 
@@ -345,6 +356,22 @@ class NestScheduler {
     if (!tile) reader.fail(d, fmt::format("it needs 'tile({}=...)'", name));
     reader.only(*tile, {name});
     transposed_tile_ = reader.number(*tile, name, 1, kMostTile);
+  }
+
+  void read_turned(ScheduleReader& reader) {
+    if (reader.all("turn").empty()) return;
+    const Directive& d = reader.one("turn");
+    const std::string name = d.arguments.empty() ? "" : d.arguments[0].name;
+    const loop_ir::Axis* along = straight_ && ordered_.empty() && lane_axis_ && !transposed_
+                                     ? turned_axis(*nest_.inner, free_, lane_axis_->name, kernel_, converter_)
+                                     : nullptr;
+    if (!along || along->name != name)
+      reader.fail(d, "it takes the axis along which all results of straight-line statements lie, with the lanes on another axis");
+    reader.only(d, {name});
+    turned_ = *along;
+    points_ = reader.number(d, name, 1, kMostSide);
+    if (lane_tile_ > kMostColumns || (lane_tile_ == 0 && !(lane_axis_->extent.is_constant() && lane_axis_->extent.value() <= kMostColumns)))
+      reader.fail(fmt::format("what is stored along {} needs 'tile({}=N)', N from 1 to {}", name, lane_axis_->name, kMostColumns));
   }
 
   void read_streams(ScheduleReader& reader) {
@@ -409,10 +436,15 @@ class NestScheduler {
       bool lanes = lane_axis_ && name == lane_axis_->name;
       bool streamed = streamed_ && name == streamed_->name;
       bool windows = windows_ && name == windows_->axis;
-      if (!lanes && !streamed && !windows && !(transposed_ && name == transposed_->name))
+      bool turned = turned_ && name == turned_->name;
+      if (!lanes && !streamed && !windows && !turned && !(transposed_ && name == transposed_->name))
         free.push_back(a);
       else
-        free.push_back({name + "_block", ceildiv(a.extent, lanes ? lane_tile_ : streamed ? streams_ : windows ? windows_->tile : transposed_tile_)});
+        free.push_back({name + "_block", ceildiv(a.extent, lanes      ? lane_tile_
+                                                           : streamed ? streams_
+                                                           : windows  ? windows_->tile
+                                                           : turned   ? points_
+                                                                      : transposed_tile_)});
     }
     Substitution outer = unflatten(free, sym("par"));
     Substitution& map = converter_.map();
@@ -435,6 +467,11 @@ class NestScheduler {
       const Expr from = windows_->tile != 0 ? outer.at(windows_->axis + "_block") * windows_->tile : Expr(0);
       const Expr to = windows_->tile != 0 ? min(extent, from + windows_->tile) : extent;
       body = run_windows(*nest_.inner, free_, *windows_, {from, to}, {lo, hi}, kernel_, ctx_, converter_, inner_lanes_);
+    } else if (turned_) {
+      const Expr first = outer.at(turned_->name + "_block") * points_;
+      const int64_t capacity = lane_tile_ != 0 ? lane_tile_ : lane_axis_->extent.value();
+      const TurnedStores turned{*lane_axis_, lo, hi, capacity, *turned_, first, min(points_, turned_->extent - first), points_, in_flight_};
+      body = turn_stores(*nest_.inner, turned, map, kernel_, ctx_);
     } else if (lane_axis_ && holds_loops()) {
       const int64_t capacity = lane_tile_ != 0 ? lane_tile_ : lane_axis_->extent.value();
       body = run_columns(kernel_, *nest_.inner, {*lane_axis_, lo, hi, capacity, in_flight_}, map, ctx_, inner_lanes_);
@@ -603,6 +640,8 @@ class NestScheduler {
   std::optional<loop_ir::Axis> transposed_;
   int64_t transposed_tile_ = 0;
   int64_t side_ = 0;
+  std::optional<loop_ir::Axis> turned_;  ///< results lie along it
+  int64_t points_ = 0;                   ///< of it that are kept before they are stored
   std::optional<loop_ir::Axis> streamed_;
   int64_t streams_ = 1;
   bool apart_ = false;  ///< streams

@@ -145,6 +145,12 @@ Expr NestConverter::offset(const std::string& buffer, const std::vector<Expr>& i
   return simplify(sum, ranges_);
 }
 
+Expr NestConverter::merged_offset(const std::string& buffer, const std::vector<Expr>& index) const {
+  Ranges ranges = ranges_;
+  for (const auto& [name, extent] : merged_axes_) ranges[name] = axis_range(extent);
+  return simplify(substitute(offset(buffer, index), merged_), ranges);
+}
+
 int64_t NestConverter::hint(Expr e) const {
   std::map<std::string, int64_t> values;
   for (const std::string& s : symbols_of(e)) {
@@ -226,6 +232,7 @@ void NestConverter::merge(std::vector<loop_ir::Axis>& axes) {
     map_[outer.name] = floordiv(p, inner.extent);
     map_[inner.name] = mod(p, inner.extent);
     axes[i - 1] = {name, outer.extent * inner.extent};
+    merged_axes_[name] = axes[i - 1].extent;
     axes.erase(axes.begin() + static_cast<long>(i));
     for (auto& [axis_name, value] : map_) value = substitute(value, map_);
     Ranges ranges = kernel_.symbols;

@@ -64,6 +64,8 @@ class NestConverter {
   int64_t hint(Expr e) const;
   /// Of an access, in elements.
   Expr offset(const std::string& buffer, const std::vector<Expr>& index) const;
+  /// In terms of merged axes.
+  Expr merged_offset(const std::string& buffer, const std::vector<Expr>& index) const;
   const std::vector<const loop_ir::Store*>& colliding() const { return colliding_; }
   static bool is_straight(const loop_ir::Block& block);
 
@@ -97,7 +99,8 @@ class NestConverter {
   std::vector<const loop_ir::Store*> colliding_;
   Substitution map_;
   Substitution merged_;
-  InnerLanes* lanes_ = nullptr;  ///< of the conversion in progress
+  std::map<std::string, Expr> merged_axes_;  ///< extents
+  InnerLanes* lanes_ = nullptr;              ///< of the conversion in progress
 };
 
 }  // namespace deplo::loop_to_tile

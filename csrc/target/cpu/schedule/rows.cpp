@@ -52,6 +52,9 @@ class RowScheduler {
     return std::nullopt;
   }
 
+  /// Every product is one of a phase.
+  bool takes_all() { return propose() && chosen_.size() == candidates_.size(); }
+
   tile_ir::Kernel apply(const Schedule& schedule) {
     ScheduleReader reader(kernel_.name, schedule);
     if (!recognize() || candidates_.empty()) reader.fail("the kernel's rows hold no contraction");
@@ -277,6 +280,8 @@ class RowScheduler {
 }  // namespace
 
 std::optional<Schedule> propose_cpu_rows(const loop_ir::Kernel& kernel, const PassContext& ctx) { return RowScheduler(kernel, ctx).propose(); }
+
+bool cpu_rows_take_all(const loop_ir::Kernel& kernel, const PassContext& ctx) { return RowScheduler(kernel, ctx).takes_all(); }
 
 tile_ir::Kernel apply_cpu_rows(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& ctx) {
   return RowScheduler(kernel, ctx).apply(schedule);

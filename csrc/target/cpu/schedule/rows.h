@@ -15,6 +15,9 @@ namespace deplo {
 /// Nothing if no contraction in the rows can be scheduled so.
 std::optional<Schedule> propose_cpu_rows(const loop_ir::Kernel& kernel, const PassContext& ctx);
 /// Throws UserError where the schedule does not fit the kernel.
+/// Whether such a schedule multiplies the factors of all sums of products in blocks.
+bool cpu_rows_take_all(const loop_ir::Kernel& kernel, const PassContext& ctx);
+
 tile_ir::Kernel apply_cpu_rows(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& ctx);
 
 }  // namespace deplo

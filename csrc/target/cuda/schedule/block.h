@@ -13,6 +13,7 @@ namespace deplo::loop_to_tile {
 
 constexpr int64_t kGpuThreads = 256;
 constexpr int64_t kMostGpuThreads = 1024;
+constexpr int64_t kWarpThreads = 32;
 /// Shared memory that every GPU gives to a block without being asked for more.
 constexpr int64_t kSharedBytes = 48 << 10;
 /// That some GPU gives to a block which asks for it.

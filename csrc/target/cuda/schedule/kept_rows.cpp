@@ -1,6 +1,7 @@
 #include "target/cuda/schedule/kept_rows.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -69,7 +70,97 @@ std::optional<Recipe> find_recipe(const Block& body) {
   return std::nullopt;
 }
 
+/// Where a buffer is accessed inside of loops.
+struct Place {
+  Ref<Stmt> stmt;
+  std::vector<Axis> loops;
+};
+
+/// Whether a load under its loops reads what the store under its own wrote there.
+bool reads_element(const Load& load, const std::vector<Axis>& loops, const Store& store, const std::vector<Axis>& made) {
+  if (!load.guard.empty() || loops.size() != made.size() || load.index.size() != store.index.size()) return false;
+  Substitution to;
+  for (size_t k = 0; k < loops.size(); ++k) {
+    if (loops[k].extent != made[k].extent) return false;
+    to[made[k].name] = Expr::symbol(loops[k].name);
+  }
+  for (size_t d = 0; d < store.index.size(); ++d)
+    if (substitute(store.index[d], to) != load.index[d]) return false;
+  return true;
+}
+
 }  // namespace
+
+Kernel with_kept_stores(const Kernel& kernel) {
+  Nest nest = peel(kernel.body);
+  std::map<std::string, std::vector<Place>> stores;
+  std::map<std::string, std::vector<Place>> loads;
+  const std::function<void(const Block&, std::vector<Axis>)> collect = [&](const Block& block, std::vector<Axis> loops) {
+    for (const auto& stmt : block) {
+      if (const auto* store = std::get_if<Store>(&stmt->node)) stores[store->buffer].push_back({stmt, loops});
+      if (const auto* load = std::get_if<Load>(&stmt->node)) loads[load->buffer].push_back({stmt, loops});
+      std::vector<Axis> inside = loops;
+      if (const auto* loop = std::get_if<For>(&stmt->node)) {
+        inside.push_back({loop->axis, loop->extent});
+        collect(loop->body, inside);
+      }
+      if (const auto* reduce = std::get_if<Reduce>(&stmt->node)) {
+        inside.insert(inside.end(), reduce->axes.begin(), reduce->axes.end());
+        collect(reduce->body, inside);
+      }
+      if (const auto* scan = std::get_if<Scan>(&stmt->node)) {
+        inside.push_back(scan->axis);
+        collect(scan->body, inside);
+        collect(scan->then, inside);
+      }
+    }
+  };
+  collect(nest.body, {});
+  Names names;
+  names.reserve(kernel);
+  Block rows;
+  for (const auto& [buffer, places] : stores) {
+    const auto readers = loads.find(buffer);
+    const bool is_output = std::any_of(kernel.params.begin(), kernel.params.end(),
+                                       [&, &name = buffer](const auto& p) { return p.name == name && p.kind == ParamKind::out; });
+    if (!is_output || readers == loads.end() || places.size() != 1 || places[0].loops.empty()) continue;
+    const Place& made = places[0];
+    const auto& store = std::get<Store>(made.stmt->node);
+    const bool whole = store.combiner == Combiner::set && store.guard.empty() &&
+                       std::all_of(made.loops.begin(), made.loops.end(), [](const Axis& axis) { return axis.extent.is_constant(); });
+    const bool again = std::all_of(readers->second.begin(), readers->second.end(),
+                                   [&](const Place& read) { return reads_element(std::get<Load>(read.stmt->node), read.loops, store, made.loops); });
+    const bool apart = std::all_of(made.loops.begin(), made.loops.end(), [&](const Axis& axis) {
+      return std::any_of(store.index.begin(), store.index.end(), [&](const Expr& e) {
+        const auto step = linear_coefficient(e, axis.name);
+        return step && !step->is(0);
+      });
+    });
+    if (!whole || !apart || !again) continue;
+    Local row{names.fresh("row"), std::get<Load>(readers->second[0].stmt->node).dtype, {}};
+    for (const Axis& axis : made.loops) row.shape.push_back(axis.extent);
+    const auto at = [](const std::vector<Axis>& loops) {
+      std::vector<Expr> index;
+      for (const Axis& axis : loops) index.push_back(Expr::symbol(axis.name));
+      return index;
+    };
+    nest.body = rewrite(nest.body, [&](const Ref<Stmt>& stmt) -> Block {
+      if (stmt == made.stmt) return {stmt, make_stmt(Store{row.name, at(made.loops), store.value, {}, Combiner::set})};
+      for (const Place& read : readers->second) {
+        if (stmt != read.stmt) continue;
+        const auto& load = std::get<Load>(stmt->node);
+        return {make_stmt(Load{load.name, load.dtype, row.name, at(read.loops), {}, {}})};
+      }
+      return {stmt};
+    });
+    rows.push_back(make_stmt(row));
+  }
+  if (rows.empty()) return kernel;
+  Kernel out = kernel;
+  rows.insert(rows.end(), nest.body.begin(), nest.body.end());
+  out.body = make_nest(nest.axes, std::move(rows));
+  return out;
+}
 
 Kernel without_kept_rows(const Kernel& kernel) {
   Kernel out = kernel;

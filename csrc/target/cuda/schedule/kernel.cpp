@@ -50,7 +50,7 @@ tile_ir::Block apply_kind(const loop_ir::Kernel& given, const Schedule& schedule
 class Forms {
  public:
   Forms(const loop_ir::Kernel& given, const PassContext& ctx, bool only_first)
-      : kernel_(join_scan_readers(given)), hints_(ctx.hints), arch_(gpu_arch(ctx)), only_first_(only_first) {}
+      : kernel_(join_scan_readers(given)), hints_(ctx.hints), arch_(gpu_arch(ctx)), deterministic_(ctx.deterministic), only_first_(only_first) {}
 
   std::vector<Schedule> all() {
     on_matrix_units();
@@ -101,7 +101,7 @@ class Forms {
     if (GpuRowVectors rows(kernel_); rows.fits()) add(rows.propose());
     if (is_enough()) return;
     GpuNest nest(kernel_);
-    const Schedule schedule = nest.propose();
+    const Schedule schedule = nest.propose(deterministic_);
     if (schedule.kind == "gpu_points") {
       if (GpuTranspose transpose(kernel_); transpose.fits()) add(transpose.propose());
       if (is_enough()) return;
@@ -114,6 +114,7 @@ class Forms {
   const loop_ir::Kernel kernel_;
   const SizeHints& hints_;
   const std::string arch_;
+  const bool deterministic_;
   const bool only_first_;
   bool is_product_ = false;
   std::vector<Schedule> found_;
@@ -129,6 +130,11 @@ bool gpu_chains(const loop_ir::Kernel& kernel, const PassContext& ctx) {
   if (GpuChain(kernel).fits(ctx.hints, gpu_arch(ctx))) return true;
   const GpuStencilChain stencils(kernel);
   return stencils.fits() && stencils.is_worth(ctx.hints, gpu_arch(ctx));
+}
+
+bool gpu_multiplies(const loop_ir::Kernel& kernel, const PassContext& ctx) {
+  const std::string kind = propose_gpu(kernel, ctx).kind;
+  return kind != "gpu_points" && kind != "gpu_rows" && kind != "gpu_serial";
 }
 
 Schedule propose_gpu(const loop_ir::Kernel& kernel, const PassContext& ctx) { return Forms(kernel, ctx, true).all().front(); }

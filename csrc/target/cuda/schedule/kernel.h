@@ -31,6 +31,8 @@ std::string gpu_arch(const PassContext& ctx);
 int64_t gpu_key_parts(const loop_ir::Kernel& kernel, const PassContext& ctx);
 /// As `Target::chains`.
 bool gpu_chains(const loop_ir::Kernel& kernel, const PassContext& ctx);
+/// As `Target::multiplies`.
+bool gpu_multiplies(const loop_ir::Kernel& kernel, const PassContext& ctx);
 /// Throws UserError where the schedule does not fit.
 tile_ir::Kernel apply_gpu(const loop_ir::Kernel& kernel, const Schedule& schedule, const PassContext& ctx);
 

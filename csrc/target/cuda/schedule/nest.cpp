@@ -5,6 +5,8 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "loop_ir/places.h"
+#include "loop_ir/rewrite.h"
+#include "target/cuda/schedule/scan_readers.h"
 
 namespace deplo::loop_to_tile {
 
@@ -66,9 +68,10 @@ GpuNest::GpuNest(const loop_ir::Kernel& kernel) : kernel_(kernel) {
 
 // ---- the schedule as data ------------------------------------------------------------------------------------------
 
-Schedule GpuNest::propose() const {
+Schedule GpuNest::propose(bool deterministic) const {
   const std::vector<std::string> ordered = ordered_axes();
   const bool meets = !colliding_stores(kernel_).empty();
+  if (meets && !ordered.empty() && adds_in_any_order(deterministic)) return {"gpu_points", {{"threads", {{"", kGpuThreads}}}, {"atomic", {}}}};
   const bool serial = meets && ordered.size() == outer_.size();
   std::string kind = serial ? "gpu_serial" : !meets && shares_rows() ? "gpu_rows" : "gpu_points";
   Schedule s{kind, {{"threads", {{"", serial ? 1 : meets ? kOrderedThreads : kGpuThreads}}}}};
@@ -98,11 +101,19 @@ void GpuNest::read(const Schedule& schedule) {
     for (const std::string& axis : order_)
       if (std::none_of(outer_.begin(), outer_.end(), [&](const auto& a) { return a.name == axis; })) reader.fail(order, "allowed: outer axes");
   }
-  if (kind != "gpu_serial" && !colliding_stores(kernel_).empty()) {
+  if (!reader.all("atomic").empty()) {
+    const Directive& atomic = reader.one("atomic");
+    if (kind != "gpu_points" || !adds_in_any_order(false))
+      reader.fail(atomic, "allowed with gpu_points, where all that is stored to what may meet are sums of f32, f64, i32 or i64 that nobody reads");
+    atomic_ = true;
+  }
+  if (kind != "gpu_serial" && !atomic_ && !colliding_stores(kernel_).empty()) {
     const bool orders = std::all_of(ordered.begin(), ordered.end(), [&](const auto& a) { return std::count(order_.begin(), order_.end(), a) > 0; });
     if (kind != "gpu_points" || !orders)
       reader.fail("its stores may meet; allowed: gpu_serial" +
-                  (ordered.size() == outer_.size() ? "" : ", or gpu_points with order(" + joined(ordered) + ")"));
+                  (ordered.size() == outer_.size()
+                       ? ""
+                       : ", or gpu_points with order(" + joined(ordered) + ")" + (adds_in_any_order(false) ? " or atomic" : "")));
   }
   threads_ = read_threads(reader);
   if (kind == "gpu_serial") return reader.finish("threads");
@@ -117,7 +128,7 @@ void GpuNest::read(const Schedule& schedule) {
     sharers_ = reader.number(share, "", 1, kMostSharers);
     if (order_.empty() || !shared_place()) reader.fail(share, "allowed with order, where all stores that may meet have one place of loaded values");
   }
-  reader.finish("threads, blocks, order and share");
+  reader.finish("threads, blocks, order, share and atomic");
 }
 
 /// Threads for each point, as many as take least: each looks at all places and waits for its own sums, and all ask the caches for places.
@@ -146,6 +157,26 @@ int64_t GpuNest::proposed_sharers(const std::vector<std::string>& ordered) const
   for (int64_t sharers = 2; sharers <= kMostSharers; sharers *= 2)
     if (clocks(sharers) < clocks(best)) best = sharers;
   return best;
+}
+
+/// Whether all that is stored to buffers where stores may meet is added there, by what devices add atomically, and nobody reads it. Sums of integers
+/// are the same in any order.
+bool GpuNest::adds_in_any_order(bool deterministic) const {
+  std::set<std::string> buffers;
+  for (const loop_ir::Store* store : colliding_stores(kernel_)) buffers.insert(store->buffer);
+  bool adds = !buffers.empty();
+  for (const std::string& buffer : buffers) {
+    const auto param = std::find_if(kernel_.params.begin(), kernel_.params.end(), [&](const auto& p) { return p.name == buffer; });
+    adds = adds && param != kernel_.params.end() && loop_ir::combines_atomically(Combiner::sum, param->dtype) &&
+           !(deterministic && is_float(param->dtype));
+  }
+  visit_all(kernel_.body, [&](const loop_ir::Stmt& stmt) {
+    const auto* load = std::get_if<loop_ir::Load>(&stmt.node);
+    const auto* store = std::get_if<loop_ir::Store>(&stmt.node);
+    if (load) adds = adds && buffers.count(load->buffer) == 0;
+    if (store) adds = adds && (buffers.count(store->buffer) == 0 || store->combiner == Combiner::sum);
+  });
+  return adds;
 }
 
 /// The index, made of loaded values, of all stores that may meet: threads that share a point take those at places of their own. Nothing where it is
@@ -220,8 +251,11 @@ bool GpuNest::shares_rows() const {
   if (!loops) return false;
   // A single short reduction per point is cheaper in one thread.
   bool wide = false;
-  visit_all(*inner_, [&](const loop_ir::Stmt& stmt) {
-    if (const auto* loop = std::get_if<loop_ir::For>(&stmt.node)) wide = wide || !loop->extent.is_constant() || loop->extent.value() >= 32;
+  loop_ir::visit(*inner_, [&](const loop_ir::Stmt& stmt, const std::vector<loop_ir::Axis>& loops) {
+    if (const auto* loop = std::get_if<loop_ir::For>(&stmt.node)) {
+      const Expr n = count(loops) * loop->extent;
+      wide = wide || !n.is_constant() || n.value() >= kTogether;
+    }
     if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt.node)) {
       Expr n = count(reduce->axes);
       wide = wide || !n.is_constant() || n.value() >= 64;
@@ -240,11 +274,14 @@ Space GpuNest::space_of(const loop_ir::Local& s, Share share, int64_t& shared_by
   return Space::shared;
 }
 
-/// Of shared memory: an element for each thread of every dtype that the block reduces.
+/// Of shared memory: an element for each thread of every dtype that the block reduces or scans.
 int64_t GpuNest::reduction_bytes() const {
   std::set<DType> dtypes;
   for (const auto& stmt : *inner_)
-    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) dtypes.insert(reduce->dtypes[0]);
+    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node))
+      dtypes.insert(reduce->dtypes[0]);
+    else if (const auto* scan = std::get_if<loop_ir::Scan>(&stmt->node))
+      dtypes.insert(scan->dtypes[0]);
   int64_t bytes = 0;
   for (DType dtype : dtypes) bytes += threads_ * size_of(dtype);
   return bytes;
@@ -346,6 +383,7 @@ void GpuNest::lower(loop_ir::Load s, Share share, tile_ir::Block& out) {
 }
 
 void GpuNest::lower(loop_ir::Store s, Share share, tile_ir::Block& out) {
+  s.atomic = atomic_ && s.combiner != Combiner::set;
   bool meets = read_.count(s.buffer) > 0;
   s = substituted(std::move(s), map_);
   if (of_thread_.count(s.buffer)) s.index.insert(s.index.begin(), thread());
@@ -404,6 +442,11 @@ tile_ir::Axis GpuNest::share_axes(const std::vector<loop_ir::Axis>& axes) {
 
 void GpuNest::lower(const loop_ir::Scan& s, Share share, tile_ir::Block& out) {
   if (share == Share::together) before_writing(s.then, out);
+  if (share == Share::together && can_share(s)) {
+    share_elements(s, out);
+    barrier(out);
+    return;
+  }
   tile_ir::Scan scan{s.results,
                      s.dtypes,
                      s.combiner,
@@ -417,6 +460,38 @@ void GpuNest::lower(const loop_ir::Scan& s, Share share, tile_ir::Block& out) {
   }
   out.push_back(make(tile_ir::If{{equal(thread(), 0)}, {make(std::move(scan))}}));
   barrier(out);
+}
+
+/// Whether threads may scan parts each: of straight-line statements, of which none reads what another element stores.
+bool GpuNest::can_share(const loop_ir::Scan& s) const {
+  const bool fits = threads_ % kWarpThreads == 0 && (threads_ & (threads_ - 1)) == 0;
+  if (!fits || s.dtypes[0] == DType::boolean || is_product_of_doubles(loop_ir::Stmt{s})) return false;
+  std::set<std::string> loaded;
+  for (const loop_ir::Block* block : {&s.body, &s.then}) collect_reads(*block, loaded);
+  const auto is_simple = [&](const Ref<loop_ir::Stmt>& stmt) {
+    const auto* store = std::get_if<loop_ir::Store>(&stmt->node);
+    if (store) return store->combiner == Combiner::set && loaded.count(store->buffer) == 0;
+    return std::holds_alternative<loop_ir::Let>(stmt->node) || std::holds_alternative<loop_ir::Load>(stmt->node) ||
+           std::holds_alternative<loop_ir::Check>(stmt->node);
+  };
+  return std::all_of(s.body.begin(), s.body.end(), is_simple) && std::all_of(s.then.begin(), s.then.end(), is_simple);
+}
+
+void GpuNest::share_elements(const loop_ir::Scan& s, tile_ir::Block& out) {
+  const Expr extent = substitute(s.axis.extent, map_);
+  const std::string piece = names_.fresh("c");
+  const Expr element = sym(piece) * threads_ + thread();
+  const bool whole = extent.is_constant() && extent.value() % threads_ == 0;
+  // Threads behind the end take the last element again: nothing that counts follows them.
+  map_[s.axis.name] = whole ? element : min(element, extent - 1);
+  tile_ir::Scan scan{s.results, s.dtypes, s.combiner, s.operands, {}, convert(s.body, Share::alone), {}};
+  map_[s.axis.name] = element;
+  scan.then = convert(s.then, Share::alone);
+  if (!whole) scan.then = {make(tile_ir::If{{less(element, extent)}, std::move(scan.then)})};
+  map_.erase(s.axis.name);
+  scan.axes = {axis(piece, 0, ceildiv(extent, threads_), LoopKind::serial), axis(thread_, 0, threads_, LoopKind::thread_x),
+               axis(names_.fresh("e"), 0, 1, LoopKind::unroll)};
+  out.push_back(make(std::move(scan)));
 }
 
 void GpuNest::lower(const loop_ir::Reduce& s, Share share, tile_ir::Block& out) {

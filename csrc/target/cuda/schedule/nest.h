@@ -15,7 +15,8 @@ class GpuNest {
  public:
   explicit GpuNest(const loop_ir::Kernel& kernel);
 
-  Schedule propose() const;
+  /// `deterministic`: floating-point numbers are added in one order.
+  Schedule propose(bool deterministic = false) const;
   /// The kernel's body as a grid of blocks.
   tile_ir::Block apply(const Schedule& schedule);
 
@@ -29,6 +30,7 @@ class GpuNest {
   void read(const Schedule& schedule);
   bool shares_rows() const;
   std::vector<std::string> ordered_axes() const;
+  bool adds_in_any_order(bool deterministic) const;
   int64_t proposed_sharers(const std::vector<std::string>& ordered) const;
   std::optional<Expr> shared_place() const;
   tile_ir::Block of_sharer(tile_ir::Block body, Expr sharer) const;
@@ -51,6 +53,8 @@ class GpuNest {
   void lower(const loop_ir::For& s, Share share, tile_ir::Block& out);
   void lower(const loop_ir::Scan& s, Share share, tile_ir::Block& out);
   void lower(const loop_ir::Reduce& s, Share share, tile_ir::Block& out);
+  bool can_share(const loop_ir::Scan& s) const;
+  void share_elements(const loop_ir::Scan& s, tile_ir::Block& out);
   tile_ir::Axis share_axes(const std::vector<loop_ir::Axis>& axes);
 
   std::string shared_for(DType dtype, tile_ir::Block& out);
@@ -68,6 +72,7 @@ class GpuNest {
   int64_t threads_ = kGpuThreads;
   int64_t blocks_ = 0;              ///< of a grid, at most; 0: any
   std::vector<std::string> order_;  ///< outer axes that a thread runs through, for stores that may meet along them
+  bool atomic_ = false;             ///< stores that may meet add to memory in any order
   int64_t sharers_ = 1;             ///< threads of a point, each with places of its own
 
   Substitution map_;                     ///< the outer axes

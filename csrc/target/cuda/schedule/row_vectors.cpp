@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "loop_ir/places.h"
 #include "lower/loop_to_tile/merge_axes.h"
 #include "target/cuda/schedule/access.h"
 #include "target/cuda/schedule/kept_rows.h"
@@ -15,7 +16,6 @@ using tile_ir::Space;
 
 namespace {
 
-constexpr int64_t kWarpThreads = 32;
 constexpr int64_t kFewElements = 32;        ///< shorter rows are a thread's own
 constexpr int64_t kMostElements = 32;       ///< of a row in a thread's registers, if each is of 4 bytes
 constexpr int64_t kMostSteps = 4;           ///< of the threads along a row, where there are threads enough
@@ -34,11 +34,18 @@ bool is_scalar(const loop_ir::Stmt& stmt) {
 
 GpuRowVectors::GpuRowVectors(const loop_ir::Kernel& kernel) : kernel_(merge_inner_axes(merge_outer_axes(kernel))) {
   look();
-  if (fits_ || locals_.empty()) return;
+  if (fits_) return;
+  const loop_ir::Kernel kept = with_kept_stores(kernel);
+  if (kept != kernel) {
+    kernel_ = merge_inner_axes(merge_outer_axes(kept));
+    look();
+    if (fits_) return;
+  }
+  if (locals_.empty()) return;
   // What does not stay in registers is computed again by each loop.
-  loop_ir::Kernel again = without_kept_rows(kernel_);
-  if (again == kernel_) return;
-  kernel_ = std::move(again);
+  const loop_ir::Kernel again = without_kept_rows(kept);
+  if (again == kept) return;
+  kernel_ = merge_inner_axes(merge_outer_axes(again));
   look();
 }
 
@@ -61,7 +68,7 @@ bool GpuRowVectors::match() {
   for (const GlobalAccess& access : global_accesses(kernel_, *inner_)) (access.stores ? stored : loaded).insert(access.buffer);
   // A row that is stored and read again lies with other threads.
   for (const std::string& buffer : stored)
-    if (loaded.count(buffer)) return false;
+    if (loaded.count(buffer) && !is_updated_alone(buffer)) return false;
   for (const auto& stmt : *inner_)
     if (const auto* local = std::get_if<loop_ir::Local>(&stmt->node)) locals_[local->name] = local;
   bool reduces = false;
@@ -94,7 +101,7 @@ bool GpuRowVectors::match() {
   }
   if (!reduces || (extent_.is_constant() && extent_.value() < kFewElements)) return false;
   for (const auto& [name, local] : locals_)
-    if (product(local->shape) != extent_ || local->shape.size() != 1 || !extent_.is_constant()) return false;
+    if (product(local->shape) != extent_ || !extent_.is_constant()) return false;
   threads_ = kWarpThreads;
   shifts_ = is_shifted();
   if (shifts_) least_lanes_ = whole_lanes_;
@@ -114,6 +121,28 @@ bool GpuRowVectors::match() {
   if (!keeps_ && !locals_.empty()) return false;
   rows_ = std::max<int64_t>(1, kGpuThreads / threads_);
   while (rows_ > 1 && all.is_constant() && all.value() < rows_) rows_ /= 2;
+  return true;
+}
+
+/// Whether a row's loops and checks neither touch a buffer nor take what is made of it (running statistics): one thread loads, and then stores, what
+/// counts.
+bool GpuRowVectors::is_updated_alone(const std::string& buffer) const {
+  std::set<std::string> made;
+  for (const auto& stmt : *inner_) {
+    std::set<std::string> used;
+    bool touches = false;
+    visit_all({stmt}, [&](const loop_ir::Stmt& inner) {
+      loop_ir::collect_uses(inner, used);
+      if (const auto* check = std::get_if<loop_ir::Check>(&inner.node)) collect_symbols(check->cond.expr, used);
+      const auto* load = std::get_if<loop_ir::Load>(&inner.node);
+      const auto* store = std::get_if<loop_ir::Store>(&inner.node);
+      touches = touches || (load && load->buffer == buffer) || (store && store->buffer == buffer);
+    });
+    const bool takes = touches || std::any_of(used.begin(), used.end(), [&](const std::string& name) { return made.count(name) > 0; });
+    if (!takes) continue;
+    if (!is_scalar(*stmt) || std::holds_alternative<loop_ir::Check>(stmt->node)) return false;
+    if (loop_ir::is_straight(*stmt)) made.insert(loop_ir::name_of(*stmt));
+  }
   return true;
 }
 
@@ -149,15 +178,23 @@ bool GpuRowVectors::match_loop(const std::vector<loop_ir::Axis>& axes, const loo
   else if (extent_ != n)
     return false;
   if (!std::all_of(body.begin(), body.end(), [](const auto& s) { return is_scalar(*s); })) return false;
-  std::string only = axes.size() == 1 ? axes[0].name : "";
+  // Of a local, the loop has the elements in their order: a thread keeps those that it comes to.
+  Ranges ranges = kernel_.symbols;
+  for (const loop_ir::Axis& a : axes) ranges[a.name] = axis_range(a.extent);
+  const auto is_element = [&](const std::string& local, const std::vector<Expr>& index) {
+    Expr place = 0;
+    for (const loop_ir::Axis& a : axes) place = place * a.extent + sym(a.name);
+    const std::vector<Expr>& shape = locals_.at(local)->shape;
+    Expr at = 0;
+    for (size_t d = 0; d < shape.size(); ++d) at = at * shape[d] + index[d];
+    return simplify(at - place, ranges).is(0);
+  };
   for (const auto& stmt : body) {
-    const std::vector<Expr>* index = nullptr;
-    if (const auto* load = std::get_if<loop_ir::Load>(&stmt->node); load && locals_.count(load->buffer)) index = &load->index;
-    if (const auto* store = std::get_if<loop_ir::Store>(&stmt->node); store && locals_.count(store->buffer)) {
-      index = &store->index;
-      if (store->combiner != Combiner::set) return false;
-    }
-    if (index && (index->size() != 1 || only.empty() || (*index)[0] != sym(only))) return false;
+    const auto* load = std::get_if<loop_ir::Load>(&stmt->node);
+    if (load && locals_.count(load->buffer) && !is_element(load->buffer, load->index)) return false;
+    const auto* store = std::get_if<loop_ir::Store>(&stmt->node);
+    if (!store || !locals_.count(store->buffer)) continue;
+    if (store->combiner != Combiner::set || !is_element(store->buffer, store->index)) return false;
   }
   const loop_ir::Axis& last = axes.back();
   int64_t lanes = lanes_along(global_accesses(kernel_, body), last.name, last.extent);

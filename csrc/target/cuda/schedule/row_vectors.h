@@ -28,6 +28,7 @@ class GpuRowVectors {
   bool match_loop(const std::vector<loop_ir::Axis>& axes, const loop_ir::Block& body);
   int64_t registers_of_element() const;
   bool is_shifted() const;
+  bool is_updated_alone(const std::string& buffer) const;
   void read(const Schedule& schedule);
 
   /// The pieces of a row's loop: its axes in terms of what runs, and the Tile IR axes of that.

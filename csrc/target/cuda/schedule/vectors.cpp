@@ -20,6 +20,7 @@ constexpr int64_t kBytesInFlight = 32;
 constexpr int64_t kMostVectors = 8;
 constexpr int64_t kMostSplit = 32;
 constexpr int64_t kWideReduction = 32;  ///< that threads share
+constexpr int64_t kShortRun = 8;        ///< elements that lie side by side and fill no sector: the taps of a window
 // Threads along columns and rows of a block that sums columns: with many columns, and with few.
 constexpr int64_t kManyColumns[] = {32, 8};
 constexpr int64_t kFewColumns[] = {8, 32};
@@ -93,6 +94,12 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
   if (!colliding_stores(kernel_).empty()) last_ = find_last_stores(outer_, *inner_, names_);
   if (!is_possible()) return;
   const std::vector<GlobalAccess> accesses = global_accesses(kernel_, *inner_);
+  double terms = 1;  // of a sum, before its result is stored
+  for (const auto& stmt : *inner_)
+    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) {
+      const Expr n = count(reduce->axes);
+      terms = std::max(terms, n.is_constant() ? static_cast<double>(n.value()) : kUnknownReaders);
+    }
   // Along the axis where most bytes lie side by side, of those that come from memory: what many points read alike does once. Stores cost most.
   size_t best = outer_.size();
   double most = 0;
@@ -102,7 +109,7 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
     for (const GlobalAccess& access : accesses) {
       auto step = linear_coefficient(access.offset, outer_[a].name);
       if (!step || !step->is(1)) continue;
-      double bytes = static_cast<double>(access.bytes) * (access.stores ? 2 : 1);
+      double bytes = static_cast<double>(access.bytes) * (access.stores ? 2 / terms : 1);
       for (const auto& other : outer_)
         if (!uses(access.offset, other.name)) bytes /= other.extent.is_constant() ? std::max<double>(1, other.extent.value()) : kUnknownReaders;
       weight += bytes;
@@ -117,12 +124,14 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
   int64_t along_points = 0;  // of what reductions load
   int64_t narrowest = kAccessBytes;
   bool scans = false;
-  auto look = [&](const loop_ir::Block& body, const Expr& n, const std::string& last) {
+  auto look = [&](const loop_ir::Block& body, const Expr& n, const loop_ir::Axis& innermost) {
+    const std::string& last = innermost.name;
+    const bool is_long = !innermost.extent.is_constant() || innermost.extent.value() >= kShortRun;
     wide_ = wide_ || !n.is_constant() || n.value() >= kWideReduction;
     for (const GlobalAccess& access : global_accesses(kernel_, body)) {
       // What neighbours read alike comes from the caches.
       const bool moves = uses(access.offset, outer_.back().name);
-      if (auto step = linear_coefficient(access.offset, last); moves && step && step->is(1)) along_reductions += access.bytes;
+      if (auto step = linear_coefficient(access.offset, last); is_long && moves && step && step->is(1)) along_reductions += access.bytes;
       if (auto step = linear_coefficient(access.offset, outer_.back().name); step && step->is(1)) {
         along_points += access.bytes;
         narrowest = std::min(narrowest, access.bytes);
@@ -130,12 +139,12 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
     }
   };
   for (const auto& stmt : *inner_) {
-    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) look(reduce->body, count(reduce->axes), reduce->axes.back().name);
+    if (const auto* reduce = std::get_if<loop_ir::Reduce>(&stmt->node)) look(reduce->body, count(reduce->axes), reduce->axes.back());
     const auto* scan = std::get_if<loop_ir::Scan>(&stmt->node);
     if (!scan) continue;
     scans = true;
-    look(scan->body, scan->axis.extent, scan->axis.name);
-    look(scan->then, scan->axis.extent, scan->axis.name);
+    look(scan->body, scan->axis.extent, scan->axis);
+    look(scan->then, scan->axis.extent, scan->axis);
   }
   if (wide_ ? along_reductions >= along_points : has_loops(*inner_)) return;
   proposed_lanes_ = lanes_along(accesses, outer_.back().name, outer_.back().extent);
@@ -147,7 +156,7 @@ GpuVectors::GpuVectors(const loop_ir::Kernel& kernel) : kernel_(merge_outer_axes
   });
   const Expr extent = outer_.back().extent;
   if (begins_whole && (!extent.is_constant() || extent.value() >= kFewVectors * whole)) proposed_lanes_ = whole;
-  const bool sided = !wide_ && proposed_lanes_ > 1 && prefers_neighbours();
+  const bool sided = proposed_lanes_ > 1 && prefers_neighbours();
   if (sided) proposed_lanes_ = 1;
   int64_t bytes = 0;
   for (const GlobalAccess& access : accesses)
