@@ -1,6 +1,7 @@
-"""Single operators of 0.1 to 10 ms, as collections of tasks for kernels have them (KernelBench's first level): deplo beside eager mode.
+"""Single operators of 0.1 to 10 ms, as collections of tasks for kernels have them (KernelBench's first level; `--chains`, its second: a layer with
+what follows it): deplo beside eager mode.
 
-    python benchmarks/operators.py [--match TEXT] [--dtype float32|bfloat16] [--dynamic] [--threads 2] [--rounds 5] [--json FILE]
+    python benchmarks/operators.py [--chains] [--match TEXT] [--dtype float32|bfloat16] [--dynamic] [--threads 2] [--rounds 5] [--json FILE]
 
 Weights of convolutions are parameters, as of a layer; all else is an argument, so that nothing is packed before a call. Times are medians of turns
 with three sets of inputs (README.md here says how); `vs eager` is eager mode's time over deplo's. Numbers are judged by float64, as in run.py.
@@ -12,14 +13,33 @@ import argparse
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import chains
 import harness
 import peak
 import torch
 import torch.nn.functional as F
 
 Operator = tuple[str, Callable[..., Any], list[tuple[int, ...]]]
+
+
+def chained() -> list[Operator]:
+    """Chains of layers, whose modules are made when they are asked for."""
+    return [(name, Made(make), [shape]) for name, make, shape in chains.chains()]
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a module is made."""
+
+    make: Callable[[], torch.nn.Module]
+
+    def module(self, dtype: torch.dtype) -> torch.nn.Module:
+        """The same weights each time."""
+        torch.manual_seed(0)
+        return self.make().eval().to(dtype)
 
 
 def operators() -> list[Operator]:
@@ -169,13 +189,15 @@ class Layer(torch.nn.Module):
 
 
 def task(operator: Operator, dtype: torch.dtype, seed: int) -> tuple[Callable[..., Any], list[torch.Tensor]]:
-    """The function and its arguments; a convolution is a layer, whose weight is that of seed 0."""
+    """The function and its arguments; a convolution is a layer, whose weight is that of seed 0, a chain a module."""
     name, f, shapes = operator
 
     def drawn(seed: int) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(seed)
         return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
 
+    if isinstance(f, Made):
+        return f.module(dtype), drawn(seed)
     return (Layer(f, drawn(0)[1]), drawn(seed)[:1]) if name.startswith("conv") else (f, drawn(seed))
 
 
@@ -194,15 +216,12 @@ def measure(operator: Operator, args: argparse.Namespace, limits: peak.Limits) -
     f, _ = task(operator, dtype, 0)
     sets = [task(operator, dtype, seed)[1] for seed in range(3)]
     exact, _ = task(operator, dtype, 0)
-    if isinstance(exact, Layer):
+    if isinstance(exact, torch.nn.Module):
         exact = exact.double()
     torch._dynamo.reset()
     compiled = torch.compile(f, backend="deplo", dynamic=args.dynamic)
     contestants = {"eager": lambda k: f(*sets[k]), "deplo": lambda k: compiled(*sets[k])}
-    wanted = exact(*(x.double() for x in sets[0]))
-    row: dict[str, Any] = {"operator": name, "eps": torch.finfo(dtype).eps}
-    row |= {f"error {who}": harness.max_error(call(0), wanted) for who, call in contestants.items()}
-    row["aten"] = " ".join(f"{key[6:]}x{n}" for key, n in sorted(harness.aten_calls(lambda: contestants["deplo"](0)).items())) or "none"
+    row = {"operator": name} | harness.judged(contestants, exact(*(x.double() for x in sets[0])), dtype)
     timings = harness.interleave(contestants, args.rounds, args.seconds, len(sets), args.pause)
     moved = sum(x.numel() * x.element_size() for x in [*sets[0], contestants["eager"](0)])
     return row | harness.contestant_columns(row, timings, 0.0, float(moved), limits, "us", 1e6)
@@ -210,17 +229,16 @@ def measure(operator: Operator, args: argparse.Namespace, limits: peak.Limits) -
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--match", default="", help="only operators whose names hold this")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    harness.add_subject_options(parser, "operators")
     harness.add_timing_options(parser, rounds=5, seconds=0.05)
+    parser.add_argument("--chains", action="store_true", help="layers with what follows them, instead of single operators")
     parser.add_argument("--dynamic", action="store_true", help="all sizes are symbols: programs that serve any")
-    parser.add_argument("--json", help="all figures, with the machine's description")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     limits = peak.measure(args.threads)
     rows = []
     with torch.no_grad():
-        for operator in operators():
+        for operator in chained() if args.chains else operators():
             if args.match not in operator[0]:
                 continue
             if lacking := eager_lacks(operator, getattr(torch, args.dtype)):
@@ -228,12 +246,8 @@ def main() -> int:
                 continue
             rows.append(measure(operator, args, limits))
             print(f"{operator[0]}: {rows[-1]['vs eager']:.2f}x eager", file=sys.stderr, flush=True)
-    harness.show(rows, f"{args.dtype}, {args.threads} threads{', symbolic sizes' if args.dynamic else ''}")
-    harness.show_means(rows)
-    slower = [row["operator"] for row in rows if row["vs eager"] < 1]
-    print(f"slower than eager mode: {', '.join(slower) or 'none'}")
-    harness.write_json(args.json, rows, limits, {"dtype": args.dtype})
-    return harness.report_wrong(rows)
+    title = f"{args.dtype}, {args.threads} threads{', symbolic sizes' if args.dynamic else ''}"
+    return harness.conclude(rows, "operator", title, args, limits)
 
 
 if __name__ == "__main__":

@@ -50,16 +50,19 @@ void share_out(Share* shares, int64_t parts, int threads) {
   }
 }
 
-/// Takes parts, those of the thread's own share first, until none is left.
-void work_on(Share* shares, int threads, int self, PartFn fn, void* context) {
+/// Takes parts, those of the thread's own share first, until none is left; whether there was one for it.
+bool work_on(Share* shares, int threads, int self, PartFn fn, void* context) {
+  bool any = false;
   for (int k = 0; k < threads; ++k) {
     Share& share = shares[(self + k) % threads];
     while (share.next.load(std::memory_order_relaxed) < share.end) {
       int64_t part = share.next.fetch_add(1, std::memory_order_relaxed);
       if (part >= share.end) break;
       fn(context, part, self);
+      any = true;
     }
   }
+  return any;
 }
 
 class Team {
@@ -170,15 +173,17 @@ struct HostJob {
   void* context;
   const std::thread::id caller = std::this_thread::get_id();
   std::atomic<int> arrived{1};
-  std::atomic<int64_t> first_done{0};  ///< when a thread found no part left
+  std::atomic<int64_t> all_done{0};  ///< when the last part was done
 
   static void enter(void* data) {
     auto& job = *static_cast<HostJob*>(data);
     // The caller's share is the first one each time: what it wrote in the kernel before is in its cache.
     const int self = std::this_thread::get_id() == job.caller ? 0 : job.arrived.fetch_add(1, std::memory_order_relaxed);
-    if (self < job.threads) work_on(job.shares, job.threads, self, job.fn, job.context);
-    int64_t none = 0;
-    job.first_done.compare_exchange_strong(none, nanoseconds(), std::memory_order_relaxed);
+    if (self >= job.threads || !work_on(job.shares, job.threads, self, job.fn, job.context)) return;
+    const int64_t now = nanoseconds();
+    int64_t latest = job.all_done.load(std::memory_order_relaxed);
+    while (latest < now && !job.all_done.compare_exchange_weak(latest, now, std::memory_order_relaxed)) {
+    }
   }
 };
 
@@ -188,7 +193,7 @@ void run_on_host(HostPool pool, int64_t parts, int threads, PartFn fn, void* con
   HostJob job{shares.data(), threads, fn, context};
   pool(HostJob::enter, &job, static_cast<unsigned>(threads), 0);
   const int64_t now = nanoseconds();
-  const int64_t late = now - job.first_done.load(std::memory_order_relaxed);
+  const int64_t late = now - job.all_done.load(std::memory_order_relaxed);
   if (late > patience_with_host.load(std::memory_order_relaxed)) pause_from_host(now);
 }
 

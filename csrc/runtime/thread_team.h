@@ -13,7 +13,7 @@ using HostPool = void (*)(void (*fn)(void*), void* data, unsigned threads, unsig
 
 /// From now on jobs run on the host program's own workers (null: on deplo's). OpenMP's spin for milliseconds after a job: a second pool
 /// would share the cores with them whenever kernels follow eager operators. Such a job ends when the last worker has come: where one comes later than
-/// `patience` after all parts were taken, the processors are busy with others' work, and leases of the pause that follows are of deplo's own
+/// `patience` after all parts were done, the processors are busy with others' work, and leases of the pause that follows are of deplo's own
 /// workers. The `first` pause is short; each that follows another soon is twice as long, up to the `longest`.
 void use_host_pool(HostPool pool, std::chrono::nanoseconds patience = std::chrono::microseconds(500),
                    std::chrono::nanoseconds first = std::chrono::milliseconds(5), std::chrono::nanoseconds longest = std::chrono::milliseconds(200));

@@ -250,6 +250,14 @@ TEST_CASE("deplo's own workers take over while those of the host come late") {
     CHECK(runs_once(team, 100, 2));
     CHECK(host_jobs.load() == jobs);
   }
+  use_host_pool(host_pool, std::chrono::milliseconds(50), kAnyTime);  // the last part takes long, and nobody is late for it
+  const int before = host_jobs.load();
+  for (int jobs : {1, 2}) {
+    TeamLease team(2);
+    team.run(2, [](void*, int64_t part, int) { std::this_thread::sleep_for(std::chrono::milliseconds(part == 0 ? 0 : 200)); }, nullptr);
+    CHECK(host_jobs.load() == before + jobs);
+  }
+  host_jobs = before;
   use_host_pool(late_pool, kAnyTime);  // patience, and nothing remembered
   {
     TeamLease team(2);
