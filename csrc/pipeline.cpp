@@ -25,6 +25,7 @@
 #include "passes/loop/hoist_static.h"
 #include "passes/loop/keep_factors.h"
 #include "passes/loop/keep_places.h"
+#include "passes/loop/keep_windows.h"
 #include "passes/loop/name_kernels.h"
 #include "passes/loop/narrow_buffers.h"
 #include "passes/loop/repeats.h"
@@ -318,6 +319,7 @@ const std::vector<Pass<loop_ir::Module>>& loop_passes() {
       // What reads the original of a copy no longer keeps it in memory.
       {"forward_copies", forward_copies, "store temporaries where they would be copied to"},
       // While a reduction is still alone in its kernel; the phases fuse with what surrounds them.
+      {"keep_windows", keep_windows, "compute images that windows overlap by kernels of their own where their places are crooked"},
       {"keep_factors", keep_factors, "compute factors of products that no schedule multiplies in blocks from where they lie by kernels of their own"},
       {"split_reductions", split_reductions, "make two parallel phases of long reductions with few results"},
       {"fuse_nests", fuse_nests, "put kernels under one nest where they can share outer axes"},

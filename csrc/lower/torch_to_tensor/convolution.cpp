@@ -107,20 +107,20 @@ struct Phases {
     if (range.count == 1) return ceildiv(out, stride);
     return floordiv(floordiv(padding + out - 1, gcd) - range.first * step, period) + 1 - first_q(range);
   }
-  // Where output i lies among those of a range, and whether it does.
-  void place(const Range& range, Expr i, tensor_ir::Source& source) const {
+  // Where output i lies among those of a range, with the phase of several, and whether it does.
+  void place(const Range& range, Expr i, std::vector<Expr>& q, std::vector<Expr>& phase, std::vector<Cond>& guard) const {
     if (range.count == 1) {
-      source.index.push_back(floordiv(i, stride));
-      if (stride > 1) source.guard.push_back({Cond::Kind::eq0, mod(i, stride) - remainder(range)});
+      q.push_back(floordiv(i, stride));
+      if (stride > 1) guard.push_back({Cond::Kind::eq0, mod(i, stride) - remainder(range)});
       return;
     }
     Expr shifted = floordiv(i + padding, gcd);
     Expr k0 = mod(shifted * inverse, period);
-    source.index.push_back(floordiv(shifted - (step == 1 ? Expr(0) : k0 * step), period) - first_q(range));
-    source.index.push_back(k0 - range.first);
-    if (gcd > 1) source.guard.push_back({Cond::Kind::eq0, mod(i + padding, gcd)});
-    if (range.first > 0) source.guard.push_back(less_equal(range.first, k0));
-    if (range.first + range.count < period) source.guard.push_back(less(k0, range.first + range.count));
+    q.push_back(floordiv(shifted - (step == 1 ? Expr(0) : k0 * step), period) - first_q(range));
+    phase.push_back(k0 - range.first);
+    if (gcd > 1) guard.push_back({Cond::Kind::eq0, mod(i + padding, gcd)});
+    if (range.first > 0) guard.push_back(less_equal(range.first, k0));
+    if (range.first + range.count < period) guard.push_back(less(k0, range.first + range.count));
   }
 };
 
@@ -154,7 +154,8 @@ struct Adjoint {
   std::vector<Phases> phases;  // per spatial dimension
 };
 
-// The outputs of one range of phases per dimension as [n, g, a, q, k0, q, k0, ...] without the k0 of single phases, and which they are.
+// The outputs of one range of phases per dimension as [n, g, a, k0, k0, ..., q, q, ...] without the k0 of single phases, and which they are. The q of
+// all dimensions are the points of one small image, whose lines follow one another.
 tensor_ir::Source phase_outputs(Builder& b, const Adjoint& adjoint, const std::vector<Phases::Range>& ranges) {
   Space space;
   Expr n = space.add(adjoint.x.type.shape[0]);
@@ -162,10 +163,8 @@ tensor_ir::Source phase_outputs(Builder& b, const Adjoint& adjoint, const std::v
   Expr a = space.add(adjoint.a_size);
   std::vector<Expr> q;
   std::vector<Expr> k0;
-  for (size_t d = 0; d < ranges.size(); ++d) {
-    q.push_back(space.add(adjoint.phases[d].count_q(ranges[d])) + adjoint.phases[d].first_q(ranges[d]));
-    k0.push_back(ranges[d].count == 1 ? Expr(ranges[d].first) : space.add(ranges[d].count) + ranges[d].first);
-  }
+  for (const Phases::Range& range : ranges) k0.push_back(range.count == 1 ? Expr(range.first) : space.add(range.count) + range.first);
+  for (size_t d = 0; d < ranges.size(); ++d) q.push_back(space.add(adjoint.phases[d].count_q(ranges[d])) + adjoint.phases[d].first_q(ranges[d]));
   size_t free_axes = space.shape.size();
   Expr c = space.add(adjoint.c_size);
   Access access;
@@ -188,7 +187,10 @@ tensor_ir::Source phase_outputs(Builder& b, const Adjoint& adjoint, const std::v
   tensor_ir::Source source{part.name, {axis(0)}, {}};
   if (adjoint.grouped) source.index.push_back(floordiv(axis(1), adjoint.a_size));
   source.index.push_back(adjoint.grouped ? mod(axis(1), adjoint.a_size) : axis(1));
-  for (size_t d = 0; d < ranges.size(); ++d) adjoint.phases[d].place(ranges[d], axis(static_cast<int64_t>(d) + 2), source);
+  std::vector<Expr> points;
+  for (size_t d = 0; d < ranges.size(); ++d)
+    adjoint.phases[d].place(ranges[d], axis(static_cast<int64_t>(d) + 2), points, source.index, source.guard);
+  source.index.insert(source.index.end(), points.begin(), points.end());
   return source;
 }
 

@@ -5,11 +5,11 @@
 
 #include "analysis/contraction.h"
 #include "analysis/cost.h"
-#include "loop_ir/build.h"
 #include "loop_ir/places.h"
 #include "loop_ir/rewrite.h"
 #include "passes/loop/fuse_nests.h"
 #include "passes/loop/keep_places.h"
+#include "passes/loop/kept_factor.h"
 #include "passes/loop/program_graph.h"
 #include "passes/loop/tiled_products.h"
 
@@ -18,21 +18,12 @@ namespace {
 
 using analysis::Contraction;
 using analysis::ContractionOperand;
-using loop_ir::Axis;
-using loop_ir::Block;
 using loop_ir::Check;
 using loop_ir::Let;
 using loop_ir::Load;
 using loop_ir::Stmt;
 
 constexpr double kMostCopies = 4;  ///< of each element: windows that overlap have more
-
-loop_ir::Kernel kernel_of(const Block& body, const Ranges& symbols) {
-  loop_ir::Kernel kernel;
-  kernel.symbols = symbols;
-  kernel.body = body;
-  return kernel;
-}
 
 /// One load at places that loops count, or of nothing beside them, and casts of it.
 bool is_plain(const ContractionOperand& factor) {
@@ -120,29 +111,8 @@ class FactorKeeper {
 
   /// False where the factor is the same in every call, or of what the kernel itself makes.
   bool keep(size_t at, const loop_ir::Kernel& kernel, const Contraction& c, const ContractionOperand& factor) {
-    const auto define = [&](const std::string& name) {
-      return std::find_if(factor.slice.begin(), factor.slice.end(), [&](const Ref<Stmt>& stmt) { return loop_ir::name_of(*stmt) == name; });
-    };
-    const auto dtype_of = [&](const std::string& name) {
-      const Stmt& stmt = **define(name);
-      const auto* let = std::get_if<Let>(&stmt.node);
-      return let ? let->dtype : std::get<Load>(stmt.node).dtype;
-    };
-    // A cast to more bytes stays with the product.
-    std::string value = factor.value;
-    for (auto found = define(value); found != factor.slice.end(); found = define(value)) {
-      const auto* let = std::get_if<Let>(&(*found)->node);
-      if (!let || let->fn != Fn::cast || define(let->operands[0]) == factor.slice.end()) break;
-      if (size_of(dtype_of(let->operands[0])) >= size_of(let->dtype)) break;
-      value = let->operands[0];
-    }
-    if (define(value) == factor.slice.end()) return false;
-    const DType dtype = dtype_of(value);
-    Block pool;
-    loop_ir::visit(kernel.body, [&](const Stmt& stmt, const auto&) {
-      if (loop_ir::is_straight(stmt)) pool.push_back(std::make_shared<Stmt>(stmt));
-    });
-    Block body = loop_ir::statements_for(pool, {value});
+    const auto computed = find_factor(kernel, factor);
+    if (!computed) return false;
     std::set<std::string> names = factor.axes;
     bool changes = false;
     double most = 1;  // elements of a result, or of what is read
@@ -151,7 +121,7 @@ class FactorKeeper {
       if (axis.kind != analysis::AxisClass::k) most *= size(axis.extent);
       if (factor.axes.count(axis.name) > 0) elements *= size(axis.extent);
     }
-    for (const auto& stmt : body) {
+    for (const auto& stmt : computed->body) {
       names.insert(loop_ir::name_of(*stmt));
       const auto* load = std::get_if<Load>(&stmt->node);
       if (!load) continue;
@@ -170,30 +140,10 @@ class FactorKeeper {
       const auto is_known = [&](const std::string& name) { return names.count(name) > 0 || kernel.symbols.count(name) > 0; };
       if (std::all_of(used.begin(), used.end(), is_known)) moved.push_back(*check);
     });
-    std::vector<Axis> axes;
-    std::vector<Expr> shape;
-    std::vector<Expr> index;
-    for (const auto& axis : c.axes) {
-      if (factor.axes.count(axis.name) == 0) continue;
-      axes.push_back({axis.name, axis.extent});
-      shape.push_back(axis.extent);
-      index.push_back(Expr::symbol(axis.name));
-    }
-    const std::string buffer = graph_.add_buffer("factor0", dtype, shape);
-    for (const Check& check : moved) body.push_back(loop_ir::make_stmt(check));
-    body.push_back(loop_ir::make_stmt(loop_ir::Store{buffer, index, value, {}, Combiner::set}));
-    loop_ir::Names own("v");
-    for (const auto& [symbol, range] : graph_.program().symbols) own.reserve(symbol);
-    for (const Buffer& b : graph_.program().buffers) own.reserve(b.name);
-    graph_.add_kernel(clean(copy_block(loop_ir::make_nest(axes, std::move(body)), {}, &own), kernel.symbols), at);
-    const Ref<Stmt> load = loop_ir::make_stmt(Load{value, dtype, buffer, index, {}, loop_ir::zero_of(dtype)});
-    graph_.set_body(at, clean(rewrite(kernel.body,
-                                      [&](const Ref<Stmt>& stmt) -> Block {
-                                        const auto* check = std::get_if<Check>(&stmt->node);
-                                        if (check && std::find(moved.begin(), moved.end(), *check) != moved.end()) return {};
-                                        return {loop_ir::is_straight(*stmt) && loop_ir::name_of(*stmt) == value ? load : stmt};
-                                      }),
-                              kernel.symbols));
+    std::vector<KeptDimension> dimensions;
+    for (const auto& axis : c.axes)
+      if (factor.axes.count(axis.name) > 0) dimensions.push_back({{axis.name, axis.extent}, Expr::symbol(axis.name)});
+    keep_factor(graph_, at, kernel, *computed, dimensions, moved);
     return true;
   }
 
