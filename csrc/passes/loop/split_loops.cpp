@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <unordered_map>
 
 #include "loop_ir/build.h"
+#include "loop_ir/places.h"
 #include "loop_ir/rewrite.h"
 #include "loop_ir/turns.h"
 #include "passes/loop/localize.h"
 #include "passes/loop/repeats.h"
 #include "passes/loop/split_index_set.h"
+#include "target/target.h"
 
 namespace deplo {
 namespace {
@@ -18,6 +21,7 @@ using namespace loop_ir;
 
 constexpr int64_t kShortestPart = 16;  // elements: shorter parts leave most lanes of a vector idle
 constexpr size_t kMostCopies = 4;      // each is a copy of the body
+constexpr int64_t kManyParts = 8;      // of one point each: a store for each of them is less than choosing among them
 
 const For* as_loop(const Ref<Stmt>& stmt) { return std::get_if<For>(&stmt->node); }
 
@@ -40,6 +44,153 @@ std::vector<Expr> cuts_of(const For& loop, const Ranges& symbols) {
   for (size_t k = 1; k < cuts.size(); ++k)
     if (!provably_nonnegative(cuts[k] - cuts[k - 1] - kShortestPart, symbols)) return {};
   return cuts;
+}
+
+/// Whether a loop may choose among a part for each of its points.
+bool may_have_single_parts(const Block& body, const Axis& axis) {
+  const auto extent = axis.extent.as_constant();
+  if (!extent || *extent < kManyParts || !is_straight(body)) return false;
+  const auto choices = std::count_if(body.begin(), body.end(), [](const auto& stmt) {
+    const auto* let = std::get_if<Let>(&stmt->node);
+    return let && let->fn == Fn::where;
+  });
+  return choices + 1 >= *extent;
+}
+
+/// A straight loop body at single points of its axis: only what is chosen there.
+class PointPicker {
+ public:
+  PointPicker(const Block& body, std::string axis) : body_(body), axis_(std::move(axis)) {
+    for (size_t k = 0; k < body.size(); ++k)
+      if (const std::string name = name_of(*body[k]); !name.empty()) places_[name] = k;
+  }
+
+  Block at(int64_t point, Names& names) {
+    point_ = point;
+    std::vector<std::string> wanted;
+    std::set<size_t> needed;
+    for (size_t k = 0; k < body_.size(); ++k) {
+      if (!name_of(*body_[k]).empty()) continue;
+      needed.insert(k);
+      note(*body_[k], wanted);
+    }
+    while (!wanted.empty()) {
+      const auto found = places_.find(wanted.back());
+      wanted.pop_back();
+      if (found != places_.end() && needed.insert(found->second).second) note(*body_[found->second], wanted);
+    }
+    Block picked;
+    for (size_t k : needed) picked.push_back(with_chosen(body_[k]));
+    Renaming renaming;
+    renaming.exprs[axis_] = point;
+    return copy_block(picked, std::move(renaming), &names);
+  }
+
+ private:
+  const Let* let_of(const std::string& name) const {
+    const auto found = places_.find(name);
+    return found == places_.end() ? nullptr : std::get_if<Let>(&body_[found->second]->node);
+  }
+
+  std::optional<int64_t> number(const std::string& name) const {
+    const Let* let = let_of(name);
+    if (let && let->fn == Fn::index) return substitute(let->index, {{axis_, point_}}).as_constant();
+    if (let && let->fn == Fn::constant && !is_float(let->dtype)) return let->literal.i;
+    return std::nullopt;
+  }
+
+  std::optional<bool> truth(const std::string& name) const {
+    const Let* let = let_of(name);
+    if (!let || let->operands.size() != 2) return std::nullopt;
+    if (let->fn == Fn::bit_and) {
+      const auto a = truth(let->operands[0]);
+      if (!a || !*a) return a;
+      return truth(let->operands[1]);
+    }
+    const auto a = number(let->operands[0]);
+    const auto b = number(let->operands[1]);
+    if (!a || !b) return std::nullopt;
+    if (let->fn == Fn::ge) return *a >= *b;
+    if (let->fn == Fn::eq) return *a == *b;
+    if (let->fn == Fn::ne) return *a != *b;
+    return std::nullopt;
+  }
+
+  std::string chosen(std::string name) const {
+    for (const Let* let = let_of(name); let && let->fn == Fn::where; let = let_of(name)) {
+      const auto known = truth(let->operands[0]);
+      if (!known) break;
+      name = let->operands[*known ? 1 : 2];
+    }
+    return name;
+  }
+
+  /// The names that a statement takes.
+  void note(const Stmt& stmt, std::vector<std::string>& wanted) const {
+    const auto note_expr = [&](Expr e) {
+      for (const std::string& name : symbols_of(e)) wanted.push_back(name);
+    };
+    std::visit(Overloaded{[&](const Let& let) {
+                            for (const std::string& name : let.operands) wanted.push_back(chosen(name));
+                            note_expr(let.index);
+                          },
+                          [&](const Load& load) {
+                            for (Expr e : load.index) note_expr(e);
+                            for (const Cond& c : load.guard) note_expr(c.expr);
+                          },
+                          [&](const Store& store) {
+                            wanted.push_back(chosen(store.value));
+                            for (Expr e : store.index) note_expr(e);
+                            for (const Cond& c : store.guard) note_expr(c.expr);
+                          },
+                          [&](const Check& check) { note_expr(check.cond.expr); }, [](const auto&) {}},
+               stmt.node);
+  }
+
+  Ref<Stmt> with_chosen(const Ref<Stmt>& stmt) const {
+    Stmt copy = *stmt;
+    if (auto* let = std::get_if<Let>(&copy.node))
+      for (std::string& name : let->operands) name = chosen(name);
+    if (auto* store = std::get_if<Store>(&copy.node)) store->value = chosen(store->value);
+    return std::make_shared<Stmt>(std::move(copy));
+  }
+
+  const Block& body_;
+  std::string axis_;
+  int64_t point_ = 0;
+  std::unordered_map<std::string, size_t> places_;
+};
+
+Block unrolled(const Block& body, const Axis& axis, Names& names) {
+  Block parts;
+  PointPicker picker(body, axis.name);
+  for (int64_t k = 0; k < axis.extent.value(); ++k) {
+    const Block part = picker.at(k, names);
+    parts.insert(parts.end(), part.begin(), part.end());
+  }
+  return parts;
+}
+
+/// A stack of many results, of each step one: a store for each in the place of a loop over them that chooses among all at every point. The body as it
+/// was where that would take more statements.
+Block with_single_parts(const Block& body, const Ranges& symbols, Names& names) {
+  const Nest nest = peel(body);
+  Block split = body;
+  const auto found = std::find_if(nest.axes.begin(), nest.axes.end(), [&](const Axis& axis) { return may_have_single_parts(nest.body, axis); });
+  if (nest.axes.size() > 1 && found != nest.axes.end()) {
+    std::vector<Axis> others = nest.axes;
+    others.erase(others.begin() + (found - nest.axes.begin()));
+    split = make_nest(others, unrolled(nest.body, *found, names));
+  } else {
+    split = make_nest(nest.axes, rewrite(nest.body, [&](const Ref<Stmt>& stmt) -> Block {
+                        const For* loop = as_loop(stmt);
+                        if (!loop || !may_have_single_parts(loop->body, {loop->axis, loop->extent})) return {stmt};
+                        return unrolled(loop->body, {loop->axis, loop->extent}, names);
+                      }));
+  }
+  if (split == body) return body;
+  split = clean(split, symbols);
+  return count_statements(split) <= count_statements(body) ? split : body;
 }
 
 /// What a block reads at places that an axis moves.
@@ -194,13 +345,20 @@ bool has_cuts(const Kernel& kernel) {
 Module split_loops(Module module, const PassContext& context) {
   Repeats repeats(context);
   for (auto& kernel : module.kernels) {
-    if (!has_cuts(*kernel)) continue;
     Kernel copy = *kernel;
-    copy.body = repeats(copy.body, [&] {
+    if (!target_of(context).has_grid) {
       Names names;
       names.reserve(*kernel);
-      return LoopSplitter(*kernel, names).run();
-    });
+      copy.body = with_single_parts(copy.body, copy.symbols, names);
+    }
+    if (has_cuts(copy)) {
+      const Kernel whole = copy;
+      copy.body = repeats(copy.body, [&] {
+        Names names;
+        names.reserve(whole);
+        return LoopSplitter(whole, names).run();
+      });
+    }
     if (!(copy == *kernel)) kernel = std::make_shared<const Kernel>(std::move(copy));
   }
   return module;
