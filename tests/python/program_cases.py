@@ -514,6 +514,12 @@ def enlarge_and_project(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.
     return image, torch.relu(F.linear(image.flatten(2).mT, weight, bias))
 
 
+def enlarge_and_join(x: torch.Tensor, beside: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """A U-Net's way up, with borders that reflect."""
+    image = torch.cat([F.interpolate(x, scale_factor=2), beside], 1)
+    return F.conv2d(F.pad(image, (1, 1, 1, 1), mode="reflect"), weight, bias)
+
+
 CONVOLUTIONS = [
     conv_case("42 convolution"),
     conv_case("42 strided convolution", ", stride=2, padding=1"),
@@ -526,6 +532,15 @@ CONVOLUTIONS = [
         (2, 16, 16, 16, 24),
         (1, 2, 3, 4, 3),
         shapes((2, 3, 4, 5, 6), (4, 12, 13, 20, 17), (3, 16, 17, 24, 33)),
+        weights=2,
+    ),
+    Case(
+        "42 windows of an image that is enlarged, joined and reflected",
+        enlarge_and_join,
+        lambda b, c, h, width, o: [r(b, c, h, width), r(b, c, 2 * h, 2 * width), r(o, 2 * c, 3, 3) / 8, r(o)],
+        (2, 16, 14, 16, 24),
+        (1, 2, 3, 4, 3),
+        shapes((2, 5, 4, 6, 7), (3, 8, 12, 13, 20), (4, 16, 17, 9, 33)),
         weights=2,
     ),
     Case(
@@ -569,6 +584,14 @@ EDGES = [
         (4, 0),
         (4, 0),
         shapes((4, 0), (9, 0), (100, 0)),
+    ),
+    Case(
+        "48 stacks of steps",
+        lambda x, y: (torch.stack([x * k + y for k in range(9)], -1), torch.stack([torch.sin(x + k) for k in range(12)], 1)),
+        lambda m, n: [r(m, n), r(m, n)],
+        (33, 70),
+        (2, 3),
+        shapes((4, 5), (9, 6), (17, 40)),
     ),
     Case("48 single numbers", lambda x, y: (x * y + 1, torch.exp(x).sum(), x.unsqueeze(0) - y), lambda: [r(), r()], (), (), ()),
     Case("48 broadcasts of both sides", lambda x, y: x * y + x, lambda m, n: [r(m, 1), r(1, n)], (6, 9), (4, 5), MATRIX, kernels=1),

@@ -140,7 +140,7 @@ class WindowKeeper {
       if (window == windows.end()) {
         image.dimensions.push_back({{axis.name, axis.extent}, Expr::symbol(axis.name)});
       } else if (done.insert(window->second).second) {
-        auto dimension = along(*window->second, c, at);
+        auto dimension = along(*window->second, c, kernel.symbols, at);
         if (!dimension) return std::nullopt;
         ranges[dimension->axis.name] = axis_range(dimension->axis.extent);
         image.dimensions.push_back(std::move(*dimension));
@@ -197,8 +197,8 @@ class WindowKeeper {
   }
 
   /// The dimension of a sum's values; `at` says what one of its axes is by the value and the other axes. Nothing where values between the least and
-  /// the greatest one are none of the sum's.
-  static std::optional<KeptDimension> along(const Sum& sum, const Contraction& c, Substitution& at) {
+  /// the greatest one are none of the sum's, or nobody knows whether it has any.
+  static std::optional<KeptDimension> along(const Sum& sum, const Contraction& c, const Ranges& symbols, Substitution& at) {
     const auto extent_of = [&](const std::string& name) {
       return std::find_if(c.axes.begin(), c.axes.end(), [&](const auto& axis) { return axis.name == name; })->extent;
     };
@@ -210,6 +210,7 @@ class WindowKeeper {
     Expr extent = 1;
     for (const auto& [step, name] : steps) {
       const Expr behind = extent_of(name) - 1;
+      if (!provably_nonnegative(behind, symbols)) return std::nullopt;
       if (step > 1 && (!extent.is_constant() || step > extent.value())) return std::nullopt;
       extent = extent + step * behind;
       if (sum.at(name) < 0) least = least - step * behind;

@@ -46,15 +46,20 @@ std::vector<Expr> cuts_of(const For& loop, const Ranges& symbols) {
   return cuts;
 }
 
+/// In loops inside as well.
+int64_t count_choices(const Block& body) {
+  int64_t choices = 0;
+  visit(body, [&](const Stmt& stmt, const auto&) {
+    const auto* let = std::get_if<Let>(&stmt.node);
+    choices += let && let->fn == Fn::where ? 1 : 0;
+  });
+  return choices;
+}
+
 /// Whether a loop may choose among a part for each of its points.
 bool may_have_single_parts(const Block& body, const Axis& axis) {
   const auto extent = axis.extent.as_constant();
-  if (!extent || *extent < kManyParts || !is_straight(body)) return false;
-  const auto choices = std::count_if(body.begin(), body.end(), [](const auto& stmt) {
-    const auto* let = std::get_if<Let>(&stmt->node);
-    return let && let->fn == Fn::where;
-  });
-  return choices + 1 >= *extent;
+  return extent && *extent >= kManyParts && is_straight(body) && count_choices(body) + 1 >= *extent;
 }
 
 /// A straight loop body at single points of its axis: only what is chosen there.
@@ -346,7 +351,7 @@ Module split_loops(Module module, const PassContext& context) {
   Repeats repeats(context);
   for (auto& kernel : module.kernels) {
     Kernel copy = *kernel;
-    if (!target_of(context).has_grid) {
+    if (!target_of(context).has_grid && count_choices(copy.body) + 1 >= kManyParts) {
       Names names;
       names.reserve(*kernel);
       copy.body = with_single_parts(copy.body, copy.symbols, names);
