@@ -72,23 +72,27 @@ class PointPicker {
 
   Block at(int64_t point, Names& names) {
     point_ = point;
-    std::vector<std::string> wanted;
-    std::set<size_t> needed;
-    for (size_t k = 0; k < body_.size(); ++k) {
-      if (!name_of(*body_[k]).empty()) continue;
-      needed.insert(k);
-      note(*body_[k], wanted);
-    }
+    std::map<size_t, Ref<Stmt>> picked;
+    std::set<std::string> wanted;
+    const auto pick = [&](size_t k) {
+      const auto [it, fresh] = picked.try_emplace(k);
+      if (!fresh) return;
+      it->second = with_chosen(body_[k]);
+      collect_uses(*it->second, wanted);
+      if (const auto* check = std::get_if<Check>(&body_[k]->node)) collect_symbols(check->cond.expr, wanted);
+    };
+    for (size_t k = 0; k < body_.size(); ++k)
+      if (!is_straight(*body_[k])) pick(k);
     while (!wanted.empty()) {
-      const auto found = places_.find(wanted.back());
-      wanted.pop_back();
-      if (found != places_.end() && needed.insert(found->second).second) note(*body_[found->second], wanted);
+      const auto found = places_.find(*wanted.begin());
+      wanted.erase(wanted.begin());
+      if (found != places_.end()) pick(found->second);
     }
-    Block picked;
-    for (size_t k : needed) picked.push_back(with_chosen(body_[k]));
+    Block block;
+    for (const auto& [k, stmt] : picked) block.push_back(stmt);
     Renaming renaming;
     renaming.exprs[axis_] = point;
-    return copy_block(picked, std::move(renaming), &names);
+    return copy_block(block, std::move(renaming), &names);
   }
 
  private:
@@ -128,28 +132,6 @@ class PointPicker {
       name = let->operands[*known ? 1 : 2];
     }
     return name;
-  }
-
-  /// The names that a statement takes.
-  void note(const Stmt& stmt, std::vector<std::string>& wanted) const {
-    const auto note_expr = [&](Expr e) {
-      for (const std::string& name : symbols_of(e)) wanted.push_back(name);
-    };
-    std::visit(Overloaded{[&](const Let& let) {
-                            for (const std::string& name : let.operands) wanted.push_back(chosen(name));
-                            note_expr(let.index);
-                          },
-                          [&](const Load& load) {
-                            for (Expr e : load.index) note_expr(e);
-                            for (const Cond& c : load.guard) note_expr(c.expr);
-                          },
-                          [&](const Store& store) {
-                            wanted.push_back(chosen(store.value));
-                            for (Expr e : store.index) note_expr(e);
-                            for (const Cond& c : store.guard) note_expr(c.expr);
-                          },
-                          [&](const Check& check) { note_expr(check.cond.expr); }, [](const auto&) {}},
-               stmt.node);
   }
 
   Ref<Stmt> with_chosen(const Ref<Stmt>& stmt) const {
