@@ -56,9 +56,6 @@ def chains() -> list[tuple[str, Callable[[], nn.Module], tuple[int, ...]]]:
     def plane() -> nn.Module:
         return Bias(32, 1, 1)
 
-    def solid() -> nn.Module:
-        return Bias(32, 1, 1, 1)
-
     def linear(*more: Any, out: int = 1024) -> Callable[[], nn.Module]:
         return lambda: Chain(nn.Linear(1024, out), *_fresh(more))
 
@@ -132,7 +129,7 @@ def chains() -> list[tuple[str, Callable[[], nn.Module], tuple[int, ...]]]:
         ("conv_transpose2d, mean, bias, logsumexp, sum", up(_mean_logsumexp), small),
         ("conv_transpose2d, batch norm, tanh, max pool, group norm", up(lambda: nn.BatchNorm2d(32), _tanh_pool, lambda: nn.GroupNorm(4, 32)), small),
         ("conv_transpose2d, subtract bias, tanh", up(lambda: Bias(32, 1, 1, join=torch.sub), torch.tanh), small),
-        ("conv3d, max, softmax", conv3(lambda x: torch.softmax(x.min(2).values, 1)), volume),
+        ("conv3d, min, softmax", conv3(lambda x: torch.softmax(x.min(2).values, 1)), volume),
         ("conv3d, softmax, max pool, max pool", conv3(lambda x: F.max_pool3d(F.max_pool3d(torch.softmax(x, 1), 2), 2)), volume),
         ("conv3d, group norm, mean", conv3(lambda: nn.GroupNorm(8, 32), lambda x: F.relu(x).mean((1, 2, 3, 4))), volume),
         ("conv3d, hardswish, relu, softmax, mean", conv3(lambda x: torch.softmax(F.relu(F.hardswish(x)), 1).mean((2, 3, 4))), volume),
@@ -178,32 +175,8 @@ def chains() -> list[tuple[str, Callable[[], nn.Module], tuple[int, ...]]]:
     ]
 
 
-def _least(x: torch.Tensor) -> torch.Tensor:
-    return x.min(1, keepdim=True).values
-
-
 def _softmax(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, 1)
-
-
-def _activations(x: torch.Tensor) -> torch.Tensor:
-    return torch.sigmoid(F.gelu(F.leaky_relu(F.relu(x))))
-
-
-def _times() -> nn.Module:
-    return Bias(32, 1, 1, 1, join=torch.mul)
-
-
-def _pooled_gelu(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(F.avg_pool3d(x, 2))
-
-
-def _sound() -> nn.Module:
-    return Chain(nn.Conv1d(64, 128, 5, padding=2), nn.BatchNorm1d(128), F.relu, lambda x: F.max_pool1d(x, 2))
-
-
-def _wavenet() -> nn.Module:
-    return Residual(Chain(nn.Conv1d(64, 128, 3, padding=2, dilation=2), _gate, nn.Conv1d(64, 64, 1)))
 
 
 def _fresh(more: tuple[Any, ...]) -> list[Step]:

@@ -514,7 +514,7 @@ PARTS = {
     "rounded down": lambda x: x[: math.floor(x.shape[0] / 2.7)].exp(),
     "to the nearest": lambda x: x[: round(x.shape[0] * 0.37)] + 1,
     "of a rounded one": lambda x: x[: int(int(x.shape[0] * 0.8) * 0.7)].sum(1),
-    "of both axes": lambda x: x[: int(x.shape[0] * 0.8), : int(x.shape[1] * 0.45)].log_softmax(0),
+    "of both axes": lambda x: x[: int(x.shape[0] * 0.8), : int(x.shape[1] * 0.45)].softmax(0),
     "a padding": lambda x: F.pad(x, (0, int(x.shape[1] * 0.3))).sin(),
     "a product": lambda x: x[: int(x.shape[0] * 0.8)] @ x[: int(x.shape[0] * 0.8)].t(),
     "a new tensor": lambda x: torch.ones(int(x.shape[0] * 1.3), x.shape[1]).cumsum(0).mean(0) + x[0],

@@ -112,9 +112,8 @@ class FactorKeeper {
   /// False where the factor is the same in every call, or of what the kernel itself makes.
   bool keep(size_t at, const loop_ir::Kernel& kernel, const Contraction& c, const ContractionOperand& factor) {
     const auto computed = find_factor(kernel, factor);
-    if (!computed) return false;
+    if (!computed || !may_be_kept(graph_, *computed)) return false;
     std::set<std::string> names = factor.axes;
-    bool changes = false;
     double most = 1;  // elements of a result, or of what is read
     double elements = 1;
     for (const auto& axis : c.axes) {
@@ -123,14 +122,9 @@ class FactorKeeper {
     }
     for (const auto& stmt : computed->body) {
       names.insert(loop_ir::name_of(*stmt));
-      const auto* load = std::get_if<Load>(&stmt->node);
-      if (!load) continue;
-      const Buffer* buffer = graph_.find_buffer(load->buffer);
-      if (!buffer || graph_.is_versioned(load->buffer)) return false;
-      changes = changes || !buffer->is_static;
-      most = std::max(most, size(product(buffer->shape)));
+      if (const auto* load = std::get_if<Load>(&stmt->node)) most = std::max(most, size(product(graph_.buffer(load->buffer).shape)));
     }
-    if (!changes || elements > kMostCopies * most) return false;
+    if (elements > kMostCopies * most) return false;
     // What checks the factor's places alone goes along.
     std::vector<Check> moved;
     loop_ir::visit(kernel.body, [&](const Stmt& stmt, const auto&) {

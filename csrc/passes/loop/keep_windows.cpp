@@ -110,7 +110,7 @@ class WindowKeeper {
 
   std::optional<Image> find_image(const loop_ir::Kernel& kernel, const Contraction& c, const ContractionOperand& operand) {
     auto factor = find_factor(kernel, operand);
-    if (!factor || !may_be_kept(kernel, operand, *factor)) return std::nullopt;
+    if (!factor || !may_be_kept(graph_, *factor) || is_checked(kernel, operand)) return std::nullopt;
     Places places;
     for_places(factor->body, [&](Expr e) { places.note(e, operand.axes); });
     if (!places.are_counted) return std::nullopt;
@@ -162,23 +162,15 @@ class WindowKeeper {
     return image;
   }
 
-  /// Whether it changes from call to call, by what is not written to meanwhile, and nothing checks its places.
-  bool may_be_kept(const loop_ir::Kernel& kernel, const ContractionOperand& operand, const Factor& factor) {
-    bool changes = false;
-    for (const auto& stmt : factor.body) {
-      const auto* load = std::get_if<Load>(&stmt->node);
-      if (!load) continue;
-      const Buffer* buffer = graph_.find_buffer(load->buffer);
-      if (!buffer || graph_.is_versioned(load->buffer)) return false;
-      changes = changes || !buffer->is_static;
-    }
+  /// Whether the kernel checks the factor's places.
+  static bool is_checked(const loop_ir::Kernel& kernel, const ContractionOperand& operand) {
     bool checked = false;
     loop_ir::visit(kernel.body, [&](const Stmt& stmt, const auto&) {
       const auto* check = std::get_if<Check>(&stmt.node);
       checked =
           checked || (check && std::any_of(operand.axes.begin(), operand.axes.end(), [&](const auto& axis) { return uses(check->cond.expr, axis); }));
     });
-    return changes && !checked;
+    return checked;
   }
 
   /// Whether packing would take more than one load at places in a row.

@@ -44,6 +44,18 @@ std::optional<Factor> find_factor(const loop_ir::Kernel& kernel, const analysis:
   return Factor{value, dtype_of(value), loop_ir::statements_for(pool, {value})};
 }
 
+bool may_be_kept(const ProgramGraph& graph, const Factor& factor) {
+  bool changes = false;
+  for (const auto& stmt : factor.body) {
+    const auto* load = std::get_if<Load>(&stmt->node);
+    if (!load) continue;
+    const Buffer* buffer = graph.find_buffer(load->buffer);
+    if (!buffer || graph.is_versioned(load->buffer)) return false;
+    changes = changes || !buffer->is_static;
+  }
+  return changes;
+}
+
 void keep_factor(ProgramGraph& graph, size_t at, const loop_ir::Kernel& kernel, const Factor& factor, const std::vector<KeptDimension>& dimensions,
                  const std::vector<Check>& moved) {
   std::vector<loop_ir::Axis> axes;

@@ -26,6 +26,9 @@ struct KeptDimension {
 /// Nothing where the kernel itself makes what the factor is of.
 std::optional<Factor> find_factor(const loop_ir::Kernel& kernel, const analysis::ContractionOperand& operand);
 
+/// Whether it changes from call to call, and is of buffers that nobody writes to meanwhile: memory of its own is worth filling.
+bool may_be_kept(const ProgramGraph& graph, const Factor& factor);
+
 /// A kernel in front of `at` computes the factor, by a body over the dimensions' axes, and checks `moved`; the product loads it.
 void keep_factor(ProgramGraph& graph, size_t at, const loop_ir::Kernel& kernel, const Factor& factor, const std::vector<KeptDimension>& dimensions,
                  const std::vector<loop_ir::Check>& moved);
