@@ -534,8 +534,10 @@ def test_sizes_that_are_rounded_floats_of_others(name, guards_added):
         with torch.no_grad():
             same(compiled(x), fn(x), exact=fn(z))
         results = [call(t.requires_grad_()) for call, t in ((compiled, x), (fn, y), (fn, z))]
+        # Of near equal numbers, a softmax's gradient would be what rounding leaves of their difference.
+        gradient = torch.randn(results[0].shape, generator=torch.Generator().manual_seed(columns))
         for result in results:
-            result.sin().sum().backward()
+            result.backward(gradient.to(result.dtype))
         same(results[0].detach(), results[1].detach(), exact=results[2].detach())
         same(x.grad, y.grad, exact=z.grad)
     assert compiler.graphs == 2  # with and without gradients

@@ -139,22 +139,31 @@ def test_autocast_is_as_close_to_float64_as_eager(name):
     model, inputs = build(name)
     model.train(name == "resnet-50")  # with the statistics of its batches
     reference, exact = copy.deepcopy(model), copy.deepcopy(model).double()
-    torch.manual_seed(3)
-    given = inputs(0)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss_of(torch.compile(model, backend="deplo", options=STRICT)(**given)).backward()
-        loss_of(reference(**given)).backward()
-    loss_of(exact(**{k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in given.items()})).backward()
-
-    def errors(net: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of all gradients together, and of each."""
-        pairs = [(p.grad.double(), q.grad) for p, q in zip(net.parameters(), exact.parameters(), strict=True) if q.grad is not None]
-        distances, sizes = (torch.stack([x.norm() for x in xs]) for xs in ([a - b for a, b in pairs], [b for _, b in pairs]))
-        return distances.norm() / sizes.norm(), distances / sizes
-
-    (ours, each), (eagers, each_of_eager) = errors(model), errors(reference)
+    compiled = torch.compile(model, backend="deplo", options=STRICT)
+    errors, sizes = [], []  # of each draw: by gradient, ours and eager mode's
+    # Of one model, it is a matter of chance which elements of a ReLU rounding switches.
+    for draw in range(8):
+        torch.manual_seed(draw)
+        with torch.no_grad():
+            for own, *others in zip(*(net.parameters() for net in (model, reference, exact)), strict=True):
+                own.mul_(1 + 0.3 * torch.randn_like(own))
+                for other in others:
+                    other.copy_(own)
+        given = inputs(draw)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss_of(compiled(**given)).backward()
+            loss_of(reference(**given)).backward()
+        loss_of(exact(**{k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in given.items()})).backward()
+        gradients = [[p.grad for p in net.parameters()] for net in (model, reference, exact)]
+        used = [[g.double() for g in each] for each in zip(*gradients, strict=True) if each[2] is not None]
+        errors.append(torch.stack([torch.stack([(g - judge).norm() for g in (own, eagers)]) for own, eagers, judge in used]))
+        sizes.append(torch.stack([judge.norm() for *_, judge in used]))
+        for net in (model, reference, exact):
+            net.zero_grad()
+    ours, eagers = torch.stack(errors).norm(dim=(0, 1))
     assert ours <= 1.05 * eagers
-    assert bool((each <= 1.5 * each_of_eager + 2**-8).all())  # one gradient's rounding is a matter of chance
+    ours, eagers = (torch.stack(errors).norm(dim=0) / torch.stack(sizes).norm(dim=0)[:, None]).T
+    assert bool((ours <= 1.5 * eagers + 2**-8).all())
 
 
 # Optimizers

@@ -5,7 +5,7 @@
 namespace deplo::loop_to_tile {
 namespace {
 
-constexpr int64_t kFewPanels = 4;  // of lanes: more of them hide the time that rows take to come
+constexpr int64_t kFewPanels = 16;  // of lanes: more of them hide the time that rows take to come
 
 void collect(const loop_ir::Stmt& stmt, std::set<std::string>& names) {
   if (const auto* let = std::get_if<loop_ir::Let>(&stmt.node)) {
@@ -75,15 +75,25 @@ tile_ir::Block ContractionScheduler::places_ahead(const Item& item) const {
   return out;
 }
 
-tile_ir::Block ContractionScheduler::prefetch_rows(const Item& item, const RowBlocks& rows) const {
-  // A step takes an element or a word of each row: as many steps as a line holds could fetch one line of each. Every panel of lanes goes by these
-  // rows, and fetches its share of the lines: all at once they would come no faster than memory brings them, and the steps would wait.
+Ref<tile_ir::Stmt> ContractionScheduler::over_lines(const Item& item, const RowBlocks& rows, Expr first, Expr end, tile_ir::Block body) const {
+  // The places of lines are computed once a line: in each step that would take as long as what is multiplied.
+  const Expr line = sym("kl" + item.tag);
+  const Expr from = first + line * kCacheLine;
+  tile_ir::Block out = prefetch_rows(item, rows, floordiv(from, kCacheLine));
+  out.push_back(loop("k" + item.tag, from, min(from + kCacheLine, end), LoopKind::serial, std::move(body), item.unroll));
+  return loop(line.name(), 0, ceildiv(end - first, kCacheLine), LoopKind::serial, std::move(out));
+}
+
+tile_ir::Block ContractionScheduler::prefetch_rows(const Item& item, const RowBlocks& rows, Expr at) const {
+  // Every panel of lanes goes by these rows, and fetches its share of their lines: all at once they would come no faster than memory brings them,
+  // and the steps would wait.
   const loop_ir::Load* main = main_load(item.rows);
-  const Expr k = sym("k" + item.tag);
   const Expr next = sym("kb" + item.tag) + 1;
   const int64_t panels = (lanes_extent_.value() + nr_ - 1) / nr_;
-  const Expr line = floordiv(k, kCacheLine * panels) * panels + panel(item);
-  const Expr here = row_of(item, rows, min(mod(floordiv(k, panels), kCacheLine), rows.mr - 1));
+  const int64_t each = (rows.mr + panels - 1) / panels;
+  const Expr line = floordiv(at, panels) * panels + panel(item);
+  const Expr ahead_row = sym("ra" + item.tag);
+  const Expr here = row_of(item, rows, panels == 1 ? ahead_row : min(mod(at, panels) * each + ahead_row, rows.mr - 1));
   Substitution map = outer_map_;
   Expr row;
   if (outer_inside_) {
@@ -98,7 +108,7 @@ tile_ir::Block ContractionScheduler::prefetch_rows(const Item& item, const RowBl
   join(map, depth_map(item, min(mod(next, item.depth_blocks) * item.depth_block + line * kCacheLine * item.group(), item.depth - 1)));
   std::vector<Expr> index;
   for (Expr e : main->index) index.push_back(substitute(e, map));
-  return {make(tile_ir::Prefetch{main->buffer, std::move(index), 2})};
+  return {loop(ahead_row.name(), 0, each, LoopKind::unroll, {make(tile_ir::Prefetch{main->buffer, std::move(index), 2})})};
 }
 
 }  // namespace deplo::loop_to_tile

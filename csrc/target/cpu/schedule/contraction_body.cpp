@@ -522,7 +522,7 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply_add(const Item& item, const Ro
   return over_registers(item, rows, "", std::move(row), std::move(step));
 }
 
-Ref<tile_ir::Stmt> ContractionScheduler::over_depth(const Item& item, tile_ir::Block body) const {
+Ref<tile_ir::Stmt> ContractionScheduler::over_depth(const Item& item, const RowBlocks& rows, tile_ir::Block body) const {
   const Expr depth = depth_of_block(item);
   Expr first = 0;
   Expr end = depth;
@@ -533,6 +533,7 @@ Ref<tile_ir::Stmt> ContractionScheduler::over_depth(const Item& item, tile_ir::B
   const int64_t step = window_ ? window_steps(item) : item.group();  // of k, in one of the loop
   first = floordiv(first, step);
   end = item.pads_depth() ? ceildiv(end, step) : floordiv(end, step);
+  if (prefetches_rows(item)) return over_lines(item, rows, first, end, std::move(body));
   if (!window_) return loop("k" + item.tag, first, end, LoopKind::serial, std::move(body), item.unroll);
   int64_t unroll = item.unroll;  // of the innermost loop
   auto wrap = [&](const std::string& name, Expr lo, Expr hi) {
@@ -552,9 +553,7 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
   const std::string& t = item.tag;
   const std::string acc = "acc" + t + rows.suffix;
   tile_ir::Block step;
-  if (prefetches_rows(item))
-    step = prefetch_rows(item, rows);
-  else if (item.lanes.is_static && (!item.widened || window_))
+  if (!prefetches_rows(item) && item.lanes.is_static && (!item.widened || window_))
     // Points of a window share elements: LLVM would keep them in registers over unrolled steps, until these are full, if nothing touched memory
     // between the steps.
     step = prefetch_panel(item, depth_at(item).k, window_ || rows.suffix.empty() ? Expr(0) : tiles_);
@@ -569,7 +568,7 @@ tile_ir::Block ContractionScheduler::register_block(const Item& item, bool sever
   }
   tile_ir::Block out = prefetch_finish(item, several, rows);
   for (auto& stmt : {make(tile_ir::Alloc{acc, item.dtype(), {rows.mr, nr_}, Space::reg}), over_registers(item, rows, "i", {}, std::move(start)),
-                     over_depth(item, std::move(step))})
+                     over_depth(item, rows, std::move(step))})
     out.push_back(stmt);
   for (auto& stmt : add_to_tile(item, several, rows, acc)) out.push_back(stmt);
   if (!has_chains(item) || in_chunks(item)) return out;

@@ -168,9 +168,10 @@ double ContractionScheduler::padded_work() const {
 }
 
 double ContractionScheduler::reading_rows() const {
-  // Weights stay in the second cache from call to call where all that the kernel touches does.
+  // Weights stay in the second cache from call to call where all that a thread touches does: threads share the rows.
   const Expr depth = items_[0].depth;
-  if (hint(count(outer_) * (rows_extent_ * depth + lanes_extent_ * depth + rows_extent_ * lanes_extent_)) * 4 <= ctx_.target.l2_bytes) return 0;
+  const Expr rows = ceildiv(rows_extent_, ctx_.target.threads);
+  if (hint(count(outer_) * (rows * depth + lanes_extent_ * depth + rows * lanes_extent_)) * 4 <= ctx_.target.l2_bytes) return 0;
   return kFarLine * static_cast<double>(hint(count(outer_)) * hint(rows_extent_ * lane_groups()));
 }
 

@@ -617,7 +617,9 @@ class ContractionScheduler {
   tile_ir::Block places_ahead(const Item& item) const;
   /// Whether the steps of k of one block fetch the rows of the next one.
   bool prefetches_rows(const Item& item) const;
-  tile_ir::Block prefetch_rows(const Item& item, const RowBlocks& rows) const;
+  tile_ir::Block prefetch_rows(const Item& item, const RowBlocks& rows, Expr at) const;
+  /// The loop over k: rows are fetched once for the steps of a line.
+  Ref<tile_ir::Stmt> over_lines(const Item& item, const RowBlocks& rows, Expr first, Expr end, tile_ir::Block body) const;
 
   /// A step of k; of windows, it is made of a channel and two taps.
   struct Depth {
@@ -639,7 +641,7 @@ class ContractionScheduler {
   /// One step of k for all products of a register block.
   Ref<tile_ir::Stmt> multiply_add(const Item& item, const RowBlocks& rows, const std::string& acc) const;
   /// All steps of a block of k, or of a chain of it.
-  Ref<tile_ir::Stmt> over_depth(const Item& item, tile_ir::Block body) const;
+  Ref<tile_ir::Stmt> over_depth(const Item& item, const RowBlocks& rows, tile_ir::Block body) const;
   static bool has_chains(const Item& item) { return item.chain < item.depth_block && !item.folded; }
   /// Whether all register blocks of a panel take one chain before the next: what they read of the panel stays in the first cache.
   static bool chains_outside(const Item& item) { return in_chunks(item) || (item.matrix && has_chains(item)); }

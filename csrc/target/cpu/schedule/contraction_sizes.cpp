@@ -89,7 +89,9 @@ std::optional<int64_t> whole_lines(const std::vector<Axis>& axes, int64_t wanted
 }
 
 /// Rows of a register block at most, of `vectors` each, beside the registers that hold operands.
-int64_t most_register_rows(int64_t vectors, const PassContext& ctx) { return (ctx.target.vector_registers - 2 - vectors) / vectors; }
+int64_t most_register_rows(int64_t vectors, const PassContext& ctx) {
+  return (ctx.target.vector_registers - 1 - std::max<int64_t>(vectors, 2)) / vectors;
+}
 
 /// The same beside numbers that take words apart, which code generation keeps in registers where there are many.
 int64_t most_widened_rows(int64_t vectors, const PassContext& ctx) {
@@ -127,8 +129,8 @@ void ContractionScheduler::choose_sizes() {
   choose_blocks(kBlockVectors);
   // Lanes that are a call's own rows, or the channels of a group, may be few.
   if ((window_ || (per_call_ && across_)) && lanes_extent_.is_constant()) {
-    // One vector of lanes is read for each row, which takes longer unless it saves padding.
-    const double narrow = items_[0].pairs ? 1.5 : 1.15;
+    // One vector of lanes is read for each row, which takes longer unless it saves padding: measured for 16 and for 32 registers.
+    const double narrow = items_[0].pairs ? 1.5 : ctx_.target.vector_registers < 32 ? 1.4 : 1.15;
     int64_t best = kBlockVectors;
     auto share = [&] { return window_ ? block_share(lane_block_) : 1; };
     double least = padded_work() * share();
