@@ -102,7 +102,7 @@ tile_ir::Block ContractionScheduler::allocations() const {
     if (!item.lanes.is_static && item.pairs)
       scratch("pb", {item.depth_block / 2, lane_block_ + kLanePadding, 2}, DType::bf16);
     else if (!item.lanes.is_static)
-      scratch("pb", {item.depth_block, lane_block_});
+      scratch("pb", {item.depth_block, spread(lane_block_)});
     if (sums_rows(item)) scratch("ps", {row_tiles_ * mr_, item.depth_block / item.chain});
     if (item.differs(mr_)) scratch("pn", {row_tiles_ * mr_, item.depth_block + item.rows.padding}, DType::bf16);
   }

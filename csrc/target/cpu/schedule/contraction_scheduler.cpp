@@ -27,6 +27,7 @@ constexpr int64_t kWidestImage = 1024;   // points of a line of which a block ta
 constexpr double kCopy = 8;              // cost of packing an element, in multiply-adds
 constexpr double kFarCopy = 8;           // of one that comes from memory, which nothing hides
 constexpr double kLineCopy = 1;          // where lines of k are copied as they lie
+constexpr double kFarLineCopy = 20;      // ... and come from beyond the second cache: measured where vectors are 32 bytes
 constexpr double kFarLine = 3;           // more for lines of weights, which come from memory: measured for 16 to 256 lanes, float32 and bfloat16
 constexpr double kGather = 150;          // of one of 16 bits whose neighbours lie elsewhere: measured
 constexpr double kCallCopy = 24;         // once a call: it goes through memory once more, and threads wait for one another
@@ -136,8 +137,10 @@ double ContractionScheduler::padded_work() const {
   // What does not stay in a cache comes from memory for each pack.
   const int64_t l3 = ctx_.target.l3_bytes;
   const bool lines = items_[0].contraction->reduce->axes.size() == 1 && unit_along(items_[0].lanes, lanes_.back().name);
-  const double near = lines ? kLineCopy : kCopy;
-  const double copy = hint(count(lanes_) * items_[0].depth) * 4 > l3 ? near + kFarCopy : near;
+  const int64_t bytes = hint(count(lanes_) * items_[0].depth) * 4;
+  const bool far_lines = lines && bytes > ctx_.target.l2_bytes && ctx_.target.vector_bytes <= 32 && !items_[0].pairs;
+  const double near = far_lines ? kFarLineCopy : lines ? kLineCopy : kCopy;
+  const double copy = bytes > l3 ? near + kFarCopy : near;
   if (!items_[0].lanes.is_static) packed += copy * static_cast<double>(lanes * row_blocks);
   if (items_[0].lanes.per_call) packed += kCallCopy * static_cast<double>(lanes);
   const bool in_lines = wants_lines(items_[0]) || unit_along(items_[0].rows, items_[0].summed.back().name);

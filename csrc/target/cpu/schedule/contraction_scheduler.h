@@ -25,6 +25,8 @@ constexpr int64_t kDynamicRows = 256;  // its rows: they pay for that pack
 constexpr int64_t kCacheLine = 16;     // float32 elements
 constexpr int64_t kRowPadding = 16;    // keeps packed rows off each other's cache sets
 constexpr int64_t kLanePadding = 16;   // likewise, of lines of lanes in pairs
+/// The width of a line of at least `elements` float32 that keeps what lies below one another in all sets of a cache: an odd number of cache lines.
+constexpr int64_t spread(int64_t elements) { return ((elements + kCacheLine - 1) / kCacheLine | 1) * kCacheLine; }
 constexpr int64_t kPrefetchLines = 8;  // steps of k ahead of a pack of lines in runs
 constexpr int64_t kPrefetchSteps = 4;  // of the outermost reduce axis, ahead of the pack
 constexpr int64_t kChunkWork = 65536;
@@ -312,8 +314,11 @@ class ContractionScheduler {
   bool can_read_in_place(const Item& item) const;
   /// Whether rows may be packed [k][row]: as numbers of float32, one step of k at a time. Copies are lines then, not transposed squares.
   bool can_pack_in_lines(const Item& item) const;
-  /// Whether that is as memory runs.
-  bool wants_lines(const Item& item) const { return can_pack_in_lines(item) && unit_along(item.rows, rows_[0].name); }
+  /// Whether that is as memory runs, and pays: steps of k read lines more slowly than rows of k (measured where vectors are 32 bytes), and beside
+  /// lanes that a step of the call packs, rows are copied once for all of them.
+  bool wants_lines(const Item& item) const {
+    return can_pack_in_lines(item) && unit_along(item.rows, rows_[0].name) && !(per_call_ && ctx_.target.vector_bytes <= 32 && !item.pairs);
+  }
   /// Whether the operand is a plain float32 load whose memory runs along k.
   bool lies_in_rows(const Item& item) const;
   /// Reads rows where they lie if that pays, in register blocks that divide them.

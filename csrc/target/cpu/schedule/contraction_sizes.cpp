@@ -160,7 +160,7 @@ void ContractionScheduler::choose_sizes() {
   choose_in_place();
   for (Item& item : items_) {
     item.rows.in_lines = !item.rows.in_place && wants_lines(item);
-    if (item.rows.in_lines) item.rows.padding = round_up(row_tiles_ * mr_, kCacheLine) + kRowPadding - row_tiles_ * mr_;
+    if (item.rows.in_lines) item.rows.padding = spread(row_tiles_ * mr_ + kRowPadding) - row_tiles_ * mr_;
   }
   in_registers_ = wants_registers();
   rows_outside_ = wants_rows_outside();
@@ -332,7 +332,7 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
   if (rows_lie_across()) {
     row_tiles_ = (rows + mr_ - 1) / mr_;
     if (lanes_static() && !per_call_ && rows_.size() == 1) share_tiles();
-    for (Item& item : items_) item.rows.padding = round_up(row_tiles_ * mr_, kCacheLine) + kRowPadding - row_tiles_ * mr_;
+    for (Item& item : items_) item.rows.padding = spread(row_tiles_ * mr_ + kRowPadding) - row_tiles_ * mr_;
     return;
   }
   int64_t most = items_[0].matrix       ? most_matrix_rows()
