@@ -44,6 +44,7 @@
 #include "passes/tensor/fold_constants.h"
 #include "passes/tensor/simplify_algebra.h"
 #include "passes/tensor/simplify_softmax.h"
+#include "passes/tensor/sum_taps.h"
 #include "passes/torch/roll_layers.h"
 #include "passes/torch/share_calls.h"
 
@@ -304,6 +305,8 @@ const std::vector<Pass<tensor_ir::Graph>>& tensor_passes() {
       {"compose_maps", compose_maps, "joins maps, so that views vanish"},
       // Maps lead to maxima and to parts of concatenations directly.
       {"simplify_softmax", simplify_softmax, "computes softmaxes of concatenations by their parts, with one maximum"},
+      // Maps say which taps read one point.
+      {"sum_taps", sum_taps, "sums weights that multiply the same points of an enlarged image"},
       // Joined maps of one source are equal; views between them would hide it.
       {"eliminate_common_subexpressions", eliminate_common_subexpressions, "computes equal ops once"},
       {"eliminate_dead_code", eliminate_dead_code, "removes what nothing reads"},

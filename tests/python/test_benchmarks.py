@@ -54,7 +54,10 @@ def test_layers_beside_eager_and_inductor(tmp_path):
     (row,) = written["rows"]
     assert written["machine"]["flops"] > 0 and written["machine"]["bandwidth"] > 0
     assert written["machine"]["processor"] and set(written["machine"]["peers"]) == set(PEERS) and written["machine"]["pause"] == 0
-    for name in ("eager", "inductor", "deplo", *PEERS):
+    ran = [name for name in PEERS if f"{name} us" in row]
+    # What a peer cannot run on this processor is said under the table.
+    assert all(f"{row['case']}: {name}: " in result.stdout for name in PEERS if name not in ran)
+    for name in ("eager", "inductor", "deplo", *ran):
         assert row[f"{name} us"] > 0 and row[f"{name} %"] > 0 and len(row["rounds"][name]) == 1
         assert not picture.exists() or f">{name}</text>" in picture.read_text()
         # A sum of 64 terms and a few functions in any order; of the others, no more than eager mode.
