@@ -100,7 +100,7 @@ tile_ir::Block ContractionScheduler::allocations() const {
       scratch("pa", std::move(shape), item.pairs ? DType::bf16 : item.words || item.bytes ? item.row_bytes() : item.dtype());
     }
     if (!item.lanes.is_static && item.pairs)
-      scratch("pb", {item.depth_block / 2, lane_block_ + kLanePadding, 2}, DType::bf16);
+      scratch("pb", {item.depth_block / 2, spread(lane_block_), 2}, DType::bf16);
     else if (!item.lanes.is_static)
       scratch("pb", {item.depth_block, spread(lane_block_)});
     if (sums_rows(item)) scratch("ps", {row_tiles_ * mr_, item.depth_block / item.chain});

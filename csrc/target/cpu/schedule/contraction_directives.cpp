@@ -371,7 +371,7 @@ void ContractionScheduler::read_tiles(ScheduleReader& reader) {
     else if (!item.rows.is_static && !item.rows.in_place)
       scratch += packs_rows_in_lines(item) ? item.depth_block * (rows + item.rows.padding)
                                            : rows * (item.depth_block + item.rows.padding) * (item.parts > 1 ? item.parts - 1 : 1);
-    if (!item.lanes.is_static) scratch += item.depth_block * lane_block_;
+    if (!item.lanes.is_static) scratch += item.depth_block * spread(lane_block_);
     if (item.widened) scratch += chunk(item) * nr_;
   }
   if (scratch > kMostScratch / 4)

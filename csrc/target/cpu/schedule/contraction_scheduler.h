@@ -24,8 +24,8 @@ constexpr int64_t kDepthUnroll = 4;
 constexpr int64_t kDynamicRows = 256;  // its rows: they pay for that pack
 constexpr int64_t kCacheLine = 16;     // float32 elements
 constexpr int64_t kRowPadding = 16;    // keeps packed rows off each other's cache sets
-constexpr int64_t kLanePadding = 16;   // likewise, of lines of lanes in pairs
-/// The width of a line of at least `elements` float32 that keeps what lies below one another in all sets of a cache: an odd number of cache lines.
+/// The width of a line of at least `elements` float32, or pairs of 16 bits, that keeps what lies below one another in all sets of a cache: an odd
+/// number of cache lines.
 constexpr int64_t spread(int64_t elements) { return ((elements + kCacheLine - 1) / kCacheLine | 1) * kCacheLine; }
 constexpr int64_t kPrefetchLines = 8;  // steps of k ahead of a pack of lines in runs
 constexpr int64_t kPrefetchSteps = 4;  // of the outermost reduce axis, ahead of the pack
