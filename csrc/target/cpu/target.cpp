@@ -6,6 +6,7 @@
 #include "base/topology.h"
 #include "target/cpu/codegen.h"
 #include "target/cpu/cost/cost.h"
+#include "target/cpu/features.h"
 #include "target/cpu/schedule/contraction.h"
 #include "target/cpu/schedule/online.h"
 #include "target/cpu/schedule/rows.h"
@@ -96,9 +97,7 @@ class CpuTarget final : public Target {
     return list.dump();
   }
 
-  bool multiplies_bytes(const TargetInfo& machine) const override {
-    return machine.features.count("avx512vnni") > 0 || machine.features.count("avxvnni") > 0;
-  }
+  bool multiplies_bytes(const TargetInfo& machine) const override { return deplo::multiplies_bytes(machine.features); }
 
   int64_t key_parts(const loop_ir::Kernel& kernel, const PassContext& context) const override { return cpu_key_parts(kernel, context); }
 

@@ -310,6 +310,17 @@ Value* FunctionEmitter::float_to_int(Value* value, int bits, int lanes) {
   return b_.CreateSelect(fits, converted, integer_like(converted, indefinite));
 }
 
+namespace {
+
+/// Whether each byte of the words is at most 15 by how they are made.
+bool is_few_bits(Value* words) {
+  using namespace llvm::PatternMatch;
+  const llvm::APInt* mask = nullptr;
+  return match(words, m_And(m_Value(), m_APInt(mask))) && (*mask & 0xf0f0f0f0) == 0;
+}
+
+}  // namespace
+
 Value* FunctionEmitter::dot4(const std::vector<Value*>& x, int lanes) {
   const auto count = static_cast<unsigned>(lanes);
   llvm::Type* i8 = b_.getInt8Ty();
@@ -321,6 +332,16 @@ Value* FunctionEmitter::dot4(const std::vector<Value*>& x, int lanes) {
     if (lanes == 8) id = llvm::Intrinsic::x86_avx512_vpdpbusd_256;
     if (lanes == 4) id = llvm::Intrinsic::x86_avx512_vpdpbusd_128;
     if (id != llvm::Intrinsic::not_intrinsic) return b_.CreateIntrinsic(id, {}, {x[2], bytes(x[0]), bytes(x[1])});
+  }
+  // 4 bits of one operand: no sum of two products leaves 16 bits (pmaddubsw would saturate).
+  const bool few = is_few_bits(x[0]);
+  if (few && ((lanes == 16 && target_.features.contains("avx512bw")) || (lanes == 8 && target_.features.contains("avx2")))) {
+    const bool wide = lanes == 16;
+    Value* pairs =
+        b_.CreateIntrinsic(wide ? llvm::Intrinsic::x86_avx512_pmaddubs_w_512 : llvm::Intrinsic::x86_avx2_pmadd_ub_sw, {}, {bytes(x[0]), bytes(x[1])});
+    Value* ones = llvm::ConstantInt::get(llvm::FixedVectorType::get(i16, 2 * count), 1);
+    return b_.CreateAdd(x[2],
+                        b_.CreateIntrinsic(wide ? llvm::Intrinsic::x86_avx512_pmaddw_d_512 : llvm::Intrinsic::x86_avx2_pmadd_wd, {}, {pairs, ones}));
   }
   // Even and odd bytes as numbers of 16 bits, whose products and sums in pairs are exact (pmaddwd); pmaddubsw would saturate.
   ID id = llvm::Intrinsic::not_intrinsic;

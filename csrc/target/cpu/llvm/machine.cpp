@@ -231,6 +231,6 @@ TargetInfo cpu_target_info(const std::string& features) {
   return info;
 }
 
-std::string codegen_version() { return "llvm " LLVM_VERSION_STRING " deplo-codegen 8"; }
+std::string codegen_version() { return "llvm " LLVM_VERSION_STRING " deplo-codegen 9"; }
 
 }  // namespace deplo

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "kernel_ir/ir.h"
+#include "target/cpu/features.h"
 #include "target/cpu/schedule/contraction_scheduler.h"
 
 namespace deplo::loop_to_tile {
@@ -100,6 +101,12 @@ int64_t most_widened_rows(int64_t vectors, const PassContext& ctx) {
   return ctx.target.vector_registers < 32 ? most : std::max<int64_t>(1, most - (kNumbers + vectors - 1) / vectors);
 }
 
+/// The same beside bytes that are taken apart into halves of words: those of the lanes, and of one row.
+int64_t most_split_rows(int64_t vectors, const PassContext& ctx) {
+  constexpr int64_t kOfRow = 3;
+  return std::max<int64_t>(1, (ctx.target.vector_registers - kOfRow - 2 * vectors) / vectors);
+}
+
 }  // namespace
 
 /// What `rows` rows cost in register blocks of mr: little where little is padding, each row of lanes that is read serves many, and enough
@@ -116,13 +123,21 @@ double block_cost(int64_t rows, int64_t mr, int64_t vectors, double load_cost) {
   return static_cast<double>(round_up(rows, mr)) * block_overhead(mr, vectors, load_cost);
 }
 
-int64_t register_rows(int64_t rows, int64_t vectors, const PassContext& ctx) {
-  int64_t most = most_register_rows(vectors, ctx);
+namespace {
+
+/// Rows of a register block, of at most `most`, that suit `rows` rows.
+int64_t balanced_rows(int64_t rows, int64_t most, int64_t vectors) {
   if (rows <= most) return std::max<int64_t>(rows, 1);
   int64_t best = most;
   for (int64_t mr = most; mr >= std::min<int64_t>(most, 4); --mr)
     if (block_cost(rows, mr, vectors, 0) < block_cost(rows, best, vectors, 0)) best = mr;
   return best;
+}
+
+}  // namespace
+
+int64_t register_rows(int64_t rows, int64_t vectors, const PassContext& ctx) {
+  return balanced_rows(rows, most_register_rows(vectors, ctx), vectors);
 }
 
 void ContractionScheduler::choose_sizes() {
@@ -301,9 +316,13 @@ void ContractionScheduler::choose_blocks(int64_t vectors) {
       if (const auto lines = whole_lines(axes, most); lines && *lines % additions == 0) item.depth_block = *lines;
     item.chain = std::min(item.chain, item.depth_block);
   }
+  const bool split_bytes = !has_byte_products(ctx_.target.features);
+  if (split_bytes && std::any_of(items_.begin(), items_.end(), [](const Item& i) { return i.words || i.bytes; }))
+    mr_ = std::min(mr_, balanced_rows(rows, most_split_rows(vectors, ctx_), vectors));
   if (std::any_of(items_.begin(), items_.end(), [&](const Item& i) { return wants_widened_words(i); }))
     mr_ = std::min(mr_, most_widened_rows(vectors, ctx_));
-  for (Item& item : items_) item.unroll = vectors > kBlockVectors ? kWideUnroll : kDepthUnroll;
+  // Unrolled steps of bytes that are taken apart keep more sums in flight than there are registers: LLVM adds them up by themselves.
+  for (Item& item : items_) item.unroll = split_bytes && (item.words || item.bytes) ? 1 : vectors > kBlockVectors ? kWideUnroll : kDepthUnroll;
   // Of a unit's steps of k, half and more are no padding.
   const bool matrix = std::all_of(items_.begin(), items_.end(), [&](const Item& i) {
     if (i.words) return can_use_matrix(i);

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "loop_ir/build.h"
+#include "target/cpu/features.h"
 #include "target/cpu/schedule/contraction_scheduler.h"
 #include "target/cpu/schedule/statements.h"
 
@@ -141,8 +142,7 @@ bool Item::turns_rows() const { return words ? shifted() && !matrix : (bits == 8
 bool Item::needs_lane_sums() const { return bytes && (turns_rows() || !row_codes()->shift.empty()); }
 
 bool ContractionScheduler::can_multiply_codes(const Item& item) const {
-  const auto& features = ctx_.target.features;
-  return (features.count("avx512vnni") > 0 || features.count("avxvnni") > 0) && item.row_codes() && can_fold(item, 8);
+  return multiplies_bytes(ctx_.target.features) && item.row_codes() && can_fold(item, 8);
 }
 
 bool ContractionScheduler::can_fold(const Item& item, int64_t bits) const {
