@@ -211,3 +211,32 @@ def test_infinity_and_nan_in_layers_are_eager_modes(in_weight, dynamic):
     finite = wanted.abs() < largest / 2
     torch.testing.assert_close(got[finite].double(), wanted[finite], rtol=1e-5, atol=1e-5)
     assert torch.equal(got[eager.isinf()], eager[eager.isinf()])
+
+
+def test_codes_of_four_bits_are_for_versions_that_look_at_the_weights():
+    torch.manual_seed(0)
+    layer = torch.nn.Module()
+    layer.register_buffer("weight", torch.randint(-8, 8, (512, 256), dtype=torch.int8))
+    layer.register_buffer("zero", torch.randint(-8, 8, (512, 8), dtype=torch.int8))
+    layer.register_buffer("scale", torch.rand(512, 8))
+
+    def forward(x):
+        whole = (layer.weight.reshape(512, 8, 32).float() - layer.zero[:, :, None].float()) * layer.scale[:, :, None]
+        return torch.nn.functional.linear(x, whole.reshape(512, 256))
+
+    layer.forward = forward
+    x = torch.randn(1, 256)
+    kernels = {k.name: k.schedule for k in deplo.explain(layer, x, options={"strict": True}).graphs[0].kernels}
+    (main_kernel,) = [name for name in kernels if name + "_few_bits" in kernels and not name.startswith("pack_")]
+    few, centered = kernels[main_kernel + "_few_bits"], kernels[main_kernel + "_few_bits_centered"]
+    for given in ({main_kernel: few}, {main_kernel: kernels[main_kernel], main_kernel + "_few_bits": centered}):
+        torch._dynamo.reset()
+        with pytest.raises(UserError, match="where weights allow it"):
+            torch.compile(layer, backend="deplo", options={"strict": True, "schedule": given})(x)
+    torch._dynamo.reset()
+    given = {main_kernel: kernels[main_kernel], main_kernel + "_few_bits": few}
+    whole = (layer.weight.double().reshape(512, 8, 32) - layer.zero.double()[:, :, None]) * layer.scale.double()[:, :, None]
+    exact = x.double() @ whole.reshape(512, 256).T
+    got = torch.compile(layer, backend="deplo", options={"strict": True, "schedule": given})(x)
+    error, theirs = ((y.double() - exact).abs().max() for y in (got, forward(x)))
+    assert error <= theirs + 2 * torch.finfo(torch.float32).eps * exact.abs().max()

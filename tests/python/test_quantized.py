@@ -150,21 +150,22 @@ def test_weights_of_four_bits_are_packed_two_in_a_byte(codes: torch.dtype, group
         return torch.nn.functional.linear(x, (whole * layer.scale[:, :, None]).reshape(n, depth))
 
     layer.forward = forward  # type: ignore[method-assign]
-    factors = n * depth * (1 + dtype.itemsize) / group
+    zero = layer.zero.clone()
     before = packed_by_others()
     for rows in (1, 2, 5, 16):
         torch._dynamo.reset()
         x = torch.randn(rows, depth, dtype=dtype)
         compiled = torch.compile(layer, backend="deplo", dynamic=False, options={"strict": True, "features": features})
-        for first in (low, high - 1, 100, low):  # the third one takes a byte
+        for first, centered in ((low, False), (high - 1, True), (100, True), (low, True), (low, False)):  # the third one takes a byte
             layer.weight[3, 5] = first
+            layer.zero.copy_(zero * (not centered))
             whole = (layer.weight.double().reshape(n, -1, group) - layer.zero.double()[:, :, None]) * layer.scale.double()[:, :, None]
             exact = x.double() @ whole.reshape(n, depth).T
             error, theirs = ((y.double() - exact).abs().max() for y in (compiled(x), layer(x)))
             assert error <= theirs + 2 * torch.finfo(dtype).eps * exact.abs().max()
             packed = deplo._C.packed_bytes() - before
-            if dtype == torch.bfloat16:  # of float32 layers, zero points stay with the weights
-                assert (packed >= n * depth) if first == 100 else (packed <= n * depth / 2 + factors + 4096)
+            factors = n * depth * ((not centered) + dtype.itemsize) / group  # zero points that are 0 are not packed
+            assert (packed >= n * depth) if first == 100 else (packed <= n * depth / 2 + factors + 4096)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

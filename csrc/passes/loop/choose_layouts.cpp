@@ -56,6 +56,7 @@ struct KernelAccesses {
   std::set<std::string> operands;  ///< buffers that contractions read
   std::set<std::string> lanes;     ///< those whose elements vary along the axis along which results lie
   std::set<std::string> summed;    ///< axes that they sum over
+  std::set<std::string> factors;   ///< parameters that are summed with larger ones: scales of codes, which lie, or are packed, as these do
   /// Of sums of products of bytes: axes whose steps are multiplied four at a time, of the operand that changes, and those that only parameters have,
   /// which get the lanes.
   std::set<std::string> byte_operands, byte_steps, byte_lanes;
@@ -109,7 +110,25 @@ struct Chooser {
       found.all.push_back(std::move(access));
     });
     note_lanes(kernel, at, found);
+    note_factors(kernel, found);
     return found;
+  }
+
+  void note_factors(const Kernel& kernel, KernelAccesses& found) const {
+    visit(kernel.body, [&](const Stmt& stmt, const std::vector<Axis>&) {
+      const auto* reduce = std::get_if<Reduce>(&stmt.node);
+      if (!reduce || reduce->combiner != Combiner::sum) return;
+      std::map<std::string, double> elements;
+      double most = 0;
+      for (const auto& inner : reduce->body) {
+        const auto* load = std::get_if<Load>(&inner->node);
+        if (!load || !is_parameter(load->buffer)) continue;
+        elements[load->buffer] = size(product(graph.buffer(load->buffer).shape));
+        most = std::max(most, elements[load->buffer]);
+      }
+      for (const auto& [name, count] : elements)
+        if (count < most) found.factors.insert(name);
+    });
   }
 
   /// Operands that vary along the axis along which their results lie, which gets the lanes of a CPU's vectors.
@@ -565,6 +584,7 @@ struct Chooser {
     std::map<std::string, double> points;
     for (const LayoutAccess& access : accesses.all) {
       if (!is_parameter(access.buffer) || accesses.operands.count(access.buffer)) continue;
+      if (!target_of(context).has_grid && accesses.factors.count(access.buffer)) continue;
       auto d = dimension_along(access, accesses.all);
       if (d && graph.buffer(access.buffer).strides[*d].is(1)) d = std::nullopt;  // as it should be
       auto [it, is_new] = chosen.try_emplace(access.buffer, d);

@@ -105,13 +105,19 @@ std::vector<Schedule> propose_cpu_contractions(const loop_ir::Kernel& kernel, co
   return all;
 }
 
-std::optional<FewBits> propose_few_bits(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx) {
+std::vector<FewBits> propose_few_bits(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx) {
   const loop_ir::Kernel merged = prepared(kernel, statics);
-  ContractionScheduler scheduler(merged, statics, ctx, /*bits=*/4);
-  auto schedule = scheduler.propose();
-  if (!schedule) return std::nullopt;
-  FewBits out{*schedule, scheduler.few_bits()};
-  return out.ranges.empty() || !scheduler.streamed()->empty() ? std::nullopt : std::optional(std::move(out));
+  std::vector<FewBits> out;
+  for (bool centered : {false, true}) {
+    ContractionScheduler scheduler(merged, statics, ctx, /*bits=*/4, centered);
+    auto schedule = scheduler.propose();
+    if (!schedule) return out;
+    FewBits found{centered ? kCenteredVersion : "_few_bits", *schedule, scheduler.few_bits()};
+    if (found.ranges.empty() || !scheduler.streamed()->empty()) return out;
+    const bool has_centers = out.empty() || found.ranges.size() > out.front().ranges.size();
+    if (has_centers) out.insert(out.begin(), std::move(found));
+  }
+  return out;
 }
 
 ScheduledContraction apply_cpu_contraction(const loop_ir::Kernel& kernel, const Schedule& schedule, const std::set<std::string>& statics,

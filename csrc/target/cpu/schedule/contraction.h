@@ -38,12 +38,16 @@ struct AssumedRange {
   int64_t hi = 0;
 };
 
-/// A schedule that packs weights in bytes as 4-bit codes, for few rows, and what must hold for it; none where that is not possible.
+constexpr const char* kCenteredVersion = "_few_bits_centered";
+
+/// A schedule that packs weights in bytes as 4-bit codes, and what must hold for it.
 struct FewBits {
+  std::string version;  ///< what the kernel's name ends in
   Schedule schedule;
   std::vector<AssumedRange> ranges;
 };
-std::optional<FewBits> propose_few_bits(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx);
+/// Those that are possible, the one that takes most for granted first: that zero points are 0, which then are not read.
+std::vector<FewBits> propose_few_bits(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx);
 
 struct ScheduledContraction {
   tile_ir::Kernel kernel;

@@ -104,7 +104,8 @@ tile_ir::Block ContractionScheduler::allocations() const {
     else if (!item.lanes.is_static)
       scratch("pb", {item.depth_block, spread(lane_block_)});
     if (sums_rows(item)) scratch("ps", {row_tiles_ * mr_, item.depth_block / item.chain});
-    if (item.differs(mr_)) scratch("pn", {row_tiles_ * mr_, item.depth_block + item.rows.padding}, DType::bf16);
+    if (item.differs(mr_) || item.scales_steps())
+      scratch("pn", {row_tiles_ * mr_, item.depth_block + item.rows.padding}, item.pairs ? DType::bf16 : DType::f32);
   }
   return out;
 }

@@ -53,6 +53,7 @@ Schedule ContractionScheduler::describe() const {
     std::vector<Argument> lanes{{result + ".lanes", {}}, {"at", item.lanes.per_call ? "call" : item.lanes.is_static ? "program" : "block"}};
     if (item.bits > 0) lanes.insert(lanes.end(), {{"bits", item.bits}, {"width", item.width}});
     if (item.folded) lanes.push_back({"fold", {}});
+    if (item.centered) lanes.push_back({"centered", {}});
     if (item.widened) lanes.push_back({"widen", {}});
     add("pack", std::move(lanes));
     std::vector<Argument> rows{{result + ".rows", {}}, {"at", item.rows.in_place ? "memory" : item.rows.is_static ? "program" : "block"}};
@@ -166,6 +167,7 @@ void ContractionScheduler::read_widen(ScheduleReader& reader, Item& item) const 
   item.widened = has("widen");
   item.folded = has("fold");
   item.bits = has("bits") ? reader.number(d, "bits", 4, 8) : 0;
+  item.centered = has("centered");
   if (item.folded || item.bits > 0) {
     item.width = has("width") ? reader.number(d, "width", 1, kMostTile) : 0;
     const bool known = (item.bits == 4 || item.bits == 8) && item.width > 0 && item.folded != item.widened;
@@ -186,6 +188,7 @@ void ContractionScheduler::read_widen(ScheduleReader& reader, Item& item) const 
       reader.fail(d, fmt::format("its chains are whole words of {} steps, of which {} and the tile are multiples", item.word(), end));
     return;
   }
+  if (item.centered) reader.fail(d, "codes are centered that 'fold' or 'widen' takes as words of bits=4 and width");
   if (item.bytes) reader.fail(d, "bytes of lanes with factors are taken apart by 'fold'");
   if (item.widened && !can_widen(item)) reader.fail(d, "only lanes that are packed at=program narrower than they are multiplied are widened");
   if (!item.widened && item.needs_widening()) reader.fail(d, "lanes that are packed in bytes are widened for dot");
@@ -215,7 +218,7 @@ void ContractionScheduler::read_pack(ScheduleReader& reader, const Item& item, O
                   side == "lanes" ? "fold"
                   : padded        ? "lines"
                                   : "at",
-                  side == "lanes" ? "bits" : "at", side == "lanes" ? "width" : "at"});
+                  side == "lanes" ? "bits" : "at", side == "lanes" ? "width" : "at", side == "lanes" ? "centered" : "at"});
   operand.padding = padded ? reader.number(d, "pad", 0, 1024, 0) : 0;
   operand.in_lines = padded && std::any_of(d.arguments.begin(), d.arguments.end(), [](const Argument& a) { return a.name == "lines"; });
 }

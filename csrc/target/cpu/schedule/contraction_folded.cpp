@@ -49,9 +49,9 @@ std::string picked(Statements& put, const std::string& word, int64_t bits, int64
                   {put.word("bits" + which, Fn::bit_and, {word, number("fraction", bits)}), number("exponent", exponent)});
 }
 
-/// 16 and the code, whose bits are the upper ones of a fraction; of float32 `offset` is added at once, whose sums keep more digits than 16 would
-/// leave.
-std::vector<Numbers> four_bits(Statements& put, const std::string& word, bool pairs, int64_t offset) {
+/// Of turned words: 16 and the code, whose bits are the upper ones of a fraction; of float32 `offset` is added at once, whose sums keep more digits
+/// than 16 would leave.
+std::vector<Numbers> turned_codes(Statements& put, const std::string& word, bool pairs, int64_t offset) {
   std::vector<Numbers> out;
   for (int64_t n = 0; n < (pairs ? 4 : 8); ++n) {
     const std::string which = std::to_string(n);
@@ -66,6 +66,31 @@ std::vector<Numbers> four_bits(Statements& put, const std::string& word, bool pa
     const std::string number = put.let("float" + which, DType::f32, Fn::bitcast, {picked(put, here, 0x00780000, 0x41800000, which)});
     const std::string code = put.let("whole" + which, DType::f32, Fn::add, {number, put.real("offset" + which, static_cast<double>(offset))});
     out.push_back({n < 4 ? 2 * n : 2 * n - 7, code, {}});
+  }
+  return out;
+}
+
+/// Code n where it lies, at bit 4 n of a word or, of its upper half, of the word shifted by 16. With `scaled`, 16^(n % 4) times the code. Otherwise
+/// the code and `offset`, exactly: the power of two whose last bits the code takes is taken off with it.
+std::vector<Numbers> four_bits(Statements& put, const std::string& word, bool scaled, int64_t offset) {
+  constexpr int64_t kFraction = 23;  // bits of float32
+  constexpr int64_t kBias = 127;
+  std::vector<Numbers> out;
+  const std::string upper = shifted(put, word, 16, "u");
+  for (int64_t n = 0; n < 8; ++n) {
+    const std::string which = std::to_string(n);
+    const std::string& half = n < 4 ? word : upper;
+    const int64_t places = 4 * (n % 4);
+    const int64_t mask = int64_t{0xf} << places;
+    if (scaled) {
+      const std::string bits = put.word("bits" + which, Fn::bit_and, {half, put.number("mask" + which, mask)});
+      out.push_back({n, put.let("float" + which, DType::f32, Fn::cast, {bits}), {}});
+      continue;
+    }
+    const int64_t exponent = kFraction - places;
+    const std::string number = put.let("float" + which, DType::f32, Fn::bitcast, {picked(put, half, mask, (kBias + exponent) << kFraction, which)});
+    const std::string less = put.real("offset" + which, static_cast<double>(offset - (int64_t{1} << exponent)));
+    out.push_back({n, put.let("whole" + which, DType::f32, Fn::add, {number, less}), {}});
   }
   return out;
 }
@@ -98,6 +123,12 @@ std::vector<Numbers> bytes(Statements& put, const std::string& word, bool pairs,
   return out;
 }
 
+/// Zero points, if there are any, are added to the numbers.
+void add_offsets(std::vector<Numbers>& numbers, Statements& put, const std::string& offset) {
+  if (offset.empty()) return;
+  for (Numbers& number : numbers) number.even = put.let(fmt::format("from_zero{}", number.step), DType::f32, Fn::add, {number.even, offset});
+}
+
 /// Bytes as a difference: 128 and the lower bits, less 128 or, where the uppermost bit is set, 256.
 std::vector<Numbers> differences(Statements& put, const std::string& word) {
   std::vector<Numbers> out;
@@ -113,7 +144,7 @@ std::vector<Numbers> differences(Statements& put, const std::string& word) {
 }  // namespace
 
 bool ContractionScheduler::sums_rows(const Item& item) {
-  return item.folded && (((item.pairs || item.bytes) && code_offset(item) != 0) || !item.linear()->shift.empty());
+  return item.folded && ((!item.adds_offsets() && code_offset(item) != 0) || !item.linear(item.adds_offsets())->shift.empty());
 }
 
 int64_t ContractionScheduler::shares(const Item& item, const RowBlocks& rows) const {
@@ -140,6 +171,18 @@ tile_ir::Block ContractionScheduler::prepare_rows(const Item& item) const {
     sum.push_back(make(loop_ir::Store{"ps" + t, {row, chain}, "rowsum" + t, {}, Combiner::set}));
     inside.push_back(loop("ks" + t, 0, floordiv(depth_of_block(item), item.chain), LoopKind::serial, std::move(sum)));
   }
+  if (item.scales_steps()) {
+    // Of a step whose code lies p places up, 2^-p times the number: its exponent is made of the bits of the step.
+    tile_ir::Block element;
+    Statements put(element, ".pn" + t);
+    const Expr k = sym("kn" + t);
+    const std::vector<Expr> at{row, k};
+    element.push_back(make(Let{"step.pn" + t, DType::i64, Fn::index, {}, {}, mod(k, 4)}));
+    const std::string places = put.word("places", Fn::shl, {put.word("short", Fn::cast, {"step.pn" + t}), put.number("up", 25)});
+    const std::string power = put.let("power", DType::f32, Fn::bitcast, {put.word("exponent", Fn::sub, {put.number("one", 0x3f800000), places})});
+    put.store("pn" + t, at, put.let("scaled", DType::f32, Fn::mul, {put.load("x", DType::f32, "pa" + t, at), power}));
+    inside.push_back(loop("kn" + t, 0, depth_of_block(item), LoopKind::lanes, std::move(element)));
+  }
   if (item.differs(mr_)) {
     tile_ir::Block element;
     Statements put(element, ".pn" + t);
@@ -160,16 +203,19 @@ Ref<tile_ir::Stmt> ContractionScheduler::multiply_words(const Item& item, const 
   Statements put(step, ".f" + t);
   const std::string word = "nw" + t;
   const bool differs = item.differs(mr_);
-  const std::vector<Numbers> numbers = item.bits == 4 ? four_bits(put, word, item.pairs, code_offset(item))
-                                       : differs      ? differences(put, word)
-                                                      : bytes(put, word, item.pairs, code_offset(item));
+  std::vector<Numbers> numbers = item.turns_words() ? turned_codes(put, word, item.pairs, code_offset(item))
+                                 : item.bits == 4   ? four_bits(put, word, item.scales_steps(), code_offset(item))
+                                 : differs          ? differences(put, word)
+                                                    : bytes(put, word, item.pairs, code_offset(item));
+  if (item.adds_offsets() && !item.linear(/*inner=*/true)->offset.empty())
+    add_offsets(numbers, put, factors_of(item, sym("kb" + t) * item.depth_block + k * item.word(), lane, ".f" + t, step).offset);
   tile_ir::Block factors;
   Statements of_row(factors, ".a" + t);
   const int64_t sums = shares(item, rows);
   for (size_t n = 0; n < numbers.size(); ++n) {
     const std::string which = std::to_string(n);
     auto factor = [&](const char* name, int64_t half) {
-      return of_row.load(name + which, item.pairs ? DType::bf16 : item.dtype(), (numbers[n].negated ? "pn" : "pa") + t,
+      return of_row.load(name + which, item.pairs ? DType::bf16 : item.dtype(), (numbers[n].negated || item.scales_steps() ? "pn" : "pa") + t,
                          {row, k * item.word() + numbers[n].step + half});
     };
     const std::vector<Expr> at{sym("r" + t), static_cast<int64_t>(n) % sums, lane};
@@ -248,9 +294,9 @@ Ref<tile_ir::Stmt> ContractionScheduler::scale_rows(const Item& item, const RowB
   return over_registers(item, rows, "s", std::move(of_row), std::move(step));
 }
 
-std::pair<std::string, std::string> ContractionScheduler::scale_and_shift(const Item& item, Expr step, Expr lane, const std::string& suffix,
-                                                                          tile_ir::Block& into) const {
-  const auto linear = item.linear();
+ContractionScheduler::Factors ContractionScheduler::factors_of(const Item& item, Expr step, Expr lane, const std::string& suffix,
+                                                               tile_ir::Block& into) const {
+  const auto linear = item.linear(item.adds_offsets());
   const auto instead = linear->group > 0 ? factors_at(item, linear->factors, linear->group, step, lane) : std::map<std::string, Load>{};
   auto name = [&](const std::string& value) { return value.empty() ? value : value + suffix; };
   for (const auto& stmt : linear->statements) {
@@ -265,7 +311,7 @@ std::pair<std::string, std::string> ContractionScheduler::scale_and_shift(const 
       into.push_back(make(std::move(copy)));
     }
   }
-  return {name(linear->scale), name(linear->shift)};
+  return {name(linear->scale), name(linear->shift), name(linear->offset)};
 }
 
 Ref<tile_ir::Stmt> ContractionScheduler::widen_words(const Item& item) const {
@@ -279,9 +325,12 @@ Ref<tile_ir::Stmt> ContractionScheduler::widen_words(const Item& item) const {
   const Expr share_at = sym("kf" + t);
   tile_ir::Block body{make(Load{"nw" + t, DType::i32, item.lanes.param, packed_lanes(item, k, lane, 0), {}, {}})};
   Statements put(body, ".w" + t);
-  const auto [scale, shift] = scale_and_shift(item, sym("kb" + t) * item.depth_block + share_at * share, lane, ".w" + t, body);
+  const auto [scale, shift, offset] = factors_of(item, sym("kb" + t) * item.depth_block + share_at * share, lane, ".w" + t, body);
   std::vector<std::string> values(static_cast<size_t>(word));
-  for (const Numbers& number : four_bits(put, "nw" + t, /*pairs=*/false, code_offset(item))) {
+  std::vector<Numbers> numbers = item.turns_words() ? turned_codes(put, "nw" + t, /*pairs=*/false, code_offset(item))
+                                                    : four_bits(put, "nw" + t, /*scaled=*/false, code_offset(item));
+  add_offsets(numbers, put, offset);
+  for (const Numbers& number : numbers) {
     std::string value = number.even;
     const std::string name = fmt::format("value{}", number.step);
     if (!scale.empty() && !shift.empty())
@@ -316,29 +365,28 @@ tile_ir::Block ContractionScheduler::add_chain(const Item& item, const RowBlocks
   const std::string of_rows = sums_rows(item) ? row_put.load("rows", DType::f32, "ps" + t, {row_of(item, rows, row), chain}) : "";
   tile_ir::Block step;
   Statements put(step, ".g" + t);
-  const auto [scale, lifted] = scale_and_shift(item, sym("kb" + t) * item.depth_block + chain * item.chain, lane, ".g" + t, step);
+  const Factors factors = factors_of(item, sym("kb" + t) * item.depth_block + chain * item.chain, lane, ".g" + t, step);
+  const std::string& scale = factors.scale;
   const DType dtype = item.bytes ? DType::i32 : DType::f32;
   std::vector<std::string> sums;
   for (int64_t n = 0; n < shares(item, rows); ++n) sums.push_back(put.load("sum" + std::to_string(n), dtype, acc, {row, n, lane}));
   for (size_t step = 1; step < sums.size(); step *= 2)
     for (size_t n = 0; n + step < sums.size(); n += 2 * step)
       sums[n] = put.let(fmt::format("both{}_{}", n, step), dtype, Fn::add, {sums[n], sums[n + step]});
-  const std::string sum = item.bytes ? put.let("wide", DType::f32, Fn::cast, {sums[0]}) : sums[0];
+  std::string sum = item.bytes ? put.let("wide", DType::f32, Fn::cast, {sums[0]}) : sums[0];
+  std::string shift = factors.shift;
+  if (const int64_t more = item.adds_offsets() ? 0 : code_offset(item); more != 0) {
+    if (shift.empty()) {
+      const std::string offset = row_put.real("offset", static_cast<double>(more));
+      sum = put.let("codes", DType::f32, Fn::add, {sum, row_put.let("turned", DType::f32, Fn::mul, {of_rows, offset})});
+    } else {
+      const std::string offset = put.real("offset", static_cast<double>(more));
+      shift = scale.empty() ? put.let("shift", DType::f32, Fn::add, {shift, offset}) : put.let("shift", DType::f32, Fn::fma, {scale, offset, shift});
+    }
+  }
   std::string all = put.load("total", DType::f32, total, {row, lane});
   all = scale.empty() ? put.let("added", DType::f32, Fn::add, {all, sum}) : put.let("added", DType::f32, Fn::fma, {scale, sum, all});
-  if (sums_rows(item)) {
-    std::string shift = lifted;
-    if (const int64_t more = item.pairs || item.bytes ? code_offset(item) : 0; more != 0) {
-      const std::string offset = put.real("offset", static_cast<double>(more));
-      if (scale.empty())
-        shift = shift.empty() ? offset : put.let("shift", DType::f32, Fn::add, {shift, offset});
-      else if (shift.empty())
-        shift = put.let("shift", DType::f32, Fn::mul, {scale, offset});
-      else
-        shift = put.let("shift", DType::f32, Fn::fma, {scale, offset, shift});
-    }
-    all = put.let("whole", DType::f32, Fn::fma, {of_rows, shift, all});
-  }
+  if (!shift.empty()) all = put.let("whole", DType::f32, Fn::fma, {of_rows, shift, all});
   put.store(total, {row, lane}, all);
   return {over_registers(item, rows, "a", std::move(of_row), std::move(step))};
 }

@@ -404,7 +404,8 @@ std::vector<PackedOperand> ContractionScheduler::pack_factors(Item& item) {
   const Expr group = sym("group");
   const Expr valid = min(width, extent - panel * width);
   const Substitution at = unflatten(batch, floordiv(sym("par"), panels));
-  for (const loop_ir::Load* factor : prologue->factors) {
+  const std::vector<const loop_ir::Load*> factors = item.bits > 0 ? item.linear()->factors : prologue->factors;
+  for (const loop_ir::Load* factor : factors) {
     PackedOperand packed;
     packed.once = !item.lanes.per_call;
     packed.dtype = factor->dtype;

@@ -35,8 +35,15 @@ constexpr int64_t kKeptBytes = 1 << 16;  // weights up to here are packed once i
 
 }  // namespace
 
-ContractionScheduler::ContractionScheduler(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx, int64_t bits)
-    : kernel_(kernel), statics_(statics), ctx_(ctx), nest_(outer_nest(kernel_)), contractions_(analysis::find_contractions(kernel_)), bits_(bits) {
+ContractionScheduler::ContractionScheduler(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx, int64_t bits,
+                                           bool centered)
+    : kernel_(kernel),
+      statics_(statics),
+      ctx_(ctx),
+      nest_(outer_nest(kernel_)),
+      contractions_(analysis::find_contractions(kernel_)),
+      bits_(bits),
+      centered_(centered) {
   ranges_ = kernel_.symbols;
   for (const auto& a : nest_.axes) ranges_[a.name] = axis_range(a.extent);
   for (const Contraction& c : contractions_)

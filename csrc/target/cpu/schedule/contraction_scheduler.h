@@ -36,7 +36,7 @@ inline Expr round_up(Expr a, int64_t b) { return ceildiv(a, b) * b; }
 
 constexpr int64_t kBlockVectors = 2;    // of a register block's rows
 constexpr int64_t kParts = 3;           // bf16 numbers of 8 bits that hold the 24 bits of float32
-constexpr int64_t kWordVectors = 4;     // of a panel of words: so many lanes share what is loaded of the rows
+constexpr int64_t kWordVectors = 4;     // of a panel of words, where registers are 32: so many lanes share what is loaded of the rows
 constexpr int64_t kLongestFold = 128;   // steps of k that are summed before they are added to a total, where no factors ask for less
 constexpr int64_t kTotals = 16;         // chains of such steps that are added up by themselves, where there are many
 constexpr int64_t kDifferenceRows = 4;  // up to here, making exact numbers of bytes costs more than a second product
@@ -79,16 +79,18 @@ struct Operand {
   };
   std::optional<Prologue> prologue(const std::vector<Axis>& summed) const;
 
-  /// A value that is scale * code + shift of a byte in memory, where scale and shift are made of factors that are the same for `group` steps of k.
+  /// A value that is scale * (code + offset) + shift of a byte in memory, where these are made of factors that are the same for `group` steps of k.
   struct Linear {
     Narrow code;
     std::vector<const loop_ir::Load*> factors;
-    int64_t group = 0;          ///< 0: no factors
-    loop_ir::Block statements;  ///< that make scale and shift, in float32
-    std::string scale, shift;   ///< empty: 1 and 0
+    int64_t group = 0;                          ///< 0: no factors
+    loop_ir::Block statements;                  ///< that make them, in float32
+    std::string scale, shift, offset;           ///< empty: 1, 0 and 0
+    std::vector<const loop_ir::Load*> centers;  ///< of integers that are added to codes before they are scaled: zero points
   };
-  /// Roundings to 16 bits between code and value are left out: in a sum of products the factors could as well leave the sum.
-  std::optional<Linear> linear(const std::vector<Axis>& summed) const;
+  /// Roundings to 16 bits between code and value are left out: in a sum of products the factors could as well leave the sum. Without `inner`, an
+  /// offset is part of the shift. With `centered`, zero points are taken to be 0.
+  std::optional<Linear> linear(const std::vector<Axis>& summed, bool inner = false, bool centered = false) const;
 
   /// The statements of the slice that this value takes.
   loop_ir::Block statements_of(const std::string& value) const;
@@ -133,15 +135,16 @@ struct Item {
   int64_t depth_block = 0;  ///< KC
   int64_t chain = 0;        ///< steps of k that are summed in registers before they are added to the tile
   int64_t unroll = kDepthUnroll;
-  bool pairs = false;    ///< steps of k side by side in twos, as bf16
-  bool words = false;    ///< steps of k side by side in fours, bytes of an int32
-  bool matrix = false;   ///< pairs or words that a matrix unit multiplies
-  int64_t parts = 1;     ///< bf16 numbers that make up an element: float32 is the sum of three
-  bool widened = false;  ///< a panel of narrow lanes is widened once for all register blocks of a tile
-  int64_t bits = 0;      ///< of codes of lanes that are packed in words, each of which holds several steps of k; 0: they are not
-  int64_t width = 0;     ///< lanes of such a panel: those of a register block or more
-  bool folded = false;   ///< these are taken apart in registers, as they are multiplied, and their factors multiply the sums of groups; else widened
-  bool bytes = false;    ///< and they are multiplied as bytes by the codes of the rows, four steps of k at a time
+  bool pairs = false;     ///< steps of k side by side in twos, as bf16
+  bool words = false;     ///< steps of k side by side in fours, bytes of an int32
+  bool matrix = false;    ///< pairs or words that a matrix unit multiplies
+  int64_t parts = 1;      ///< bf16 numbers that make up an element: float32 is the sum of three
+  bool widened = false;   ///< a panel of narrow lanes is widened once for all register blocks of a tile
+  int64_t bits = 0;       ///< of codes of lanes that are packed in words, each of which holds several steps of k; 0: they are not
+  int64_t width = 0;      ///< lanes of such a panel: those of a register block or more
+  bool folded = false;    ///< these are taken apart in registers, as they are multiplied, and their factors multiply the sums of groups; else widened
+  bool centered = false;  ///< their zero points are taken to be 0
+  bool bytes = false;     ///< and they are multiplied as bytes by the codes of the rows, four steps of k at a time
   Expr depth_blocks;
   std::string tag;
 
@@ -160,7 +163,14 @@ struct Item {
   /// Whether two steps of k lie side by side in the panels of lanes.
   bool paired_lanes() const { return pairs && bits == 0; }
   /// The lanes as codes and their factors, if these may be packed in words.
-  std::optional<Operand::Linear> linear() const;
+  std::optional<Operand::Linear> linear(bool inner = false) const;
+  /// Whether words of 4-bit codes are turned, so that a shift brings a code of each half to where bf16 numbers have the upper bits of their fraction.
+  bool turns_words() const { return bits == 4 && pairs && !bytes; }
+  /// Whether 4-bit codes are multiplied where they lie in their word, and powers of 2 that make up for it are part of the rows' numbers: exact ones,
+  /// for numbers of 16 bits leave room for them.
+  bool scales_steps() const;
+  /// Whether the codes become numbers with their zero points before they are multiplied.
+  bool adds_offsets() const { return widened || (folded && !pairs && !bytes && !scales_steps()); }
   /// The rows as codes and factors that are the same for all k.
   std::optional<Operand::Linear> row_codes() const;
   /// Whether the uppermost bit of the rows' bytes is turned over as they are packed: beside signed bytes they are unsigned, beside 4 bits signed.
@@ -188,8 +198,9 @@ struct Item {
 /// schedule or applies one.
 class ContractionScheduler {
  public:
-  /// `bits`: of lanes that are packed in words, if they can be.
-  ContractionScheduler(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx, int64_t bits = 8);
+  /// `bits`: of lanes that are packed in words, if they can be; `centered`: their zero points are taken to be 0.
+  ContractionScheduler(const loop_ir::Kernel& kernel, const std::set<std::string>& statics, const PassContext& ctx, int64_t bits = 8,
+                       bool centered = false);
   std::optional<Schedule> propose();
 
   /// With the lanes along the other operand's axes, where that pads less; `best` is the cost to beat.
@@ -540,7 +551,9 @@ class ContractionScheduler {
   int64_t lanes_of(int64_t vectors) const { return vectors * (ctx_.target.vector_bytes / 4); }
   /// Lanes of an operand's panel as it is packed once.
   int64_t packed_width(const Item& item, bool lanes) const { return !lanes ? mr_ : item.bits > 0 ? item.width : nr_; }
-  /// Whether all lanes may be packed in words, in panels of kWordVectors without much padding.
+  /// Vectors of a panel of words: sums, words in hand and what takes them apart share the registers.
+  int64_t word_vectors() const { return ctx_.target.vector_registers >= 32 ? kWordVectors : kBlockVectors; }
+  /// Whether all lanes may be packed in words, in panels of word_vectors() without much padding.
   bool folds_wide() const;
   /// Packs lanes in words where they may be, in blocks of k that these and their factors fit.
   void choose_words(Item& item) const;
@@ -556,7 +569,10 @@ class ContractionScheduler {
   /// Steps of k that such a loop makes with the same factors: whole words.
   static int64_t share_of_factors(const Item& item);
   /// Statements that make the lanes' scale and shift at a step of k, for the panel in hand, and their names; empty ones are 1 and 0.
-  std::pair<std::string, std::string> scale_and_shift(const Item& item, Expr step, Expr lane, const std::string& suffix, tile_ir::Block& into) const;
+  struct Factors {
+    std::string scale, shift, offset;
+  };
+  Factors factors_of(const Item& item, Expr step, Expr lane, const std::string& suffix, tile_ir::Block& into) const;
   /// Loads of the factors at a step of k, for the panel in hand.
   std::map<std::string, loop_ir::Load> factors_at(const Item& item, const std::vector<const loop_ir::Load*>& factors, int64_t group, Expr step,
                                                   Expr lane) const;
@@ -758,6 +774,7 @@ class ContractionScheduler {
   Ranges ranges_;
   std::string tag_;
   int64_t bits_ = 8;
+  bool centered_ = false;
 };
 
 }  // namespace deplo::loop_to_tile

@@ -166,7 +166,7 @@ void ContractionScheduler::choose_sizes() {
     const bool wide = rows_extent_.is_constant() ? padded_work() * block_share(lane_block_) < narrow : three_vectors_suit_any_rows();
     if (!wide) choose_blocks(kBlockVectors);
   }
-  if (folds_wide() && rows_extent_.is_constant() && rows_extent_.value() <= kWideRows) choose_blocks(kWordVectors);
+  if (folds_wide() && rows_extent_.is_constant() && rows_extent_.value() <= kWideRows) choose_blocks(word_vectors());
   for (Item& item : items_) {
     choose_words(item);
     item.widened = !item.folded && can_widen(item) && (item.bits > 0 || item.needs_widening() || hint(tile_rows()) / mr_ >= kWidenedTiles);

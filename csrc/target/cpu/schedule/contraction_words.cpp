@@ -21,8 +21,8 @@ constexpr int64_t kLeastOfPadding = 16;  // of the lanes, one of so many may be 
 constexpr int64_t kLongestGroup = 1024;  // steps of k of a sum of products of codes
 constexpr int64_t kFoldedRows = 16;      // up to here, taking words apart in registers costs less than going through the first cache
 
-/// The place of a step's code in its word: those of two steps next to each other lie 16 bits apart.
-int64_t place_of_step(int64_t bits, int64_t step) { return step / 2 + step % 2 * (16 / bits); }
+/// The place of a step's code in its word: for pairs, those of two steps next to each other lie 16 bits apart.
+int64_t place_of_step(const Item& item, int64_t step) { return item.turns_words() || item.bits == 8 ? step / 2 + step % 2 * (16 / item.bits) : step; }
 
 /// The load that a code is.
 const Load* loaded_code(const Operand& operand, const std::string& code) {
@@ -31,10 +31,12 @@ const Load* loaded_code(const Operand& operand, const std::string& code) {
   return nullptr;
 }
 
-/// Writes scale * code + shift as statements about the factors.
+/// Writes scale * (code + offset) + shift as statements about the factors; without `inner` the offset is part of the shift, and `centered` codes have
+/// none: what is added to them before they are scaled is an integer in memory, taken to be 0.
 class LinearForm {
  public:
-  LinearForm(const Operand& operand, std::string code, loop_ir::Block& into) : operand_(operand), code_(std::move(code)), into_(into) {
+  LinearForm(const Operand& operand, std::string code, bool inner, bool centered, loop_ir::Block& into)
+      : operand_(operand), code_(std::move(code)), inner_(inner), centered_(centered), into_(into) {
     for (const auto& stmt : operand.slice) {
       if (const auto* let = std::get_if<Let>(&stmt->node)) definitions_[let->name] = let;
       if (const auto* load = std::get_if<Load>(&stmt->node)) loads_[load->name] = load;
@@ -42,7 +44,7 @@ class LinearForm {
   }
 
   struct Form {
-    std::string scale, shift;
+    std::string scale, shift, offset;
   };
   std::optional<Form> of(const std::string& value) {
     if (value == code_) return Form{};
@@ -55,20 +57,39 @@ class LinearForm {
     const bool first = varies(let.operands[0]);
     if (first == varies(let.operands[1]) || (!first && let.fn == Fn::sub)) return std::nullopt;
     auto form = of(let.operands[first ? 0 : 1]);
+    if (let.fn != Fn::mul && form && form->scale.empty() && form->shift.empty()) {
+      const Load* center = integer(let.operands[first ? 1 : 0]);
+      if (center) centers_.push_back(center);
+      if (center && centered_) return form;
+    }
     auto factor = form ? number(let.operands[first ? 1 : 0]) : std::nullopt;
     if (!factor) return std::nullopt;
     if (let.fn == Fn::mul) {
       form->scale = form->scale.empty() ? *factor : make_let(Fn::mul, {form->scale, *factor});
       if (!form->shift.empty()) form->shift = make_let(Fn::mul, {form->shift, *factor});
-    } else if (form->shift.empty()) {
-      form->shift = let.fn == Fn::sub ? make_let(Fn::neg, {*factor}) : *factor;
-    } else {
-      form->shift = make_let(let.fn, {form->shift, *factor});
+      return form;
     }
+    std::string& sum = inner_ && form->scale.empty() ? form->offset : form->shift;
+    if (sum.empty())
+      sum = let.fn == Fn::sub ? make_let(Fn::neg, {*factor}) : *factor;
+    else
+      sum = make_let(let.fn, {sum, *factor});
     return form;
   }
 
+  /// The integers in memory that are added to codes.
+  const std::vector<const Load*>& centers() const { return centers_; }
+  bool reads(const Load& load) const { return made_.count(load.name) > 0; }
+
  private:
+  /// The load of an integer that a value is, after casts.
+  const Load* integer(const std::string& value) const {
+    if (auto load = loads_.find(value); load != loads_.end())
+      return is_float(load->second->dtype) || !load->second->guard.empty() ? nullptr : load->second;
+    auto let = definitions_.find(value);
+    return let != definitions_.end() && let->second->fn == Fn::cast ? integer(let->second->operands[0]) : nullptr;
+  }
+
   bool varies(const std::string& value) const {
     if (value == code_) return true;
     auto it = definitions_.find(value);
@@ -98,16 +119,19 @@ class LinearForm {
 
   const Operand& operand_;
   const std::string code_;
+  const bool inner_;
+  const bool centered_;
   loop_ir::Block& into_;
   std::map<std::string, const Let*> definitions_;
   std::map<std::string, const Load*> loads_;
   std::set<std::string> made_;
+  std::vector<const Load*> centers_;
   int next_ = 0;
 };
 
 }  // namespace
 
-std::optional<Operand::Linear> Operand::linear(const std::vector<Axis>& summed) const {
+std::optional<Operand::Linear> Operand::linear(const std::vector<Axis>& summed, bool inner, bool centered) const {
   Linear out;
   if (auto scaled = prologue(summed)) {
     out.code = scaled->main;
@@ -119,17 +143,25 @@ std::optional<Operand::Linear> Operand::linear(const std::vector<Axis>& summed) 
     return std::nullopt;
   }
   if (out.code.dtype != DType::i8 && out.code.dtype != DType::u8) return std::nullopt;
-  auto form = LinearForm(*this, out.code.value, out.statements).of(source->value);
+  LinearForm writer(*this, out.code.value, inner, centered, out.statements);
+  auto form = writer.of(source->value);
   if (!form) return std::nullopt;
+  out.centers = writer.centers();
+  if (centered)
+    std::erase_if(out.factors,
+                  [&](const Load* f) { return std::find(out.centers.begin(), out.centers.end(), f) != out.centers.end() && !writer.reads(*f); });
   out.scale = form->scale;
   out.shift = form->shift;
+  out.offset = form->offset;
   return out;
 }
 
-std::optional<Operand::Linear> Item::linear() const {
+std::optional<Operand::Linear> Item::linear(bool inner) const {
   if (words || parts > 1 || matrix || dtype() != DType::f32 || !lanes.is_static || lanes.per_call) return std::nullopt;
-  return lanes.linear(contraction->reduce->axes);
+  return lanes.linear(contraction->reduce->axes, inner, centered);
 }
+
+bool Item::scales_steps() const { return folded && bits == kFewestBits && !pairs && !bytes && rows.narrow(); }
 
 std::optional<Operand::Linear> Item::row_codes() const {
   auto out = rows.linear(contraction->reduce->axes);
@@ -146,9 +178,9 @@ bool ContractionScheduler::can_multiply_codes(const Item& item) const {
 }
 
 bool ContractionScheduler::can_fold(const Item& item, int64_t bits) const {
-  const auto linear = item.linear();
+  const auto linear = item.linear(/*inner=*/true);
   if (!linear || !lies_for_pairs(item) || ctx_.training) return false;
-  // Zero points that leave the sums of float32 layers would take digits from them.
+  // What leaves the sums of float32 layers would take digits from them; zero points are added to the codes there.
   if (!linear->shift.empty() && !item.rows.narrow() && !item.row_codes()) return false;
   // Codes of 4 bits are elements of a param, whose range can be looked at.
   if (bits == kFewestBits && !loaded_code(item.lanes, linear->code.value)) return false;
@@ -160,7 +192,7 @@ bool ContractionScheduler::folds_wide() const {
   if (!lanes_extent_.is_constant() || two_lane_axes() || !std::all_of(items_.begin(), items_.end(), [&](const Item& i) { return can_fold(i, 8); }))
     return false;
   const int64_t lanes = lanes_extent_.value();
-  return round_up(lanes, lanes_of(kWordVectors)) - lanes <= lanes / kLeastOfPadding;
+  return round_up(lanes, lanes_of(word_vectors())) - lanes <= lanes / kLeastOfPadding;
 }
 
 std::vector<AssumedRange> ContractionScheduler::few_bits() const {
@@ -170,6 +202,9 @@ std::vector<AssumedRange> ContractionScheduler::few_bits() const {
     const Load& load = *loaded_code(item.lanes, item.linear()->code.value);
     const bool is_signed = load.dtype == DType::i8;
     out.push_back({load.buffer, is_signed ? -8 : 0, is_signed ? 7 : 15});
+    if (!item.centered) continue;
+    const auto linear = item.linear();
+    for (const Load* center : linear->centers) out.push_back({center->buffer, 0, 0});
   }
   return out;
 }
@@ -188,9 +223,10 @@ int64_t ContractionScheduler::share_of_factors(const Item& item) {
 }
 
 void ContractionScheduler::choose_widened_words(Item& item) const {
-  const int64_t width = lanes_of(folds_wide() ? kWordVectors : kBlockVectors);
+  const int64_t width = lanes_of(folds_wide() ? word_vectors() : kBlockVectors);
   if (!wants_widened_words(item) || width % nr_ != 0) return;
   item.bits = bits_;
+  item.centered = centered_;
   item.width = width;
   // Blocks of k are whole words, and whole groups where these are short.
   const int64_t group = item.linear()->group;
@@ -203,7 +239,8 @@ void ContractionScheduler::choose_words(Item& item) const {
   item.folded = folds_rows(item);
   if (!item.folded) return choose_widened_words(item);
   item.bits = can_fold(item, bits_) ? bits_ : 8;
-  item.width = folds_wide() ? lanes_of(kWordVectors) : nr_;
+  item.centered = centered_ && item.bits == kFewestBits;
+  item.width = folds_wide() ? lanes_of(word_vectors()) : nr_;
   // Chains end where groups do.
   const int64_t group = item.linear()->group;
   const int64_t end = group > 0 ? group : item.depth.value();
@@ -214,8 +251,8 @@ void ContractionScheduler::choose_words(Item& item) const {
 
 int64_t ContractionScheduler::code_offset(const Item& item) {
   const bool is_signed = item.linear()->code.dtype == DType::i8;
-  if (item.bytes && item.bits == kFewestBits) return is_signed ? -8 : 0;
-  if (item.bits == kFewestBits) return is_signed ? -24 : -16;
+  if (item.turns_words()) return is_signed ? -24 : -16;
+  if (item.bits == kFewestBits) return is_signed ? -8 : 0;
   return is_signed ? 0 : 128;
 }
 
@@ -234,13 +271,13 @@ tile_ir::Block ContractionScheduler::store_codes(const Item& item, const std::ve
     std::string value = put.word(name("code"), Fn::bit_and, {put.word(name("wide"), Fn::cast, {code}), mask});
     // What is multiplied as bytes lies in bytes: the lower halves first.
     const auto at = static_cast<int64_t>(step);
-    const int64_t by = item.bytes ? at % 4 * 8 + at / 4 * 4 : item.bits * place_of_step(item.bits, at);
+    const int64_t by = item.bytes ? at % 4 * 8 + at / 4 * 4 : item.bits * place_of_step(item, at);
     if (by > 0) value = put.word(name("up"), Fn::shl, {value, put.number(name("places"), by)});
     word = word.empty() ? value : put.word(name("word"), Fn::bit_or, {word, value});
   }
   // Turning the uppermost bit over adds half of the range: 4-bit codes are unsigned, bytes signed.
   if (few == is_signed) word = put.word("turned", Fn::bit_xor, {word, put.number("upper_bits", static_cast<int32_t>(few ? 0x88888888 : 0x80808080))});
-  if (few && !item.bytes) {
+  if (item.turns_words()) {
     const std::string low =
         put.word("low", Fn::bit_and, {put.word("over", Fn::shr, {word, put.number("back", 32 - kWordTurn)}), put.number("ends", 7)});
     word = put.word("placed", Fn::bit_or, {put.word("on", Fn::shl, {word, put.number("turn", kWordTurn)}), low});

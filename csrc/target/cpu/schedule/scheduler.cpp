@@ -34,6 +34,19 @@ tile_ir::Kernel empty_where(tile_ir::Kernel kernel, const std::vector<Cond>& con
   return kernel;
 }
 
+/// Refuses a schedule that takes for granted of weights what nobody looks at for this version of the kernel: that they fit 4 bits, or have no zero
+/// points.
+void check_assumptions(const std::string& kernel, const Schedule& schedule, bool few_bits, bool centered) {
+  for (const Directive& d : schedule.directives)
+    for (const Argument& a : d.arguments)
+      if ((!few_bits && a == Argument{"bits", int64_t{4}}) || (!centered && a == Argument{"centered", {}}))
+        ScheduleReader(kernel, schedule)
+            .fail(d,
+                  fmt::format("'{}' is for versions of a kernel that run where weights allow it: NAME_few_bits takes bits=4, NAME_few_bits_centered "
+                              "takes centered, too",
+                              a.name));
+}
+
 class CpuScheduler final : public Scheduler {
  public:
   CpuScheduler(const loop_ir::Module& module, const PassContext& context) : module_(module), ctx_(context) {}
@@ -57,14 +70,17 @@ class CpuScheduler final : public Scheduler {
       versions_[kernel.name] = {small.name, rows->when};
     }
     auto found = given.find(kernel.name);
-    loop_ir::Kernel few = kernel;
-    few.name = kernel.name + "_few_bits";
-    const auto few_bits = found == given.end() || given.count(few.name) > 0 ? propose_few_bits(kernel, statics, ctx_) : std::nullopt;
     const auto is_input = [&](const AssumedRange& range) { return loop_to_tile::holds_inputs(module_, kernel, range.param); };
-    if (few_bits && std::all_of(few_bits->ranges.begin(), few_bits->ranges.end(), is_input)) {
-      apply(few, given.count(few.name) > 0 ? given.at(few.name) : few_bits->schedule, statics, out);
-      few_[kernel.name] = {few.name, few_bits->ranges};
+    for (const FewBits& few_bits : propose_few_bits(kernel, statics, ctx_)) {
+      loop_ir::Kernel few = kernel;
+      few.name = kernel.name + few_bits.version;
+      const bool wanted = found == given.end() || given.count(few.name) > 0;
+      if (!wanted || !std::all_of(few_bits.ranges.begin(), few_bits.ranges.end(), is_input)) continue;
+      if (given.count(few.name) > 0) check_assumptions(few.name, given.at(few.name), true, few_bits.version == kCenteredVersion);
+      apply(few, given.count(few.name) > 0 ? given.at(few.name) : few_bits.schedule, statics, out);
+      few_[kernel.name].push_back({few.name, few_bits.ranges});
     }
+    if (found != given.end()) check_assumptions(kernel.name, found->second, false, false);
     apply(kernel,
           found != given.end() ? found->second
           : contraction        ? contraction->schedule
@@ -74,19 +90,20 @@ class CpuScheduler final : public Scheduler {
 
   /// The call, by the version for its sizes where its kernel has two.
   void add_call(const CallStep& call, tile_ir::Module& out) override {
-    CallStep main = with_packed(call, out);
-    if (auto few = few_.find(call.kernel); few != few_.end()) {
+    // Versions follow one another, each instead of those before it: what they pack is made ahead of them all.
+    const CallStep main = with_packed(call, out);
+    std::vector<CallStep> calls;
+    for (const FewBitsVersion& few : few_[call.kernel]) {
       CallStep with_few = call;
-      with_few.kernel = few->second.kernel;
+      with_few.kernel = few.kernel;
       with_few = with_packed(with_few, out);
       const tile_ir::Kernel& kernel = *out.find_kernel(with_few.kernel);
-      for (const AssumedRange& range : few->second.ranges) {
+      for (const AssumedRange& range : few.ranges) {
         const auto param = std::find_if(kernel.params.begin(), kernel.params.end(), [&](const auto& p) { return p.name == range.param; });
         const std::string fact = add_fact(out, call.arguments[static_cast<size_t>(param - kernel.params.begin())], range.lo, range.hi);
         with_few.when.push_back({Cond::Kind::ge0, Expr::symbol(fact) - 1});
       }
-      out.steps.emplace_back(std::move(with_few));
-      main.is_alternative = true;
+      calls.push_back(std::move(with_few));
     }
     if (auto version = versions_.find(call.kernel); version != versions_.end()) {
       CallStep small = call;
@@ -94,12 +111,14 @@ class CpuScheduler final : public Scheduler {
       small = with_packed(small, out);
       for (const Cond& c : version->second.when) {
         small.when = {c};
-        small.is_alternative = main.is_alternative;
-        out.steps.emplace_back(small);
-        main.is_alternative = true;
+        calls.push_back(small);
       }
     }
-    out.steps.emplace_back(std::move(main));
+    calls.push_back(main);
+    for (CallStep& each : calls) {
+      each.is_alternative = &each != &calls.front();
+      out.steps.emplace_back(std::move(each));
+    }
   }
 
   std::vector<Schedule> proposals(const loop_ir::Kernel& kernel, const std::string& version) const override {
@@ -254,7 +273,7 @@ class CpuScheduler final : public Scheduler {
     std::string kernel;
     std::vector<AssumedRange> ranges;
   };
-  std::map<std::string, FewBitsVersion> few_;  ///< for weights that fit 4 bits, likewise
+  std::map<std::string, std::vector<FewBitsVersion>> few_;  ///< for weights that fit 4 bits, likewise
   int next_ = 0;
 };
 
