@@ -112,7 +112,7 @@ def measure_calibration(options: Options) -> Calibration:
     return Calibration(
         f32=_peak("f32", lanes, 2 * lanes, text),
         bf16=_peak("bf16", lanes, 4 * lanes, text) if "avx512bf16" in features else 0.0,
-        int8=_peak("int8", lanes, 8 * lanes, text) if "avx512vnni" in features else 0.0,
+        int8=_peak("int8", lanes, 8 * lanes, text) if features & {"avx512vnni", "avxvnni"} else 0.0,
         l1=reads[0],
         l2=reads[1],
         l3=reads[2],

@@ -346,6 +346,19 @@ TEST_CASE("products of four bytes are exact on every instruction set, also where
     }
 }
 
+TEST_CASE("products of four bytes are one instruction where vectors of 32 bytes have it") {
+  if (cpu_target_info("").vector_bytes < 32) return;  // LLVM's other features come from the CPU at hand
+  PassContext context;
+  context.target = cpu_target_info("avx2");
+  context.target.features.insert("avxvnni");
+  const auto module = kernel_ir::parse(
+      "kernel @dot(x: ptr i32, y: ptr i32, out s: ptr i32) symbols () chunks 1 scratch 0\n"
+      "  a: i32x8 = load x[0]\n  b: i32x8 = load y[0]\n  c: i32x8 = load s[0]\n  d: i32x8 = dot4(a, b, c)\n  store s[0] = d\n");
+  const std::string text = cpu_assembly_text(*module.kernels[0], context);
+  CHECK(text.find("{vex}\tvpdpbusd") != std::string::npos);
+  CHECK(text.find("vpmaddwd") == std::string::npos);
+}
+
 TEST_CASE("the cache in memory has all that is held, and of the rest what was used last") {
   struct Code final : CompiledKernel {
     KernelFn function() const override { return nullptr; }

@@ -37,6 +37,7 @@ const std::map<std::string, Bit>& bits() {
       {"fma", {1, 0, 2, 12, kAvx}},
       {"f16c", {1, 0, 2, 29, kAvx}},
       {"avx2", {7, 0, 1, 5, kAvx}},
+      {"avxvnni", {7, 1, 0, 4, kAvx}},
       {"bmi", {7, 0, 1, 3, 0}},
       {"bmi2", {7, 0, 1, 8, 0}},
       {"lzcnt", {0x80000001, 0, 2, 5, 0}},

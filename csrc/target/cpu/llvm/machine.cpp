@@ -215,6 +215,8 @@ TargetInfo cpu_target_info(const std::string& features) {
   DEPLO_CHECK(wanted <= found, "this CPU ({}) has no {}", std::string(llvm::sys::getHostCPUName()), features);
   if (wanted >= 1) info.features.insert(sse.begin(), sse.end());
   if (wanted >= 2) info.features.insert(avx2.begin(), avx2.end());
+  // On its own: beside AVX-512 there are wider ones.
+  if (wanted == 2 && features != "avx2" && has("avxvnni")) info.features.insert("avxvnni");
   if (wanted >= 3) {
     info.features.insert(avx512.begin(), avx512.end());
     for (const std::string& f : extras)
