@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "runtime/packed.h"
 #include "runtime/plan.h"
@@ -73,24 +75,37 @@ kernel_ir::Module without_facts(kernel_ir::Module module, const std::set<std::st
   return module;
 }
 
-/// Static inputs that a kernel is given and does not read need not be there: the kernel is given another argument of the call in their place.
+/// Static inputs that a kernel is given and does not read need not be there: the kernel is given another argument of the call in their place, of the
+/// same dtype if there is one. Else, where no call gives it an input of the user, the parameter takes the dtype of that argument: to what is not read
+/// it is all one.
 kernel_ir::Module without_unread(kernel_ir::Module module) {
   std::map<std::string, std::set<std::string>> loads_of;  // by kernel
+  std::set<std::pair<std::string, size_t>> fixed;         // kernels' parameters that some call needs as they are
+  for (const Step& step : module.steps)
+    if (const auto* call = std::get_if<CallStep>(&step))
+      for (size_t p = 0; p < call->arguments.size(); ++p)
+        if (call->once || !module.find_buffer(call->arguments[p])->is_static) fixed.emplace(call->kernel, p);
   for (Step& step : module.steps) {
     auto* call = std::get_if<CallStep>(&step);
     if (!call || call->once) continue;
-    const kernel_ir::Kernel& kernel = *module.find_kernel(call->kernel);
-    auto [loads, is_new] = loads_of.try_emplace(kernel.name);
-    if (is_new) loads->second = runtime::loaded_params(kernel);
-    auto is_read = [&](size_t p) { return kernel.params[p].kind == loop_ir::ParamKind::in && loads->second.contains(kernel.params[p].name); };
-    for (size_t p = 0; p < kernel.params.size(); ++p) {
-      const Buffer& buffer = *module.find_buffer(call->arguments[p]);
-      if (!buffer.is_static || kernel.params[p].kind != loop_ir::ParamKind::in || is_read(p)) continue;
-      for (size_t other = 0; other < kernel.params.size(); ++other) {
-        if (!is_read(other) || kernel.params[other].dtype != buffer.dtype) continue;
-        call->arguments[p] = call->arguments[other];
-        break;
+    auto& kernel = *std::find_if(module.kernels.begin(), module.kernels.end(), [&](const auto& k) { return k->name == call->kernel; });
+    auto [loads, is_new] = loads_of.try_emplace(kernel->name);
+    if (is_new) loads->second = runtime::loaded_params(*kernel);
+    auto is_read = [&](size_t p) { return kernel->params[p].kind == loop_ir::ParamKind::in && loads->second.contains(kernel->params[p].name); };
+    for (size_t p = 0; p < kernel->params.size(); ++p) {
+      if (!module.find_buffer(call->arguments[p])->is_static || kernel->params[p].kind != loop_ir::ParamKind::in || is_read(p)) continue;
+      std::optional<size_t> instead;
+      for (size_t other = 0; other < kernel->params.size(); ++other) {
+        const bool fits = is_read(other) && kernel->params[other].dtype == kernel->params[p].dtype;
+        if (fits || (is_read(other) && !instead && !fixed.contains({kernel->name, p}))) instead = other;
+        if (fits) break;
       }
+      if (!instead) continue;
+      call->arguments[p] = call->arguments[*instead];
+      if (kernel->params[*instead].dtype == kernel->params[p].dtype) continue;
+      auto changed = std::make_shared<kernel_ir::Kernel>(*kernel);
+      changed->params[p].dtype = kernel->params[*instead].dtype;
+      kernel = std::move(changed);
     }
   }
   return module;

@@ -43,7 +43,8 @@ void run_part(void* context, int64_t part, int worker) {
 int64_t parts_for(int64_t chunks, int threads) {
   if (threads == 1 || chunks == 1) return 1;
   int64_t fine = threads * kPartsPerThread;
-  return chunks >= fine ? fine : std::min<int64_t>(chunks, threads);
+  // As many for each thread, which late ones leave to others.
+  return chunks >= fine ? fine : std::max(std::min<int64_t>(chunks, threads), chunks / threads * threads);
 }
 
 /// What is packed depends on sizes, too, and on what of it is kept.

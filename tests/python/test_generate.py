@@ -352,9 +352,11 @@ def test_int4_weights_in_bytes_are_packed() -> None:
     quantization.quantize_(model, quantization.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=quantization.PerGroup(32)))
     expected = generate(model, input_ids=prompt(7), **_GREEDY)
     gc.collect()
-    owned = core().owned_bytes()
+    packed, owned = core().packed_bytes(), core().owned_bytes()
     with collect_records() as records:
         deplo.prepare(model, max_length=32, quiet=True)
     assert torch.equal(generate(model, input_ids=prompt(7), **_GREEDY), expected)
-    assert core().owned_bytes() == owned  # what leaves memory was asked to
+    codes = sum(p.qdata.numel() for p in model.parameters() if hasattr(p, "qdata"))
+    assert core().owned_bytes() - owned > 0.9 * codes
+    assert core().packed_bytes() - packed < codes  # half a byte, and scales of four bytes, which both programs may want in an order of their own
     assert any("pack_lanes0" in record.program.describe() for record in records)
