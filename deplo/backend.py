@@ -40,6 +40,7 @@ from .imported import Imported, Smaller
 from .inputs import InputInfo, describe_inputs, is_bare, placeholder_info, static_names, takes_bases, written_inputs
 from .mixed import Mixed, eager_as_traced
 from .options import KEYS, Options, read_options
+from .plain_inputs import plain_inputs
 from .progress import progress
 from .records import Record as Record
 from .records import collect_records as collect_records
@@ -103,6 +104,8 @@ def compile_with(
 ) -> Callable[..., Any]:
     """Compiles one graph of Dynamo by `make` (Compilation). `tell` is called with the graph that AOTAutograd runs in a call of it, if that is all."""
     check_options(options)
+    if plain := plain_inputs(gm, example_inputs):
+        return plain.around(compile_with(options, plain.gm, plain.inputs, make))
     places = Places(gm, example_inputs)
     inputs = describe_inputs(gm, example_inputs)
     training = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)

@@ -93,7 +93,11 @@ def quantize(model: Any, quant: str) -> None:
     head = model.get_output_embeddings()
     if head.weight is model.get_input_embeddings().weight:
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
-    how = ao.Int8WeightOnlyConfig() if quant == "int8" else ao.IntxWeightOnlyConfig(weight_dtype=int4, granularity=ao.PerGroup(32))
+    how = (
+        ao.Int8WeightOnlyConfig(set_inductor_config=False)
+        if quant == "int8"
+        else ao.IntxWeightOnlyConfig(weight_dtype=int4, granularity=ao.PerGroup(32))
+    )
     ao.quantize_(model, how)
 
 

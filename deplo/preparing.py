@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import linecache
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,6 +55,7 @@ def prepare(
     from .records import collect_records
 
     start = time.perf_counter()
+    lines = set(linecache.cache)
     # Schedules are those for the first one.
     lengths = [n for n in (min(128, max_length - 1), 2) if 2 <= n < max_length]
     lengths = list(dict.fromkeys(lengths))
@@ -71,6 +74,9 @@ def prepare(
                 raise UnsupportedError(f"{type(model).__name__}: {error}") from error
             raise
     gc.collect()  # what Dynamo leaves of a traced model is a good part of a small model's size
+    for path in set(linecache.cache) - lines:  # sources that tracebacks of traced calls named; read again when wanted
+        if os.path.exists(path):
+            linecache.cache.pop(path, None)
     core().trim_memory()
     if not quiet:
         print(_summary(plans, time.perf_counter() - start, records))

@@ -19,6 +19,9 @@ from deplo.backend import collect_records
 from deplo.core import core
 
 
+_DEFAULTS = torch._inductor.config.get_config_copy()  # of when tests are collected
+
+
 @pytest.fixture(autouse=True)
 def folders(tmp_path, monkeypatch):
     """Empty folders for PyTorch's caches and deplo's, and nothing compiled."""
@@ -26,7 +29,10 @@ def folders(tmp_path, monkeypatch):
     monkeypatch.setenv("DEPLO_CACHE_DIR", str(tmp_path / "deplo"))
     monkeypatch.setenv("DEPLO_VERIFY", "0")
     torch._dynamo.reset()
-    with torch._functorch.config.patch(strict_autograd_cache=True):  # what PyTorch does not keep is an error
+    # As in a new process: torchao sets these, and Inductor's options, where it quantises.
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    with torch._inductor.config.patch(_DEFAULTS), torch._functorch.config.patch(strict_autograd_cache=True):  # what PyTorch does not keep is an error
         yield tmp_path
     torch._dynamo.reset()
 

@@ -146,12 +146,15 @@ def test_prepared_codes_of_four_bits_take_the_place_of_bytes(tmp_path: Any) -> N
     torch._dynamo.reset()
     gc.collect()
     torch.manual_seed(0)
-    config = AutoConfig.for_model("qwen3", **{**_SIZES, "hidden_size": 512, "intermediate_size": 768, "head_dim": 128, "initializer_range": 0.05})
+    config = AutoConfig.for_model(
+        "qwen3", **{**_SIZES, "hidden_size": 512, "intermediate_size": 768, "num_hidden_layers": 3, "head_dim": 128, "initializer_range": 0.05}
+    )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
     quantize(model, "int4")
     eager = copy.deepcopy(model)
     packed, gone = core().packed_bytes(), core().owned_bytes()
     deplo.prepare(model, max_length=40, quiet=True)
+    assert model.deplo_plans.has_regions  # its three layers were traced once
     codes = sum(p.qdata.numel() for p in model.parameters() if hasattr(p, "qdata"))
     assert core().owned_bytes() - gone > 0.9 * codes
     # Half a byte, and for 32 of them a scale of two bytes and a zero point, which both programs may want in an order of their own.

@@ -217,7 +217,7 @@ def test_an_exported_program_in_bfloat16(path):
 def test_weights_quantized_by_torchao(path):
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
 
-    for config in (Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightConfig()):
+    for config in (Int8WeightOnlyConfig(set_inductor_config=False), Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128)).eval()
         quantize_(model, config)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import deplo
 from deplo import subgraphs
 from deplo.backend import collect_records
 from deplo.capture import capture
@@ -133,6 +134,40 @@ def test_regions_are_the_graph_of_layers_that_are_traced_one_by_one(kind: str, m
         aliases.append([storages.index(s) for s in storages])
         torch.testing.assert_close(results, net(x))
     assert texts[0] == texts[1] and aliases[0] == aliases[1]
+
+
+@pytest.mark.parametrize("last", ["alike", "of floats"])
+def test_regions_take_quantised_weights_apart(last: str) -> None:
+    """A weight that is made of tensors, which AOTAutograd does not give to a region; one that is not is of another region."""
+    quantization = pytest.importorskip("torchao.quantization")
+    torch._dynamo.reset()
+    layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4)).requires_grad_(False)
+    quantised = layers if last == "alike" else layers[:3]
+    for layer in quantised:
+        quantization.quantize_(layer, quantization.Int8WeightOnlyConfig())
+    step = torch.compiler.nested_compile_region(lambda layer, x: torch.relu(layer(x)))
+
+    def run(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        for layer in layers:
+            x = step(layer, x)
+        count.add_(1)
+        return x @ layers[0].weight.dequantize() + layers[1](x)  # read outside of regions, too
+
+    x, count = torch.randn(5, 64), torch.zeros(2)
+    with torch.no_grad(), collect_records() as records:
+        compiled = torch.compile(run, backend="deplo", options={"strict": True})
+        direct = deplo.jit(run, guards="inputs", options={"strict": True})
+        expected = run(x, torch.zeros(2))
+        for call in (compiled, compiled, direct, direct):
+            torch.testing.assert_close(call(x, count), expected)
+        layers[1].weight.copy_(layers[2].weight)  # a write into the parts is seen
+        expected = run(x, torch.zeros(2))
+        for call in (compiled, direct):
+            torch.testing.assert_close(call(x, count), expected)
+        quantization.quantize_(layers.append(nn.Linear(64, 64))[-1], quantization.Int8WeightOnlyConfig())
+        torch.testing.assert_close(compiled(x, count), run(x, torch.zeros(2)))
+    assert count.tolist() == [7, 7] and len(records) == 3
+    assert all("i8" in record.torch_ir for record in records)
 
 
 def chain(
