@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
 import os
 import statistics
@@ -200,6 +201,7 @@ def measure(
     import contextlib
 
     from . import llm_llama
+    from .core import core
     from .llm_roofline import Reads, read_bandwidth, weights_of, weights_read
     from .preparing import prepare
 
@@ -209,6 +211,8 @@ def measure(
             f"a prompt of {prompt}, {tokens} tokens, {rounds} rounds and a cache for {length}: the cache must hold prompt, tokens and two more"
         )
     model = build(shape, quant, layers, max(length, 64))
+    gc.collect()
+    core().trim_memory()  # what building the model left free is not the process's gain
     before = resident()
     prepare(model, max_length=length, options=options)
     ids = torch.randint(0, model.config.vocab_size, (1, prompt), generator=torch.Generator().manual_seed(1))

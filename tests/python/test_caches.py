@@ -18,7 +18,6 @@ from deplo.artifacts import KIND
 from deplo.backend import collect_records
 from deplo.core import core
 
-
 _DEFAULTS = torch._inductor.config.get_config_copy()  # of when tests are collected
 
 
