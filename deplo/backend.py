@@ -101,16 +101,21 @@ def compile_with(
     example_inputs: Sequence[Any],
     make: type[Compilation] | None = None,
     tell: Callable[[CompiledGraph], None] | None = None,
+    bypass: str = "",
 ) -> Callable[..., Any]:
-    """Compiles one graph of Dynamo by `make` (Compilation). `tell` is called with the graph that AOTAutograd runs in a call of it, if that is all."""
+    """Compiles one graph of Dynamo by `make` (Compilation). `tell` is called with the graph that AOTAutograd runs in a call of it, if that is all.
+
+    AOTAutogradCache is not asked where `bypass` says why not.
+    """
     check_options(options)
     if plain := plain_inputs(gm, example_inputs):
-        return plain.around(compile_with(options, plain.gm, plain.inputs, make))
+        # Its key holds the text of a graph, but not of what tensors are put together from.
+        return plain.around(compile_with(options, plain.gm, plain.inputs, make, bypass="regions take weights apart"))
     places = Places(gm, example_inputs)
     inputs = describe_inputs(gm, example_inputs)
     training = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
     compilation = (make or Compilation)(options, inputs, gm)
-    bypass = "its compiler is not the backend's" if make else reason_to_bypass(options, gm, any(places.groups), is_packaging())
+    bypass = bypass or ("its compiler is not the backend's" if make else reason_to_bypass(options, gm, any(places.groups), is_packaging()))
     key = "" if bypass else key_of(options, inputs, example_inputs, training, is_packaging())
     try:
         with calls_as_in_eager_mode(), compilation.asking(gm, bypass, key):
