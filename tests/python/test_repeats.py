@@ -136,15 +136,15 @@ def test_regions_are_the_graph_of_layers_that_are_traced_one_by_one(kind: str, m
     assert texts[0] == texts[1] and aliases[0] == aliases[1]
 
 
-@pytest.mark.parametrize("last", ["alike", "of floats"])
+@pytest.mark.parametrize("last", ["alike", "in other groups"])
 def test_regions_take_quantised_weights_apart(last: str) -> None:
-    """A weight that is made of tensors, which AOTAutograd does not give to a region; one that is not is of another region."""
+    """Weights that are made of tensors, which AOTAutograd does not give to a region; what is put together otherwise is of another region."""
     quantization = pytest.importorskip("torchao.quantization")
     torch._dynamo.reset()
     layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4)).requires_grad_(False)
-    quantised = layers if last == "alike" else layers[:3]
-    for layer in quantised:
-        quantization.quantize_(layer, quantization.Int8WeightOnlyConfig(set_inductor_config=False))
+    for k, layer in enumerate(layers):
+        group = quantization.PerGroup(16 if k == 3 and last == "in other groups" else 32)
+        quantization.quantize_(layer, quantization.IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=group))
     step = torch.compiler.nested_compile_region(lambda layer, x: torch.relu(layer(x)))
 
     def run(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
@@ -164,7 +164,7 @@ def test_regions_take_quantised_weights_apart(last: str) -> None:
         expected = run(x, torch.zeros(2))
         for call in (compiled, direct):
             torch.testing.assert_close(call(x, count), expected)
-        quantization.quantize_(layers.append(nn.Linear(64, 64))[-1], quantization.Int8WeightOnlyConfig(set_inductor_config=False))
+        quantization.quantize_(layers.append(nn.Linear(64, 64))[-1], quantization.IntxWeightOnlyConfig(weight_dtype=torch.int8))
         torch.testing.assert_close(compiled(x, count), run(x, torch.zeros(2)))
     assert count.tolist() == [7, 7] and len(records) == 3
     assert all("i8" in record.torch_ir for record in records)
