@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import types
@@ -49,17 +48,11 @@ class GraphCode:
 
 
 class EagerGraph:
-    """A graph run op by op by ATen, called with a list like a compiled one.
-
-    It keeps the graph's text rather than its nodes, where it has such a form: with what tracing knew of each they are a good part of a small model.
-    """
+    """A graph run op by op by ATen, called with a list like a compiled one."""
 
     def __init__(self, graph: torch.fx.GraphModule | GraphCode) -> None:
         self._graph = graph
-        if isinstance(graph, torch.fx.GraphModule):
-            with contextlib.suppress(UnsupportedError):
-                self._graph = GraphCode.of(graph)
-        self._function: Callable[..., Any] | None = None if isinstance(self._graph, GraphCode) else self._graph
+        self._function: Callable[..., Any] | None = None if isinstance(graph, GraphCode) else graph
         self._boxed_call = True
 
     def code(self) -> GraphCode:
